@@ -15,7 +15,7 @@ const LEVELS = 255;
 /** How precisely the page stores weights, in words. */
 export const STORED_PRECISION =
   "Weights are stored in one byte each: a weight is exact within ±0.4% of the largest weight in its " +
-  "row, and each row sums to 1 within 1%.";
+  "row, and the sum of a row within 1%.";
 
 /**
  * Decode the attention weights of one probe at one step (report/pack.py, `pack_maps`).
@@ -91,6 +91,22 @@ export function cellReader(view, maps) {
   if (!weightByValues) return (i, j) => view.at(layer, head, i, j);
   const start = (layer * view.H + head) * view.T;
   return (i, j) => view.at(layer, head, i, j) * view.norms[start + j];
+}
+
+/**
+ * Return a function i → the weight of query i on the sink logit: what its weights on tokens leave.
+ *
+ * @param {CellView} view
+ * @param {Maps} maps
+ * @returns {(i: number) => number}
+ */
+export function sinkReader(view, maps) {
+  const read = cellReader(view, { ...maps, weightByValues: false });
+  return i => {
+    let remaining = 1;
+    for (let j = view.from ?? 0; j <= i; j++) remaining -= read(i, j);
+    return Math.max(0, remaining);
+  };
 }
 
 /**

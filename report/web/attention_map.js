@@ -23,7 +23,7 @@ import {
   togglePin,
 } from "./page_state.js";
 import { explainPinnedCell } from "./score_attribution_view.js";
-import { shownAttention, shownView } from "./shown_view.js";
+import { shownAttention, shownSink, shownView } from "./shown_view.js";
 import { revealToken } from "./text_view.js";
 import { describeTokenEffect, fadeSmallEffect, outlineScoredCells } from "./token_effect.js";
 
@@ -76,8 +76,9 @@ function drawHeads() {
   });
 }
 
-/** Describe cell (i, j) for a tooltip. */
+/** Describe cell (i, j) for a tooltip; column T is the sink's. */
 function describeCell(view, i, j) {
+  if (j === view.T) return describeSinkCell(view, i);
   if (view.signed) return describeTokenEffect(view, i, j);
   const maps = selectedMaps();
   const value = cellReader(view, maps)(i, j);
@@ -101,6 +102,15 @@ function describeCell(view, i, j) {
   ];
 }
 
+/** Describe the weight of query i on the sink logit for a tooltip. */
+function describeSinkCell(view, i) {
+  const value = formatNumber(shownSink(view)(i));
+  return [
+    el("div", { "data-query": i, "data-key": "sink" }, ...labelToken(view, i), " → sink"),
+    el("div", { className: "value" }, el("b", {}, value), " on the learned sink logit"),
+  ];
+}
+
 /** Return what `createCellGrid` draws of a view. */
 function describeCells(view) {
   const read = cellReader(view, selectedMaps());
@@ -108,15 +118,19 @@ function describeCells(view) {
   const names = view.tokens.map(token => shortenToken(token));
   const first = view.from ?? 0;
   const shade = view.signed ? fadeSmallEffect : Number;
+  const readSink = shownSink(view);
+  const level = (i, j) => {
+    if (j === view.T && i >= first) return colorIndex(readSink(i));
+    return j > i || Math.min(i, j) < first ? -1 : colorIndex(shade(read(i, j)) / top, view.signed);
+  };
   return {
     rows: view.T,
-    cols: view.T,
+    cols: view.T + (readSink ? 1 : 0),
     most: MAX_MAP_WIDTH,
     rowNames: names,
-    colNames: names,
+    colNames: readSink ? [...names, "sink"] : names,
     signed: view.signed,
-    level: (i, j) =>
-      j > i || Math.min(i, j) < first ? -1 : colorIndex(shade(read(i, j)) / top, view.signed),
+    level,
     tell: (i, j) => describeCell(view, i, j),
   };
 }
@@ -153,19 +167,21 @@ function drawZoom(i, j) {
   const left = firstOf(j);
   const cells = describeCells(view);
   const namesFrom = first => cells.rowNames.slice(first, first + ZOOM_TOKENS);
+  const sinkNames = cells.colNames.slice(view.T);
+  const keyOf = column => (column < ZOOM_TOKENS ? left + column : view.T);
   $("zoom-title").textContent =
     `Queries ${top} to ${top + ZOOM_TOKENS - 1}, keys ${left} to ${left + ZOOM_TOKENS - 1}`;
   drawZoomedMap({
     ...cells,
     rows: ZOOM_TOKENS,
-    cols: ZOOM_TOKENS,
+    cols: ZOOM_TOKENS + sinkNames.length,
     most: 620,
     least: 0,
     rowNames: namesFrom(top),
-    colNames: namesFrom(left),
+    colNames: [...namesFrom(left), ...sinkNames],
     start: [i - top, j - left],
-    level: (row, column) => cells.level(top + row, left + column),
-    tell: (row, column) => cells.tell(top + row, left + column),
+    level: (row, column) => cells.level(top + row, keyOf(column)),
+    tell: (row, column) => cells.tell(top + row, keyOf(column)),
     enter: row => {
       highlightToken(top + row);
       revealToken(top + row);

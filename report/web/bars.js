@@ -42,14 +42,16 @@ export function barList(bars, format = null) {
 }
 
 /**
- * The largest values as bars, and one bar for the sum of all others.
+ * The largest values as bars, and one bar for the sum of all others. Zeros are left out: they belong
+ * to components that the model does not have or that are ablated.
  *
  * @param {Bar[]} bars
  * @param {number} maxCount
  * @returns {Bar[]}
  */
 export function largestBars(bars, maxCount) {
-  const ordered = [...bars].sort((a, b) => Math.abs(b.value) - Math.abs(a.value));
+  const nonzero = bars.filter(({ value }) => value !== 0);
+  const ordered = nonzero.sort((a, b) => Math.abs(b.value) - Math.abs(a.value));
   const others = ordered.slice(maxCount);
   if (!others.length) return ordered;
   return [

@@ -7,6 +7,7 @@
 import { el } from "./dom.js";
 import { formatWithError } from "./format.js";
 import { headName, MIN_DEEP_LAYERS } from "./labels.js";
+import { hasMlps } from "./page_state.js";
 import { scoreLabel, term } from "./terms.js";
 import { addArrowKeys, addTooltip } from "./tooltip.js";
 
@@ -313,7 +314,10 @@ function componentNodes({ layers, headCount, radius, x, y, embedding }, connecte
       return node;
     });
     const label = el("svg:text", { x: 4, y: y(layer) + 4 }, `L${layer}`);
-    return [label, boxNode("MLP", x(headCount), y(layer), connected.has(`L${layer}MLP`)), ...heads];
+    const mlp = hasMlps
+      ? [boxNode("MLP", x(headCount), y(layer), connected.has(`L${layer}MLP`))]
+      : [];
+    return [label, ...mlp, ...heads];
   });
   return [...nodes, boxNode("embedding", ...embedding, connected.has("embedding"))];
 }

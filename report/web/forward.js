@@ -1,6 +1,7 @@
 /** The forward pass of the model on a text that is edited: tokens before an edit are cached. */
 
 import {
+  applyGates,
   feedForward,
   headOutput,
   linear,
@@ -8,9 +9,14 @@ import {
   norm,
   normalizeEmbedding,
   project,
+  rotateHeads,
   sizesOf,
+  smearKeys,
 } from "./layers.js";
 import { embedNgrams } from "./ngrams.js";
+
+/** A sink's logit is its parameter times this (layers.py). */
+const SINK_SCALE = 10;
 
 /** Rows of numbers that grow, and are overwritten from a place on. */
 class GrowingRows {
@@ -72,6 +78,7 @@ export class ForwardPass {
     this.layers = Array.from({ length: sizes.L }, () => ({
       x: new GrowingRows(), // input of the block, (T, C)
       k: new GrowingRows(), // keys, (T, G, d_k)
+      plainKeys: new GrowingRows(), // keys before they are smeared and rotated, (T, G, d_k)
       v: new GrowingRows(), // values, (T, G, d_v)
       gathered: new GrowingRows(), // per-head outputs before W_O, (T, H, d_v)
       mlp: new GrowingRows(), // what the MLP wrote, (T, C)
@@ -148,12 +155,18 @@ export class ForwardPass {
     const name = `${block}.attention`;
     const n = this.T - start;
     const normalized = norm(weights, config, `${block}.norm_1`, x);
-    const q = project(weights, config, name, "Q", normalized, n, start).y;
-    const k = project(weights, config, name, "K", normalized, n, start).y;
+    const q = project(weights, config, name, "Q", normalized, n).y;
+    let k = project(weights, config, name, "K", normalized, n).y;
+    if (config.smear_keys) {
+      layer.plainKeys.write(start * G * d_k, k);
+      const plain = this.rowsOf(layer.plainKeys, G * d_k);
+      k = smearKeys(weights, config, name, plain, start, this.hidden);
+    }
     layer.x.write(start * C, x);
-    layer.k.write(start * G * d_k, k);
+    layer.k.write(start * G * d_k, rotateHeads(config, k, G, start));
     layer.v.write(start * G * d_v, linear(weights, `${name}.W_V`, normalized, n));
-    const gathered = this.attend(l, q, start);
+    const attended = this.attend(l, rotateHeads(config, q, H, start), start);
+    const gathered = applyGates(weights, name, attended, normalized, n);
     layer.gathered.write(start * H * d_v, gathered);
     const afterAttention = add(x, linear(weights, `${name}.W_O`, gathered, n));
     const mlpInput = norm(weights, config, `${block}.norm_2`, afterAttention);
@@ -180,7 +193,7 @@ export class ForwardPass {
       const g = Math.floor(h / (H / G));
       const isAblated = this.off.has(`L${l}H${h}`);
       for (let i = start; i < T; i++) {
-        const row = this.attentionRow(layer.k.data, q, i, start, h, g);
+        const row = this.attentionRow(l, q, i, start, h, g);
         const place = ((i - start) * H + h) * d_v;
         for (let j = 0; j <= i && !isAblated; j++) {
           const value = (j * G + g) * d_v;
@@ -192,13 +205,16 @@ export class ForwardPass {
     return gathered;
   }
 
-  /** Return the attention weights of query i of head h over the tokens 0 … i. */
-  attentionRow(keys, q, i, start, h, g) {
+  /** Return the attention weights of query i of head h of layer l over the tokens 0 … i. */
+  attentionRow(l, q, i, start, h, g) {
     const { H, G, d_k } = this.sizes;
+    const keys = this.layers[l].k.data;
+    const sink = this.weights[`blocks.${l}.attention.sink`]?.data[h];
+    const sinkScore = sink === undefined ? -Infinity : SINK_SCALE * sink;
     const scale = Math.sqrt(d_k);
     const query = ((i - start) * H + h) * d_k;
     const row = new Float32Array(i + 1);
-    let largest = -Infinity;
+    let largest = sinkScore;
     for (let j = 0; j <= i; j++) {
       const key = (j * G + g) * d_k;
       let score = 0;
@@ -206,7 +222,7 @@ export class ForwardPass {
       row[j] = this.hidden.includes(j) && j < i ? -Infinity : score / scale;
       largest = Math.max(largest, row[j]);
     }
-    let total = 0;
+    let total = Math.exp(sinkScore - largest);
     for (let j = 0; j <= i; j++) {
       row[j] = Math.exp(row[j] - largest);
       total += row[j];

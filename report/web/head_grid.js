@@ -1,10 +1,10 @@
 /** The grid of all heads: a small attention map of each, a row per layer. */
 
-import { cellReader, scaleTop } from "./attention_data.js";
+import { cellReader, scaleTop, sinkReader } from "./attention_data.js";
 import { colorIndex, isDark, palette } from "./colors.js";
 import { el } from "./dom.js";
 import { headName } from "./labels.js";
-import { chooseHead, groups, H, L, selection } from "./page_state.js";
+import { chooseHead, groups, H, hasSink, L, selection } from "./page_state.js";
 import { addArrowKeys } from "./tooltip.js";
 
 const MIN_SMOOTHED_TOKENS = 96; // larger maps are scaled down smoothly
@@ -90,7 +90,9 @@ export function drawHeadGrid(view, maps) {
     const head = k % H;
     if (colors) {
       const read = cellReader(view, { layer, head, weightByValues });
-      paintMap(button.firstChild, view, read, scaleTop(view, weightByValues), colors);
+      const readSink =
+        hasSink && !weightByValues ? sinkReader(view, { layer, head, weightByValues }) : null;
+      paintMap(button.firstChild, view, read, scaleTop(view, weightByValues), colors, readSink);
     }
     button.classList.toggle("fine", view.T > MIN_SMOOTHED_TOKENS);
     const isSelected = layer === maps.layer && (maps.head === null || head === maps.head);
@@ -98,14 +100,16 @@ export function drawHeadGrid(view, maps) {
   });
 }
 
-/** Paint a map with one pixel per cell. */
-function paintMap(canvas, { T, from = 0 }, read, top, colors) {
-  canvas.width = T;
+/** Paint a map with one pixel per cell; the last column is the sink's, if there is one. */
+function paintMap(canvas, { T, from = 0 }, read, top, colors, readSink) {
+  const width = readSink ? T + 1 : T;
+  canvas.width = width;
   canvas.height = T;
-  const image = new ImageData(T, T);
+  const image = new ImageData(width, T);
   const pixels = new Uint32Array(image.data.buffer);
   for (let i = from; i < T; i++) {
-    for (let j = from; j <= i; j++) pixels[i * T + j] = colors[colorIndex(read(i, j) / top)];
+    for (let j = from; j <= i; j++) pixels[i * width + j] = colors[colorIndex(read(i, j) / top)];
+    if (readSink) pixels[i * width + T] = colors[colorIndex(readSink(i))];
   }
   canvas.getContext("2d").putImageData(image, 0, 0);
 }

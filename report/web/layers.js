@@ -179,9 +179,20 @@ export function rotate(x, start, position, frequencies) {
   }
 }
 
-/** Rotate every head's vectors in x (n, heads, d_k), at positions from `firstPosition` on. */
-function rotateAll(x, n, firstPosition, heads, d_k, frequencies) {
-  for (let t = 0; t < n; t++) {
+/**
+ * Rotate every head's vectors in x (n, heads, d_k), in place, if positions are rotary.
+ *
+ * @param {object} config
+ * @param {Float32Array} x
+ * @param {number} heads
+ * @param {number} firstPosition
+ * @returns {Float32Array} x
+ */
+export function rotateHeads(config, x, heads, firstPosition) {
+  if (config.position !== "rope") return x;
+  const { d_k } = sizesOf(config);
+  const frequencies = rotaryFrequencies(config, d_k);
+  for (let t = 0; t < x.length / (heads * d_k); t++) {
     for (let k = 0; k < d_k / 2; k++) {
       const angle = (firstPosition + t) * frequencies[k];
       const cos = Math.cos(angle);
@@ -196,12 +207,15 @@ function rotateAll(x, n, firstPosition, heads, d_k, frequencies) {
       }
     }
   }
+  return x;
 }
 
 // ---- attention and MLP
 
+const sigmoid = x => 1 / (1 + Math.exp(-x));
+
 /**
- * Project normalized inputs to queries (n, H, d_k) or keys (n, G, d_k), normalized and rotated.
+ * Project normalized inputs to queries (n, H, d_k) or keys (n, G, d_k), with QK-norm.
  *
  * @param {Weights} weights
  * @param {object} config
@@ -209,12 +223,10 @@ function rotateAll(x, n, firstPosition, heads, d_k, frequencies) {
  * @param {"Q" | "K"} which
  * @param {Float32Array} x - (n, C)
  * @param {number} n
- * @param {number} [firstPosition]
  * @returns {{y: Float32Array, scales: Scales | null}} The scales are those of QK-norm.
  */
-export function project(weights, config, name, which, x, n, firstPosition = 0) {
-  const { H, G, d_k } = sizesOf(config);
-  const heads = which === "Q" ? H : G;
+export function project(weights, config, name, which, x, n) {
+  const { d_k } = sizesOf(config);
   let y = linear(weights, `${name}.W_${which}`, x, n);
   let scales = null;
   if (config.qk_norm) {
@@ -223,10 +235,58 @@ export function project(weights, config, name, which, x, n, firstPosition = 0) {
     scales = normScales(y, d_k, epsilon, false);
     y = normalize(y, d_k, scales, gain);
   }
-  if (config.position === "rope") {
-    rotateAll(y, n, firstPosition, heads, d_k, rotaryFrequencies(config, d_k));
-  }
   return { y, scales };
+}
+
+/**
+ * Return the share of a token's own key in its smeared key; the rest is the previous token's key.
+ *
+ * @param {Weights} weights
+ * @param {string} name - Of the attention layer.
+ * @param {number} group - Key/value head.
+ */
+export const ownKeyShare = (weights, name, group) => sigmoid(weights[`${name}.smear`].data[group]);
+
+/**
+ * Mix each token's key with that of the token before (smeared keys, Olsson et al. 2022).
+ *
+ * @param {Weights} weights
+ * @param {object} config
+ * @param {string} name - Of the attention layer.
+ * @param {Float32Array} keys - Of all tokens (T, G, d_k), before rotation.
+ * @param {number} start - First token whose smeared key is returned.
+ * @param {number[]} hidden - Tokens that the keys of later tokens do not contain.
+ * @returns {Float32Array} (T - start, G, d_k)
+ */
+export function smearKeys(weights, config, name, keys, start, hidden) {
+  const { G, d_k } = sizesOf(config);
+  const width = G * d_k;
+  const smeared = keys.slice(start * width);
+  for (let k = 0; k < smeared.length; k++) {
+    const t = start + Math.floor(k / width);
+    const share = ownKeyShare(weights, name, Math.floor((k % width) / d_k));
+    const previous = t > 0 && !hidden.includes(t - 1) ? keys[(start - 1) * width + k] : 0;
+    smeared[k] = share * smeared[k] + (1 - share) * previous;
+  }
+  return smeared;
+}
+
+/**
+ * Multiply what the heads gather by their gates, in place, if they have gates (Qiu et al. 2025).
+ *
+ * @param {Weights} weights
+ * @param {string} name - Of the attention layer.
+ * @param {Float32Array} gathered - (n, H, d_v)
+ * @param {Float32Array} x - Normalized inputs (n, C).
+ * @param {number} n
+ * @returns {Float32Array} gathered
+ */
+export function applyGates(weights, name, gathered, x, n) {
+  if (!weights[`${name}.W_gate.weight`]) return gathered;
+  const gates = linear(weights, `${name}.W_gate`, x, n); // (n, H) or (n, H · d_v)
+  const channels = gathered.length / gates.length; // that share a gate
+  for (let k = 0; k < gathered.length; k++) gathered[k] *= sigmoid(gates[Math.floor(k / channels)]);
+  return gathered;
 }
 
 /**
@@ -260,7 +320,7 @@ const gelu = x => 0.5 * x * (1 + Math.tanh(Math.sqrt(2 / Math.PI) * (x + 0.04471
 const squaredRelu = x => Math.max(0, x) ** 2;
 
 /**
- * Apply the MLP of a block to x (n, C).
+ * Apply the MLP of a block to x (n, C); a model without MLPs adds zeros.
  *
  * @param {Weights} weights
  * @param {object} config
@@ -270,6 +330,7 @@ const squaredRelu = x => Math.max(0, x) ** 2;
  * @returns {Float32Array} (n, C)
  */
 export function feedForward(weights, config, name, x, n) {
+  if (config.mlp === "none") return new Float32Array(x.length);
   const hidden = linear(weights, `${name}.W_in`, x, n);
   if (config.mlp === "swiglu") {
     const gate = linear(weights, `${name}.W_gate`, x, n);

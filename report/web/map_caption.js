@@ -10,6 +10,7 @@ import {
   currentStep,
   data,
   H,
+  hasSink,
   isOwnText,
   scoredSteps,
   selection,
@@ -112,9 +113,17 @@ function describeInput() {
 
 /** Say what the color of a cell means. */
 function describeCellValue() {
+  if (!selection.weightByValues && hasSink) {
+    return (
+      "A cell is an attention weight. Each row, with the last column, sums to 1: that is the weight " +
+      "on the learned sink logit, which reads no token."
+    );
+  }
   if (!selection.weightByValues) return "A cell is an attention weight; each row sums to 1.";
+  const isGated = (data.modelConfig?.attention_gate ?? "none") !== "none";
+  const gated = isGated ? " before its gate" : "";
   const averaged = selection.averageHeads ? ", averaged over the heads" : "";
-  return `A cell is weight × ‖v W_O‖, the length of the vector that the head writes${averaged}.`;
+  return `A cell is weight × ‖v W_O‖, the length of the vector that the head writes${gated}${averaged}.`;
 }
 
 /** Return the scores of the selected head, as text. */

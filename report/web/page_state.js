@@ -53,6 +53,12 @@ export const H = shape[1];
 /** Key/value heads per layer. */
 export const groups = data.groups && H % data.groups === 0 ? data.groups : H;
 
+/** Whether the model's heads have sink logits, so that the weights on tokens sum to less than 1. */
+export const hasSink = Boolean(data.modelConfig?.attention_sink);
+
+/** Whether the model has MLPs. */
+export const hasMlps = data.modelConfig?.mlp !== "none";
+
 /** Steps of the slider. */
 export const steps = data.steps.length ? data.steps : scoredSteps;
 

@@ -5,7 +5,15 @@
  */
 
 import { repeatRow } from "./forward.js";
-import { modelScales, norm, normalize, project, rotaryFrequencies, rotate } from "./layers.js";
+import {
+  modelScales,
+  norm,
+  normalize,
+  ownKeyShare,
+  project,
+  rotaryFrequencies,
+  rotate,
+} from "./layers.js";
 
 /**
  * Attribute the pre-softmax score of cell (i, j) to pairs of components.
@@ -16,7 +24,8 @@ import { modelScales, norm, normalize, project, rotaryFrequencies, rotate } from
  * @param {number} i - Query token.
  * @param {number} j - Key token.
  * @returns {{query: string, key: string, value: number}[]} One term per component that wrote the
- *   query and component that wrote the key. They sum to the score minus its mean over the tokens
+ *   query and component that wrote the key; in smeared keys, those of the previous token are terms of
+ *   their own. They sum to the score minus its mean over the tokens
  *   that are not hidden from the query. Norms have the scales of the whole residual stream.
  */
 export function attributeScore(pass, layer, head, i, j) {
@@ -66,34 +75,39 @@ function projectComponents(pass, layer, which, head, tokens) {
   const { data: W } = weights[`${name}.W_${which}.weight`];
   const qkGain = weights[`${name}.norm_${which.toLowerCase()}.weight`]?.data;
   const frequencies = config.position === "rope" ? rotaryFrequencies(config, d_k) : null;
+  const isSmeared = which === "K" && config.smear_keys;
+  const ownShare = isSmeared ? ownKeyShare(weights, name, head) : 1;
 
-  /** Project token t of normalized rows (T, C), or of zeros, with a bias or without. */
-  const projectToken = (rows, t, bias) => {
+  /** Project a token of normalized rows (T, C), or of zeros, as a share of the vector of token t. */
+  const projectToken = (rows, bias, token, t, share) => {
     const vector = new Float64Array(d_k);
+    if (token < 0 || (token < t && pass.hidden.includes(token))) return vector;
     for (let n = 0; n < d_k; n++) {
       const row = (head * d_k + n) * C;
       let sum = bias ? bias[head * d_k + n] : 0;
-      for (let k = 0; rows && k < C; k++) sum += rows[t * C + k] * W[row + k];
+      for (let k = 0; rows && k < C; k++) sum += rows[token * C + k] * W[row + k];
       const gain = qkGain ? qkGain[n] : 1;
-      vector[n] = qkScales ? sum * qkScales.scales[t * heads + head] * gain : sum;
+      vector[n] = share * (qkScales ? sum * qkScales.scales[token * heads + head] * gain : sum);
     }
     if (frequencies) rotate(vector, 0, t, frequencies);
     return vector;
   };
 
+  const projected = [];
+  const addComponent = (component, rows, bias) => {
+    const vectors = tokens.map(t => projectToken(rows, bias, t, t, ownShare));
+    projected.push({ name: component, vectors });
+    if (!isSmeared) return;
+    const previous = tokens.map(t => projectToken(rows, bias, t - 1, t, 1 - ownShare));
+    projected.push({ name: `${component} of previous token`, vectors: previous });
+  };
   const inputGain = weights[`${block}.norm_1.weight`]?.data;
-  const projected = pass
-    .components()
-    .filter(component => component.layer < layer)
-    .map(component => {
-      const rows = normalize(component.wrote, C, inputScales, inputGain);
-      return { name: component.name, vectors: tokens.map(t => projectToken(rows, t, null)) };
-    });
+  for (const component of pass.components()) {
+    if (component.layer >= layer) continue;
+    addComponent(component.name, normalize(component.wrote, C, inputScales, inputGain), null);
+  }
   const inputBias = weights[`${block}.norm_1.bias`]?.data;
   const bias = weights[`${name}.W_${which}.bias`]?.data;
-  if (bias || inputBias) {
-    const rows = repeatRow(inputBias, T);
-    projected.push({ name: "biases", vectors: tokens.map(t => projectToken(rows, t, bias)) });
-  }
+  if (bias || inputBias) addComponent("biases", repeatRow(inputBias, T), bias);
   return projected;
 }

@@ -47,6 +47,12 @@ export async function explainPinnedCell() {
   }
 
   const [i, j] = pinnedCell;
+  if (j === currentProbe().T) {
+    const sentence = "The sink logit is a learned number of each head, the same for all queries.";
+    host.replaceChildren(el("p", { className: "quiet" }, sentence));
+    shownFor = [];
+    return;
+  }
   if (isOwnText() && j < i && ownText.predictions?.hidden.includes(j)) {
     const sentence = `Token ${j} is hidden from token ${i}: no head attends to it.`;
     host.replaceChildren(el("p", { className: "quiet" }, sentence));

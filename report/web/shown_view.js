@@ -1,7 +1,7 @@
 /** Which view the large map, the text and the grid of heads show. */
 
-import { withoutFirstToken } from "./attention_data.js";
-import { display, selection } from "./page_state.js";
+import { sinkReader, withoutFirstToken } from "./attention_data.js";
+import { display, hasSink, selectedMaps, selection } from "./page_state.js";
 
 /**
  * Return the attention on display, without the first token if the reader asked for that; null if
@@ -13,6 +13,15 @@ export function shownAttention() {
   attention.withoutFirst ??= withoutFirstToken(attention);
   return attention.withoutFirst;
 }
+
+/**
+ * Return a function i → the weight of query i on the sink logit, or null if the model has none or
+ * other values are on display.
+ *
+ * @param {import("./page_state.js").CellView} view
+ */
+export const shownSink = view =>
+  hasSink && !view.signed && !selection.weightByValues ? sinkReader(view, selectedMaps()) : null;
 
 /** Return the view in the large map. */
 export const shownView = () =>

@@ -15,7 +15,7 @@ import {
   selection,
   togglePin,
 } from "./page_state.js";
-import { shownView } from "./shown_view.js";
+import { shownSink, shownView } from "./shown_view.js";
 import { addArrowKeys } from "./tooltip.js";
 
 const MAX_LISTED = 8;
@@ -177,6 +177,8 @@ function createLists(view, read, token) {
     if (k <= token) keys.push({ token: k, value: read(token, k) });
     if (k >= token) queries.push({ token: k, value: read(k, token) });
   }
+  const readSink = shownSink(view);
+  if (readSink) keys.push({ token: null, value: readSink(token) });
   if (!view.signed) {
     return [
       createList(view, token, "attends to", "to", keys),
@@ -191,7 +193,7 @@ function createLists(view, read, token) {
   ];
 }
 
-/** Create one list of tokens with positive values, largest first. */
+/** Create one list of tokens with positive values, largest first; no token stands for the sink. */
 function createList(view, token, name, kind, entries) {
   const positive = entries.filter(({ value }) => value > 0).sort((a, b) => b.value - a.value);
   const largest = positive.slice(0, MAX_LISTED);
@@ -200,7 +202,7 @@ function createList(view, token, name, kind, entries) {
     el(
       "li",
       { style: `--w: ${((100 * value) / top).toFixed(1)}%` },
-      el("span", {}, ...labelToken(view, k)),
+      el("span", {}, ...(k === null ? ["sink"] : labelToken(view, k))),
       el("b", {}, formatNumber(value)),
     ),
   );
