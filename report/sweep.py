@@ -212,8 +212,12 @@ def is_ranked(runs: Sequence[Run]) -> bool:
 
     Losses of different texts are not comparable, and a study compares its arms by its own metrics.
     """
-    texts = {astuple(run.config.data) for run in runs if run.config and run.rows}
-    return len(texts) < 2 and not any(ARM in run.settings for run in runs)
+    return not has_several_texts(runs) and not any(ARM in run.settings for run in runs)
+
+
+def has_several_texts(runs: Sequence[Run]) -> bool:
+    """Return whether runs were trained and evaluated on different texts."""
+    return len({astuple(run.config.data) for run in runs if run.config and run.rows}) > 1
 
 
 def rank_variants(runs: Sequence[Run]) -> list[Variant]:

@@ -11,10 +11,14 @@ import cli
 from attention_maps.metrics import read_head_values
 from common.files import exists
 from report.html import write_html
+from report.studies import Study
+from report.study_results import StudyResults, find_step, find_study
 from report.sweep import (
+    ARM,
     Run,
     find_best_run,
     find_tied_variant,
+    has_several_texts,
     is_comparison,
     lacks_error_estimate,
     output_file,
@@ -44,10 +48,8 @@ FORMATION_FIGURES = (
     "pairs_again",
     "copying_gain",
     "tokens_at_emergence/induction",
-    "loss_at_emergence/induction",
     "heads/induction",
     "tokens_at_emergence/previous_token",
-    "loss_at_emergence/previous_token",
     "heads/previous_token",
 )
 CURVES = ("val/loss", "val/bits_per_byte", "train/loss")
@@ -68,8 +70,10 @@ def write_sweep_page(folder: Path, runs: Sequence[Run]) -> Path:
     tied = find_tied_variant(variants, metric)
     points = curve_points(len(runs))
     all_keys = list(dict.fromkeys(key for run in runs for key in run.settings))
-    compares_runs = is_comparison(runs)
+    compares_runs, study = is_comparison(runs), find_study(runs)
     keys = [key for key in all_keys if key != "seed" or compares_runs] or all_keys
+    if study:
+        keys = [ARM]
     values = {key: [setting_text(run, key) for run in runs] for key in keys}
     content = {
         "title": folder.resolve().name,
@@ -77,12 +81,14 @@ def write_sweep_page(folder: Path, runs: Sequence[Run]) -> Path:
         "points": points,
         "keys": [{"name": clip(key), "values": list(dict.fromkeys(values[key]))} for key in keys],
         "isComparison": compares_runs,
+        "hasSeveralTexts": has_several_texts(runs),
         "hasResult": best is not None,
         "command": reproduce_command(best) if best and not compares_runs else None,
         "asGood": tied.name if best and tied else None,
         "oneSeed": compares_runs or lacks_error_estimate(variants),
+        "study": StudyResults(study, runs).page_content() if study else None,
         "runs": [
-            run_data(folder, run, keys, points) | {"setting": index}
+            run_data(folder, run, keys, points, study) | {"setting": index}
             for index, variant in enumerate(variants)
             for run in variant.runs
         ],
@@ -101,8 +107,13 @@ def setting_text(run: Run, key: str) -> str:
     return clip(shorten_number(run.settings.get(key, "")))
 
 
-def run_data(folder: Path, run: Run, keys: Sequence[str], points: int) -> dict:
-    """Return a run's settings, how it ended, its figures, its curves and when heads emerged."""
+def run_data(folder: Path, run: Run, keys: Sequence[str], points: int, study: Study | None) -> dict:
+    """Return a run's settings, how it ended, its figures, its curves and when heads emerged.
+
+    Of a study it also has the curves that the study plots, and its events by their metrics.
+    """
+    curves = (*CURVES, *(study.plot if study else ()))
+    events = {e.metric: find_step(run, e) for e in study.emergences} if study else {}
     page = run.path / "report.html"
     seed = run.settings.get("seed", run.config.seed if run.config else "")
     rows = [{"step": row["step"], **scores_of_row(row)} for row in run.rows]
@@ -116,7 +127,8 @@ def run_data(folder: Path, run: Run, keys: Sequence[str], points: int) -> dict:
         "reason": clip(run.failure),
         "maxSteps": run.config.max_steps if run.config else None,
         "figures": {key: finite_number(run.figures.get(key)) for key in FIGURES},
-        "curves": {key: metric_curve(run.rows, key, points) for key in CURVES},
+        "curves": {key: metric_curve(run.rows, key, points) for key in curves},
+        "events": events,
         "heads": {score: metric_curve(rows, score, points) for score in scores},
         "emerged": {
             score: run.figures[f"emerged/{score}"]

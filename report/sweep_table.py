@@ -32,8 +32,8 @@ from report.sweep import (
     Variant,
     find_best_run,
     find_tied_variant,
+    has_several_texts,
     is_comparison,
-    is_ranked,
     lacks_error_estimate,
     lead,
     output_file,
@@ -210,7 +210,7 @@ def footer(folder: Path, runs: Sequence[Run]) -> list[tuple[str, str]]:
     """Return the (name, value) lines below the table: the best run, failures and what is next."""
     is_of_sweep = not is_comparison(runs)
     lines = []
-    if not is_ranked(runs) and not find_study(runs):
+    if has_several_texts(runs):
         lines.append(("note", "the texts differ, so the losses are not compared"))
     if best := find_best_run(runs):
         lines += conclusion(runs)

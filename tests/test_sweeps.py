@@ -53,7 +53,7 @@ from report.sweep import (
     read_sweep,
     reproduce_command,
 )
-from report.sweep_table import write_csv
+from report.sweep_table import format_cell, print_sweep, write_csv
 
 SHORT = [
     "max_steps=4",
@@ -569,6 +569,30 @@ def run_of(settings: dict, loss: float | None, status="finished", vocabulary=65,
     return Run(Path("none", name), settings, settings, config, [last], status, "")
 
 
+def test_runs_of_different_texts_are_not_ranked():
+    runs = [run_of({"data.lines": lines}, loss) for lines, loss in (("kept", 2.0), ("once", 1.0))]
+    assert find_best_run(runs) == runs[1]
+    runs[1].config.data.lines = "once"
+    assert find_best_run(runs) is None
+    assert [variant.runs for variant in rank_variants(runs)] == [[run] for run in runs]
+
+
+@pytest.mark.parametrize(
+    ("steps", "cell"),
+    [
+        ([300, 400, 200], "300"),
+        ([300, None, 200], "300 (2 of 3)"),
+        ([300, None, None], "– (1 of 3)"),
+    ],
+)
+def test_a_time_of_emergence_is_a_median_in_which_runs_without_it_are_late(steps, cell):
+    name = "emerged/induction"
+    runs = [run_of({"seed": str(seed)}, 1.0) for seed in range(3)]
+    for run, step in zip(runs, steps):
+        run.figures.update({name: step} if step else {})
+    assert format_cell(rank_variants(runs)[0], name) == cell
+
+
 def test_the_printed_command_leaves_out_what_only_other_jobs_use():
     run = run_of({"optim": "adamw", "optim.momentum": "0.9", "optim.lr": "0.1"}, 1.0)
     command = reproduce_command(run)
@@ -627,7 +651,7 @@ def test_a_best_variant_needs_an_error_estimate_and_names_its_tie(losses, name, 
 
 def printed(runs: list[Run], width: int, tmp_path: Path) -> list[str]:
     console = Console(width=width, record=True, force_terminal=True, file=open(os.devnull, "w"))  # noqa: SIM115
-    sweeps.print_sweep(console, tmp_path, runs)
+    print_sweep(console, tmp_path, runs)
     return console.export_text().splitlines()
 
 

@@ -9,6 +9,20 @@ export function mean(values) {
 }
 
 /**
+ * Median of times of an event that has not happened in all runs: in the others it is later than all
+ * that are known.
+ *
+ * @param {number[]} times - Of the runs in which it has happened.
+ * @param {number} runCount
+ * @returns {number | null} Null if the median is not among the known times.
+ */
+export function censoredMedian(times, runCount) {
+  const sorted = [...times].sort((a, b) => a - b);
+  const [low, high] = [sorted[(runCount - 1) >> 1], sorted[runCount >> 1]];
+  return high === undefined ? null : (low + high) / 2;
+}
+
+/**
  * Sample standard deviation.
  *
  * @param {number[]} values - At least two.

@@ -9,12 +9,14 @@ import { allSettings, data, runs, sweptKeys } from "./sweep_data.js";
 import { drawLegend, setUpLegend, showPinned } from "./sweep_highlight.js";
 import { keyName } from "./sweep_names.js";
 import { drawOutcomes } from "./sweep_outcomes.js";
+import { drawPhases, showStudy } from "./sweep_study.js";
 import { showTables } from "./sweep_tables.js";
 import { drawTradeoffs } from "./sweep_tradeoffs.js";
 
 /** Draw everything that depends on colors or on the size of the window. */
 function draw() {
   drawLegend();
+  drawPhases();
   drawLossCurves();
   drawTradeoffs();
   drawOutcomes();
@@ -30,6 +32,7 @@ function start() {
     : [grid, pluralize(allSettings.length, "setting"), pluralize(runs.length, "run")];
   $("summary").textContent = facts.filter(Boolean).join(" · ");
   setUpLegend(draw);
+  showStudy();
   showBestSetting();
   showFailures();
   showTables();

@@ -28,14 +28,16 @@ import { explanationOf, term } from "./terms.js";
 
 /** Show the setting with the lowest loss, its cost, and the command that trains it again. */
 export function showBestSetting() {
+  $("best-title").hidden = Boolean(data.study);
   const hasResult = lowestLossSetting !== null;
-  $("nothing").hidden = hasResult;
+  $("nothing").hidden = hasResult || data.study;
   $("best").hidden = !hasResult;
   if (!hasResult) {
     const hasFinished = runs.some(run => run.status === "finished");
     const kind = hasFinished && !data.isComparison ? "finished run" : "run";
-    $("nothing").textContent =
-      hasFinished || data.isComparison
+    $("nothing").textContent = data.hasSeveralTexts
+      ? "The texts of the runs differ, so their losses are not compared."
+      : hasFinished || data.isComparison
         ? `No ${kind} has a finite validation loss.`
         : "No run has finished yet.";
     return;
@@ -93,7 +95,7 @@ function showCaveat() {
   } else {
     $("caveat").replaceChildren(
       bdi(data.asGood ?? ""),
-      " may be as good: the difference is within one standard error.",
+      " may be as good: by Welch's t-test the difference is not significant (p ≥ 0.05).",
     );
   }
 }

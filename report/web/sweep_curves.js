@@ -24,7 +24,7 @@ import { explanationOf, SCORES, scoreLabel, scoreTitle } from "./terms.js";
  * @typedef {import("./line_chart.js").Series & {run?: Run, seedCount?: number}} SettingSeries
  */
 
-const LINES_NOTE = hasSeveralSeeds
+export const LINES_NOTE = hasSeveralSeeds
   ? "Bold lines are means over the finished runs of a setting; thin lines are single runs."
   : "";
 /** An `stroke-dasharray` for runs that have not finished. */
@@ -71,7 +71,7 @@ function meanCurve(setting, curveOf) {
  *   run's curve.
  * @returns {SettingSeries[]}
  */
-function settingLines(curveOf, { bold = true, dots = () => [] } = {}) {
+export function settingLines(curveOf, { bold = true, dots = () => [] } = {}) {
   const background = [];
   const foreground = [];
   for (const setting of allSettings) {
@@ -104,7 +104,7 @@ function settingLines(curveOf, { bold = true, dots = () => [] } = {}) {
  * @param {string} unit
  * @returns {(series: SettingSeries, index: number) => Node[]} What the tooltip says about a value.
  */
-function describeValue(unit) {
+export function describeValue(unit) {
   return ({ name, xs, ys, run, seedCount, group }, k) => {
     const details = [`step ${formatCount(xs[k])}`];
     if (seedCount) details.push(`mean of ${pluralize(seedCount, "run")}`);
@@ -178,6 +178,7 @@ function curvesNote(curvesOf) {
   const pointCounts = curvesOf.flatMap(curveOf => runs.map(run => curveOf(run).of));
   const maxPoints = Math.max(0, ...pointCounts);
   const notes = [LINES_NOTE];
+  if (data.hasSeveralTexts) notes.push("The texts differ, so the losses are not comparable.");
   if (isAny((run, curve) => run.status !== "finished" && curve.steps.length)) {
     notes.push("Dashed lines are runs that have not finished.");
   }

@@ -57,7 +57,7 @@ export function keyAndValue(run, k) {
   const { axis, values } = sweptKeys[k];
   const isWord =
     axis === "names" && !/^(true|false|null|none|)$/i.test(values[run.valueIndices[k]]);
-  if (sweptKeys.length > 1 && isWord) return valueName(run, k);
+  if ((sweptKeys.length > 1 || data.study) && isWord) return valueName(run, k);
   return `${keyName(k)} ${valueName(run, k)}`;
 }
 

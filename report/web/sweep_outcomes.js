@@ -4,7 +4,7 @@ import { chartPanel } from "./chart_axes.js";
 import { $ } from "./dom.js";
 import { drawDotChart } from "./dot_chart.js";
 import { pluralize } from "./format.js";
-import { mean, standardError } from "./statistics.js";
+import { censoredMedian, mean, standardError } from "./statistics.js";
 import {
   allSettings,
   axisValue,
@@ -45,6 +45,7 @@ const MIN_TEXT_DIFFERENCE = 0.02;
  * @typedef {object} Outcome
  * @property {string} title - With its unit.
  * @property {(value: number, error?: number | null) => string} format
+ * @property {boolean} [isTime] - Whether it is censored in runs that do not have it.
  */
 
 /** Write a value with its standard error, if that is known; two decimals otherwise. */
@@ -60,10 +61,7 @@ const OUTCOMES = {
   "tokens_at_emergence/induction": {
     title: "Tokens until an induction head emerged",
     format: formatMagnitude,
-  },
-  "loss_at_emergence/induction": {
-    title: "Loss when an induction head emerged (nats/token)",
-    format: formatWithTwoDecimals,
+    isTime: true,
   },
   "heads/induction": {
     title: "Highest prefix-matching score",
@@ -72,6 +70,7 @@ const OUTCOMES = {
   "tokens_at_emergence/previous_token": {
     title: "Tokens until a previous-token head emerged",
     format: formatMagnitude,
+    isTime: true,
   },
   "heads/previous_token": {
     title: "Highest previous-token score",
@@ -80,23 +79,24 @@ const OUTCOMES = {
 };
 
 /**
- * The dot of a setting's mean outcome.
+ * The dot of a setting's mean outcome; of a time of emergence, its median.
  *
  * @param {number} setting
  * @param {number} x
  * @param {Outcome} outcome
  * @param {(run: Run) => number | null | undefined} outcomeOf
- * @returns {Dot | null} Null if no run of the setting has the outcome.
+ * @returns {Dot | null} Null if no run of the setting has the outcome, or less than half of them
+ *   the time.
  */
-function meanOutcomeDot(setting, x, { format }, outcomeOf) {
+function meanOutcomeDot(setting, x, { format, isTime }, outcomeOf) {
   const measured = measuredRuns(setting);
   const values = measured.map(outcomeOf).filter(value => value !== undefined && value !== null);
-  if (!values.length) return null;
-  const error = standardError(values);
-  const value = format(mean(values), error);
-  const detail = `in ${values.length} of ${pluralize(measured.length, "run")}`;
-  const nodes = describeDot(settingName(setting), null, value, "", [detail]);
-  return { x, y: mean(values), error, group: setting, nodes };
+  const y = isTime ? censoredMedian(values, measured.length) : mean(values);
+  if (!values.length || y === null) return null;
+  const error = isTime ? null : standardError(values);
+  const detail = `${isTime ? "median; " : ""}in ${values.length} of ${pluralize(measured.length, "run")}`;
+  const nodes = describeDot(settingName(setting), null, format(y, error), "", [detail]);
+  return { x, y, error, group: setting, nodes };
 }
 
 /**
@@ -187,9 +187,9 @@ export function drawOutcomes() {
   if (data.oneSeed && !data.isComparison) notes.push("With one seed there is no error estimate.");
   if (hasSeveralSeeds)
     notes.push(
-      "Large dots are means of settings with standard errors over seeds; small dots are single runs.",
+      "Large dots are means of settings with standard errors over seeds, or medians of times; small dots are single runs.",
     );
-  notes.push(`A ${settingNoun} without such a head has no dot.`);
+  notes.push(`A ${settingNoun} in which less than half of the runs have such a head has no time.`);
   $("formed-note").textContent = notes.join(" ");
 }
 

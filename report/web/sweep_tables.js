@@ -2,7 +2,7 @@
 
 import { $, bdi, el } from "./dom.js";
 import { formatCount, formatNumber, formatWithError, printableName } from "./format.js";
-import { mean, standardError } from "./statistics.js";
+import { censoredMedian } from "./statistics.js";
 import {
   allSettings,
   axisValue,
@@ -56,8 +56,9 @@ export function showTables() {
 
 function settingsNote() {
   const error = hasSeveralSeeds ? ", with the mean ± standard error over its finished runs" : "";
+  const order = data.hasSeveralTexts || data.study ? ", with" : ", sorted by";
   const note =
-    `Each row is a ${settingNoun}${error}, sorted by the validation loss (${lossUnit}) at each run's best step. ` +
+    `Each row is a ${settingNoun}${error}${order} the validation loss (${lossUnit}) at each run's best step. ` +
     "Click a column heading to sort, or a row to highlight it.";
   if (data.metric === "val/loss") return note;
   return `${note} The runs use different vocabularies, so compare bits per byte, not the loss per token.`;
@@ -160,7 +161,8 @@ function finalScore(setting, score) {
 }
 
 /**
- * Mean step at which the first head of a kind emerged, and in how many runs one did if not in all.
+ * Median step at which the first head of a kind emerged, and in how many runs one did if not in
+ * all. Without one in half of the runs the median is unknown.
  *
  * @param {number} setting
  * @param {string} kind
@@ -170,10 +172,10 @@ function emergence(setting, kind) {
   const steps = results[setting].emerged[kind];
   if (!steps) return "";
   const runCount = measuredRuns(setting).length;
-  const error = standardError(steps);
-  const errorText = error ? ` ± ${formatCount(Math.round(error))}` : "";
+  const median = censoredMedian(steps, runCount);
+  const at = median === null ? "" : ` at step ${formatCount(median)}`;
   const share = steps.length < runCount ? ` in ${steps.length} of ${runCount} runs` : "";
-  return `; emerged at step ${formatCount(Math.round(mean(steps)))}${errorText}${share}`;
+  return `; emerged${at}${share}`;
 }
 
 function runColumns() {

@@ -9,6 +9,7 @@ import {
   axisValue,
   bestSetting,
   chartedKeys,
+  data,
   hasSeveralSeeds,
   hasSingleValue,
   lossOf,
@@ -51,7 +52,7 @@ export function drawTradeoffs() {
     if (sweptKeys[k].values.length > 1 || sweptKeys.length === 1) drawLossByKey(k);
   }
   for (const name of Object.keys(COSTS)) drawLossByCost(name);
-  $("tradeoffs").hidden = !runs.some(run => lossOf(run) !== null);
+  $("tradeoffs").hidden = data.hasSeveralTexts || !runs.some(run => lossOf(run) !== null);
   const notes = [`Validation loss (${lossUnit}) at each run's best step; lower is better.`];
   if (hasSeveralSeeds)
     notes.push(

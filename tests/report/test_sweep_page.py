@@ -13,6 +13,7 @@ from pages import (
     make_job,
     make_run,
     move_pointer_away,
+    note_job,
     read_back,
 )
 
@@ -267,6 +268,54 @@ def test_swept_values_are_in_order_on_a_fitting_axis(open_page, tmp_path, typed,
     tab = open_page(write(tmp_path))
     assert tab.locator(".chip").all_inner_texts() == order.split()
     assert tab.get_attribute("#loss-by-key-0 svg", "data-axis") == axis
+
+
+def make_study(folder: Path) -> Path:
+    """Jobs of a study of Markov chains: two seeds in each of its arms."""
+    for layers in (1, 2):
+        for seed in ("1", "2"):
+            settings = {"sweep": "paper_markov", "model.n_layer": str(layers), "seed": seed}
+            run = make_job(folder, settings, L=layers, maps=False)
+            note_job(run, settings, ["model.n_layer", "seed"])
+            rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+            for row in rows:
+                row |= {"task/kl_bigram": 0.2 / layers - row["step"] / 1000 + int(seed) / 100}
+                row |= {"task/previous_token": row["step"] / 20 * (layers - 1)}
+            (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+def test_the_runs_of_a_study_are_its_arms_with_their_metrics(tmp_path):
+    content = content_of(make_study(tmp_path / "sweep"))
+    assert content["keys"] == [{"name": "arm", "values": ["two layers", "one layer"]}]
+    assert not content["hasResult"] and len(content["study"]["claims"]) == 2
+    two_layers = content["runs"][0]
+    assert two_layers["values"] == ["two layers"]
+    assert two_layers["curves"]["task/kl_bigram"]["values"][-1] == pytest.approx(0.09)
+    assert two_layers["events"]["task/previous_token"] == 15  # after 0.5 at step 10
+
+
+@pytest.mark.slow
+def test_a_study_shows_its_verdicts_its_curves_and_every_seeds_value(open_page, tmp_path):
+    tab = open_page(write(make_study(tmp_path / "sweep")))
+    assert tab.locator("#verdicts li").count() == 2 and tab.locator("#best").is_hidden()
+    assert "cannot be tested" in tab.inner_text("#verdicts")  # with two seeds
+    assert tab.locator("#phases .line.bold").count() == 2 * 2  # the metrics that were measured
+    assert tab.locator("#phases .line.faint").count() == 2 * 4
+    assert "0.090 0.100" in tab.inner_text("#results")
+    assert tab.locator("#phase-3 circle").count() == 2  # the event of two layers
+
+
+@pytest.mark.slow
+def test_losses_of_different_texts_are_not_compared(open_page, tmp_path):
+    for lines in ("kept", "once"):
+        run = make_job(tmp_path, {"data.lines": lines})
+        (run / "config.yaml").write_text(
+            (run / "config.yaml").read_text().replace("lines: kept", f"lines: {lines}")
+        )
+    tab = open_page(write(tmp_path))
+    assert tab.locator("#best").is_hidden() and tab.locator("#tradeoffs").is_hidden()
+    assert "★" not in tab.inner_text("main")
 
 
 @pytest.mark.slow
