@@ -10,13 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from attention_maps.task_metrics import measure_task
 from config import Config
 from data.batches import NO_TARGET
-from data.synthetic import Sequences
+from data.synthetic import Sequences, Task
 from data.tokenizer import Tokenizer
 from data.tokens import Tokens
 from model import GPT, autocast
-from training.processes import World, reshard
+from training.processes import World, plain_copy, reshard
 
 # Tokens per forward pass: enough to keep a processor busy.
 MAX_BATCH_TOKENS = 8192
@@ -198,10 +199,11 @@ def _cut_windows(
 
 
 class Splits(NamedTuple):
-    """The windows on which a run is evaluated."""
+    """What a run is evaluated on: windows, and the task of generated data."""
 
     validation: Windows
     training: Windows
+    task: Task | None = None
 
 
 def make_splits(text: Tokens, config: Config, world: World) -> Splits:
@@ -210,7 +212,7 @@ def make_splits(text: Tokens, config: Config, world: World) -> Splits:
     num_windows = len(validation.inputs)
     train = text.task.training if text.task else text.train
     training = Windows(train, text.tokenizer, config, world, max_windows=num_windows)
-    return Splits(validation, training)
+    return Splits(validation, training, text.task)
 
 
 def validation_windows(text: Tokens, config: Config, world: World | None = None) -> Windows:
@@ -224,8 +226,8 @@ def evaluate(model: GPT, splits: Splits, is_last: bool = False) -> dict[str, flo
 
     Returns:
         `val/loss` in nats per token, `val/bits_per_byte` (of a text; comparable across tokenizers),
-        `val/in_context_score` with its standard error if it is known, and at the last step
-        `train/eval_loss` in nats per token.
+        `val/in_context_score` with its standard error if it is known, at the last step
+        `train/eval_loss` in nats per token, and on rank 0 the metrics of a task.
     """
     validation = splits.validation
     loss = validation.loss(model)
@@ -238,6 +240,9 @@ def evaluate(model: GPT, splits: Splits, is_last: bool = False) -> dict[str, flo
         metrics["val/in_context_score_se"] = loss.in_context_score_se
     if is_last:
         metrics["train/eval_loss"] = splits.training.loss(model).mean
+    if splits.task:
+        plain_model = plain_copy(model, validation.world)  # None on the other ranks
+        metrics |= measure_task(plain_model, splits.task) if plain_model else {}
     return metrics
 
 
