@@ -138,7 +138,11 @@ class DecoderLayer:
         self.keys, self.values = keys, values
         self.projection = block.attention.join_projections()
         self.W_O = as_function(block.attention.W_O)
-        self.norm_1, self.norm_2 = as_function(block.norm_1), as_function(block.norm_2)
+        self.norm_1 = as_function(block.norm_1)
+        self.norm_2 = self.mlp = None
+        if mlp is None:
+            return
+        self.norm_2 = as_function(block.norm_2)
         self.mlp = partial(
             feed_forward,
             activation=mlp.config.mlp,

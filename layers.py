@@ -24,10 +24,18 @@ MLPS = ("gelu", "swiglu", "relu2")  # values of `mlp` that `feed_forward` comput
 
 
 def transformer_block(
-    x: Tensor, norm_1: Layer, attention: Layer, norm_2: Layer, mlp: Layer
+    x: Tensor, norm_1: Layer, attention: Layer, norm_2: Layer | None, mlp: Layer | None
 ) -> Tensor:
-    """Compute E' = E + ΔE twice: by attention, then by the MLP, each of a normalized E (…, C)."""
+    """Compute E' = E + ΔE twice: by attention, then by the MLP, each of a normalized E (…, C).
+
+    A block without an MLP has no second norm.
+
+    Reference: Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits", for models
+    of attention only.
+    """
     x = x + attention(norm_1(x))
+    if norm_2 is None or mlp is None:
+        return x
     return x + mlp(norm_2(x))
 
 

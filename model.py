@@ -157,15 +157,16 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """A transformer block: attention, then the MLP, each with a norm before it."""
+    """A transformer block: attention, then the MLP if there is one, each with a norm before it."""
 
     def __init__(self, config: GPTConfig, layer: int = 0) -> None:
         super().__init__()
         self.layer = layer
         self.norm_1 = make_norm(config)
         self.attention = SelfAttention(config, layer)
-        self.norm_2 = make_norm(config)
-        self.mlp = MLP(config)
+        has_mlp = config.mlp != "none"
+        self.norm_2 = make_norm(config) if has_mlp else None
+        self.mlp = MLP(config) if has_mlp else None
 
     def forward(
         self,
@@ -183,9 +184,8 @@ class Block(nn.Module):
         def attention_update(x: Tensor) -> Tensor:
             return tap(taps, "attention", self.layer, self.attention(x, rotary, cache, mask, taps))
 
-        def mlp_update(x: Tensor) -> Tensor:
-            return tap(taps, "mlp", self.layer, self.mlp(x))
-
+        mlp = self.mlp
+        mlp_update = None if mlp is None else lambda x: tap(taps, "mlp", self.layer, mlp(x))
         x = layers.transformer_block(x, self.norm_1, attention_update, self.norm_2, mlp_update)
         return tap(taps, "residual", self.layer, x)
 
@@ -348,9 +348,10 @@ class GPT(nn.Module):
         if not isinstance(tokens, Tensor) or tokens.dim() != 2:
             raise ValueError("tokens must be (B, T), as in torch.tensor([tokenizer.encode(text)])")
         if unknown := taps.keys() - set(self._tap_keys(TAP_NAMES)):
+            names = dict.fromkeys(name for name, _ in self._tap_keys(TAP_NAMES))
             raise ValueError(
                 f"there is no value {unknown.pop()!r} to tap; use (name, layer), with a name of "
-                f"{', '.join(TAP_NAMES)} and a layer from 0 to {self.config.n_layer - 1} "
+                f"{', '.join(names)} and a layer from 0 to {self.config.n_layer - 1} "
                 "(embedding: 0 only)"
             )
         with self.evaluating():
@@ -371,6 +372,8 @@ class GPT(nn.Module):
     def _tap_keys(self, names: tuple[str, ...]) -> list[tuple[str, int]]:
         """Return the (name, layer) of every value with one of these names."""
         keys = [(name, layer) for name in names for layer in range(self.config.n_layer)]
+        if self.config.mlp == "none":
+            keys = [key for key in keys if key[0] != "mlp"]
         return [key for key in keys if key[0] != "embedding" or key[1] == 0]
 
     @torch.no_grad()
@@ -409,14 +412,15 @@ def init_weights(model: GPT) -> None:
     """Initialize all weights, so that the loss starts near ln V.
 
     Matrices are drawn from N(0, 0.02²). Those that write to the residual stream, W_O and W_out, are
-    drawn from N(0, 0.02² / (2 n_layer)). Biases are 0 and gains 1.
+    drawn from N(0, 0.02² / (2 n_layer)), or N(0, 0.02² / n_layer) without MLPs. Biases are 0 and
+    gains 1.
 
     Reference: Radford et al. 2019.
     """
+    writers = model.config.n_layer * (1 if model.config.mlp == "none" else 2)
     for name, module in model.named_modules():
         if isinstance(module, (nn.Linear, nn.Embedding)):
-            writes_to_residual = name.endswith(("W_O", "W_out"))
-            depth = 2 * model.config.n_layer if writes_to_residual else 1
+            depth = writers if name.endswith(("W_O", "W_out")) else 1
             nn.init.normal_(module.weight, std=INIT_STD / math.sqrt(depth))
             if getattr(module, "bias", None) is not None:
                 nn.init.zeros_(module.bias)

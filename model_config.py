@@ -21,7 +21,11 @@ class ModelConfig:
     n_embd: int = setting(128, "width C of the residual stream", ge=1)
     head_dim: int | None = setting(None, "size d_k of a query or key; null: n_embd / n_head", ge=1)
     value_head_dim: int | None = setting(None, "size d_v of a value; null: head_dim", ge=1)
-    mlp: str = setting("gelu", "type of MLP", choices=("gelu", "swiglu", "relu2"))
+    mlp: str = setting(
+        "gelu",
+        "type of MLP; none: blocks of attention only",
+        choices=("gelu", "swiglu", "relu2", "none"),
+    )
     mlp_hidden: int | None = setting(
         None, "hidden width of the MLP; null: 4 * n_embd, or 8/3 * n_embd for swiglu", ge=1
     )
@@ -99,7 +103,9 @@ class ModelConfig:
 
     @property
     def hidden_dim(self) -> int:
-        """Hidden width of the MLP."""
+        """Hidden width of the MLP, 0 without one."""
+        if self.mlp == "none":
+            return 0
         if self.mlp_hidden:
             return self.mlp_hidden
         if self.mlp == "swiglu":

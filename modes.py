@@ -180,7 +180,7 @@ def fill_in(config: ResolvedConfig, wandb_mode: str) -> ResolvedConfig:
             n_kv_head=model.kv_heads,
             head_dim=model.key_dim,
             value_head_dim=model.value_dim,
-            mlp_hidden=model.hidden_dim,
+            mlp_hidden=model.hidden_dim or None,
         ),
         optim=replace(
             optim,

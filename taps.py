@@ -8,7 +8,8 @@ from torch import Tensor
 # None to keep it.
 Taps = dict[tuple[str, int], Callable[[Tensor], Tensor | None]]
 # weights: attention is written out instead of fused only if they are tapped; heads: of each head
-# before W_O; attention, mlp: updates ΔE; residual: after the block; embedding: in layer 0 only.
+# before W_O; attention, mlp: updates ΔE, mlp only if the model has MLPs; residual: after the block;
+# embedding: in layer 0 only.
 TAP_NAMES = ("embedding", "q", "k", "v", "weights", "heads", "attention", "mlp", "residual")
 
 

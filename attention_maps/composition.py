@@ -42,7 +42,8 @@ def components_below(model: GPT, layer: int) -> list[Component]:
     for lower in range(layer):
         for head in range(model.config.n_head):
             components.append(Component(str(Head(lower, head)), "heads", lower, head))
-        components.append(Component(f"L{lower}MLP", "mlp", lower))
+        if model.config.mlp != "none":
+            components.append(Component(f"L{lower}MLP", "mlp", lower))
     return components
 
 

@@ -38,7 +38,7 @@ class LogitAttribution(NamedTuple):
     """Predictions at T tokens, and contributions of K = 2 + L (H + 1) components to their logits.
 
     The components are the embedding, then the H heads and the MLP of each of L layers, then all
-    biases together.
+    biases together. An MLP that the model does not have contributes 0.
     """
 
     # The five most probable next tokens and their probabilities, (T, 5); id -1 if the vocabulary

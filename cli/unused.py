@@ -41,6 +41,7 @@ TRAIN_USED_WITH: UsedWith = (
     ("data.split", "data.source", ("hf",)),
     ("tokenizer.vocab_size", "tokenizer.name", ("bpe",)),
     ("tokenizer.pattern", "tokenizer.name", ("bpe",)),
+    ("model.mlp_hidden", "model.mlp", ("gelu", "swiglu", "relu2")),
     ("model.rope_theta", "model.position", ("rope",)),
     ("model.rope_factor", "model.position", ("rope",)),
     ("model.rope_trained", "model.position", ("rope",)),

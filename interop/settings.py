@@ -129,6 +129,7 @@ def config_to_hf(config: GPTConfig, tokenizer: Tokenizer | None = None) -> HFSet
     Raises:
         UserError: transformers has no such model.
     """
+    _require_counterpart(config)
     exported = _resolve_defaults(find_counterpart(config))
     family = find_family(exported)
     settings: HFSettings = {
@@ -144,6 +145,15 @@ def config_to_hf(config: GPTConfig, tokenizer: Tokenizer | None = None) -> HFSet
     settings |= _hf_settings_of_family(exported, family)
     _require_round_trip(exported, settings, family)
     return settings
+
+
+def _require_counterpart(config: GPTConfig) -> None:
+    """Refuse a model with a part that no supported family has."""
+    if config.mlp == "none":
+        raise UserError(
+            "model.mlp=none has no counterpart in the models of transformers and llama.cpp, so "
+            "this model cannot be exported; train one with MLPs, or use sample.py"
+        )
 
 
 def find_family(config: GPTConfig) -> str:

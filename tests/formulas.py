@@ -72,7 +72,9 @@ def self_attention(layer, x, replace_head=lambda head, y: y):
 
 
 def norm(layer, x, config):
-    """What a norm of the model returns for x (…, C)."""
+    """What a norm of the model returns for x (…, C); x for None."""
+    if layer is None:
+        return x
     if config.norm == "rmsnorm":
         return rms_norm(x, config.norm_eps) * layer.weight
     x = rms_norm(x - x.mean(dim=-1, keepdim=True), config.norm_eps) * layer.weight
@@ -80,7 +82,9 @@ def norm(layer, x, config):
 
 
 def mlp(layer, x):
-    """What an `MLP` returns for x (…, C)."""
+    """What an `MLP` returns for x (…, C); 0 for None."""
+    if layer is None:
+        return torch.zeros_like(x)
     h = layer.W_in(x)
     if layer.config.mlp == "gelu":
         h = 0.5 * h * (1 + torch.tanh(math.sqrt(2 / math.pi) * (h + 0.044715 * h**3)))

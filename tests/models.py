@@ -1,6 +1,7 @@
 """Small models of all kinds, for the tests of several modules."""
 
 import math
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -28,7 +29,7 @@ configs = st.builds(
     n_embd=st.just(16),
     head_dim=st.sampled_from([None, 6]),
     value_head_dim=st.sampled_from([None, 3]),
-    mlp=st.sampled_from(["gelu", "swiglu", "relu2"]),
+    mlp=st.sampled_from(["gelu", "swiglu", "relu2", "none"]),
     norm=st.sampled_from(["layernorm", "rmsnorm"]),
     position=st.sampled_from(["learned", "rope"]),
     rope_theta=st.sampled_from([100.0, 10000.0]),
@@ -41,6 +42,8 @@ configs = st.builds(
     ngram_rows=st.just(600),
     ngram_size=st.sampled_from([None, 5]),
 )
+# Of the models that a page can run.
+page_configs = configs.map(lambda c: replace(c, mlp="gelu" if c.mlp == "none" else c.mlp))
 seeds = st.integers(0, 2**31)
 
 

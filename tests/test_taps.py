@@ -40,8 +40,15 @@ def tapped_values(model, tokens, double):
         v = v.repeat_interleave(config.n_head // config.kv_heads, dim=1)  # (B, H, T, d_v)
         heads = tap("heads", layer, (weights @ v).transpose(1, 2))
         x = x + tap("attention", layer, block.attention.W_O(heads.flatten(2)))
-        x = tap("residual", layer, x + tap("mlp", layer, block.mlp(block.norm_2(x))))
+        if block.mlp is not None:
+            x = x + tap("mlp", layer, block.mlp(block.norm_2(x)))
+        x = tap("residual", layer, x)
     return values
+
+
+def value_names(config):
+    """The names of the values that a model of these settings has."""
+    return [name for name in TAP_NAMES if (name, config.mlp) != ("mlp", "none")]
 
 
 @few
@@ -70,7 +77,7 @@ def test_a_tap_reads_its_value_and_what_it_returns_is_used(
     keys = itertools.product(TAP_NAMES, range(config.n_layer))
     x = model.run_blocks(tokens, taps={key: partial(record, *key) for key in keys})
     expected = tapped_values(model, tokens, double)
-    for name in TAP_NAMES:
+    for name in value_names(config):
         close(values[name], expected[name])
     close(x, expected["residual"][-1])
     if doubled_name is None:
@@ -85,7 +92,7 @@ def test_an_entry_runs_only_the_blocks_above_it_and_ends_the_same(config, T, see
     final = model.run_blocks(tokens, taps=dict.fromkeys(keys, inputs.append))
     for first_layer, x in enumerate(inputs):
         updates = []
-        taps = {("mlp", 0): updates.append, ("mlp", 1): updates.append}
+        taps = {("attention", 0): updates.append, ("attention", 1): updates.append}
         again = model.run_blocks(tokens, taps=taps, entry=(first_layer, x))
         assert torch.equal(again, final)
         assert len(updates) == 2 - first_layer
@@ -167,8 +174,9 @@ def test_a_cache_has_every_value_and_its_values_replace_those_of_another_text(co
     clean, corrupted = random_tokens(2, T, seed=seed), random_tokens(2, T, seed=seed + 1)
     logits, cache = model.run_with_cache(clean)
     expected = tapped_values(model, clean, lambda name, layer, value: value)
-    assert {name for name, _ in cache} == {*TAP_NAMES}
-    for name, values in expected.items():
+    assert {name for name, _ in cache} == {*value_names(config)}
+    for name in value_names(config):
+        values = expected[name]
         close([cache[name, layer] for layer in range(len(values))], values)
     close(logits, model(clean)[0])
     for key in [("embedding", 0), ("residual", 0), ("residual", 1)]:  # all later values follow

@@ -49,7 +49,7 @@ def count_flops_per_token(config: GPTConfig) -> int:
     d_k, d_v = config.key_dim, config.value_dim
     attention_weights = C * (H * d_k + G * d_k + G * d_v) + H * d_v * C
     mlp_matrices = 3 if config.mlp == "swiglu" else 2
-    mlp_weights = mlp_matrices * C * config.hidden_dim
+    mlp_weights = mlp_matrices * C * config.hidden_dim  # 0 without MLPs
     head_weights = C * config.vocab_size
     weights = L * (attention_weights + mlp_weights) + head_weights
     return 6 * weights + 6 * L * H * (d_k + d_v) * config.block_size

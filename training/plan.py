@@ -35,6 +35,7 @@ ACTIVATION_BYTES = {
     ("fp32", False): (64, 14),
     ("fp32", True): (64, 14),
 }
+ATTENTION_BYTES_SHARE = 0.5  # of the bytes per channel: the other half belongs to the MLP
 # Share of a device's memory that the estimate may reach before the model is sharded.
 MAX_MEMORY_SHARE = 0.9
 # More epochs than this overfit a text of ordinary size.
@@ -223,7 +224,10 @@ def memory_needed(config: ResolvedConfig, processes: int) -> float:
     # Activations of a micro-step
     tokens = config.micro_batch_size(processes) * c.block_size
     channel_bytes, logit_bytes = ACTIVATION_BYTES[config.precision, config.compile]
-    activations = tokens * (channel_bytes * c.n_layer * c.n_embd + logit_bytes * c.vocab_size)
+    block_share = ATTENTION_BYTES_SHARE if c.mlp == "none" else 1
+    activations = tokens * (
+        block_share * channel_bytes * c.n_layer * c.n_embd + logit_bytes * c.vocab_size
+    )
 
     # Gradients replace activations one by one, unless they exist already or are sharded
     gradients_exist = config.accumulate > 1 or is_sharded

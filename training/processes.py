@@ -16,13 +16,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed import DeviceMesh, init_device_mesh
 
 from common.errors import UserError
 from common.signals import STOP_SIGNALS, set_handlers
 from config import ResolvedConfig
-from model import GPT
+from model import GPT, Block
 from training.tensors import full_tensor
 
 # Other ranks wait this long for rank 0, which may draw or save for hours. A process that dies is
@@ -157,9 +157,14 @@ def compile_model(model: GPT, processes: int) -> Callable:
     if processes == 1:
         return torch.compile(model, options=options)
     for block in model.blocks:
-        for part in (block.attention, block.mlp):
+        for part in parts_of(block):
             part.forward = torch.compile(part.forward)
     return model
+
+
+def parts_of(block: Block) -> list[nn.Module]:
+    """Return the attention of a block, and its MLP if it has one."""
+    return [part for part in (block.attention, block.mlp) if part is not None]
 
 
 def shard_model(
@@ -194,7 +199,7 @@ def shard_model(
     if config.precision == "bf16":
         policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
     for block in model.blocks:  # without its norms, which stay in float32 with the other weights
-        fully_shard([block.attention, block.mlp], mesh=mesh, mp_policy=policy)
+        fully_shard(parts_of(block), mesh=mesh, mp_policy=policy)
     fully_shard(model, mesh=mesh, reshard_after_forward=False)
     return model, mesh
 

@@ -52,7 +52,8 @@ def slow_log_probabilities(
             y, _ = attention(q[:, h], k[:, g], v[:, g], mask)
             heads.append(y * 0 if (layer, h) == zeroed else y)
         x = x + a.W_O(torch.cat(heads, dim=-1))
-        x = x + block.mlp(block.norm_2(x))
+        if block.mlp is not None:
+            x = x + block.mlp(block.norm_2(x))
     return model.head(model.norm(x))[0].log_softmax(dim=-1).detach()
 
 

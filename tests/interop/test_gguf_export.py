@@ -110,6 +110,7 @@ def test_weights_keep_half_precision(tokenizer, tmp_path):
     ("changes", "named"),
     [
         ({"mlp": "relu2"}, "model.mlp=relu2"),
+        ({"mlp": "none"}, "model.mlp=none"),
         ({"ngrams": 2, "ngram_rows": 600}, "model.ngrams=2"),
         ({"norm": "rmsnorm"}, "model.norm=rmsnorm"),
         ({**QWEN3, "bias": "attention"}, "model.bias=attention"),

@@ -19,11 +19,14 @@ from training.state import build_state
 SHAPES = {
     "gpt2": {"bias": True, "mlp": "gelu"},
     "llama": {"n_kv_head": 2, "norm": "rmsnorm", "position": "rope", "mlp": "swiglu"},
+    "attention only": {"mlp": "none", "position": "rope"},
 }
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shape, precision", [soak("gpt2", "fp32"), ("llama", "bf16")])
+@pytest.mark.parametrize(
+    "shape, precision", [soak("gpt2", "fp32"), ("llama", "bf16"), ("attention only", "bf16")]
+)
 def test_estimated_memory_is_close_to_that_of_a_real_step(shape, precision):
     model = GPTConfig(500, n_layer=2, n_embd=64, **SHAPES[shape])
     config = ResolvedConfig(
