@@ -26,6 +26,7 @@ MAX_GRID_WIDTH = 1800  # pixels of a layer's maps; tokens are thinned to fit
 MIN_GRID_WIDTH = 620  # pixels, so that the title fits
 MAX_CELL = 10  # pixels per side of the square of one weight
 MIN_LABELED_CELL = 7  # pixels; token labels on smaller squares would be illegible
+MIN_SINK_WEIGHT = 0.01  # more than the rounding of float16 weights can leave
 MARGIN = 16  # pixels
 HEADER_HEIGHT = 74  # pixels
 HEAD_GAP = 14  # pixels between maps of a layer; doubled between groups
@@ -37,14 +38,15 @@ VISIBLE_SPACES = str.maketrans({"\n": "\\n", "\r": "\\r", "\t": "\\t", " ": "·"
 class Layout(NamedTuple):
     """Pixel positions of the maps in an attention grid."""
 
-    side: int  # of one attention map
+    width: int  # of one attention map
+    side: int  # height of one attention map
     lefts: np.ndarray  # edges of the maps in a layer, one per head, (H,)
     tops: np.ndarray  # edges of the maps, one per layer, (L,)
 
     @property
     def size(self) -> tuple[int, int]:
         """Width and height of the image, in pixels."""
-        width, height = int(self.lefts[-1]) + self.side + 20, int(self.tops[-1]) + self.side + 20
+        width, height = int(self.lefts[-1]) + self.width + 20, int(self.tops[-1]) + self.side + 20
         return max(MIN_GRID_WIDTH, width), height
 
 
@@ -53,26 +55,33 @@ def draw(maps: np.ndarray, tokens: list[str], path: Path, groups: int, title: st
 
     The color encodes the square root of a weight, so that small weights remain visible. `maps` are
     the attention patterns (L, H, T, T) of L layers with H heads; the T tokens label the queries.
-    If there are fewer key/value heads (`groups`) than H, a frame joins the heads that share one.
+    If there are fewer key/value heads (`groups`) than H, a frame joins the heads that share one. If
+    the weights of a query sum to less than 1, a last column shows the rest: the sink's.
     """
     L, H, T, _ = maps.shape
+    sink = 1 - maps.sum(axis=-1, dtype=np.float32)  # (L, H, T)
+    has_sink = bool(sink.max() > MIN_SINK_WEIGHT)
     cell = min(MAX_CELL, max(1, MAX_GRID_WIDTH // (max(L, H) * T)))
     if max(L, H) * T > MAX_GRID_WIDTH:
         count = max(1, MAX_GRID_WIDTH // max(L, H))
         kept = np.linspace(0, T, count, endpoint=False).astype(int)
         maps, tokens = maps[:, :, kept[:, None], kept], [tokens[i] for i in kept]
+        sink = sink[..., kept]
+    if has_sink:
+        maps = np.concatenate((maps, sink[..., None]), axis=-1)  # (L, H, T, T + 1)
     labels = [token_label(token) for token in tokens] if cell >= MIN_LABELED_CELL else []
     font = ImageFont.load_default(max(8, cell))
     label_width = max((int(font.getlength(label)) for label in labels), default=8)
-    layout = _make_layout(L, H, cell * maps.shape[-1], groups, label_width)
+    side, width = cell * maps.shape[-2], cell * maps.shape[-1]
+    layout = _make_layout((L, H), (width, side), groups, label_width)
 
     image = Image.new("RGB", layout.size, "white")
     pen = ImageDraw.Draw(image)
-    _write_header(pen, title, is_grouped=groups < H)
+    _write_header(pen, title, is_grouped=groups < H, has_sink=has_sink)
     for layer, top in enumerate(layout.tops.tolist()):
         for head, left in enumerate(layout.lefts.tolist()):
             pixels = Image.fromarray(colorize(maps[layer, head]))
-            size = (layout.side, layout.side)
+            size = (layout.width, layout.side)
             image.paste(pixels.resize(size, Image.Resampling.NEAREST), (left, top))
             name = f"L{layer}H{head}"
             pen.text((left, top - 15), name, fill=TEXT_COLOR, font=ImageFont.load_default(11))
@@ -85,17 +94,22 @@ def draw(maps: np.ndarray, tokens: list[str], path: Path, groups: int, title: st
         image.save(part, format="png", compress_level=1)
 
 
-def _make_layout(L: int, H: int, side: int, groups: int, label_width: int) -> Layout:
-    lefts = MARGIN + label_width + np.arange(H) * (side + HEAD_GAP)
+def _make_layout(
+    shape: tuple[int, int], size: tuple[int, int], groups: int, label_width: int
+) -> Layout:
+    (L, H), (width, side) = shape, size
+    lefts = MARGIN + label_width + np.arange(H) * (width + HEAD_GAP)
     if groups < H:
         lefts = lefts + np.arange(H) // (H // groups) * HEAD_GAP
     tops = HEADER_HEIGHT + np.arange(L) * (side + LAYER_GAP)
-    return Layout(side, lefts, tops)
+    return Layout(width, side, lefts, tops)
 
 
-def _write_header(pen: ImageDraw.ImageDraw, title: str, is_grouped: bool) -> None:
+def _write_header(pen: ImageDraw.ImageDraw, title: str, is_grouped: bool, has_sink: bool) -> None:
     pen.text((MARGIN, 8), title, fill=TEXT_COLOR, font=ImageFont.load_default(15))
     note = "Beginning of the validation text; row: query token, column: key token"
+    if has_sink:
+        note += "; last column: sink"
     if is_grouped:
         note += "; frame: heads that share keys and values"
     pen.text((MARGIN, 30), note, fill=NOTE_COLOR, font=ImageFont.load_default(11))
@@ -103,17 +117,18 @@ def _write_header(pen: ImageDraw.ImageDraw, title: str, is_grouped: bool) -> Non
 
 def _frame_groups(pen: ImageDraw.ImageDraw, layout: Layout, top: int, groups: int) -> None:
     for lefts in layout.lefts.reshape(groups, -1).tolist():
-        box = (lefts[0] - 5, top - 18, lefts[-1] + layout.side + 4, top + layout.side + 4)
+        box = (lefts[0] - 5, top - 18, lefts[-1] + layout.width + 4, top + layout.side + 4)
         pen.rectangle(box, outline=FRAME_COLOR)
 
 
 def colorize(A: np.ndarray) -> np.ndarray:
-    """Map an attention pattern (T, T) to RGB colors (T, T, 3).
+    """Map an attention pattern (T, T), or (T, T + 1) with a sink's column, to RGB colors.
 
     Keys after the query are gray; unknown weights (nan) have the color of 0.
     """
     image = COLORS[np.rint(255 * np.sqrt(np.nan_to_num(A).clip(0, 1))).astype(int)]
-    image[np.triu(np.ones(A.shape, bool), 1)] = MASKED_COLOR
+    T = len(A)
+    image[:, :T][np.triu(np.ones((T, T), bool), 1)] = MASKED_COLOR
     return image
 
 

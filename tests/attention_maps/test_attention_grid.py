@@ -41,6 +41,18 @@ def test_the_colors_of_the_cells_are_those_of_the_weights(tmp_path):
                 assert (image[74 + i * cell + 5, x] == expected).all()
 
 
+def test_what_the_weights_of_a_query_leave_is_a_last_column(tmp_path):
+    A = make_maps(1, 2, 8) * np.linspace(0, 1, 8, dtype=np.float32)[:, None]  # of the sum of a row
+    draw(A, ["t"] * 8, tmp_path / "map.png", 1, "a title")
+    image = np.asarray(Image.open(tmp_path / "map.png"))
+    sink = COLORS[np.rint(255 * np.sqrt(1 - np.linspace(0, 1, 8))).astype(int)]
+    assert (image[74] == COLORS[0]).all(-1).any()  # the first query has no weight on tokens
+    right = np.flatnonzero((image[79] == COLORS[-1]).all(-1))  # but all on the sink
+    assert len(right) == 2 * 10  # in both maps
+    columns = image[79 : 79 + 80 : 10, right[[5, 15]]].astype(int)
+    assert np.abs(columns - sink[:, None]).max() <= 2
+
+
 @pytest.mark.filterwarnings("error")
 def test_any_token_is_drawn_as_text_without_a_warning(tmp_path):
     tokens = [
