@@ -126,6 +126,7 @@ export function nextTokens(explanation, words, i, target, pick) {
  * @property {number} target - See `nextTokens`.
  * @property {boolean} tied - Whether input and output embeddings are one matrix.
  * @property {string[]} words - Tokens by id.
+ * @property {number} vocabSize
  * @property {(layer: number, head: number) => void} choose - Called when a head is clicked.
  */
 
@@ -240,8 +241,10 @@ function directContributions(explanation, i, { target, words, choose }) {
  * @param {number} i
  * @param {BreakdownOptions} options
  */
-function promotedTokens(explanation, i, { layer, head, words }) {
+function promotedTokens(explanation, i, { layer, head, words, vocabSize }) {
   const ids = explanation.writes(layer, head, i);
+  // Three each are stored; of a small vocabulary they would be the same tokens.
+  const count = Math.min(3, Math.floor(vocabSize / 2));
   // A token that is part of a character has no text.
   const tokenText = id => (/[^\ufffd]/.test(words[id] ?? "") ? shortenToken(words[id]) : `#${id}`);
   const chips = tokenIds =>
@@ -252,8 +255,8 @@ function promotedTokens(explanation, i, { layer, head, words }) {
     "promoted",
     ["Top promoted and suppressed tokens"],
     note(`Tokens whose logits ${headName(layer, head)} raises and lowers the most, directly.`),
-    el("p", { "data-direction": "promoted" }, "promoted ", ...chips(ids.slice(0, 3))),
-    el("p", { "data-direction": "suppressed" }, "suppressed ", ...chips(ids.slice(3))),
+    el("p", { "data-direction": "promoted" }, "promoted ", ...chips(ids.slice(0, count))),
+    el("p", { "data-direction": "suppressed" }, "suppressed ", ...chips(ids.slice(3, 3 + count))),
   );
 }
 

@@ -93,6 +93,7 @@ function drawPinnedBreakdown(predictions, i) {
     target,
     tied: data.tiedEmbeddings,
     words: data.words,
+    vocabSize: data.modelConfig?.vocab_size ?? Number.POSITIVE_INFINITY,
     choose: chooseHead,
   });
 }
