@@ -2,7 +2,7 @@
 
     python -m benchmarks.docs [only=sweep,induction,notebook,studies] [sweeps=DIR]
 
-The studies take an hour and a half more; sweeps= names a folder that has their sweeps or gets them.
+The studies take up to 50 minutes more; sweeps= names a folder that has their sweeps or gets them.
 It needs playwright and Chromium. The sentences around tables and pictures are not renewed; the
 output of the runs is printed, so that the sentences can be compared with it.
 """
@@ -23,22 +23,13 @@ import nbformat
 
 from benchmarks.harness import ROOT, Options, read_options, run_command, select
 from report import page
+from report.studies import STUDIES
 
 DOCS = ROOT / "docs"
-# The charts that docs/findings.md shows of each study: patterns of their ids.
-CHARTS_OF_STUDY = {
-    "depth": "copying_gain|tokens_at_emergence/induction|heads/previous",
-    "kv": "(copying_gain|tokens_at_emergence/induction|heads/induction)-(0|1|cache)$",
-    "ngrams": "copying_gain|heads/",
-    "repeats": "(copying_gain|tokens_at_emergence/induction|heads/induction)",
-    "optimizer": "(copying_gain|tokens_at_emergence/induction|heads/previous_token)",
-}
 TYPED_TEXT = "class Reader:\n    def read_line(self):\n        return self.read_line"
 SAMPLE_PROMPT = "class BaseStream:\n    def read(self, size=-1):"
 LOAD_MILLISECONDS = 2000  # until a page has drawn everything
 TABLE = r"\S.*\n─+\n(?:.+\n)+"
-SHOW_CHARTS = """pattern => document.querySelectorAll("#formed-charts > div").forEach(
-    chart => { chart.hidden ||= !new RegExp(pattern).test(chart.id); })"""
 UNSTICK = "#steps, #legend { position: static }"  # so that nothing covers the screenshot
 
 
@@ -71,7 +62,7 @@ def run_python(folder: Path, *arguments: str) -> str:
 
 
 def take_screenshot(
-    path: Path, picture: str, size: WindowSize, element: str = "", text: str = "", charts: str = ""
+    path: Path, picture: str, size: WindowSize, element: str = "", text: str = ""
 ) -> None:
     """Write a picture of a page to docs/.
 
@@ -81,7 +72,6 @@ def take_screenshot(
         size: Size of the window.
         element: Selector of the element to show; empty: the window.
         text: Text to type first.
-        charts: Pattern of the ids of a sweep's charts to show; empty: all.
     """
     from playwright.sync_api import sync_playwright
 
@@ -95,8 +85,6 @@ def take_screenshot(
         if text:
             tab.fill("#typed", text)
             tab.wait_for_timeout(LOAD_MILLISECONDS)
-        if charts:
-            tab.evaluate(SHOW_CHARTS, charts)
         tab.add_style_tag(content=UNSTICK)
         target = tab.locator(element) if element else tab
         target.screenshot(path=DOCS / picture)
@@ -144,27 +132,22 @@ def renew_induction(_: Path) -> None:
 
 
 def renew_studies(folder: Path) -> None:
-    """Renew the tables and figures of docs/findings.md, and train the sweeps that are missing."""
-    text = (DOCS / "findings.md").read_text(encoding="utf-8")
-    for name, charts in CHARTS_OF_STUDY.items():
-        study = f"study_{name}"
-        sweep = folder / study
+    """Renew the tables and figures of docs/papers.md, and train the sweeps that are missing."""
+    for name in STUDIES:
+        sweep = folder / name
         if not sweep.exists():
-            settings = [f"sweep={study}", "wandb.mode=disabled", f"hydra.sweep.dir={sweep}"]
+            settings = [f"sweep={name}", "wandb.mode=disabled", f"hydra.sweep.dir={sweep}"]
             run_python(folder, str(ROOT / "train.py"), "-m", *settings)
         output = run_python(folder, str(ROOT / "sweeps.py"), str(sweep))
-        before, after = text.split(f"{study}`\n\n```\n")
+        tables = "\n".join(line.rstrip() for line in output.split("\ntable  ")[0].splitlines())
+        text = (DOCS / "papers.md").read_text(encoding="utf-8")
+        before, after = text.split(f"{name}`\n\n```\n")
         remainder = after[after.index("```") :]
-        text = f"{before}{study}`\n\n```\n{find_table(output)}{remainder}"
-        take_screenshot(
-            sweep / "sweep.html",
-            f"{study}.png",
-            WindowSize(1200, 1500),
-            element="#formed-charts",
-            charts=charts,
-        )
+        text = f"{before}{name}`\n\n```\n{tables.strip()}\n{remainder}"
+        (DOCS / "papers.md").write_text(text, encoding="utf-8")
+        page_of_sweep = sweep / "sweep.html"
+        take_screenshot(page_of_sweep, f"{name}.png", WindowSize(1200, 1500), element="#phases")
         print(output)
-    (DOCS / "findings.md").write_text(text, encoding="utf-8")
 
 
 def renew_notebook(_: Path) -> None:

@@ -109,7 +109,7 @@ METRIC_NAMES = {
     "task/recall_accuracy": "Accuracy of recalled values",
 }
 
-TWO_LAYERS, ONE_LAYER, SMEARED = "two layers", "one layer", "one layer, smeared keys"
+TWO_LAYERS, ONE_LAYER, SMEARED = "two layers", "one layer", "one layer, smeared"
 INDUCTION = Study(
     title="Induction needs two layers, or keys that contain the previous token",
     papers="Elhage et al. 2021; Olsson et al. 2022",

@@ -67,12 +67,9 @@ class StudyResults:
 
     def __init__(self, study: Study, runs: Sequence[Run]) -> None:
         self.study = study
+        finished = sorted((run for run in runs if run.status == "finished"), key=seed_order)
         self.runs = {
-            arm.name: [
-                run
-                for run in runs
-                if run.settings.get(ARM) == arm.name and run.status == "finished"
-            ]
+            arm.name: [run for run in finished if run.settings.get(ARM) == arm.name]
             for arm in study.arms
         }
         self.emergences = {emergence.name: emergence for emergence in study.emergences}
@@ -83,21 +80,26 @@ class StudyResults:
         """Return the step at which an event happened in each run of an arm, or None."""
         return [find_step(run, self.emergences[emergence]) for run in self.runs[arm]]
 
+    def value(self, run: Run, metric: str) -> float | None:
+        """Return a metric at the end of a run, or None if it was not measured."""
+        if metric.startswith(STEP_OF):
+            step = find_step(run, self.emergences[metric.removeprefix(STEP_OF)])
+            return run.steps if step is None else step
+        return next((row[metric] for row in reversed(run.rows) if metric in row), None)
+
     def values(self, quantity: Quantity) -> list[float]:
-        """Return a quantity of each run that has it, in the order of the runs."""
-        if quantity.metric.startswith(STEP_OF):
-            steps = self.steps(quantity.metric.removeprefix(STEP_OF), quantity.arm)
-            runs = self.runs[quantity.arm]
-            return [run.steps if step is None else step for step, run in zip(steps, runs)]
-        values = (last_value(run, quantity.metric) for run in self.runs[quantity.arm])
+        """Return a quantity of each run that has it, in the order of the seeds."""
+        values = (self.value(run, quantity.metric) for run in self.runs[quantity.arm])
         return [value for value in values if value is not None]
 
     def difference(self, test: Exceeds | CostsAtMost) -> Difference:
         """Return the difference of two quantities, of pairs if both are of the same runs."""
-        values = self.values(test.larger), self.values(test.smaller)
-        if test.larger.arm == test.smaller.arm and len(values[0]) == len(values[1]):
-            return paired_difference(*values)
-        return welch_difference(*values)
+        if test.larger.arm != test.smaller.arm:
+            return welch_difference(self.values(test.larger), self.values(test.smaller))
+        metrics = test.larger.metric, test.smaller.metric
+        pairs = ([self.value(run, m) for m in metrics] for run in self.runs[test.larger.arm])
+        complete = [(a, b) for a, b in pairs if a is not None and b is not None]
+        return paired_difference([a for a, _ in complete], [b for _, b in complete])
 
     # --- verdicts ---------------------------------------------------------------------------------
 
@@ -158,16 +160,16 @@ class StudyResults:
 
     # --- tables -----------------------------------------------------------------------------------
 
-    def tables(self) -> list[ResultTable]:
-        """Return the tables of the study: values by seed, events, and differences."""
-        tables = [self._value_table(metric) for metric in self._metrics()]
-        return [*tables, self._emergence_table(), self._difference_table()]
+    def tables(self, extra_metrics: Sequence[str] = ()) -> list[ResultTable]:
+        """Return the tables of the study that have rows: values by seed, events and differences.
 
-    def _metrics(self) -> list[str]:
-        """Return the metrics of the tables: those that claims compare, then the plotted ones."""
+        Values are of the metrics that claims compare, and of the extra ones.
+        """
         compared = [quantity.metric for test in self._comparisons() for quantity in test[:2]]
-        metrics = [metric for metric in compared if not metric.startswith(STEP_OF)]
-        return list(dict.fromkeys([*metrics, *self.study.plot]))
+        metrics = dict.fromkeys([*compared, *extra_metrics])
+        tables = [self._value_table(metric) for metric in metrics if STEP_OF not in metric]
+        tables += [self._emergence_table(), self._difference_table()]
+        return [table for table in tables if table.rows]
 
     def _comparisons(self) -> list[Exceeds | CostsAtMost]:
         tests = [test for claim in self.study.claims for test in claim.tests]
@@ -177,26 +179,35 @@ class StudyResults:
         rows = []
         for arm in self.study.arms:
             values = self.values(Quantity(metric, arm.name))
+            if not values:
+                continue
             errors = self.values(Quantity(f"{metric}_se", arm.name))
-            mean = format_with_error(fmean(values), standard_error(values)) if values else "–"
+            mean = format_with_error(fmean(values), standard_error(values))
             within = f"{fmean(errors):.2g}" if errors else "–"
             rows.append([arm.name, " ".join(map(format_value, values)), mean, within])
-        columns = ["arm", "by seed", "mean ± SE", "SE in a run"]
+        columns = ["arm", self._seeds_heading(), "mean ± SE", "SE in a run"]
         return ResultTable(METRIC_NAMES.get(metric, metric), columns, rows, text_columns=2)
 
+    def _seeds_heading(self) -> str:
+        seeds = {tuple(run.settings.get("seed", "") for run in runs) for runs in self.runs.values()}
+        return f"seed {', '.join(seeds.pop())}" if len(seeds) == 1 else "by seed"
+
     def _emergence_table(self) -> ResultTable:
-        rows = []
+        rows: list[list[str]] = []
         for name in self.emergences:
             first_steps = self.steps(name, self.study.arms[0].name)
             for arm in self.study.arms:
                 steps = self.steps(name, arm.name)
+                if not steps:
+                    continue
                 by_seed = " ".join("–" if step is None else f"{step:,}" for step in steps)
                 share = f"{len(steps) - steps.count(None)} of {len(steps)}"
                 p = "–"
-                if arm != self.study.arms[0] and steps and first_steps:
+                if arm != self.study.arms[0] and first_steps:
                     p = format_p(fisher_p(*count_events(first_steps), *count_events(steps)))
                 median = format_step(censored_median(steps))
-                rows.append([name, arm.name, by_seed, median, share, p])
+                event = "" if name in (row[0] for row in rows) else name
+                rows.append([event, arm.name, by_seed, median, share, p])
         columns = ["event", "arm", "step by seed", "median", "seeds", "p"]
         return ResultTable("Emergence", columns, rows, text_columns=3)
 
@@ -214,7 +225,7 @@ class StudyResults:
             "title": self.study.title,
             "papers": self.study.papers,
             "claims": [[claim.text, *self.verdict(claim)] for claim in self.study.claims],
-            "tables": [table._asdict() for table in self.tables() if table.rows],
+            "tables": [table._asdict() for table in self.tables(self.study.plot)],
             "plot": [[metric, METRIC_NAMES.get(metric, metric)] for metric in self.study.plot],
         }
 
@@ -222,9 +233,9 @@ class StudyResults:
 # --- measurements of one run ----------------------------------------------------------------------
 
 
-def last_value(run: Run, metric: str) -> float | None:
-    """Return a run's last value of a metric, or None if it was not measured."""
-    return next((row[metric] for row in reversed(run.rows) if metric in row), None)
+def seed_order(run: Run) -> tuple[int, str]:
+    """Return a sort key that puts runs in the order of their seeds."""
+    return (run.config.seed if run.config else 0), run.name
 
 
 def find_step(run: Run, emergence: Emergence) -> int | None:

@@ -15,10 +15,9 @@ def print_study(results: StudyResults, print_line: Callable[[str | Table], None]
     print_line(results.study.title)
     print_line(f"{results.study.papers}\n")
     for result in results.tables():
-        if result.rows:
-            print_line(result.title)
-            print_line(make_result_table(result))
-            print_line("")
+        print_line(result.title)
+        print_line(make_result_table(result))
+        print_line("")
     verdicts = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     verdicts.add_column(width=14)
     for claim in results.study.claims:

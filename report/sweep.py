@@ -216,8 +216,15 @@ def is_ranked(runs: Sequence[Run]) -> bool:
 
 
 def has_several_texts(runs: Sequence[Run]) -> bool:
-    """Return whether runs were trained and evaluated on different texts."""
-    return len({astuple(run.config.data) for run in runs if run.config and run.rows}) > 1
+    """Return whether runs were trained and evaluated on different texts.
+
+    The rules of a generated text come from the seed. All variants of a sweep have the same seeds,
+    but compared runs may differ in it.
+    """
+    configs = [run.config for run in runs if run.config and run.rows]
+    texts = {astuple(config.data) for config in configs}
+    seeds = {config.seed for config in configs if config.data.source == "synthetic"}
+    return len(texts) > 1 or (is_comparison(runs) and len(seeds) > 1)
 
 
 def rank_variants(runs: Sequence[Run]) -> list[Variant]:

@@ -259,5 +259,5 @@ def conclusion(runs: Sequence[Run]) -> list[tuple[str, str]]:
     spread = difference.error * sqrt(harmonic_mean([len(v.finished) for v in (best, tied)]) / 2)
     if needed := seeds_needed(difference.value, spread):
         test = f"p < {SIGNIFICANCE_LEVEL} with probability {POWER:.0%}"
-        lines.append(("", f"a difference of this size needs {needed:,} seeds ({test})"))
+        lines.append(("", f"a difference of this size needs {needed:,} seeds per setting ({test})"))
     return lines

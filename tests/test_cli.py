@@ -152,7 +152,7 @@ MISTAKES = [
     ("model=small,gpt2", ["model=small,gpt2", "-m"]),
     ("model=null", ["model=null", "gpt2_large"]),
     ("model=small.yaml", ["model=small.yaml", "use model=small"]),
-    ("experiment=configs/experiment/study.yaml", ["use experiment=study"]),
+    ("experiment=configs/experiment/induction.yaml", ["use experiment=induction"]),
     ("data=my.txt", ["data=my.txt", "data.path=my.txt"]),
     ("tokenizer=o200k_base", ["tokenizer.name=o200k_base"]),
     ("data=text data.path=a.txt,b.txt", ["data.path=a.txt,b.txt", "folder", "glob"]),

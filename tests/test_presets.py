@@ -45,7 +45,7 @@ def tiktoken(test_data, monkeypatch):
 def test_every_experiment_trains(trains, test_data, tiktoken, name):
     local = (
         []
-        if name in ("default", "induction", "study")
+        if name in ("default", "induction") or name.startswith("paper_")
         else [f"data.path={test_data / 'data' / 'tinyshakespeare.txt'}"]
     )
     if name.startswith("gpt2_"):
