@@ -82,8 +82,6 @@ def embed_weights(model: EmbeddedModel | None, blobs: Blobs) -> dict[str, Any] |
     """
     if model is None or model.tokenizer.get("kind") not in TOKENIZERS:
         return None
-    if model.config.mlp == "none":  # the page's forward pass has no such model
-        return None
     if model.size > MAX_WEIGHTS_BYTES:
         return {"bytes": model.size}
     tensors: list[tuple[str, tuple[int, ...]]] = []

@@ -1,7 +1,6 @@
 """Small models of all kinds, for the tests of several modules."""
 
 import math
-from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -42,8 +41,6 @@ configs = st.builds(
     ngram_rows=st.just(600),
     ngram_size=st.sampled_from([None, 5]),
 )
-# Of the models that a page can run.
-page_configs = configs.map(lambda c: replace(c, mlp="gelu" if c.mlp == "none" else c.mlp))
 seeds = st.integers(0, 2**31)
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
-from models import lively, page_configs, random_tokens, small
+from models import configs, lively, random_tokens, small
 
 from attention_maps import ablation, scores
 from attention_maps.capture import capture, residual_writes, value_norms
@@ -118,7 +118,7 @@ def next_token_losses(logits, ids) -> np.ndarray:
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(
-    page_configs,
+    configs,
     st.sampled_from([13, 16]),
     st.lists(st.tuples(st.integers(0, 1), st.integers(0, 3)), max_size=3),
     st.lists(st.integers(0, 10), max_size=3, unique=True),
