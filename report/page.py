@@ -27,6 +27,7 @@ from report.snapshots import (
     pack_fitting_maps,
     pack_fitting_predictions,
 )
+from report.studies import METRIC_NAMES
 from report.values import clip_text, finite_number, metric_curve, thin
 
 MAX_PAGE_BYTES = 24_500_000
@@ -74,6 +75,7 @@ def write_page(run_dir: Path) -> Path:
         if isinstance(row.get("text"), str)
     ]
     settings = flatten_settings(config).items() if config else ()
+    task_metrics = [key for key in latest if key.startswith("task/")]
     content = {
         "kind": "run",
         "title": run_dir.resolve().name,
@@ -82,7 +84,12 @@ def write_page(run_dir: Path) -> Path:
         "maxSteps": config.max_steps if config else None,
         "tokens": finite_number(latest.get("tokens")),
         "maxCurvePoints": MAX_CURVE_POINTS,
-        "curves": {key: metric_curve(rows, key, MAX_CURVE_POINTS) for key in CURVES},
+        "curves": {
+            key: metric_curve(rows, key, MAX_CURVE_POINTS) for key in (*CURVES, *task_metrics)
+        },
+        "taskMetrics": [
+            [key, METRIC_NAMES.get(key, key)] for key in task_metrics if not key.endswith("_se")
+        ],
         "seconds": {name: finite_number(latest.get(key)) for name, key in ACTIVITIES.items()},
         "samples": thin(samples, MAX_SAMPLES),
         "omittedSamples": max(0, len(samples) - MAX_SAMPLES),

@@ -162,7 +162,7 @@ function scoreCaption(score) {
 function maxScore(score) {
   if (isShare(score)) return 1;
   const values = headNames.flatMap(name => columns[`heads/${score}/${name}`] ?? []);
-  return values.reduce((max, value) => Math.max(max, value), 1e-9);
+  return values.reduce((max, value) => Math.max(max, value), 0) || 1;
 }
 
 /**

@@ -9,6 +9,7 @@ import { colorIndex } from "./colors.js";
 import { bdi, el } from "./dom.js";
 import { formatNumber, formatSigned, shortenToken } from "./format.js";
 import { headGridLayout, headName } from "./labels.js";
+import { hasMlps } from "./page_state.js";
 import { term } from "./terms.js";
 
 /** Contributions that have a bar of their own. */
@@ -220,6 +221,7 @@ function directContributions(explanation, i, { target, words, choose }) {
     const detail = next === undefined ? "" : formatSigned(explanation.headEffect(layer, head, i));
     return { ...bar, detail, pick: () => choose(layer, head) };
   });
+  const existing = bars.filter(({ name }) => hasMlps || !name.endsWith("MLP"));
   const likeliest = words[explanation.predicted(i)[Math.max(0, target - 1)].id];
   const text = target ? likeliest : (next ?? likeliest);
   return panel(
@@ -232,7 +234,7 @@ function directContributions(explanation, i, { target, words, choose }) {
         ? ")."
         : "). Gray: increase of the loss if the head is ablated, which includes its effect on later layers.",
     ),
-    barList(largestBars(bars, MAX_BARS)),
+    barList(largestBars(existing, MAX_BARS)),
   );
 }
 

@@ -54,6 +54,9 @@ export function drawTraining() {
     includes: [0, 0.1],
     series: [metricSeries("val/in_context_score", "in-context score", "accent", true)],
   });
+  for (const [key, title] of data.taskMetrics) {
+    drawCurve(`chart-${key}`, { title, series: [metricSeries(key, title, "accent", true)] });
+  }
   drawCurve("chart-lr", {
     title: "Learning rate",
     explanation: explanationOf("learning rate"),
