@@ -40,19 +40,26 @@ class Probes:
 
 
 def make_probes(
-    train: np.ndarray, val: np.ndarray, tokenizer: Tokenizer, length: int, seed: int
+    train: np.ndarray,
+    val: np.ndarray,
+    tokenizer: Tokenizer,
+    length: int,
+    seed: int,
+    spacing: int = 1,
 ) -> Probes:
     """Make the probes from the ids of both splits; equal arguments give equal probes.
 
     Random tokens follow their frequencies in the training split (at least one token), so that the
     model has seen every one. The text is an excerpt of the validation split (at least two tokens)
-    of at most `length` tokens; rows have at most `MAX_SCORED_LENGTH`.
+    of at most `length` tokens; rows have at most `MAX_SCORED_LENGTH`. Windows begin at multiples of
+    `spacing`, for a split that consists of sequences of this length.
     """
     start = _start_of_line(val, tokenizer, length)
     text = np.asarray(val[start : start + length], dtype=np.int64)
     size = min(len(text), MAX_SCORED_LENGTH)
     count = min(MAX_ROWS, (len(val) - start) // size)  # windows do not overlap
     starts = np.linspace(start, len(val) - size, count).astype(int)
+    starts -= (starts - start) % spacing
     windows = np.stack([np.asarray(val[at : at + size], dtype=np.int64) for at in starts])
 
     frequencies = token_frequencies(train, tokenizer.vocab_size)

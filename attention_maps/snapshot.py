@@ -61,8 +61,15 @@ class Snapshots:
         self.config, self.folder = config, run_dir / "attention"
         self.windows, self.tolerate_errors = windows, tolerate_errors
         self.tokenizer, self.sample_tokens = tokens.tokenizer, sample_tokens
+        self.prompt: list[int] | None = None
+        if tokens.task:  # which models a single sequence, from its beginning
+            self.prompt = tokens.task.prompt
+            self.sample_tokens = tokens.task.block_size + 1 - len(self.prompt)
         length = min(config.attention.tokens, config.model.block_size)
-        self.probes = make_probes(tokens.train, tokens.val, tokens.tokenizer, length, config.seed)
+        spacing = tokens.task.block_size + 1 if tokens.task else 1
+        self.probes = make_probes(
+            tokens.train, tokens.val, tokens.tokenizer, length, config.seed, spacing
+        )
         self._explains_always = _can_always_explain(config, length)
         self.folder.mkdir(exist_ok=True)
 
@@ -82,7 +89,8 @@ class Snapshots:
         sample = None
         if has_grid:
             with self.tolerate_errors("a sample text"):  # the model may predict NaN
-                sample = sample_text(model, self.tokenizer, self.sample_tokens, self.config.seed)
+                seed = self.config.seed
+                sample = sample_text(model, self.tokenizer, self.sample_tokens, seed, self.prompt)
         return Snapshot(metrics, sample)
 
     def is_grid_due(self, step: int) -> bool:
@@ -157,10 +165,20 @@ def _can_measure_importance(config: Config) -> bool:
     return ablated_tokens < config.max_steps * config.batch_size * c.block_size
 
 
-def sample_text(model: GPT, tokenizer: Tokenizer, max_new_tokens: int, seed: int) -> str:
-    """Generate a text without a prompt; equal weights and seed give equal texts."""
-    text = GeneratedText(tokenizer, encode_prompt(tokenizer, ""), seed, max_documents=2)
-    decoder = model.make_decoder(1, 1 + max_new_tokens)
+def sample_text(
+    model: GPT,
+    tokenizer: Tokenizer,
+    max_new_tokens: int,
+    seed: int,
+    prompt: list[int] | None = None,
+) -> str:
+    """Generate a text, and return it with its prompt; equal weights and seed give equal texts.
+
+    Without a prompt it starts from the `start_token`, which is not returned.
+    """
+    prompt_tokens = encode_prompt(tokenizer, "") if prompt is None else prompt
+    text = GeneratedText(tokenizer, prompt_tokens, seed, max_documents=2)
+    decoder = model.make_decoder(1, len(prompt_tokens) + max_new_tokens)
     for _ in generate_texts(decoder, [text], max_new_tokens, Sampling(temperature=0.8)):
         pass
-    return text.text
+    return tokenizer.decode(prompt or []) + text.text

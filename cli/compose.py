@@ -248,10 +248,11 @@ def _fit_to_task(config: Config, keys: list[str], log: Callable[[str], None]) ->
     """Return the configuration with the tokenizer and the length of generated sequences."""
     if config.data.source != "synthetic":
         return config
-    if {"tokenizer", "tokenizer.name"} & set(keys) and config.tokenizer.name != "char":
+    typed = [key for key in keys if key.partition(".")[0] == "tokenizer"]
+    if typed and config.tokenizer != TokenizerConfig("char"):
         raise UserError(
-            f"tokenizer={config.tokenizer.name} has no effect with data=synthetic, where each "
-            "symbol is a token: leave it out"
+            f"{typed[0]} has no effect with data=synthetic, where each symbol is a token: "
+            "leave it out"
         )
     config = replace(config, tokenizer=TokenizerConfig("char"))
     length = config.data.sequence_length

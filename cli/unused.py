@@ -21,17 +21,24 @@ class Above(NamedTuple):
 
 UsedWith = tuple[tuple[str, str, tuple | Above], ...]
 
+TASK_SETTINGS = (
+    "task",
+    "symbols",
+    "begin",
+    "min_period",
+    "max_period",
+    "concentration",
+    "train_share",
+    "pairs",
+)
 # Each row: a setting, another one, and the values of the other with which the first has an effect.
 TRAIN_USED_WITH: UsedWith = (
-    *(
-        (name, "data.source", ("synthetic",))
-        for name in ("data.task", "data.symbols", "data.begin")
-    ),
     ("data.min_period", "data.task", ("passages",)),
     ("data.max_period", "data.task", ("passages",)),
     ("data.concentration", "data.task", ("markov",)),
     ("data.train_share", "data.task", ("modular",)),
     ("data.pairs", "data.task", ("recall",)),
+    *((f"data.{name}", "data.source", ("synthetic",)) for name in TASK_SETTINGS),
     ("data.lines", "data.source", ("stdlib", "shakespeare", "text", "hf")),
     ("data.path", "data.source", ("text", "shakespeare")),
     ("data.exclude", "data.source", ("text",)),

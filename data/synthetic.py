@@ -224,6 +224,12 @@ class Task:
         return self.generate(VALIDATION, self._num_held_out)
 
     @property
+    def prompt(self) -> list[int]:
+        """The first held-out sequence up to the first token that counts, such as 3+4=."""
+        tokens, is_counted = self.validation
+        return tokens[0, : is_counted[0].argmax() + 1].tolist()
+
+    @property
     def _num_held_out(self) -> int:
         return max(1, self.data.val_max_tokens // self.block_size)
 
@@ -269,7 +275,8 @@ class Task:
 def generate_tokens(config: Config, tokenizer: Tokenizer | None) -> Tokens:
     """Return a task with samples of its sequences; every process makes the same ones."""
     task = Task(config, tokenizer)
-    train, val = task.training.tokens, task.validation.tokens
+    # Random probes draw tokens from `train`, so it lacks the begin symbol
+    train, val = task.training.tokens[:, int(config.data.begin) :], task.validation.tokens
     return Tokens(
         train=train.ravel(),
         val=val.ravel(),

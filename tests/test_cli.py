@@ -183,6 +183,13 @@ MISTAKES = [
     ("model.n_head=5", ["model.n_head=5", "model.n_embd=128"]),
     ("device=tpu", ["device=tpu", "cuda"]),
     ("data=text", ["data.path"]),
+    ("data=synthetic data.task=modular model.block_size=8", ["model.block_size=8", "=4"]),
+    ("data=synthetic data.max_period=300", ["data.max_period=300", "model.block_size=256"]),
+    ("data=synthetic data.min_period=30", ["data.min_period=30", "data.max_period=24"]),
+    ("data=synthetic data.task=recall data.pairs=17", ["data.pairs=17", "data.symbols=32"]),
+    ("data=synthetic data.task=modular data.symbols=2 data.train_share=0.1", ["data.train_share"]),
+    ("data=synthetic tokenizer=gpt2", ["tokenizer", "data=synthetic"]),
+    ("data=synthetic tokenizer.vocab_size=300", ["tokenizer.vocab_size", "data=synthetic"]),
     ("data=text data.path=nowhere", ["data.path=nowhere"]),
     ("resume=true", ["resume=true", "run_dir=PATH"]),
     ("resume=auto", ["resume=auto", "run_dir=PATH"]),
@@ -663,6 +670,8 @@ def test_any_preset_is_read_or_refused_by_its_path(lines, in_group, tmp_path_fac
 USED_WITH = [(name, other) for name, other, _ in TRAIN_USED_WITH]
 NO_EFFECT = {  # other setting → a value with which the settings above have no effect
     "data.source": "stdlib",
+    "data.task": "recall",
+    "model.mlp": "none",
     "tokenizer.name": "char",
     "optim.name": "adamw",
     "optim.schedule": "constant",
@@ -681,14 +690,22 @@ def test_a_setting_without_effect_is_refused_if_it_was_typed(name, other):
     if value is None:
         value = next(v for kind, v in EXAMPLES.items() if kind in str(SETTINGS[name].type))
     config = Config()
-    rope = {"model.position": "rope", "model.rope_factor": 2.0}
-    for key, chosen in {**rope, other: NO_EFFECT[other], name: value}.items():
+    without_effect = {
+        ("data.lines", "data.source"): "synthetic",
+        ("data.pairs", "data.task"): "markov",
+    }.get((name, other), NO_EFFECT[other])
+    task_of = {name: tasks[0] for name, key, tasks in TRAIN_USED_WITH if key == "data.task"}
+    used = {"model.position": "rope", "model.rope_factor": 2.0}
+    used["data.task"] = task_of.get(name, "passages")
+    if other == "data.task":
+        used["data.source"] = "synthetic"
+    for key, chosen in {**used, other: without_effect, name: value}.items():
         *sections, last = key.split(".")
         setattr(attrgetter(".".join(sections))(config), last, chosen)
     typed = [f"{name}={value}"]
     with pytest.raises(UserError) as error:
         cli.configure(cli.Job(config, typed))
-    assert str(error.value).startswith(f"{name}=") and str(NO_EFFECT[other]) in str(error.value)
+    assert str(error.value).startswith(f"{name}=") and str(without_effect) in str(error.value)
     cli.configure(cli.Job(config, []))  # it comes from a preset
     for swept in (other, other.partition(".")[0], "experiment"):  # other jobs use it
         cli.configure(cli.Job(config, typed, swept=[swept]))

@@ -23,6 +23,8 @@ from training.processes import World, plain_copy, reshard
 MAX_BATCH_TOKENS = 8192
 # Logits per forward pass: 64 MB in float32.
 MAX_BATCH_LOGITS = 1 << 24
+# Windows of an excerpt. Heads are ablated in one at a time, which takes long in many short ones.
+MAX_EXCERPT_WINDOWS = 128
 # The in-context score compares the second and the last of so many equal parts of a window. In a
 # window of 512 tokens their middles are the 48th and the 496th token; Olsson et al. compare the
 # 50th and the 500th.
@@ -146,10 +148,11 @@ class Windows:
         """Return the inputs and targets of evenly spread windows of roughly `tokens` tokens.
 
         There are at least 16 windows if the text has them, because standard errors are computed
-        over windows. They are on the device.
+        over windows, and at most `MAX_EXCERPT_WINDOWS`. They are on the device.
         """
         windows = len(self.inputs)
-        num_chosen = min(windows, max(16, tokens // self.inputs.shape[1]))
+        num_chosen = max(16, min(MAX_EXCERPT_WINDOWS, tokens // self.inputs.shape[1]))
+        num_chosen = min(windows, num_chosen)
         chosen = np.linspace(0, windows - 1, num_chosen).round().astype(int)
         return self.inputs[chosen].to(self.device), self.targets[chosen].to(self.device)
 

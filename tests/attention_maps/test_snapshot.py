@@ -51,7 +51,7 @@ def make_snapshots(tmp_path) -> Callable[..., snapshot.Snapshots]:
             precision="fp32",
             attention=AttentionConfig(every=every, picture_every=picture_every),
         )
-        tokens = SimpleNamespace(train=IDS, val=IDS[:500], tokenizer=TOKENIZER)
+        tokens = SimpleNamespace(train=IDS, val=IDS[:500], tokenizer=TOKENIZER, task=None)
         return snapshot.Snapshots(config, tmp_path, tokens, (X, Y), nullcontext, sample_tokens=8)
 
     return make
