@@ -26,7 +26,12 @@ SHORT_ATTENTION_MAX_TOKENS = 512
 
 
 def attention(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, scale: float | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None = None,
+    scale: float | None = None,
+    sink: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Compute softmax(Q Kᵀ · scale + M) V, written out.
 
@@ -42,30 +47,39 @@ def attention(
             other mask is added to the scores. A query that may attend to no key gets weights and
             an output of zero.
         scale: Factor of the dot products; None: 1/√d_k.
+        sink: Sink logits, broadcast to (…, T_q, 1): the score of one more key, whose value is 0.
 
     Returns:
         The output (…, T_q, d_v) and the weights (…, T_q, T_k), in the dtype of the queries. Each
-        row of the weights sums to 1.
+        row of the weights sums to 1; with a sink to less, by the weight of the sink.
 
-    Reference: Vaswani et al. 2017, "Attention Is All You Need"; Ainslie et al. 2023, "GQA".
+    Reference: Vaswani et al. 2017, "Attention Is All You Need"; Ainslie et al. 2023, "GQA"; Xiao
+    et al. 2023, "Efficient Streaming Language Models with Attention Sinks", and gpt-oss (sinks).
     """
-    weights = attention_weights(q, k, mask, scale)
+    weights = attention_weights(q, k, mask, scale, sink)
     return weights @ repeat_groups(v, q), weights
 
 
 def attention_weights(
-    q: Tensor, k: Tensor, mask: Tensor | None = None, scale: float | None = None
+    q: Tensor,
+    k: Tensor,
+    mask: Tensor | None = None,
+    scale: float | None = None,
+    sink: Tensor | None = None,
 ) -> Tensor:
     """Compute the weights (…, T_q, T_k) of `attention`, which takes the same arguments."""
     if scale is None:
         scale = 1 / math.sqrt(q.shape[-1])
     scores = q @ repeat_groups(k, q).transpose(-2, -1) * scale  # (…, T_q, T_k)
+    if mask is not None and mask.dtype == torch.bool:
+        scores = scores.masked_fill(~mask, -math.inf)
+    elif mask is not None:
+        scores = scores + mask.to(scores.dtype)
+    if sink is not None:
+        column = sink.to(scores.dtype).expand(*scores.shape[:-1], 1)
+        return torch.cat((scores, column), dim=-1).softmax(dim=-1)[..., :-1]
     if mask is None:
         return scores.softmax(dim=-1)
-    if mask.dtype == torch.bool:
-        scores = scores.masked_fill(~mask, -math.inf)
-    else:
-        scores = scores + mask.to(scores.dtype)
     # The softmax of a row of -inf is 0/0. Such a row enters it as zeros, so that its gradient is
     # 0 and not NaN, and leaves it as zeros.
     is_empty = (scores == -math.inf).all(dim=-1, keepdim=True)  # (…, T_q, 1)
@@ -90,24 +104,80 @@ def causal_mask(T_q: int, T_k: int, device: torch.device | None = None) -> Tenso
     return torch.ones(T_q, T_k, dtype=torch.bool, device=device).tril(diagonal=T_k - T_q)
 
 
+def shift_keys(k: Tensor, first: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Return for each of the keys k (B, T, G, d_k) the key of the token before, for smeared keys.
+
+    `first` (B, G, d_k) is the key before those. With a `mask` (…, T, T_k) as in `attention`, the
+    key of a token is 0 to the next one if that one, as a query, may not attend to it in any head.
+    """
+    previous = torch.cat((first[:, None], k[:, :-1]), dim=1)  # (B, T, G, d_k)
+    if mask is None:
+        return previous
+    T, T_k = k.shape[1], mask.shape[-1]
+    may_attend = mask if mask.dtype == torch.bool else mask > -math.inf
+    may_attend = may_attend.expand(*mask.shape[:-2], T, T_k)[(None,) * (4 - mask.dim())]
+    # From each query to the token before it: (B, T), or T - 1 if the first query has none
+    may_attend = may_attend.diagonal(T_k - T - 1, dim1=-2, dim2=-1).any(dim=1)
+    may_attend = F.pad(may_attend, (T - may_attend.shape[-1], 0))
+    return previous * may_attend[..., None, None]
+
+
 # --- Faster kernels -------------------------------------------------------------------------------
 
 
 def fused_attention(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, dropout: float = 0.0
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None = None,
+    dropout: float = 0.0,
+    sink: Tensor | None = None,
 ) -> Tensor:
     """Compute the output (B, H, T_q, d_v) of `attention` with the fastest kernel.
 
     Queries are (B, H, T_q, d_k), keys (B, G, T_k, d_k) and values (B, G, T_k, d_v). Without a mask,
     attention is causal if T_q = T_k; else every query attends to every key. `dropout` is the share
-    of the weights that are dropped.
+    of the weights that are dropped. `sink` holds the sink logits (H, 1, 1) of the heads.
     """
+    if sink is not None:
+        return _attention_with_sink(q, k, v, mask, dropout, sink)
+    return _fastest_attention(q, k, v, mask, dropout, 1 / math.sqrt(q.shape[-1]))
+
+
+def _attention_with_sink(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float, sink: Tensor
+) -> Tensor:
+    """Compute attention with sink logits (H, 1, 1) by kernels that do not know them.
+
+    The sink becomes a key in front of the others, whose value is 0. One more channel gives it its
+    score: it is the sink logit in queries, 1 in the sink's key and 0 in other keys.
+    """
+    scale = 1 / math.sqrt(q.shape[-1])
+    is_causal = mask is None and bool(k.shape[2] == q.shape[2])
+    logits = (sink / scale).to(q.dtype).expand(*q.shape[:3], 1)  # (B, H, T_q, 1)
+    q = torch.cat((q, logits), dim=-1)  # (B, H, T_q, d_k + 1)
+    k = F.pad(k, (0, 1, 1, 0))  # (B, G, 1 + T_k, d_k + 1)
+    k[:, :, 0, -1] = 1
+    # A kernel that keeps no weights needs values of the size of keys, if they were so.
+    v = F.pad(v, (0, 1, 1, 0))  # (B, G, 1 + T_k, d_v + 1)
+    if is_causal:
+        q = F.pad(q, (0, 0, 1, 0))  # a query in front, so that the others attend to the sink too
+    if mask is not None:
+        mask = F.pad(mask, (1, 0), value=mask.dtype == torch.bool)  # True, or 0 to be added
+    y = _fastest_attention(q, k, v, mask, dropout, scale)[..., :-1]
+    return y[:, :, 1:] if is_causal else y
+
+
+def _fastest_attention(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float, scale: float
+) -> Tensor:
+    """Compute what `fused_attention` does, without sinks, with a `scale` of the dot products."""
     T_q, T_k = q.shape[2], k.shape[2]
     # bool() makes an export with dynamic lengths decide this once.
     is_causal = mask is None and bool(T_k == T_q)
     is_bf16_on_cpu = q.dtype == torch.bfloat16 and q.device.type == "cpu"
     if is_causal and is_bf16_on_cpu and T_q <= SHORT_ATTENTION_MAX_TOKENS:
-        return short_attention(q, k, v, dropout)
+        return short_attention(q, k, v, dropout, scale)
     return F.scaled_dot_product_attention(
         q,
         k,
@@ -116,14 +186,18 @@ def fused_attention(
         is_causal=is_causal,
         enable_gqa=q.shape[1] != k.shape[1],
         dropout_p=dropout,
+        scale=scale,
     )
 
 
-def short_attention(q: Tensor, k: Tensor, v: Tensor, dropout: float = 0.0) -> Tensor:
+def short_attention(
+    q: Tensor, k: Tensor, v: Tensor, dropout: float = 0.0, scale: float | None = None
+) -> Tensor:
     """Compute causal attention over a few hundred tokens with batched matrix products.
 
     In bf16 on a CPU, torch's fused kernel takes 2 to 5 times as long (LOG.md). The arguments and
-    the output are those of `fused_attention`, with T_q = T_k = T.
+    the output are those of `fused_attention`, with T_q = T_k = T. `scale` is the factor of the dot
+    products; None: 1/√d_k.
     """
     (B, H, T, d_k), G = q.shape, k.shape[1]
     future = torch.full((T, T), -math.inf, dtype=q.dtype, device=q.device).triu(diagonal=1)
@@ -132,21 +206,26 @@ def short_attention(q: Tensor, k: Tensor, v: Tensor, dropout: float = 0.0) -> Te
         future.repeat(H // G, 1),  # (H/G · T, T)
         q.reshape(B * G, H // G * T, d_k),
         k.flatten(0, 1).mT,  # (B · G, d_k, T)
-        alpha=1 / math.sqrt(d_k),
+        alpha=1 / math.sqrt(d_k) if scale is None else scale,
     )
     weights = F.dropout(scores.softmax(dim=-1), dropout)  # (B · G, H/G · T, T)
     return torch.bmm(weights.to(v.dtype), v.flatten(0, 1)).view(B, H, T, -1)
 
 
-def attend_from_last_token(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def attend_from_last_token(q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None = None) -> Tensor:
     """Compute the attention of the last token alone, which may attend to every key.
 
     Queries (B, H, d_k), keys (B, G, T_k, d_k) and values (B, G, T_k, d_v) give the heads' outputs,
     concatenated (B, H · d_v). The query heads that share a key/value head enter the kernel as
-    several queries of that head, so that keys and values are not repeated.
+    several queries of that head, so that keys and values are not repeated. `sink` holds the sink
+    logits (H, 1, 1) of the heads.
     """
     (B, H, d_k), G = q.shape, k.shape[1]
-    y = F.scaled_dot_product_attention(q.reshape(B, G, H // G, d_k), k, v)  # (B, G, H/G, d_v)
+    q = q.reshape(B, G, H // G, d_k)
+    if sink is None:
+        y = F.scaled_dot_product_attention(q, k, v)  # (B, G, H/G, d_v)
+    else:
+        y, _ = attention(q, k, v, sink=sink.view(G, H // G, 1))
     return y.flatten(1)
 
 

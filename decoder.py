@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from attention import attend_from_last_token
 from kernels import RMSNorm
-from layers import Layer, feed_forward, project, transformer_block
+from layers import Layer, feed_forward, head_gates, project, transformer_block
 from model_config import GPTConfig
 
 if TYPE_CHECKING:
@@ -42,6 +42,10 @@ class KVCache:
         shape = (config.n_layer, batch_size, config.kv_heads, capacity)  # (L, B, G, capacity)
         self.keys = torch.empty(*shape, config.key_dim, device=device, dtype=dtype)
         self.values = torch.empty(*shape, config.value_dim, device=device, dtype=dtype)
+        # Of smeared keys: the keys of the last token before they were mixed
+        self.last_keys = torch.empty(
+            *shape[:3], config.key_dim if config.smear_keys else 0, device=device, dtype=dtype
+        )
         self.tokens = torch.empty(batch_size, capacity, device=device, dtype=torch.int64)
         self.length = 0  # number of tokens that the cache holds in every layer
 
@@ -53,7 +57,7 @@ class KVCache:
     @property
     def nbytes(self) -> int:
         """Bytes of the keys and values."""
-        return self.keys.nbytes + self.values.nbytes
+        return self.keys.nbytes + self.values.nbytes + self.last_keys.nbytes
 
     @property
     def previous_tokens(self) -> Tensor:
@@ -72,6 +76,13 @@ class KVCache:
         keys.narrow(2, self.length, T).copy_(k)
         values.narrow(2, self.length, T).copy_(v)
         return keys.narrow(2, 0, self.length + T), values.narrow(2, 0, self.length + T)
+
+    def replace_last_key(self, layer: int, k: Tensor) -> Tensor:
+        """Store the unmixed key (B, G, d_k) of the last new token, and return the one before it."""
+        last = self.last_keys[layer]
+        previous = last.to(k.dtype, copy=True) if self.length else torch.zeros_like(k)
+        last.copy_(k)
+        return previous
 
     def advance(self, tokens: Tensor) -> None:
         """Add tokens (B, T), whose keys and values every layer has stored, to the cache."""
@@ -100,10 +111,7 @@ class Decoder:
         self.rotary = None if rotary is None else rotary.to(weight.dtype)
         self.norm = as_function(model.norm)
         self.head = as_function(model.head)
-        self.layers = [
-            DecoderLayer(block, keys, values)
-            for block, keys, values in zip(model.blocks, cache.keys, cache.values)
-        ]
+        self.layers = [DecoderLayer(block, cache) for block in model.blocks]
 
     def reset(self) -> None:
         """Reset the cache to length 0."""
@@ -132,10 +140,13 @@ class Decoder:
 class DecoderLayer:
     """The functions of a block, with its weights and its part of the cache."""
 
-    def __init__(self, block: "Block", keys: Tensor, values: Tensor) -> None:
-        """Read the weights, and keep the cached `keys` (B, G, capacity, d_k) and `values`."""
-        mlp = block.mlp
-        self.keys, self.values = keys, values
+    def __init__(self, block: "Block", cache: KVCache) -> None:
+        """Read the weights, and keep the layer's part of the cache."""
+        mlp, W_gate = block.mlp, block.attention.W_gate
+        self.keys, self.values = cache.keys[block.layer], cache.values[block.layer]
+        self.previous_keys = partial(cache.replace_last_key, block.layer)
+        self.sink = block.attention.sink_logits()
+        self.W_gate = None if W_gate is None else as_function(W_gate)
         self.projection = block.attention.join_projections()
         self.W_O = as_function(block.attention.W_O)
         self.norm_1 = as_function(block.norm_1)
@@ -158,15 +169,20 @@ class DecoderLayer:
         the cache, and `rotary` (2, d_k) holds the rotary angles there.
         """
         keys, values, T = self.keys, self.values, position + 1
-        q, k, v = project(x, self.projection, rotary, x.dtype)  # (B, H, d_k), (B, G, d_k or d_v)
+        # (B, H, d_k), (B, G, d_k), (B, G, d_v)
+        q, k, v = project(x, self.projection, rotary, x.dtype, self.previous_keys)
         keys.select(2, position).copy_(k)
         values.select(2, position).copy_(v)
         cache_is_finer = keys.dtype != x.dtype
         if cache_is_finer:
             q = q.to(keys.dtype)
-        y = attend_from_last_token(q, keys.narrow(2, 0, T), values.narrow(2, 0, T))  # (B, H · d_v)
+        keys, values = keys.narrow(2, 0, T), values.narrow(2, 0, T)
+        y = attend_from_last_token(q, keys, values, self.sink)  # (B, H · d_v)
         if cache_is_finer:
             y = y.to(x.dtype)
+        if self.W_gate is not None:
+            gates = head_gates(x, self.W_gate, q.shape[1])  # (B, H, 1 or d_v)
+            y = (y.unflatten(1, (q.shape[1], -1)) * gates).flatten(1)
         return self.W_O(y)
 
 

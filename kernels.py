@@ -6,6 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from common.errors import UserError, not_one_of
+from model_config import GPTConfig
+
 # Logits that `cross_entropy` converts to float32 at once on a CPU: 4 MB fit the processor's cache.
 MAX_FLOAT32_LOGITS = 1 << 20
 
@@ -38,6 +41,15 @@ class RMSNorm(nn.RMSNorm):
     def forward(self, x: Tensor) -> Tensor:
         """Normalize x (…, C)."""
         return rms_norm(x, self.weight, self.eps)
+
+
+def make_norm(config: GPTConfig) -> nn.Module:
+    """Return LayerNorm (Ba et al. 2016) or RMSNorm (Zhang & Sennrich 2019)."""
+    if config.norm == "layernorm":
+        return nn.LayerNorm(config.n_embd, eps=config.norm_eps, bias=config.has_bias("norm"))
+    if config.norm == "rmsnorm":
+        return RMSNorm(config.n_embd, eps=config.norm_eps)
+    raise UserError(not_one_of("model.norm", config.norm, ("layernorm", "rmsnorm")))
 
 
 class UnitRMS(torch.autograd.Function):

@@ -46,19 +46,26 @@ class Projection(NamedTuple):
     matrix: Tensor  # joined matrices ((H + G) d_k + G d_v, C)
     bias: Tensor | None  # joined biases
     gains: Tensor | None  # factors (H + G, d_k) of the normalized queries and keys
+    smear: Tensor | None = None  # logits (G,) of each key's own share in its smeared key
 
 
 def project(
-    x: Tensor, projection: Projection, rotary: Tensor | None, dtype: torch.dtype
+    x: Tensor,
+    projection: Projection,
+    rotary: Tensor | None,
+    dtype: torch.dtype,
+    previous_keys: Callable[[Tensor], Tensor],
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Compute queries (…, H, d_k), keys (…, G, d_k) and values (…, G, d_v) of tokens.
 
     `x` (…, C) is the normalized residual stream. `rotary` is the part of `rotary_table` for these
     tokens, which broadcasts to (2, …, H + G, d_k); it is not read unless positions are rotary.
-    Queries and keys have `dtype` if they were normalized or rotated.
+    Queries and keys have `dtype` if they were normalized or rotated. `previous_keys` returns the
+    keys of the tokens before those whose keys it is given, (…, G, d_k); it is called only if keys
+    are smeared.
 
     Reference: Henry et al. 2020, "Query-Key Normalization for Transformers"; Su et al. 2021,
-    "RoFormer".
+    "RoFormer"; Olsson et al. 2022, "In-context Learning and Induction Heads", for smeared keys.
     """
     config = projection.config
     H, G, d_k, d_v = config.n_head, config.kv_heads, config.key_dim, config.value_dim
@@ -72,12 +79,27 @@ def project(
         # Without gains, ε is the machine epsilon.
         eps = None if projection.gains is None else config.norm_eps
         qk = rms_norm(qk.to(dtype), projection.gains, eps)
+    if projection.smear is not None:
+        q, k = qk.split_with_sizes((H, G), dim=-2)
+        own_share = projection.smear.sigmoid()[:, None].to(k.dtype)  # (G, 1)
+        k = own_share * k + (1 - own_share) * previous_keys(k)
+        qk = torch.cat((q, k), dim=-2)
     if config.is_rotary:
         if rotary is None:
             raise ValueError("rotary positions need their angles (GPT.rotary_at)")
         qk = rotate(qk.to(dtype), rotary)
     q, k = qk.split_with_sizes((H, G), dim=-2)  # (…, H, d_k), (…, G, d_k)
     return q, k, v
+
+
+def head_gates(x: Tensor, W_gate: Layer, n_head: int) -> Tensor:
+    """Compute the factors (…, H, 1 or d_v) of the heads' outputs from the attention's input.
+
+    `x` (…, C) is the normalized residual stream.
+
+    Reference: Qiu et al. 2025, "Gated Attention for Large Language Models".
+    """
+    return W_gate(x).sigmoid().unflatten(-1, (n_head, -1))
 
 
 def feed_forward(

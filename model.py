@@ -17,7 +17,14 @@ from torch import Tensor, nn
 import kernels
 import layers
 from attention import attention as attention  # for notebooks
-from attention import attention_weights, causal_mask, fused_attention, repeat_groups, rotary_table
+from attention import (
+    attention_weights,
+    causal_mask,
+    fused_attention,
+    repeat_groups,
+    rotary_table,
+    shift_keys,
+)
 from common.errors import UserError, not_one_of
 from decoder import Decoder, KVCache
 from decoding import generate
@@ -26,16 +33,10 @@ from ngrams import NGramEmbedding
 from taps import TAP_NAMES, Taps, tap
 
 INIT_STD = 0.02  # of GPT-2 (Radford et al. 2019)
+SMEAR_START = 2.0  # a key's own share in its smeared key begins at σ(2) = 88%
+# Sink logits are this times their parameters, so that they grow as fast as queries × keys.
+SINK_SCALE = 10.0
 ROTARY_LENGTH = 16384  # positions in a new model's rotary table, which grows when more are needed
-
-
-def make_norm(config: GPTConfig) -> nn.Module:
-    """Return LayerNorm (Ba et al. 2016) or RMSNorm (Zhang & Sennrich 2019)."""
-    if config.norm == "layernorm":
-        return nn.LayerNorm(config.n_embd, eps=config.norm_eps, bias=config.has_bias("norm"))
-    if config.norm == "rmsnorm":
-        return kernels.RMSNorm(config.n_embd, eps=config.norm_eps)
-    raise UserError(not_one_of("model.norm", config.norm, ("layernorm", "rmsnorm")))
 
 
 class SelfAttention(nn.Module):
@@ -60,6 +61,9 @@ class SelfAttention(nn.Module):
         if config.qk_norm == "gains":
             self.norm_q = kernels.RMSNorm(d_k, config.norm_eps)
             self.norm_k = kernels.RMSNorm(d_k, config.norm_eps)
+        self.sink = nn.Parameter(torch.zeros(H)) if config.attention_sink else None
+        self.smear = nn.Parameter(torch.full((G,), SMEAR_START)) if config.smear_keys else None
+        self.W_gate = nn.Linear(C, config.gate_dim) if config.gate_dim else None
 
     def join_projections(self) -> layers.Projection:
         """Concatenate W_Q, W_K and W_V into one matrix, and their QK-norm gains into one vector."""
@@ -70,24 +74,43 @@ class SelfAttention(nn.Module):
             gains_k = self.norm_k.weight.expand(c.kv_heads, -1)  # (G, d_k)
             gains = torch.cat((gains_q, gains_k))
         bias = torch.cat([part.bias for part in parts]) if c.has_bias("qkv") else None
-        return layers.Projection(c, torch.cat([part.weight for part in parts]), bias, gains)
+        matrix = torch.cat([part.weight for part in parts])
+        return layers.Projection(c, matrix, bias, gains, self.smear)
 
-    def project(self, x: Tensor, rotary: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    def sink_logits(self) -> Tensor | None:
+        """Return the sink logits (H, 1, 1) of the heads, None without sinks."""
+        return None if self.sink is None else SINK_SCALE * self.sink[:, None, None]
+
+    def project(
+        self,
+        x: Tensor,
+        rotary: Tensor | None = None,
+        cache: KVCache | None = None,
+        mask: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Compute queries (B, H, T, d_k), keys (B, G, T, d_k) and values (B, G, T, d_v).
 
         `x` (B, T, C) is the normalized residual stream. `rotary` (2, T, d_k) is the table that
-        `GPT.rotary_at` returns for the positions of `x`.
+        `GPT.rotary_at` returns for the positions of `x`. `cache` and `mask` are those of `forward`:
+        smeared keys read the key of the token before, if its query may attend to that token.
         """
         if rotary is not None:
             rotary = rotary[:, :, None]  # (2, T, 1, d_k)
         # In float32, a CPU normalizes and rotates faster than in bf16.
         dtype = torch.promote_types(x.dtype, torch.float32)
-        q, k, v = layers.project(x, self.join_projections(), rotary, dtype)
+        previous = partial(self._previous_keys, cache=cache, mask=mask)
+        q, k, v = layers.project(x, self.join_projections(), rotary, dtype, previous)
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)  # (B, H or G, T, d)
         if q.dtype != v.dtype:
             q = q.to(v.dtype, memory_format=torch.contiguous_format)
             k = k.to(v.dtype, memory_format=torch.contiguous_format)
         return q, k, v
+
+    def _previous_keys(self, k: Tensor, cache: KVCache | None, mask: Tensor | None) -> Tensor:
+        """Return the key before each of k (B, T, G, d_k); 0 if there is none, or it is masked."""
+        if cache is None:
+            return shift_keys(k, torch.zeros_like(k[:, 0]), mask)
+        return shift_keys(k, cache.replace_last_key(self.layer, k[:, -1]), mask)
 
     def forward(
         self,
@@ -106,7 +129,7 @@ class SelfAttention(nn.Module):
             mask: (…, T, T_k), as in `attention.attention`; None: causal.
             taps: Functions that record or replace values.
         """
-        q, k, v = self.project(x, rotary)
+        q, k, v = self.project(x, rotary, cache, mask)
         q = tap(taps, "q", self.layer, q)
         k = tap(taps, "k", self.layer, k)
         v = tap(taps, "v", self.layer, v)
@@ -120,8 +143,10 @@ class SelfAttention(nn.Module):
             y = self._written_out_attention(q, k, v, mask, taps)
         else:
             dropout = self.config.dropout if self.training else 0.0
-            y = fused_attention(q, k, v, mask, dropout)
+            y = fused_attention(q, k, v, mask, dropout, self.sink_logits())
         y = y.transpose(1, 2).to(x.dtype)  # (B, T, H, d_v)
+        if self.W_gate is not None:
+            y = y * layers.head_gates(x, self.W_gate, self.config.n_head)
         y = tap(taps, "heads", self.layer, y).flatten(2)  # (B, T, H · d_v)
         return F.dropout(self.W_O(y), self.config.dropout, self.training)  # (B, T, C)
 
@@ -133,7 +158,7 @@ class SelfAttention(nn.Module):
             q, k, v = (t.to(torch.promote_types(t.dtype, torch.float32)) for t in (q, k, v))
             if mask is None:
                 mask = causal_mask(q.shape[2], k.shape[2], q.device)
-            weights = attention_weights(q, k, mask)  # (B, H, T, T_k)
+            weights = attention_weights(q, k, mask, sink=self.sink_logits())  # (B, H, T, T_k)
             return tap(taps, "weights", self.layer, weights) @ repeat_groups(v, q)
 
 
@@ -162,10 +187,10 @@ class Block(nn.Module):
     def __init__(self, config: GPTConfig, layer: int = 0) -> None:
         super().__init__()
         self.layer = layer
-        self.norm_1 = make_norm(config)
+        self.norm_1 = kernels.make_norm(config)
         self.attention = SelfAttention(config, layer)
         has_mlp = config.mlp != "none"
-        self.norm_2 = make_norm(config) if has_mlp else None
+        self.norm_2 = kernels.make_norm(config) if has_mlp else None
         self.mlp = MLP(config) if has_mlp else None
 
     def forward(
@@ -212,7 +237,7 @@ class GPT(nn.Module):
         self.position_embedding = None if config.is_rotary else nn.Embedding(T, C)
         self.ngrams = NGramEmbedding(config) if config.ngrams > 1 else None
         self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.n_layer))
-        self.norm = make_norm(config)
+        self.norm = kernels.make_norm(config)
         self.head = nn.Linear(C, V, bias=False)
         if config.tie_embeddings:  # Press & Wolf 2017
             self.head.weight = self.token_embedding.weight
@@ -371,10 +396,9 @@ class GPT(nn.Module):
 
     def _tap_keys(self, names: tuple[str, ...]) -> list[tuple[str, int]]:
         """Return the (name, layer) of every value with one of these names."""
-        keys = [(name, layer) for name in names for layer in range(self.config.n_layer)]
-        if self.config.mlp == "none":
-            keys = [key for key in keys if key[0] != "mlp"]
-        return [key for key in keys if key[0] != "embedding" or key[1] == 0]
+        layers = {"embedding": 1, "mlp": 0 if self.config.mlp == "none" else self.config.n_layer}
+        counts = [(name, layers.get(name, self.config.n_layer)) for name in names]
+        return [(name, layer) for name, count in counts for layer in range(count)]
 
     @torch.no_grad()
     def attention_maps(self, tokens: Tensor) -> Tensor:

@@ -29,6 +29,17 @@ class ModelConfig:
     mlp_hidden: int | None = setting(
         None, "hidden width of the MLP; null: 4 * n_embd, or 8/3 * n_embd for swiglu", ge=1
     )
+    attention_sink: bool = setting(
+        False, "learn a logit per head beside its scores, so that it need not attend to any token"
+    )
+    attention_gate: str = setting(
+        "none",
+        "multiply the heads' outputs by gates: none, one per head, or one per channel",
+        choices=("none", "head", "channel"),
+    )
+    smear_keys: bool = setting(
+        False, "mix each key with the key of the token before; the share is learned"
+    )
     norm: str = setting("layernorm", "type of normalization", choices=("layernorm", "rmsnorm"))
     norm_eps: float = setting(1e-5, "epsilon added to the variance in normalization layers", gt=0)
     norm_embedding: bool = setting(False, "apply RMSNorm to the embeddings before the first block")
@@ -95,6 +106,12 @@ class ModelConfig:
     def value_dim(self) -> int:
         """Size d_v of a value."""
         return self.value_head_dim or self.key_dim
+
+    @property
+    def gate_dim(self) -> int:
+        """Number of gates of an attention layer."""
+        gates_per_head = {"none": 0, "head": 1, "channel": self.value_dim}
+        return self.n_head * gates_per_head[self.attention_gate]
 
     @property
     def ngram_dim(self) -> int:

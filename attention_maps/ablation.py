@@ -137,10 +137,10 @@ def measure_token_effects(
 ) -> TokenEffects:
     """Measure how each prediction of one text depends on each earlier token (attention knockout).
 
-    A hidden token is masked from all later queries, in all layers and heads, and from later
-    n-grams. Each pass recomputes only the tokens after its first hidden one, and reads the earlier
-    keys and values from a cache. Tokens before `first` are read, but neither hidden nor explained.
-    `max_rows` limits the batch size; None chooses one that fits.
+    A hidden token is masked from all later queries, in all layers and heads, from later n-grams and
+    from the smeared key of the next token. Each pass recomputes only the tokens after its first
+    hidden one, and reads the earlier keys and values from a cache. Tokens before `first` are read,
+    but neither hidden nor explained. `max_rows` limits the batch size; None chooses one that fits.
 
     Reference: Geva et al. 2023, "Dissecting Recall of Factual Associations".
     """
@@ -191,6 +191,11 @@ def _predict_with_hidden_tokens(model: GPT, forward: ForwardPass, hidden: range)
     cache.keys.copy_(forward.k)
     cache.values.copy_(forward.v)
     cache.length = first
+    if model.config.smear_keys:  # the cache gets the unmixed keys of the last token
+        rotary = model.rotary_at(hidden.start, first)
+        for layer, block in enumerate(model.blocks):
+            x = forward.residuals[layer, :, hidden.start : first].expand(R, -1, -1)  # (R, 1, C)
+            block.attention.project(block.norm_1(x), rotary, cache)
 
     cached, recomputed = tokens.expand(R, -1).tensor_split([first], dim=1)  # (R, first), (R, S)
     with model.evaluating():

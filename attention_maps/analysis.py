@@ -142,6 +142,7 @@ class ProbeRun:
             self.arrays.get("repeated"),
             self.arrays.get("control"),
             self.probes.periods,
+            self.model.config.attention_sink,
         )
         if self._has_random_rows:
             mean, error = head_scores["induction"]

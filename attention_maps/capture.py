@@ -31,7 +31,7 @@ class ForwardPass:
     k: Tensor  # (L, B, G, T, d_k) for G key/value heads
     v: Tensor  # (L, B, G, T, d_v)
     heads: Tensor  # output of each head before W_O, (L, B, T, H, d_v)
-    weights: Tensor  # attention patterns: rows sum to 1, zero above the diagonal, (L, B, H, T, T)
+    weights: Tensor  # attention patterns, zero above the diagonal, (L, B, H, T, T)
 
     def rows(self, which: slice | Sequence[int]) -> "ForwardPass":
         """Select some of the B rows in every array."""
@@ -111,8 +111,8 @@ def residual_writes(attention: SelfAttention, heads: Tensor) -> Tensor:
 def value_norms(model: GPT, v: Tensor) -> Tensor:
     """Return ‖v_j W_O‖ (L, B, H, T) for each head and token j, from values v (L, B, G, T, d_v).
 
-    This is the norm of a head's output if it attends to token j only. The value-weighted attention
-    map is the attention weight times this norm.
+    This is the norm of a head's output, before gates, if it attends to token j only. The
+    value-weighted attention map is the attention weight times this norm.
 
     Reference: Kobayashi et al. 2020, "Attention is Not Only a Weight".
     """

@@ -16,6 +16,7 @@ from torch import Tensor
 from attention_maps import scores
 from attention_maps.capture import ForwardPass, residual_writes
 from attention_maps.results import CompositionShare, Estimates, Head
+from layers import head_gates
 from model import GPT, attention_weights, causal_mask
 from taps import Taps
 
@@ -216,8 +217,15 @@ class Reader:
         W_O = self.block.attention.W_O.weight
         self.W_O = W_O.unflatten(1, (c.n_head, c.value_dim))[:, heads]  # (C, n, d_v)
         x = forward.residuals[layer]
+        attention = self.block.attention
+        sink = attention.sink_logits()
+        self.sink = None if sink is None else sink[heads]  # (n, 1, 1)
+        self.gates: Tensor | float = 1.0
+        if attention.W_gate is not None:
+            gates = head_gates(self.block.norm_1(x), attention.W_gate, c.n_head)
+            self.gates = gates[:, :, heads].transpose(1, 2)  # (B, n, T, 1 or d_v)
         self.q, self.k, v = self._project(x)
-        self.weights = attention_weights(self.q, self.k, self.mask)
+        self.weights = self._attend(self.q, self.k)
         self.output = self._write(v)
         self.unchanged_readings = self._readings(x)
 
@@ -234,9 +242,13 @@ class Reader:
         q, k, v = self.block.attention.project(self.block.norm_1(x), self.rotary)
         return q[:, self.heads], k[:, self.groups], v[:, self.groups]
 
+    def _attend(self, q: Tensor, k: Tensor) -> Tensor:
+        """Compute the heads' patterns (B, n, T, T)."""
+        return attention_weights(q, k, self.mask, sink=self.sink)
+
     def _write(self, v: Tensor) -> Tensor:
-        """Compute the heads' outputs (B, n, T, C) from values v and the unpatched patterns."""
-        return torch.einsum("bntd,cnd->bntc", self.weights @ v, self.W_O)
+        """Compute the heads' outputs (B, n, T, C) from values v, unpatched patterns and gates."""
+        return torch.einsum("bntd,cnd->bntc", self.weights @ v * self.gates, self.W_O)
 
     def _readings(self, x: Tensor) -> np.ndarray:
         """Return readings (3, n, R) with queries, keys or values recomputed from x (B, T, C).
@@ -244,9 +256,7 @@ class Reader:
         For values, a reading is cos² of the angle between the patched and the unpatched output.
         """
         q, k, v = self._project(x)
-        patterns = torch.stack(
-            [attention_weights(q, self.k, self.mask), attention_weights(self.q, k, self.mask)]
-        )
+        patterns = torch.stack([self._attend(q, self.k), self._attend(self.q, k)])
         A = patterns.float().cpu().numpy()  # (2, B, n, T, T)
         cosine = F.cosine_similarity(self._write(v), self.output, dim=-1)  # (B, n, T)
         squared_cosine = cosine.float().square().cpu().numpy()

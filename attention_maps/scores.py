@@ -28,18 +28,26 @@ def sink(A: np.ndarray) -> np.ndarray:
     return A[..., 1:, 0]
 
 
-def entropy(A: np.ndarray) -> np.ndarray:
+def entropy(A: np.ndarray, has_sink: bool = False) -> np.ndarray:
     """Return the entropy of A[i, :i+1] over log(i + 1) for i ≥ 1: (…, T, T) → (…, T - 1).
 
-    It is 0 if all attention is on one token, and 1 if it is uniform.
+    It is 0 if all attention is on one token, and 1 if it is uniform. With `has_sink`, what the
+    weights lack to 1 is one more outcome, and the entropy is over log(i + 2).
     """
     A = A.astype(np.float64)
+    outcomes = np.arange(1, A.shape[-1] + 1)  # of each query
+    if has_sink:
+        A = np.concatenate((A, 1 - A.sum(axis=-1, keepdims=True)), axis=-1)
+        outcomes += 1
     nats = -(A * np.log(np.where(A > 0, A, 1.0))).sum(axis=-1)  # (…, T)
-    return nats[..., 1:] / np.log(np.arange(2, A.shape[-1] + 1))
+    return nats[..., 1:] / np.log(outcomes[1:])
 
 
 def distance(A: np.ndarray) -> np.ndarray:
-    """Return the mean distance attended to, Σ_j A[i, j] (i - j), in tokens: (…, T, T) → (…, T)."""
+    """Return the mean distance attended to, Σ_j A[i, j] (i - j), in tokens: (…, T, T) → (…, T).
+
+    The weight of a sink logit counts as a distance of 0.
+    """
     positions = np.arange(A.shape[-1])
     return (A * (positions[:, None] - positions)).sum(axis=-1)
 
@@ -116,9 +124,10 @@ def score_heads(
     repeated: np.ndarray | None,
     control: np.ndarray | None,
     periods: np.ndarray,
+    has_sink: bool = False,
 ) -> Scores:
     """Compute the mean and standard error of every score in `readings`."""
-    taken = readings(windows, repeated, control, periods)
+    taken = readings(windows, repeated, control, periods, has_sink)
     return {name: mean_and_error(values) for name, values in taken.items()}
 
 
@@ -127,18 +136,20 @@ def readings(
     repeated: np.ndarray | None,
     control: np.ndarray | None,
     periods: np.ndarray,
+    has_sink: bool = False,
 ) -> dict[str, np.ndarray]:
     """Compute the readings (L, H, W or P) of all scores that need attention patterns only.
 
     The patterns are those on W windows of text (L, W, H, T, T), and on P repeated and P control
     rows (L, P, H, T_r, T_r); None without such rows. `periods` (P,) are those of the repeated rows.
+    `has_sink` says whether the heads have sink logits.
     """
     renormalized = without_first_token(windows)
     by_query = {  # (L, W, H, T) each
         "current_token": current_token(windows),
         "previous_token": previous_token(windows),
         "sink": sink(windows),
-        "entropy": entropy(windows),
+        "entropy": entropy(windows, has_sink),
         "distance": distance(windows),
         "previous_token_without_first": previous_token(renormalized),
         "entropy_without_first": entropy(renormalized),

@@ -149,11 +149,17 @@ def config_to_hf(config: GPTConfig, tokenizer: Tokenizer | None = None) -> HFSet
 
 def _require_counterpart(config: GPTConfig) -> None:
     """Refuse a model with a part that no supported family has."""
-    if config.mlp == "none":
-        raise UserError(
-            "model.mlp=none has no counterpart in the models of transformers and llama.cpp, so "
-            "this model cannot be exported; train one with MLPs, or use sample.py"
-        )
+    parts = {"mlp": "none", "smear_keys": True, "attention_sink": True}
+    if config.attention_gate != "none":
+        parts["attention_gate"] = config.attention_gate
+    for name, value in parts.items():
+        if getattr(config, name) == value:
+            others = " (only gpt-oss has sink logits)" if name == "attention_sink" else ""
+            raise UserError(
+                f"model.{name}={format_value(value)} has no counterpart in the models of "
+                f"transformers and llama.cpp that an export can write{others}, so this model "
+                "cannot be exported; train one without it, or use sample.py"
+            )
 
 
 def find_family(config: GPTConfig) -> str:

@@ -58,16 +58,25 @@ def self_attention(layer, x, replace_head=lambda head, y: y):
             q, k = rms_norm(q, eps), rms_norm(k, eps)
         if c.qk_norm == "gains":
             q, k = q * layer.norm_q.weight, k * layer.norm_k.weight
+        if c.smear_keys:
+            share = 1 / (1 + torch.exp(-layer.smear[group]))
+            k = share * k + (1 - share) * F.pad(k, (0, 0, 1, -1))  # keys of the tokens before
         if c.position == "rope":
             q, k = rotate(q, c), rotate(k, c)
         rows = []
         for t in range(T):  # a query attends to the keys up to its own
             keys, values = k[:, : t + 1], v[:, : t + 1]
             scores = (keys @ q[:, t, :, None])[..., 0] / math.sqrt(c.key_dim)  # (B, t + 1)
+            if c.attention_sink:  # a score that is not of a token
+                scores = F.pad(scores, (1, 0)) + F.pad(10 * layer.sink[head, None], (0, t + 1))
             exp = (scores - scores.amax(dim=-1, keepdim=True)).exp()  # in the range of floats
-            weights = exp / exp.sum(dim=-1, keepdim=True)
+            weights = (exp / exp.sum(dim=-1, keepdim=True))[:, -t - 1 :]
             rows.append((weights[..., None] * values).sum(dim=1))  # (B, d_v)
-        heads.append(replace_head(head, torch.stack(rows, dim=1)))  # (B, T, d_v)
+        y = torch.stack(rows, dim=1)  # (B, T, d_v)
+        if c.attention_gate != "none":
+            gates = c.gate_dim // c.n_head
+            y = y / (1 + torch.exp(-project_head(layer.W_gate, head, gates, x)))
+        heads.append(replace_head(head, y))
     return layer.W_O(torch.cat(heads, dim=-1))
 
 

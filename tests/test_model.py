@@ -13,9 +13,11 @@ from presets import PRESETS, model_preset
 from torch import nn
 
 import config as settings
-from attention import attention, causal_mask, rotary_table
+from attention import attention, causal_mask, fused_attention, rotary_table
 from common.errors import UserError
+from config import OptimConfig
 from model import GPT, MLP, SelfAttention
+from training.optimizers import build_optimizers
 
 MAX_BUILT_PARAMETERS = 200_000_000  # larger presets are only counted, on the meta device
 
@@ -120,6 +122,63 @@ def test_the_rotary_table_grows_with_the_text_and_computes_the_same(dtype, monke
     generated = growing.generate(tokens[:, :5], 30, temperature=0)
     assert torch.equal(generated, whole.generate(tokens[:, :5], 30, temperature=0))
     growing(tokens, tokens)[1].backward()  # the table that grew in inference mode can be trained on
+
+
+# --- Variants of attention ------------------------------------------------------------------------
+
+
+def test_a_sink_logit_is_one_more_score_whose_value_is_zero():
+    q, k, v = torch.randn(3, 2, 4, 7, 6, dtype=torch.float64).unbind()  # (B, H, T, d)
+    sink = torch.randn(4, 1, 1, dtype=torch.float64)
+    scores = (q @ k.mT / math.sqrt(6)).masked_fill(~causal_mask(7, 7), -math.inf)
+    weights = torch.cat((sink.expand(2, 4, 7, 1), scores), dim=-1).softmax(dim=-1)
+    output, tokens_only = attention(q, k, v, causal_mask(7, 7), sink=sink)
+    close(tokens_only, weights[..., 1:])
+    close(output, weights @ F.pad(v, (0, 0, 1, 0)))
+    close(fused_attention(q, k, v, sink=sink), output)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("groups", [1, 4])
+def test_fused_attention_with_a_sink_has_the_gradients_of_the_formula(groups, dtype):
+    q, k, v = (torch.randn(2, heads, 40, 8, requires_grad=True) for heads in (4, groups, groups))
+    sink = torch.randn(4, 1, 1, requires_grad=True)
+    fused = fused_attention(q.to(dtype), k.to(dtype), v.to(dtype), sink=sink).float()
+    written_out = attention(q, k, v, causal_mask(40, 40), sink=sink)[0]
+    atol = 1e-5 if dtype == torch.float32 else 0.05
+    close(fused, written_out, atol=atol, rtol=0)
+    direction = torch.randn_like(fused) / 40
+    assert_equal_gradients(fused, written_out, [q, k, v, sink], direction, atol=atol)
+
+
+@pytest.mark.parametrize("is_additive", [False, True])
+def test_a_key_is_not_smeared_with_a_token_that_its_query_cannot_attend_to(is_additive):
+    layer, hidden = lively(SelfAttention(small(smear_keys=True)).double()), 3
+    mask = causal_mask(9, 9)
+    mask[hidden + 1 :, hidden] = False
+    if is_additive:
+        mask = torch.zeros(9, 9).double().masked_fill(~mask, -math.inf)
+    x = torch.randn(1, 9, 16, dtype=torch.float64)
+    changed = x.clone()
+    changed[:, hidden] += 1
+    rows = [t for t in range(9) if t != hidden]
+    assert not torch.allclose(layer(x)[:, 4], layer(changed)[:, 4])
+    close(layer(x, mask=mask)[:, rows], layer(changed, mask=mask)[:, rows])
+
+
+def test_variants_begin_as_documented_and_have_no_weight_decay_but_gates():
+    model = GPT(small(attention_sink=True, smear_keys=True, n_kv_head=2, attention_gate="channel"))
+    layer = model.blocks[0].attention
+    assert layer.sink.tolist() == [0] * 4 and layer.smear.tolist() == [2] * 2
+    assert layer.W_gate.weight.shape == (16, 16) and not layer.W_gate.bias.any()
+    undecayed = [
+        id(p)
+        for optimizer in build_optimizers(model, OptimConfig())
+        for group in optimizer.param_groups
+        for p in group["params"]
+        if group["weight_decay"] == 0
+    ]
+    assert {id(layer.sink), id(layer.smear), id(layer.W_gate.bias)} <= {*undecayed}
 
 
 # --- Dropout --------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from models import configs, few, lively, random_tokens, seeds, small
 
 from attention import attention, causal_mask
+from layers import head_gates
 from model import GPT, GPTConfig
 from taps import TAP_NAMES
 
@@ -36,14 +37,22 @@ def tapped_values(model, tokens, double):
     for layer, block in enumerate(model.blocks):
         q, k, v = block.attention.project(block.norm_1(x), model.rotary_at(0, T))
         q, k, v = tap("q", layer, q), tap("k", layer, k), tap("v", layer, v)
-        weights = tap("weights", layer, attention(q, k, v, causal_mask(T, T))[1])
+        sink = block.attention.sink_logits()
+        weights = tap("weights", layer, attention(q, k, v, causal_mask(T, T), sink=sink)[1])
         v = v.repeat_interleave(config.n_head // config.kv_heads, dim=1)  # (B, H, T, d_v)
-        heads = tap("heads", layer, (weights @ v).transpose(1, 2))
+        y = (weights @ v).transpose(1, 2) * gates(block, block.norm_1(x))
+        heads = tap("heads", layer, y)
         x = x + tap("attention", layer, block.attention.W_O(heads.flatten(2)))
         if block.mlp is not None:
             x = x + tap("mlp", layer, block.mlp(block.norm_2(x)))
         x = tap("residual", layer, x)
     return values
+
+
+def gates(block, x):
+    """The factors of the heads' outputs, (B, T, H, 1 or d_v), for attention's input x (B, T, C)."""
+    W_gate, n_head = block.attention.W_gate, block.attention.config.n_head
+    return torch.ones(n_head, 1) if W_gate is None else head_gates(x, W_gate, n_head)
 
 
 def value_names(config):
@@ -107,15 +116,18 @@ def test_an_entry_runs_only_the_blocks_above_it_and_ends_the_same(config, T, see
     seed=seeds,
 )
 def test_a_mask_reaches_the_attention_of_every_layer(config, T, is_additive, per_sequence, seed):
-    model, tokens = lively(GPT(config).double(), seed), random_tokens(3, T, seed=seed)
+    tokens = random_tokens(3, T, seed=seed)
     mask = torch.rand(3, 1, T, T) < 0.6 if per_sequence else torch.rand(T, T) < 0.6
     if is_additive:
         mask = torch.zeros(mask.shape).double().masked_fill(~mask, -math.inf)
+    config.attention_gate = "none"
+    model = lively(GPT(config).double(), seed)
     values = {name: [] for name in ("q", "k", "v", "heads")}
     taps = {(name, layer): values[name].append for name in values for layer in range(2)}
     fused = model.run_blocks(tokens, mask=mask, taps=taps)
-    for q, k, v, heads in zip(*values.values()):
-        close(heads, attention(q, k, v, mask)[0].transpose(1, 2))
+    for block, q, k, v, heads in zip(model.blocks, *values.values()):
+        sink = block.attention.sink_logits()
+        close(heads, attention(q, k, v, mask, sink=sink)[0].transpose(1, 2))
     keep = {("weights", layer): lambda value: None for layer in range(2)}
     close(model.run_blocks(tokens, mask=mask, taps=keep), fused)
 
@@ -129,10 +141,11 @@ def test_the_maps_times_the_values_are_the_update_of_fused_attention(config, T, 
     model, tokens = lively(GPT(config), seed), random_tokens(2, T, seed=seed)
     maps = model.attention_maps(tokens)
     with torch.no_grad():
-        _, values = model.run_with_cache(tokens, "v", "attention")
-        for layer, (A, block) in enumerate(zip(maps, model.blocks)):
+        _, values = model.run_with_cache(tokens, "v", "attention", "residual", "embedding")
+        inputs = [values["embedding", 0], values["residual", 0]]
+        for layer, (A, block, x) in enumerate(zip(maps, model.blocks, inputs)):
             v = values["v", layer].repeat_interleave(config.n_head // config.kv_heads, dim=1)
-            heads = (A @ v).transpose(1, 2)  # (B, T, H, d_v)
+            heads = (A @ v).transpose(1, 2) * gates(block, block.norm_1(x))  # (B, T, H, d_v)
             update = values["attention", layer]
             close(block.attention.W_O(heads.flatten(2)), update, atol=1e-5, rtol=1e-5)
 

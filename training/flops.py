@@ -40,14 +40,15 @@ def count_flops_per_token(config: GPTConfig) -> int:
 
     N is the number of weights that multiply each token: those of the blocks' matrices and of the
     output head. The second term is 12·L·H·d_k·T if queries and values have the same size; as in the
-    reference, masked pairs of tokens count. The backward pass takes twice the operations of the
-    forward pass.
+    reference, masked pairs of tokens count; sink logits do not. The backward pass takes twice the
+    operations of the forward pass.
 
     Reference: Chowdhery et al. 2022, "PaLM", appendix B.
     """
     C, L, H, G = config.n_embd, config.n_layer, config.n_head, config.kv_heads
     d_k, d_v = config.key_dim, config.value_dim
     attention_weights = C * (H * d_k + G * d_k + G * d_v) + H * d_v * C
+    attention_weights += C * config.gate_dim
     mlp_matrices = 3 if config.mlp == "swiglu" else 2
     mlp_weights = mlp_matrices * C * config.hidden_dim  # 0 without MLPs
     head_weights = C * config.vocab_size

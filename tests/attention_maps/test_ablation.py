@@ -14,6 +14,7 @@ from attention_maps.ablation import (
     measure_token_effects,
 )
 from attention_maps.capture import ForwardPass, capture
+from layers import head_gates
 from model import GPT, attention, causal_mask
 
 
@@ -45,11 +46,14 @@ def slow_log_probabilities(
         x = F.rms_norm(x, (c.n_embd,))
     for layer, block in enumerate(model.blocks):
         a = block.attention
-        q, k, v = a.project(block.norm_1(x), model.rotary_at(0, T))
+        q, k, v = a.project(block.norm_1(x), model.rotary_at(0, T), mask=mask)
+        sink = [None] * c.n_head if a.sink is None else a.sink_logits()
         heads = []
         for h in range(c.n_head):
             g = h // (c.n_head // c.kv_heads)
-            y, _ = attention(q[:, h], k[:, g], v[:, g], mask)
+            y, _ = attention(q[:, h], k[:, g], v[:, g], mask, sink=sink[h])
+            if a.W_gate is not None:
+                y = y * head_gates(block.norm_1(x), a.W_gate, c.n_head)[:, :, h]
             heads.append(y * 0 if (layer, h) == zeroed else y)
         x = x + a.W_O(torch.cat(heads, dim=-1))
         if block.mlp is not None:

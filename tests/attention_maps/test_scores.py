@@ -42,6 +42,14 @@ def score(text: np.ndarray, repeated=None, control=None) -> dict[str, float]:
     return {name: scores.mean_and_error(values).mean.item() for name, values in readings.items()}
 
 
+def test_the_weight_of_a_sink_logit_is_one_more_outcome():
+    A = np.tril(np.ones((8, 8))) / np.arange(2, 10)[:, None]  # uniform, over the sink too
+    assert scores.entropy(A, has_sink=True) == pytest.approx(1)
+    assert scores.entropy(0 * A, has_sink=True) == pytest.approx(0)
+    half = scores.entropy(np.eye(8) / 2, has_sink=True)
+    assert half == pytest.approx(np.log(2) / np.log(np.arange(3, 10)))
+
+
 def attend_to_first_occurrence(length: int, shift: int):
     """Attend to the token `shift` after the first occurrence, or to the token itself."""
     return lambda p: attend_to(lambda i: i - p + shift if p <= i < 2 * p else i, length)

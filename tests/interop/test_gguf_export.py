@@ -111,6 +111,9 @@ def test_weights_keep_half_precision(tokenizer, tmp_path):
     [
         ({"mlp": "relu2"}, "model.mlp=relu2"),
         ({"mlp": "none"}, "model.mlp=none"),
+        ({"attention_sink": True}, "gpt-oss"),
+        ({"smear_keys": True}, "model.smear_keys=true"),
+        ({"attention_gate": "head"}, "model.attention_gate=head"),
         ({"ngrams": 2, "ngram_rows": 600}, "model.ngrams=2"),
         ({"norm": "rmsnorm"}, "model.norm=rmsnorm"),
         ({**QWEN3, "bias": "attention"}, "model.bias=attention"),
