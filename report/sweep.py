@@ -106,13 +106,14 @@ def read_sweep(folder: Path) -> list[Run]:
     arms = STUDIES[names.pop()].arms if len(names) == 1 and names <= STUDIES.keys() else ()
     sorted_runs = []
     for arm in arms:
-        matching = [run for run in runs if _has_settings(run, arm.settings)]
+        matching = [run for run in runs if has_settings(run, arm.settings)]
         runs = [run for run in runs if run not in matching]
         sorted_runs += [replace(run, settings={ARM: arm.name} | run.settings) for run in matching]
     return sorted_runs + runs
 
 
-def _has_settings(run: Run, settings: dict[str, str]) -> bool:
+def has_settings(run: Run, settings: dict[str, str]) -> bool:
+    """Return whether a run's resolved settings have these values, as one types them."""
     if run.config is None:
         return False
     values = {key: format_value(value) for key, _, value in iterate_settings(run.config)}

@@ -1,10 +1,15 @@
 """Verdicts on the claims of a study, from runs whose metrics are known."""
 
 from collections.abc import Callable, Sequence
+from itertools import product
 from pathlib import Path
 
 import pytest
+from conftest import ROOT
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import OmegaConf
 
+from cli.compose import compose_job
 from config import Config, EvalConfig
 from report.studies import (
     STUDIES,
@@ -25,7 +30,7 @@ from report.study_results import (
     StudyResults,
     find_step,
 )
-from report.sweep import ARM, Run
+from report.sweep import ARM, Run, has_settings
 
 STEPS = range(0, 110, 10)
 LOSS_FALLS = Emergence("fall", "task/loss", 1.0, is_rise=False)
@@ -157,3 +162,29 @@ def test_every_study_names_its_own_arms_and_events():
                     assert test.arm in arms
                 if isinstance(test, Coincidence):
                     assert set(test.emergences) <= events
+
+
+def arms_of_jobs(name: str) -> list[str]:
+    """Return the arm of each job of a sweep preset with one seed; "" for a job without one."""
+    params = OmegaConf.load(ROOT / "configs" / "sweep" / f"{name}.yaml").hydra.sweeper.params
+    overrides = OverridesParser.create().parse_overrides(
+        [f"{key}={value}" for key, value in params.items() if key != "seed"]
+    )
+    choices = [
+        [f"{o.key_or_group}={value}" for value in o.sweep_string_iterator()]
+        if o.is_sweep_override()
+        else [str(o.input_line)]
+        for o in overrides
+    ]
+    arms = []
+    for settings in product(*choices):
+        config = compose_job([*settings]).config
+        run = Run(Path("none"), {}, {}, config, [], "finished", "")
+        arms.append(" ".join(a.name for a in STUDIES[name].arms if has_settings(run, a.settings)))
+    return arms
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(p.stem for p in ROOT.glob("configs/sweep/paper_*.yaml")))
+def test_each_job_of_a_studys_preset_belongs_to_one_arm(name):
+    assert sorted(arms_of_jobs(name)) == sorted(arm.name for arm in STUDIES[name].arms)
