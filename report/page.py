@@ -75,7 +75,8 @@ def write_page(run_dir: Path) -> Path:
         if isinstance(row.get("text"), str)
     ]
     settings = flatten_settings(config).items() if config else ()
-    task_metrics = [key for key in latest if key.startswith("task/")]
+    task_metrics = [f"{key}{suffix}" for key in METRIC_NAMES for suffix in ("", "_se")]
+    curves = [*CURVES, *(key for key in task_metrics if key.startswith("task/") and key in latest)]
     content = {
         "kind": "run",
         "title": run_dir.resolve().name,
@@ -84,12 +85,7 @@ def write_page(run_dir: Path) -> Path:
         "maxSteps": config.max_steps if config else None,
         "tokens": finite_number(latest.get("tokens")),
         "maxCurvePoints": MAX_CURVE_POINTS,
-        "curves": {
-            key: metric_curve(rows, key, MAX_CURVE_POINTS) for key in (*CURVES, *task_metrics)
-        },
-        "taskMetrics": [
-            [key, METRIC_NAMES.get(key, key)] for key in task_metrics if not key.endswith("_se")
-        ],
+        "curves": {key: metric_curve(rows, key, MAX_CURVE_POINTS) for key in curves},
         "seconds": {name: finite_number(latest.get(key)) for name, key in ACTIVITIES.items()},
         "samples": thin(samples, MAX_SAMPLES),
         "omittedSamples": max(0, len(samples) - MAX_SAMPLES),

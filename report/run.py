@@ -48,7 +48,8 @@ def summarize_run(run_dir: Path, config: Config | None, rows: list[dict]) -> dic
     """Compute the figures of a run that sweep.csv has as columns, as far as they were measured.
 
     These are, by the names of metrics.jsonl: the losses of the best step, size, training speed,
-    bytes of one sequence's KV cache, the last in-context copying gain; for each score the first
+    bytes of one sequence's KV cache, the last in-context copying gain, the last in-context score
+    and metrics of a task; for each score the first
     emergence (`emerged/induction`), the tokens at that step, and the highest last score
     (`heads/induction`); and `pairs_again`, the share of repeated token pairs. What has not emerged
     by the end has no figure: it is censored, so a mean over runs would leave it out.
@@ -79,6 +80,12 @@ def _progress(rows: list[dict]) -> dict[str, float]:
     if best:
         figures["best_step"] = best["step"]
     figures |= {key: last[key] for key in ("step", "tokens", "train_seconds") if key in last}
+    evaluated: dict = next((row for row in reversed(rows) if "val/loss" in row), {})
+    figures |= {
+        key: value
+        for key, value in evaluated.items()
+        if key.startswith(("task/", "val/in_context")) and not key.endswith("_se")
+    }
     if figures.get("train_seconds") and "tokens" in figures:
         figures["tokens_per_second"] = figures["tokens"] / figures["train_seconds"]
     return figures

@@ -99,6 +99,8 @@ METRIC_NAMES = {
     "task/kl_uniform": "KL to uniform (nats)",
     "task/kl_unigram": "KL to in-context unigrams (nats)",
     "task/kl_bigram": "KL to in-context bigrams (nats)",
+    "task/kl_text_unigram": "KL to unigrams of the training text (nats)",
+    "task/kl_text_bigram": "KL to bigrams of the training text (nats)",
     "task/same_state": "Weight on tokens after the same state",
     "task/train_accuracy": "Training accuracy",
     "task/accuracy": "Test accuracy",

@@ -94,6 +94,7 @@ FORMATS: dict[str, Callable[[float, float | None], str]] = {
     "val/bits_per_byte": partial(format_fixed, decimals=4),
     "tokens_per_second": format_measured_speed,
     "train_seconds": partial(format_fixed, decimals=0),
+    "val/in_context_score": format_with_error,
 }
 HEADINGS = {
     "val/bits_per_byte": "bits/byte",
@@ -102,6 +103,7 @@ HEADINGS = {
     "tokens_at_emergence/induction": "induction at",
     "tokens_per_second": "tok/s",
     "train_seconds": "train s",
+    "val/in_context_score": "in-context",
 }
 COLUMN_GAP = 2  # spaces between two columns
 
@@ -116,7 +118,7 @@ def make_table(variants: Sequence[Variant], metric: str, width: int) -> Table:
     runs = [run for variant in variants for run in variant.runs]
     columns = setting_columns(variants)
     metric_column, *figure_columns = (
-        [HEADINGS.get(name, name), *(format_cell(v, name) for v in variants)]
+        [HEADINGS.get(name, name.removeprefix("task/")), *(format_cell(v, name) for v in variants)]
         for name in figure_names(variants, metric)
     )
     counts = []
@@ -162,13 +164,14 @@ def setting_columns(variants: Sequence[Variant]) -> list[list[str]]:
 
 
 def figure_names(variants: Sequence[Variant], metric: str) -> list[str]:
-    """Return the measured figures in the order of their columns: the metric, FORMATS, heads."""
+    """Return the measured figures in the order of their columns: metric, task, FORMATS, heads."""
     runs = [run for variant in variants for run in variant.measured]
     measured = dict.fromkeys(name for run in runs for name in run.figures)
     known = [name for name in FORMATS if name != metric and name in measured]
+    task = [name for name in measured if name.startswith("task/")]
     emerged = [name for name in measured if name.startswith("emerged/")]
     scores = [name for name in measured if name.startswith("heads/")]
-    return [metric, *known, *emerged, *scores]
+    return [metric, *task, *known, *emerged, *scores]
 
 
 def table_width(columns: Sequence[Sequence[str]]) -> int:

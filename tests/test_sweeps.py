@@ -53,7 +53,7 @@ from report.sweep import (
     read_sweep,
     reproduce_command,
 )
-from report.sweep_table import format_cell, print_sweep, write_csv
+from report.sweep_table import figure_names, format_cell, print_sweep, write_csv
 
 SHORT = [
     "max_steps=4",
@@ -591,6 +591,14 @@ def test_a_time_of_emergence_is_a_median_in_which_runs_without_it_are_late(steps
     for run, step in zip(runs, steps):
         run.figures.update({name: step} if step else {})
     assert format_cell(rank_variants(runs)[0], name) == cell
+
+
+def test_the_table_has_the_last_metrics_of_a_task_without_their_errors_within_a_run():
+    metrics = {"task/repeated_loss": 0.5, "task/repeated_loss_se": 0.1, "val/in_context_score": 2.0}
+    run = run_of({}, 1.0, **metrics)
+    names = figure_names(rank_variants([run]), "val/loss")
+    assert names[1] == "task/repeated_loss" and "val/in_context_score" in names
+    assert "task/repeated_loss_se" not in run.figures and run.figures["task/repeated_loss"] == 0.5
 
 
 def test_the_printed_command_leaves_out_what_only_other_jobs_use():

@@ -245,7 +245,7 @@ def evaluate(model: GPT, splits: Splits, is_last: bool = False) -> dict[str, flo
         metrics["train/eval_loss"] = splits.training.loss(model).mean
     if splits.task:
         plain_model = plain_copy(model, validation.world)  # None on the other ranks
-        metrics |= measure_task(plain_model, splits.task) if plain_model else {}
+        metrics |= measure_task(plain_model, splits.task, is_last) if plain_model else {}
     return metrics
 
 

@@ -29,7 +29,7 @@ from common.checkpoints import remove_path
 from common.files import atomic_write, exists, list_folder, open_unlinked, step_name
 from common.manifest import CONFIG_FILE
 from common.metrics import METRICS, SAMPLES, best_row, read_rows
-from common.text import format_minutes, format_speed, pluralize
+from common.text import format_minutes, format_speed, format_with_error, pluralize
 from config import ResolvedConfig, WandbConfig
 
 # What the terminal shows of a row: metric → function that formats it.
@@ -43,6 +43,17 @@ SHOWN_METRICS: dict[str, Callable[[float], str]] = {
     "memory/peak_gib": "{:.1f} GiB".format,
 }
 LOSSES = ("train/loss", "val/loss", "val/bits_per_byte")
+# What the summary at the end of a run says about its task.
+SHOWN_TASK_METRICS = (
+    "task/first_loss",
+    "task/repeated_loss",
+    "task/kl_unigram",
+    "task/kl_bigram",
+    "task/train_accuracy",
+    "task/accuracy",
+    "task/recall_loss",
+    "task/recall_accuracy",
+)
 # What the progress bar leaves out on a narrow terminal, in this order.
 DISPENSABLE_METRICS = ("val/bits_per_byte", "train/tokens_per_second", "memory/peak_gib")
 MIN_BAR_WIDTH = 4
@@ -245,7 +256,7 @@ def remove_snapshots_after(folder: Path, step: int) -> None:
 
 
 def print_losses(log: Callable[[str], None], rows: list[dict]) -> None:
-    """Print the best validation loss, and the final losses of both splits if they were measured."""
+    """Print the best validation loss, and what was measured at the last step only or of a task."""
     best, last = best_row(rows), rows[-1]
     if best is None:
         return
@@ -259,6 +270,14 @@ def print_losses(log: Callable[[str], None], rows: list[dict]) -> None:
             f"final loss           {last['val/loss']:.4f} in validation, "
             f"{last['train/eval_loss']:.4f} in training"
         )
+    shown = [
+        f"{key.removeprefix('task/').replace('_', ' ')} "
+        f"{format_with_error(last[key], last.get(f'{key}_se'))}"
+        for key in SHOWN_TASK_METRICS
+        if key in last
+    ]
+    if shown:
+        log(f"{'task':<21}{', '.join(shown)}")
 
 
 def print_summary(log: Callable[[str], None], run_dir: Path, seconds: dict[str, float]) -> None:

@@ -72,6 +72,86 @@ export const SCORES = {
 };
 
 /**
+ * Charts of how far a model is with the task of data=synthetic, with the names of the metrics
+ * `task/<name>` as lines.
+ *
+ * @type {{title: string, explanation: string, metrics: Record<string, string>}[]}
+ */
+export const TASK_CHARTS = [
+  {
+    title: "Loss in passages (nats/token)",
+    explanation:
+      "Tokens of a passage that comes for the first time can only be guessed; repeated tokens can be copied.",
+    metrics: { first_loss: "first passage", repeated_loss: "repeated" },
+  },
+  {
+    title: "Accuracy on repeated tokens",
+    explanation: "How often the right token is the likeliest one, among tokens that can be copied.",
+    metrics: { repeated_accuracy: "repeated" },
+  },
+  {
+    title: "Divergence from strategies (nats)",
+    explanation:
+      "KL(strategy ‖ model): 0 if the model predicts what the strategy does, such as the frequencies of the states " +
+      "so far in the sequence (unigram), or after the current state (bigram).",
+    metrics: {
+      kl_uniform: "uniform",
+      kl_unigram: "unigram",
+      kl_bigram: "bigram",
+      kl_text_unigram: "unigram of all training text",
+      kl_text_bigram: "bigram of all training text",
+    },
+  },
+  {
+    title: "Loss of sums (nats)",
+    explanation:
+      "Loss of the result of an addition, on pairs of numbers that are trained on and on held-out pairs.",
+    metrics: { train_loss: "training pairs", loss: "held-out pairs" },
+  },
+  {
+    title: "Accuracy of sums",
+    explanation: "How often the likeliest result of an addition is the right one.",
+    metrics: { train_accuracy: "training pairs", accuracy: "held-out pairs" },
+  },
+  {
+    title: "Fourier share",
+    explanation:
+      "Share of the embeddings of numbers that is in their six strongest frequencies (Nanda et al. 2023).",
+    metrics: { fourier_share: "six frequencies" },
+  },
+  {
+    title: "Loss of recalled values (nats)",
+    explanation: "Loss of the value that follows a key for the second time.",
+    metrics: { recall_loss: "recalled" },
+  },
+  {
+    title: "Accuracy of recalled values",
+    explanation: "How often the likeliest value after a key is the right one.",
+    metrics: { recall_accuracy: "recalled" },
+  },
+  {
+    title: "Attention on the task",
+    explanation: "Mean attention weights of the strongest head on the sequences of the task.",
+    metrics: {
+      induction: "on what followed earlier copies",
+      previous_token: "on the previous token",
+      same_state: "on what followed the same state",
+    },
+  },
+  {
+    title: "Attention sink of the induction head",
+    explanation:
+      "Attention weight of the strongest induction head on the first symbol, if the token has occurred before " +
+      "and if it has not; and the sum of its weights, which a sink logit lets fall below 1.",
+    metrics: {
+      sink_nothing_to_find: "new token",
+      sink_something_to_find: "repeated token",
+      attention_sum_nothing_to_find: "sum, new token",
+    },
+  },
+];
+
+/**
  * @param {string} score
  * @returns {string}
  */
@@ -138,7 +218,7 @@ const TERMS = {
   copying: SCORES.copying.explanation,
   "copying gain": COPYING_GAIN,
   "in-context copying gain": COPYING_GAIN,
-  "in-context score":
+  "in-context learning score":
     "How much context helps: loss early in a window of validation text (its second sixteenth) minus loss late in it " +
     "(its last sixteenth).",
   "in-context copying":

@@ -5,7 +5,7 @@ import { $, bdi, el } from "./dom.js";
 import { formatCount, formatDuration, formatNumber, pluralize, printable } from "./format.js";
 import { drawLineChart } from "./line_chart.js";
 import { columns, data, scoredSteps } from "./page_state.js";
-import { explanationOf } from "./terms.js";
+import { explanationOf, TASK_CHARTS } from "./terms.js";
 
 /** Activities of a run, their labels and colors. */
 const ACTIVITIES = {
@@ -42,6 +42,7 @@ export function drawTraining() {
       metricSeries("val/loss", "validation", "accent", true),
     ],
   });
+  drawTask();
   drawCurve("chart-gain", {
     title: "Copying gain (nats)",
     explanation: explanationOf("copying gain"),
@@ -49,14 +50,11 @@ export function drawTraining() {
     series: [copyingGainSeries()],
   });
   drawCurve("chart-in-context", {
-    title: "In-context score (nats/token)",
-    explanation: explanationOf("in-context score"),
+    title: "In-context learning (nats/token)",
+    explanation: explanationOf("in-context learning score"),
     includes: [0, 0.1],
-    series: [metricSeries("val/in_context_score", "in-context score", "accent", true)],
+    series: [metricSeries("val/in_context_score", "in-context learning score", "accent", true)],
   });
-  for (const [key, title] of data.taskMetrics) {
-    drawCurve(`chart-${key}`, { title, series: [metricSeries(key, title, "accent", true)] });
-  }
   drawCurve("chart-lr", {
     title: "Learning rate",
     explanation: explanationOf("learning rate"),
@@ -77,6 +75,22 @@ export function drawTraining() {
     title: "Gradient norm",
     explanation: explanationOf("gradient norm"),
     series: [metricSeries("train/grad_norm", "gradient norm", "accent")],
+  });
+}
+
+/** Draw the charts of the task's metrics, if the run has one. */
+function drawTask() {
+  const measured = TASK_CHARTS.map(({ metrics, ...chart }) => ({
+    ...chart,
+    includes: [0],
+    series: Object.keys(metrics)
+      .filter(name => data.curves[`task/${name}`]?.steps.length > 1)
+      .map((name, k) => metricSeries(`task/${name}`, metrics[name], `c${k + 1}`)),
+  })).filter(({ series }) => series.length);
+  const hosts = measured.map(() => el("div"));
+  $("task-charts").replaceChildren(...hosts); // all of them first, because they share the width
+  measured.forEach((chart, k) => {
+    drawLineChart(hosts[k], chart);
   });
 }
 

@@ -210,6 +210,22 @@ def test_a_pass_of_a_model_is_read_the_same_in_many_batches(name, begin, monkeyp
     assert ("task/sink_nothing_to_find" in at_once) == (begin and name == "passages")
 
 
+def test_some_sequences_are_measured_during_a_run_and_all_at_its_end(monkeypatch):
+    task = make_task("recall", 15, pairs=4)
+    model = make_model(task)
+    counts = []
+    predict = task_metrics.predict
+    monkeypatch.setattr(
+        task_metrics,
+        "predict",
+        lambda *args: counts.append(len(args[2].tokens)) or predict(*args),
+    )
+    monkeypatch.setattr(task_metrics, "MAX_TOKENS", 5 * 15)
+    some, everything = measure_task(model, task), measure_task(model, task, is_last=True)
+    assert counts == [5, 12]
+    assert some["task/recall_loss_se"] > everything["task/recall_loss_se"] > 0
+
+
 @pytest.mark.parametrize(
     ("name", "block_size", "settings", "prefixes"),
     [

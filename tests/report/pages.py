@@ -110,7 +110,7 @@ def make_run(
             if step in steps:
                 row |= {"val/loss": 3.5 - step / 20, "val/bits_per_byte": 2.0}
                 row |= {"val/in_context_score": step / 40, "val/in_context_score_se": 0.1}
-                row |= {"task/accuracy": step / 100, "task/accuracy_se": 0.01}
+                row |= {"task/accuracy": step / 100, "task/accuracy_se": 0.03}
                 row |= {"seconds/evaluate": 1.0, "seconds/attention": 0.5, "seconds/save": 0.25}
                 scores = ["previous_token", "induction", "entropy", "distance"] + ["importance"] * (
                     step == steps[-1]

@@ -25,6 +25,7 @@ from training.record import (
     SHOWN_METRICS,
     ProgressBar,
     Record,
+    print_losses,
     remove_snapshots_after,
     truncate_rows,
 )
@@ -98,6 +99,13 @@ def test_wandb_gets_the_maximum_over_heads_without_standard_errors():
         "heads/induction/max": 11.11,
         "heads/sink/max": 11.11,
     }
+
+
+def test_the_summary_of_a_run_gives_the_metrics_of_its_task_with_their_errors():
+    lines: list[str] = []
+    row = {"step": 5, "val/loss": 1.0, "task/loss": 2.0, "task/accuracy": 0.5123}
+    print_losses(lines.append, [row | {"task/accuracy_se": 0.0312}])
+    assert "0.51 ± 0.03" in lines[-1] and len(lines[-1]) <= 80
 
 
 def test_values_have_the_decimals_of_their_standard_errors():

@@ -17,10 +17,12 @@ from config import Config
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.parametrize("source", ["text", "synthetic"])
 def test_evaluations_snapshots_and_checkpoints_do_not_change_the_weights(
-    tiny: Config, train_in_process, tmp_path
+    source, tiny: Config, train_in_process, tmp_path
 ):
     tiny.model.dropout = 0.2
+    tiny.data.source, tiny.data.val_max_tokens = source, 1000
     train_in_process(tiny)
     losses = [row["train/loss"] for row in rows(tiny.run_dir) if "train/loss" in row]
     other = replace(
@@ -31,6 +33,8 @@ def test_evaluations_snapshots_and_checkpoints_do_not_change_the_weights(
         checkpoint=replace(tiny.checkpoint, every=0),
     )
     train_in_process(other)
+    measured = [row["step"] for row in rows(tiny.run_dir) if "task/repeated_loss_se" in row]
+    assert measured == ([0, 4, 8, 12] if source == "synthetic" else [])
     assert [row["train/loss"] for row in rows(other.run_dir) if "train/loss" in row] == losses
     assert same_tensors(
         *(
