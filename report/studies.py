@@ -119,6 +119,7 @@ INDUCTION = Study(
         Arm(TWO_LAYERS, {"model.n_layer": "2", "model.smear_keys": "false"}),
         Arm(ONE_LAYER, {"model.n_layer": "1", "model.smear_keys": "false"}),
         Arm(SMEARED, {"model.n_layer": "1", "model.smear_keys": "true"}),
+        Arm("two layers, smeared", {"model.n_layer": "2", "model.smear_keys": "true"}),
     ),
     emergences=(
         Emergence("fall of the repeated loss", "task/repeated_loss", 1.4, is_rise=False),
@@ -224,6 +225,7 @@ SINKS = Study(
         Arm(SOFTMAX, {"model.attention_sink": "false", "model.attention_gate": "none"}),
         Arm(SINK_LOGIT, {"model.attention_sink": "true", "model.attention_gate": "none"}),
         Arm(GATE, {"model.attention_sink": "false", "model.attention_gate": "channel"}),
+        Arm("both", {"model.attention_sink": "true", "model.attention_gate": "channel"}),
     ),
     emergences=(Emergence("induction head", "task/induction", 0.2),),
     claims=(
