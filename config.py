@@ -211,6 +211,12 @@ class AttentionConfig:
     every: int = setting(
         100, "steps between snapshots of attention patterns and scores; 0: only at the end", ge=0
     )
+    check_every: int = setting(
+        0,
+        "steps between checks that take an extra snapshot if the highest prefix-matching score has "
+        "changed by 0.05; 0: never",
+        ge=0,
+    )
     picture_every: int = setting(
         0,
         "steps between attention grids and text samples; 0: at the first and last snapshot and at "

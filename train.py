@@ -49,7 +49,13 @@ from training.processes import Stopped, World, average_gradients, join, plain_co
 from training.progress import Progress, read_progress
 from training.record import check_wandb
 from training.run_folder import restore_config, run_folder
-from training.schedule import is_due, learning_rate_metrics, lr_factor, set_learning_rates
+from training.schedule import (
+    is_attention_due,
+    is_due,
+    learning_rate_metrics,
+    lr_factor,
+    set_learning_rates,
+)
 from training.state import TrainingState, build_state
 from training.stopwatch import Stopwatch
 
@@ -204,8 +210,8 @@ def train_loop(run: Run, observer: Observer | None, log: Callable[[str], None]) 
             if observer:
                 observer.show(step, row)
 
-            # Snapshot: what every attention head does
-            if is_due(config.attention.every, step, config):
+            # Snapshot: what every attention head does, where one is due or an induction head forms
+            if is_attention_due(step, config):
                 model = plain_copy(state.model, world)  # gathered on rank 0, None on the others
                 with world.interruptible():
                     snapshot = observer.take_snapshot(model, step) if observer else None

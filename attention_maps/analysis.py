@@ -33,6 +33,7 @@ from common.text import pluralize
 from data.tokenizer import Tokenizer, encode_prompt
 from decoding import NON_FINITE_PREDICTIONS
 from model import GPT
+from taps import Taps
 
 RANDOM_ROW_TOKENS = 32  # tokens in each random row that `analyze` draws
 EXPECTED_TOKENS = 1 << 16  # sampled to estimate the token frequencies of random rows
@@ -196,16 +197,33 @@ class ProbeRun:
         )
         return tuple(shares)
 
-    def measure_faithfulness(self, measurements: Measurements) -> Faithfulness | None:
+    def measure_faithfulness(
+        self, measurements: Measurements, finds_sufficient: bool = True
+    ) -> Faithfulness | None:
         """Measure the induction circuit's faithfulness; None if no copying gain is reported."""
         if reported_copying_gain(measurements) is None:
             return None
         repeated_and_reshuffled = self.random.rows(range(2 * len(self.probes.periods)))
         isolated = IsolatedHeads(self.model, repeated_and_reshuffled, self.probes.periods)
         circuit = find_induction_circuit(measurements)
+        finds_sufficient = finds_sufficient and not self.is_large
         return measure_faithfulness(
-            isolated.copying_gains, isolated.all_heads, circuit, finds_sufficient=not self.is_large
+            isolated.copying_gains, isolated.all_heads, circuit, finds_sufficient
         )
+
+
+@torch.no_grad()
+def highest_induction_score(model: GPT, probes: Probes) -> float:
+    """Return the highest prefix-matching score of any head: a cheap part of `ProbeRun`."""
+    ids = np.concatenate((probes.repeated, probes.control))
+    tokens = torch.from_numpy(ids).to(model.head.weight.device)
+    weights: list[torch.Tensor] = []
+    taps: Taps = {("weights", layer): weights.append for layer in range(model.config.n_layer)}
+    with model.evaluating():
+        model.run_blocks(tokens, taps=taps)
+    A = torch.stack(weights).cpu().numpy()  # (L, 2 P, H, T, T)
+    repeated, control = np.split(A, 2, axis=1)
+    return float(scores.induction(repeated, control, probes.periods).mean(axis=-1).max())
 
 
 def strongest_heads(head_scores: Estimates, minimum: float) -> list[Head]:

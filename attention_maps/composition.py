@@ -101,10 +101,12 @@ def measure_composition(
         if max_components is not None and len(components) > max_components:
             largest = _largest_direct_shares(model, by_layer, rows.thinned())
             components = sorted(components, key=lambda one: largest[one])[-max_components:]
-        for component in components:
-            for layer, recomputed, direct in _inputs_without(model, rows.forward, component, top):
-                if layer in readers:
-                    shares += _shares(score, component, readers[layer], recomputed, direct)
+        with model.evaluating():
+            for component in components:
+                inputs = _inputs_without(model, rows.forward, component, top)
+                for layer, recomputed, direct in inputs:
+                    if layer in readers:
+                        shares += _shares(score, component, readers[layer], recomputed, direct)
     return shares
 
 
@@ -126,7 +128,7 @@ def _shares(
     significant_heads = np.flatnonzero(is_significant.any(axis=0))
     if not len(significant_heads):
         return
-    lost_directly = reader.lost_shares(direct)
+    lost_directly = lost if direct is recomputed else reader.lost_shares(direct)
     for n in significant_heads:
         head = Head(reader.layer, reader.heads[n])
         for number, name in enumerate(INPUTS):
@@ -166,7 +168,8 @@ def _inputs_without(
 ) -> Iterator[tuple[int, Tensor, Tensor]]:
     """Mean-ablate a component, and yield each later layer up to `top` with two inputs (B, T, C).
 
-    For the first input the layers between are recomputed, for the second they are not.
+    For the first input the layers between are recomputed, for the second they are not. The model
+    must be in evaluation mode.
     """
     residuals, first = forward.residuals, max(0, component.layer)
     rotary = model.rotary_at(0, residuals.shape[2])
@@ -176,23 +179,21 @@ def _inputs_without(
     if component.tap == "embedding":
         x = mean
         yield 0, x, x
-    taps: Taps = {(component.tap, component.layer): partial(_mean_ablate, component)}
+    if component.tap == "mlp":  # nothing comes between an MLP and the next layer
+        first = component.layer + 1
+        x = residuals[first] - written + mean
+        yield first, x, x
+    taps: Taps = {("heads", component.layer): partial(_mean_ablate, component.head)}
     for layer in range(first, top):
-        with model.evaluating():
-            x = model.blocks[layer](x, rotary, taps=taps)
+        x = model.blocks[layer](x, rotary, taps=taps)
         yield layer + 1, x, residuals[layer + 1] - written + mean
 
 
-def _mean_ablate(component: Component, value: Tensor) -> Tensor:
-    """Tap: replace a component's output by its mean over rows and tokens.
-
-    `value` holds the outputs of all heads (B, T, H, d_v), or the output of the MLP (B, T, C).
-    """
-    if component.tap == "mlp":
-        return _mean_over_tokens(value)
-    value = value.clone()
-    value[:, :, component.head] = _mean_over_tokens(value[:, :, component.head])
-    return value
+def _mean_ablate(head: int, outputs: Tensor) -> Tensor:
+    """Tap: replace one of the heads' outputs (B, T, H, d_v) by its mean over rows and tokens."""
+    outputs = outputs.clone()
+    outputs[:, :, head] = _mean_over_tokens(outputs[:, :, head])
+    return outputs
 
 
 def _mean_over_tokens(x: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from attention_maps import attention_grid, capture
 from attention_maps.ablation import ablate_heads, head_importance
-from attention_maps.analysis import ProbeRun
+from attention_maps.analysis import ProbeRun, highest_induction_score
 from attention_maps.logit_attribution import explain_predictions
 from attention_maps.metrics import flatten, read_latest
 from attention_maps.probes import make_probes
@@ -30,6 +30,9 @@ ABLATION_TOKENS = 4096  # validation tokens on which head importance is measured
 # Token and head effects are measured at every snapshot if they process at most this share of the
 # tokens trained on between two snapshots; otherwise only at snapshots with an attention grid.
 MAX_EXPLAINED_SHARE = 0.02
+# An extra snapshot is taken if the highest prefix-matching score has changed by this much since the
+# last one. A score that rises from 0 to 1 is followed in at most 20 steps.
+MIN_CHANGE = 0.05
 SAMPLE_TOKENS = 100  # length of each sample text
 
 
@@ -93,42 +96,57 @@ class Snapshots:
                 sample = sample_text(model, self.tokenizer, self.sample_tokens, seed, self.prompt)
         return Snapshot(metrics, sample)
 
+    def has_changed(self, model: GPT, rows: list[dict]) -> bool:
+        """Return whether the highest prefix-matching score differs from that of the last snapshot.
+
+        This is the sign that an induction head is forming or fading. It depends on the model and
+        the run's metrics so far only, so that a resumed run takes the same snapshots.
+        """
+        latest = read_latest(rows)
+        if latest is None or "induction" not in latest.scores:
+            return False  # without random rows nothing is known between snapshots
+        highest = highest_induction_score(capture.in_float32(model), self.probes)
+        before = float(np.nanmax(latest.scores["induction"].mean))
+        return abs(highest - before) >= MIN_CHANGE
+
     def is_grid_due(self, step: int) -> bool:
         """Return whether the snapshot at a step gets an attention grid and a sample text.
 
         Both ends of the run get them, and every `picture_every` steps between; if that is 0,
-        snapshots 1, 2, 4, 8, … after step 0.
+        regular snapshots 1, 2, 4, 8, … after step 0.
         """
         every, picture_every = self.config.attention.every, self.config.attention.picture_every
         if step in (0, self.config.max_steps):
             return True
         if picture_every:
             return step % picture_every == 0
-        number = step // every
-        return number & (number - 1) == 0
+        number, remainder = divmod(step, every)
+        return remainder == 0 and number & (number - 1) == 0
+
+    def _is_regular(self, step: int) -> bool:
+        every = self.config.attention.every
+        return step == self.config.max_steps or step % every == 0
 
     def _measure(
         self, model: GPT, step: int, previous: Measurements | None, has_grid: bool
     ) -> tuple[Measurements, dict[str, np.ndarray]]:
         """Return the measurements of a snapshot, and the arrays to save."""
-        run = ProbeRun(model, self.probes)
+        run, is_last = ProbeRun(model, self.probes), step == self.config.max_steps
         arrays, head_scores = dict(run.arrays), run.score_heads()
-        if has_grid or self._explains_always:
+        if has_grid or (self._explains_always and self._is_regular(step)):
             arrays |= explain_predictions(model, run.text, self.tokenizer)
         if has_grid and len(self.probes.periods):
             longest = int(np.argmax(self.probes.periods))  # the page shows this row
             effects = explain_predictions(model, run.random.rows([longest]), self.tokenizer)
             arrays |= {f"repeated_{name}": values for name, values in effects.items()}
-        if step == self.config.max_steps and (
-            not run.is_large or _can_measure_importance(self.config)
-        ):
+        if is_last and (not run.is_large or _can_measure_importance(self.config)):
             ablation = ablate_heads(model, *self.windows, self.config.precision)
             head_scores["importance"] = head_importance(ablation)
             arrays["validation_loss"] = ablation.loss
             arrays["validation_loss_without_head"] = ablation.loss_without_head
         measurements = run.measure(step, head_scores, previous)
         if has_grid:
-            faithfulness = run.measure_faithfulness(measurements)
+            faithfulness = run.measure_faithfulness(measurements, finds_sufficient=is_last)
             measurements = replace(measurements, faithfulness=faithfulness)
         return measurements, arrays
 

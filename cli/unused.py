@@ -60,6 +60,7 @@ TRAIN_USED_WITH: UsedWith = (
     ("optim.momentum", "optim.name", ("muon",)),
     ("optim.decay_share", "optim.schedule", ("wsd",)),
     ("optim.min_lr_ratio", "optim.schedule", ("cosine", "wsd")),
+    ("attention.check_every", "attention.every", Above(0)),
     ("attention.picture_every", "attention.every", Above(0)),
     ("wandb.project", "wandb.mode", ("auto", "online", "offline")),
 )

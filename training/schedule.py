@@ -79,6 +79,12 @@ def is_due(every: int, step: int, config: Config) -> bool:
     return step == config.max_steps or (every > 0 and step % every == 0)
 
 
+def is_attention_due(step: int, config: Config) -> bool:
+    """Return whether a regular snapshot of attention is due, or a check for an extra one."""
+    every, check_every = config.attention.every, config.attention.check_every
+    return is_due(every, step, config) or (every > 0 and is_due(check_every, step, config))
+
+
 def count_due(every: int, after: int, config: Config) -> int:
     """Return how often an activity is due after a step; -1 for all of the run: see `is_due`."""
     last = config.max_steps

@@ -122,7 +122,33 @@ def test_grids_are_due_at_both_ends_and_regularly_or_at_each_doubling(
     make_snapshots, picture_every, expected
 ):
     snapshots = make_snapshots(2, picture_every)
-    assert [step for step in range(0, 13, 2) if snapshots.is_grid_due(step)] == expected
+    assert [step for step in range(13) if snapshots.is_grid_due(step)] == expected
+
+
+def test_the_highest_prefix_matching_score_is_that_of_all_measurements():
+    probes = make_probes(IDS, IDS[:500], TOKENIZER, 32, seed=0)
+    scored = ProbeRun(MODEL, probes).score_heads()["induction"].mean
+    assert analysis.highest_induction_score(MODEL, probes) == pytest.approx(scored.max(), abs=1e-6)
+
+
+@pytest.mark.parametrize(("change", "expected"), [(0.0, False), (0.04, False), (-0.06, True)])
+def test_a_changed_prefix_matching_score_asks_for_a_snapshot(make_snapshots, change, expected):
+    snapshots = make_snapshots()
+    highest = analysis.highest_induction_score(MODEL, snapshots.probes)
+    others = [{"step": 0, "heads/induction/L0H0": 9.0}, {"step": 3, "val/loss": 2.0}]
+    last = {"step": 2, "heads/induction/L1H0": highest + change, "heads/induction/L0H1": -1.0}
+    before = torch.random.get_rng_state()
+    assert snapshots.has_changed(MODEL, [others[0], last, others[1]]) == expected
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert not snapshots.has_changed(MODEL, [])
+    assert not snapshots.has_changed(MODEL, [{"step": 0, "heads/sink/L0H0": 0.5}])
+
+
+def test_an_extra_snapshot_measures_the_heads_but_explains_no_predictions(make_snapshots, tmp_path):
+    snapshots = make_snapshots(2, batch_size=4096)
+    assert set(snapshots.take(MODEL, 3, []).metrics) == set(snapshots.take(MODEL, 6, []).metrics)
+    files = [np.load(tmp_path / "attention" / f"step_{step:08d}.npz") for step in (3, 6)]
+    assert ["token_effect" in arrays for arrays in files] == [False, True]
 
 
 def test_every_score_and_its_error_can_be_recomputed_from_the_file(finished_run):

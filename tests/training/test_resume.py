@@ -7,11 +7,13 @@ from pathlib import Path
 from statistics import fmean
 
 import pytest
-from processes import fault_at_call, rows, same_tensors
+from processes import assert_same_run, fault_at_call, rows, same_tensors
 
+import attention_maps.snapshot
 import training.device
 from common.checkpoints import find_checkpoint
 from common.manifest import write_manifest
+from common.metrics import snapshot_steps
 from config import Config
 
 pytestmark = pytest.mark.slow
@@ -66,6 +68,27 @@ def test_the_logged_loss_and_the_seconds_continue_across_a_stop(
     last = rows(seldom.run_dir)[-1]
     assert abs(last["train/eval_loss"] - last["val/loss"]) < 0.5
     assert 1000 < last["train_seconds"] < 2000 < last["seconds/evaluate"]  # goes on counting
+
+
+def test_extra_snapshots_are_the_same_after_a_stop(
+    tiny: Config, train_in_process, tmp_path, monkeypatch
+):
+    tiny.attention.check_every = 1
+    monkeypatch.setattr(attention_maps.snapshot, "MIN_CHANGE", 2e-5)
+    train_in_process(tiny)
+    snapshots = snapshot_steps(rows(tiny.run_dir))
+    assert {0, 6, 12} < set(snapshots)
+    stopped = replace(tiny, run_dir=str(tmp_path / "stopped"))
+    with monkeypatch.context() as patch:
+        patch.setattr(*(where := (training.device, "seed_micro_step")), getattr(*where))
+        fault_at_call(*where, 9, lambda: os.kill(os.getpid(), signal.SIGTERM))()
+        with pytest.raises(SystemExit):
+            train_in_process(stopped)
+    train_in_process(stopped, resume=True)
+    assert_same_run(tiny.run_dir, stopped.run_dir)
+    tiny.attention.every = 0
+    train_in_process(tiny, run_dir=str(tmp_path / "none"))
+    assert snapshot_steps(rows(tmp_path / "none")) == [12]
 
 
 def test_a_stopped_run_restores_the_signal_handlers(tiny: Config, train_in_process, monkeypatch):
