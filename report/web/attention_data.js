@@ -134,7 +134,16 @@ export function maxError(view, { layer, head, weightByValues }, i, j) {
  * @returns {CellView}
  */
 export function withoutFirstToken(view, stored = undefined) {
-  const remaining = (l, h, i) => Math.max(1e-6, 1 - view.at(l, h, i, 0));
+  const sums = new Float32Array(view.L * view.H * view.T); // of each row that was read, or 0
+  const remaining = (l, h, i) => {
+    const row = (l * view.H + h) * view.T + i;
+    if (!sums[row]) {
+      let sum = 0;
+      for (let j = 1; j <= i; j++) sum += view.at(l, h, i, j);
+      sums[row] = Math.max(1e-6, sum);
+    }
+    return sums[row];
+  };
   const at = stored?.at ?? ((l, h, i, j) => view.at(l, h, i, j) / remaining(l, h, i));
   const bound =
     stored?.bound ?? ((l, h, i) => Math.min(1, view.bound(l, h, i) / remaining(l, h, i)));

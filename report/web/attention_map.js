@@ -104,7 +104,7 @@ function describeCell(view, i, j) {
 
 /** Describe the weight of query i on the sink logit for a tooltip. */
 function describeSinkCell(view, i) {
-  const value = formatNumber(shownSink(view)(i));
+  const value = formatNumber(shownSink()(i));
   return [
     el("div", { "data-query": i, "data-key": "sink" }, ...labelToken(view, i), " → sink"),
     el("div", { className: "value" }, el("b", {}, value), " on the learned sink logit"),
@@ -118,7 +118,7 @@ function describeCells(view) {
   const names = view.tokens.map(token => shortenToken(token));
   const first = view.from ?? 0;
   const shade = view.signed ? fadeSmallEffect : Number;
-  const readSink = shownSink(view);
+  const readSink = shownSink();
   const level = (i, j) => {
     if (j === view.T && i >= first) return colorIndex(readSink(i));
     return j > i || Math.min(i, j) < first ? -1 : colorIndex(shade(read(i, j)) / top, view.signed);

@@ -90,8 +90,8 @@ export function drawHeadGrid(view, maps) {
     const head = k % H;
     if (colors) {
       const read = cellReader(view, { layer, head, weightByValues });
-      const readSink =
-        hasSink && !weightByValues ? sinkReader(view, { layer, head, weightByValues }) : null;
+      const hasColumn = hasSink && !weightByValues && !view.from;
+      const readSink = hasColumn ? sinkReader(view, { layer, head, weightByValues }) : null;
       paintMap(button.firstChild, view, read, scaleTop(view, weightByValues), colors, readSink);
     }
     button.classList.toggle("fine", view.T > MIN_SMOOTHED_TOKENS);

@@ -10,13 +10,13 @@ import {
   currentStep,
   data,
   H,
-  hasSink,
   isOwnText,
   scoredSteps,
   selection,
   steps,
   stepsWithWeights,
 } from "./page_state.js";
+import { showsSink } from "./shown_view.js";
 import { scoreLabel } from "./terms.js";
 import { describeExplained, scoredDiagonals } from "./token_effect.js";
 
@@ -113,7 +113,7 @@ function describeInput() {
 
 /** Say what the color of a cell means. */
 function describeCellValue() {
-  if (!selection.weightByValues && hasSink) {
+  if (showsSink()) {
     return (
       "A cell is an attention weight. Each row, with the last column, sums to 1: that is the weight " +
       "on the learned sink logit, which reads no token."

@@ -14,14 +14,12 @@ export function shownAttention() {
   return attention.withoutFirst;
 }
 
-/**
- * Return a function i → the weight of query i on the sink logit, or null if the model has none or
- * other values are on display.
- *
- * @param {import("./page_state.js").CellView} view
- */
-export const shownSink = view =>
-  hasSink && !view.signed && !selection.weightByValues ? sinkReader(view, selectedMaps()) : null;
+/** Return whether the view on display has the weights on sink logits. */
+export const showsSink = () =>
+  hasSink && !selection.weightByValues && !selection.excludeFirst && !shownView().signed;
+
+/** Return a function i → the weight of query i on the sink logit; null if it is not on display. */
+export const shownSink = () => (showsSink() ? sinkReader(shownView(), selectedMaps()) : null);
 
 /** Return the view in the large map. */
 export const shownView = () =>

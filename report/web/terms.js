@@ -49,7 +49,8 @@ export const SCORES = {
     label: "Entropy",
     unit: "",
     explanation:
-      "How spread out attention is: 0 if all of it is on one token, 1 if all tokens so far get equal weight.",
+      "How spread out attention is: 0 if all of it is on one token, 1 if all tokens so far get equal weight. A sink " +
+      "logit, if the model has them, counts like one more token.",
   },
   distance: {
     label: "Distance",
@@ -213,6 +214,9 @@ const TERMS = {
   "current-token head": `A head that attends to the current token itself. ${REPORTED_ABOVE_UNIFORM}`,
   "attention sink":
     "The first token, where many heads put attention that they do not need (Xiao et al. 2023; Gu et al. 2024).",
+  "sink logit":
+    "A learned number of each head that takes part in the softmax like the score of one more token, from which " +
+    "nothing is read, so that a head need not attend to any token.",
   "prefix-matching score": SCORES.induction.explanation,
   "copying score": SCORES.copying.explanation,
   copying: SCORES.copying.explanation,

@@ -177,7 +177,7 @@ function createLists(view, read, token) {
     if (k <= token) keys.push({ token: k, value: read(token, k) });
     if (k >= token) queries.push({ token: k, value: read(k, token) });
   }
-  const readSink = shownSink(view);
+  const readSink = shownSink();
   if (readSink) keys.push({ token: null, value: readSink(token) });
   if (!view.signed) {
     return [
