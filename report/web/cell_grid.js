@@ -10,6 +10,8 @@ const MIN_WRITTEN_HEIGHT = 12;
 /** Pixels of a cell from which the rows have names. */
 const MIN_NAMED_WIDTH = 8.5;
 const MAX_NAME_WIDTH = 92;
+/** Rows down and columns to the right that an arrow key moves the cursor. */
+const STEPS = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
 /** Pixels below the cells for names that are not turned. */
 const UPRIGHT_NAME_HEIGHT = 18;
 
@@ -147,21 +149,30 @@ function createCursor(host, canvas) {
       leave();
       return;
     }
+    if (event.key === "Home") {
+      event.preventDefault();
+      if (hasCell(i, 0)) pointAt(i, 0, true);
+      return;
+    }
     if (event.key === "Enter" || event.key === " ") {
       event.preventDefault();
       if (markedCell) grid.pick?.(i, j);
       return;
     }
-    const target = {
-      ArrowUp: [i - 1, j],
-      ArrowDown: [i + 1, j],
-      ArrowLeft: [i, j - 1],
-      ArrowRight: [i, j + 1],
-      Home: [i, 0],
-    }[event.key];
-    if (!target) return;
+    const step = STEPS[event.key];
+    if (!step) return;
     event.preventDefault();
-    if (hasCell(...target)) pointAt(...target, true);
+    const target = nextCell(i, j, ...step);
+    if (target) pointAt(...target, true);
+  }
+
+  /** Return the next cell in a direction, beyond places without a cell; null if there is none. */
+  function nextCell(i, j, down, right) {
+    const size = Math.max(grid.rows, grid.cols);
+    for (let n = 1; n <= size; n++) {
+      if (hasCell(i + n * down, j + n * right)) return [i + n * down, j + n * right];
+    }
+    return null;
   }
 
   canvas.onpointermove = onPointer;
@@ -224,13 +235,17 @@ function measureGrid(host, canvas, grid) {
   const width = Math.min(host.clientWidth, grid.most ?? Infinity);
   const context = canvas.getContext("2d");
   context.font = `11px ${getComputedStyle(canvas).fontFamily}`;
-  const nameWidths = (grid.rowNames ?? []).map(name => context.measureText(name).width);
-  const nameWidth = Math.min(MAX_NAME_WIDTH, Math.max(...nameWidths) + 8);
+  const widthOf = names => {
+    const widths = names.map(name => context.measureText(name).width);
+    return Math.min(MAX_NAME_WIDTH, Math.max(...widths) + 8);
+  };
+  const { rowNames = [], colNames = [] } = grid;
+  const nameWidth = widthOf(rowNames);
   const hasNames =
-    nameWidths.length > 0 && (width - nameWidth) / grid.cols >= (grid.least ?? MIN_NAMED_WIDTH);
+    rowNames.length > 0 && (width - nameWidth) / grid.cols >= (grid.least ?? MIN_NAMED_WIDTH);
   const left = hasNames ? nameWidth : 0;
-  const columnNameHeight = grid.upright ? UPRIGHT_NAME_HEIGHT : left;
-  const bottom = hasNames && grid.colNames ? columnNameHeight : 0;
+  const columnNameHeight = grid.upright ? UPRIGHT_NAME_HEIGHT : widthOf(colNames);
+  const bottom = hasNames && colNames.length ? columnNameHeight : 0;
   const cell = (width - left) / grid.cols;
   const high = grid.high ?? cell;
   return { left, cell, high, width, height: grid.rows * high + bottom, bottom, hasNames };

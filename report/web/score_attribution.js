@@ -99,7 +99,7 @@ function projectComponents(pass, layer, which, head, tokens) {
     projected.push({ name: component, vectors });
     if (!isSmeared) return;
     const previous = tokens.map(t => projectToken(rows, bias, t - 1, t, 1 - ownShare));
-    projected.push({ name: `${component} of previous token`, vectors: previous });
+    projected.push({ name: `previous ${component}`, vectors: previous });
   };
   const inputGain = weights[`${block}.norm_1.weight`]?.data;
   for (const component of pass.components()) {

@@ -304,3 +304,26 @@ def test_a_deep_models_head_grid_fits_the_window_and_the_first_token_can_be_excl
     A = held["text"][20, 1, query].astype(np.float64)
     assert key > 0 and value_within_error(value) == A[key] / A[1:].sum()
     assert "first=no" in tab.evaluate("new Promise(r => setTimeout(() => r(location.hash), 300))")
+
+
+@pytest.mark.slow
+def test_the_weight_on_a_sink_logit_has_a_column(open_page, tmp_path):
+    arrays = snapshot(T=16)
+    arrays["text"] = arrays["text"] * np.float16(0.75)  # the sink has the rest of every row
+    model = PROMPTED._replace(config=replace(PROMPTED.config, attention_sink=True))
+    facts = {"title": "a prompt", "promptTokens": 16}
+    tab = open_page(page.write_prompt_page(tmp_path / "page.html", facts, arrays, model))
+    focus_map_cell(tab, 5, 5, 16)
+    tab.keyboard.press("ArrowRight")
+    assert tab.locator("#tip [data-query]").get_attribute("data-key") == "sink"
+    value = float(tab.inner_text("#tip .value b"))
+    assert value == pytest.approx(1 - arrays["text"][0, 0, 5].astype(float).sum(), abs=0.01)
+    assert "sink" in tab.inner_text("#lists .to")
+    tab.keyboard.press("ArrowLeft")
+    assert read_cell_tooltip(tab)[:2] == (5, 5)
+
+    tab.check("#weighted")
+    tab.wait_for_timeout(100)
+    focus_map_cell(tab, 5, 5, 16)
+    tab.keyboard.press("ArrowRight")
+    assert read_cell_tooltip(tab)[:2] == (5, 5)  # nothing is read from the sink
