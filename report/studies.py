@@ -283,8 +283,8 @@ GROKKING = Study(
     ),
     emergences=(
         Emergence("memorization", "task/train_accuracy", 0.99),
-        Emergence("generalization", "task/accuracy", 0.95),
-        Emergence("Fourier structure", "task/fourier_share", 0.5),
+        Emergence("generalization", "task/accuracy", 0.9),
+        Emergence("Fourier structure", "task/fourier_share", 0.65),
     ),
     claims=(
         Claim(
@@ -325,41 +325,44 @@ GROKKING = Study(
     plot=("task/train_accuracy", "task/accuracy", "task/loss", "task/fourier_share"),
 )
 
-EIGHT_HEADS, TWO_HEADS, ONE_HEAD = "8 key/value heads", "2 key/value heads", "1 key/value head"
+FOUR_LARGE, ONE_LARGE = "4 key/value heads of 32", "1 key/value head of 32"
+FOUR_SMALL, ONE_SMALL = "4 key/value heads of 8", "1 key/value head of 8"
 SHARING = Study(
     title="Fewer key/value heads save cache at little loss",
     papers="Ainslie et al. 2023",
     arms=(
-        Arm(EIGHT_HEADS, {"model.n_kv_head": "8"}),
-        Arm(TWO_HEADS, {"model.n_kv_head": "2"}),
-        Arm(ONE_HEAD, {"model.n_kv_head": "1"}),
+        Arm(FOUR_LARGE, {"model.n_kv_head": "4", "model.head_dim": "32"}),
+        Arm(ONE_LARGE, {"model.n_kv_head": "1", "model.head_dim": "32"}),
+        Arm(FOUR_SMALL, {"model.n_kv_head": "4", "model.head_dim": "8"}),
+        Arm(ONE_SMALL, {"model.n_kv_head": "1", "model.head_dim": "8"}),
     ),
-    emergences=(Emergence("recall", "task/recall_accuracy", 0.9),),
+    emergences=(Emergence("recall", "task/repeated_loss", 0.5, is_rise=False),),
     claims=(
         Claim(
-            "At equal width, two key/value heads instead of eight cost little recall.",
+            "One key/value head instead of four of the same size, a quarter of the cache, costs "
+            "little recall.",
             (
                 CostsAtMost(
-                    Quantity("task/recall_loss", TWO_HEADS),
-                    Quantity("task/recall_loss", EIGHT_HEADS),
+                    Quantity("task/repeated_loss", ONE_LARGE),
+                    Quantity("task/repeated_loss", FOUR_LARGE),
                     margin=0.1,
                 ),
             ),
-            needs=(("recall", EIGHT_HEADS),),
+            needs=(("recall", FOUR_LARGE),),
         ),
         Claim(
-            "At equal width, one key/value head instead of eight costs little recall.",
+            "With the same cache, one large key/value head recalls more than four small ones.",
             (
-                CostsAtMost(
-                    Quantity("task/recall_loss", ONE_HEAD),
-                    Quantity("task/recall_loss", EIGHT_HEADS),
+                Exceeds(
+                    Quantity("task/repeated_loss", FOUR_SMALL),
+                    Quantity("task/repeated_loss", ONE_LARGE),
                     margin=0.1,
                 ),
             ),
-            needs=(("recall", EIGHT_HEADS),),
+            needs=(("recall", ONE_LARGE),),
         ),
     ),
-    plot=("task/recall_loss", "task/recall_accuracy"),
+    plot=("task/repeated_loss", "task/repeated_accuracy", "task/induction"),
 )
 
 # The studies by the names of their sweep presets.
