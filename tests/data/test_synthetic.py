@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from attention_maps.probes import make_probes
 from common.errors import UserError
 from config import TASK_SYMBOLS, Config, DataConfig, ModelConfig
 from data.synthetic import BATCH, CHARACTERS, VALIDATION, Task, generate_tokens, walk
@@ -94,6 +95,24 @@ def test_symbols_are_written_as_characters_in_order(task):
     spelled = a_task.tokenizer.decode(a_task.symbol_ids)
     assert spelled.removesuffix("+=") == CHARACTERS[:100]
     assert spelled.isprintable()
+
+
+@pytest.mark.parametrize(
+    ("task", "begin", "length"),
+    [("passages", False, 1), ("passages", True, 1), ("modular", True, 5), ("recall", False, 17)],
+)
+def test_a_prompt_ends_before_the_first_token_that_counts(task, begin, length):
+    a_task = task_of(task, begin=begin)
+    assert a_task.prompt == a_task.validation.tokens[0, :length].tolist()
+
+
+def test_probes_of_a_task_are_sequences_and_draw_no_begin_symbol():
+    text = generate_tokens(config_of("passages", begin=True), None)
+    probes = make_probes(text.train, text.val, text.tokenizer, 24, 0, text.task.block_size + 1)
+    sequences = text.task.validation.tokens
+    assert all(any((row == known[:24]).all() for known in sequences) for row in probes.windows)
+    assert len(np.unique(probes.windows, axis=0)) == len(probes.windows) == 16
+    assert (probes.random != text.task.begin_id).all() and len(probes.repeated)
 
 
 def test_a_model_brings_its_tokenizer():
