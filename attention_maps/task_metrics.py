@@ -20,7 +20,7 @@ from data.synthetic import Sequences, Task
 from model import GPT
 
 # Tokens of the sequences that are measured before the last step, such as 64 sequences of 64 tokens.
-# This takes 5% of the time of 25 training steps of 2,048 tokens.
+# For a model of 35,000 parameters this takes 7% of the time of 25 steps of 2,048 tokens.
 MAX_TOKENS = 4096
 MAX_WEIGHTS = 1 << 25  # attention weights computed at once: 128 MB in float32
 # Tokens before a query of the sink metrics. Among fewer, any head has much weight on the first one.
