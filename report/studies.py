@@ -284,7 +284,7 @@ GROKKING = Study(
     emergences=(
         Emergence("memorization", "task/train_accuracy", 0.99),
         Emergence("generalization", "task/accuracy", 0.9),
-        Emergence("Fourier structure", "task/fourier_share", 0.65),
+        Emergence("Fourier structure", "task/fourier_share", 0.75),
     ),
     claims=(
         Claim(
@@ -306,7 +306,7 @@ GROKKING = Study(
                     Quantity("task/fourier_share", NO_DECAY),
                     margin=0.1,
                 ),
-                Coincidence(DECAY, ("generalization", "Fourier structure"), evaluations=4),
+                Coincidence(DECAY, ("generalization", "Fourier structure"), evaluations=8),
             ),
             needs=(("generalization", DECAY),),
         ),
