@@ -188,6 +188,11 @@ class StudyResults:
         columns = ["arm", self._seeds_heading(), "mean ± SE", "SE in a run"]
         return ResultTable(METRIC_NAMES.get(metric, metric), columns, rows, text_columns=2)
 
+    def _is_censored(self, quantity: Quantity) -> bool:
+        """Return whether a quantity is the step of an event that some runs do not have."""
+        name = quantity.metric.removeprefix(STEP_OF)
+        return name in self.emergences and None in self.steps(name, quantity.arm)
+
     def _seeds_heading(self) -> str:
         seeds = {tuple(run.settings.get("seed", "") for run in runs) for runs in self.runs.values()}
         return f"seed {', '.join(seeds.pop())}" if len(seeds) == 1 else "by seed"
@@ -215,7 +220,7 @@ class StudyResults:
         rows = []
         for test in self._comparisons():
             difference = self.difference(test)
-            if isfinite(difference.value):
+            if isfinite(difference.value) and not self._is_censored(test.larger):
                 rows.append([difference_name(test), *format_difference(difference)])
         return ResultTable("Differences", ["difference", "mean ± SE", "in SE", "p"], rows)
 
