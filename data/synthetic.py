@@ -196,8 +196,8 @@ class Task:
         if len(ids) != 1:
             raise UserError(
                 f"the tokenizer of this model encodes the symbol {symbol} of data.task="
-                f"{self.data.task} as {len(ids)} tokens; use a model with one token for each, or "
-                "fewer data.symbols"
+                f"{self.data.task} as {pluralize(len(ids), 'token')}; use a model with one token "
+                "for each, or fewer data.symbols"
             )
         return ids.astype(np.int64)
 

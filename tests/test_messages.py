@@ -45,6 +45,11 @@ ALWAYS_MANY = {
     "formatCount(T)",
     "steps.length",
     "vocab_size",
+    "length",
+    "len(steps)",
+    "MIN_SEEDS",
+    "window",
+    "ceil(times ** 2)",
 }
 
 

@@ -46,6 +46,7 @@ from common.manifest import (
 from data.tokens import Tokens, prepare
 from report.page import write_page
 from training.checkpoint import load_run
+from training.evaluate import WindowLoss
 
 # --- damaged files --------------------------------------------------------------------------------
 
@@ -412,7 +413,9 @@ def losses(*values):
 
     def fault():
         remaining = iter(values)
-        training.evaluate.Windows.loss = lambda self, model: next(remaining, 9.0)
+        training.evaluate.Windows.loss = lambda self, model: WindowLoss(
+            next(remaining, 9.0), math.nan, math.nan
+        )
 
     return fault
 
