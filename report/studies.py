@@ -283,6 +283,7 @@ GROKKING = Study(
     ),
     emergences=(
         Emergence("memorization", "task/train_accuracy", 0.99),
+        Emergence("half of the test sums", "task/accuracy", 0.5),
         Emergence("generalization", "task/accuracy", 0.9),
         Emergence("Fourier structure", "task/fourier_share", 0.75),
     ),
@@ -293,7 +294,7 @@ GROKKING = Study(
                 Exceeds(
                     Quantity("step of generalization", DECAY),
                     Quantity("step of memorization", DECAY),
-                    margin=300,
+                    margin=500,
                 ),
             ),
             needs=(("memorization", DECAY), ("generalization", DECAY)),
@@ -306,9 +307,9 @@ GROKKING = Study(
                     Quantity("task/fourier_share", NO_DECAY),
                     margin=0.1,
                 ),
-                Coincidence(DECAY, ("generalization", "Fourier structure"), evaluations=8),
+                Coincidence(DECAY, ("half of the test sums", "Fourier structure"), evaluations=6),
             ),
-            needs=(("generalization", DECAY),),
+            needs=(("half of the test sums", DECAY),),
         ),
         Claim(
             "Without weight decay it does not generalize within the same number of steps.",
