@@ -107,8 +107,8 @@ def causal_mask(T_q: int, T_k: int, device: torch.device | None = None) -> Tenso
 def shift_keys(k: Tensor, first: Tensor, mask: Tensor | None = None) -> Tensor:
     """Return for each of the keys k (B, T, G, d_k) the key of the token before, for smeared keys.
 
-    `first` (B, G, d_k) is the key before those. With a `mask` (…, T, T_k) as in `attention`, the
-    key of a token is 0 to the next one if that one, as a query, may not attend to it in any head.
+    `first` (B, G, d_k) is the key before those. `mask` (…, T, T_k) is that of `attention`: if a
+    query may not attend to the token before it in any head, the previous key is 0.
     """
     previous = torch.cat((first[:, None], k[:, :-1]), dim=1)  # (B, T, G, d_k)
     if mask is None:
@@ -158,7 +158,7 @@ def _attention_with_sink(
     q = torch.cat((q, logits), dim=-1)  # (B, H, T_q, d_k + 1)
     k = F.pad(k, (0, 1, 1, 0))  # (B, G, 1 + T_k, d_k + 1)
     k[:, :, 0, -1] = 1
-    # A kernel that keeps no weights needs values of the size of keys, if they were so.
+    # The fastest kernels need d_v = d_k, so the values get a channel too.
     v = F.pad(v, (0, 1, 1, 0))  # (B, G, 1 + T_k, d_v + 1)
     if is_causal:
         q = F.pad(q, (0, 0, 1, 0))  # a query in front, so that the others attend to the sink too

@@ -11,6 +11,7 @@ import numpy as np
 
 import cli
 import interop
+from attention_maps.task_metrics import measure_task
 from cli.config_file import config_yaml
 from common.text import format_magnitude, pluralize
 from config import Config, ResolvedConfig
@@ -23,7 +24,7 @@ from training.nonfinite import check_finite_weights
 from training.plan import MAX_MEMORY_SHARE, memory_needed, model_size, print_run, resolve
 from training.processes import World, count_processes
 from training.progress import Progress, read_progress
-from training.record import check_wandb
+from training.record import check_wandb, describe_task
 from training.run_folder import check_run_folder
 from training.schedule import count_evaluations
 from training.state import build_state
@@ -80,6 +81,9 @@ def evaluate_only(config: Config) -> float:
         bits = f", {metrics['val/bits_per_byte']:.4f} bits per byte"
     log(f"loss     {metrics['val/loss']:.4f} nats per token{bits}")
     log(f"         over {pluralize(validation.num_targets, 'validation token')}")
+    if text.task:
+        for number, line in enumerate(describe_task(measure_task(model, text.task, is_last=True))):
+            log(f"{'' if number else 'task':<9}{line}")
     if manifest and manifest.fingerprint != text.fingerprint:
         log(
             "note     the run was trained on another text, or this one has changed since then, so "

@@ -13,7 +13,6 @@ from report.page import write_page
 from training.evaluate import Windows
 from training.flops import memory_metrics, tokens_per_step
 from training.record import Record, print_losses, print_summary
-from training.schedule import is_due
 from training.stopwatch import Stopwatch
 from training.time_left import TimeLeft
 
@@ -63,14 +62,11 @@ class Observer:
         self.clock.switch("attention")
         is_last = step == self.config.max_steps
         rows = self.record.rows
-        if not self._is_regular(step) and not self.snapshots.has_changed(model, rows):
+        if not self.snapshots.is_regular(step) and not self.snapshots.has_changed(model, rows):
             return None
         activity = "measuring head importance" if is_last else "measuring attention"
         self.record.progress_bar.show_activity(activity)
         return self.snapshots.take(model, step, rows)
-
-    def _is_regular(self, step: int) -> bool:
-        return is_due(self.config.attention.every, step, self.config)
 
     def write(self, step: int, row: dict[str, float], snapshot: Snapshot | None) -> None:
         """Write the metrics of a step, if there are any; redraw the page at regular snapshots."""
@@ -83,7 +79,7 @@ class Observer:
             tokens = tokens_until(step, self.config)
             row = {"step": step, "tokens": tokens} | row | self.clock.metrics()
             self.record.write(row | memory_metrics(self.config.device))
-        if snapshot and self._is_regular(step):
+        if snapshot and self.snapshots.is_regular(step):
             self._draw_page(is_last=step == self.config.max_steps)
 
     def _draw_page(self, is_last: bool) -> None:

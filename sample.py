@@ -84,10 +84,25 @@ def sample(
             print_stderr(f"{path}: {INSTRUCTIONS if is_typed else 'each line is a prompt'}")
             continue_typed_prompts(config, model, tokenizer, max_batch_size, max_cache_bytes)
             return
+        if not text and (text := task_prompt(expand_home(key, path), tokenizer)):
+            rest = model.config.block_size + 1 - len(tokenizer.encode(text))  # of its sequence
+            config = replace(config, max_new_tokens=min(rest, config.max_new_tokens))
         summary = write_texts(config, model, tokenizer, text, max_batch_size, max_cache_bytes)
         print_stderr(f"{path}: {summary}")
     finally:
         torch.set_num_threads(n_threads)  # a run that the same notebook trains depends on them
+
+
+def task_prompt(folder: Path, tokenizer: Tokenizer) -> str:
+    """Return the prompt of a run of generated data, such as 3+4=; "" for another model."""
+    from data.synthetic import Task
+    from report.run import load_config
+
+    with suppress(UserError, OSError):
+        config = load_config(folder)
+        if config is not None and config.data.source == "synthetic":
+            return tokenizer.decode(Task(config, tokenizer).prompt)
+    return ""
 
 
 def read_text(config: SampleConfig) -> str:

@@ -154,10 +154,9 @@ def _head_details(evidence: HeadEvidence) -> str:
 @_render.register
 def _render_copying_gain(finding: CopyingGainFinding) -> tuple[str, str, list[str]]:
     copying, emerged = finding.copying, ""
-    gain = format_with_error(*copying.gain)
     text = (
         "Repeating a sequence of random tokens, instead of reshuffling it, lowers its loss by "
-        f"{gain} nats/token"
+        f"{format_with_error(*copying.gain)} nats/token"
     )
     if finding.emerged is not None:
         interval = format_interval(finding.emerged)
@@ -213,11 +212,10 @@ def _render_sinks(finding: SinkFinding) -> tuple[str, str, list[str]]:
     if len(heads) <= MAX_NAMED_HEADS:
         return "Attention sink", _attention_sentence(list(zip(heads, scores)), target), details
     partial = sum(score.value < FULL_ATTENTION for score in scores)
-    text = f"{len(heads)} of {finding.scored_heads} heads attend"
-    if partial == len(heads):
-        return "Attention sink", f"{text} in part to {target}.", details
-    suffix = f", {partial} of them in part" if partial else ""
-    return "Attention sink", f"{text} to {target}{suffix}.", details
+    extent = " in part" if partial == len(heads) else ""
+    suffix = f", {partial} of them in part" if 0 < partial < len(heads) else ""
+    text = f"{len(heads)} of {finding.scored_heads} heads attend{extent} to {target}{suffix}."
+    return "Attention sink", text, details
 
 
 @_render.register

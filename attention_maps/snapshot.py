@@ -65,11 +65,11 @@ class Snapshots:
         self.windows, self.tolerate_errors = windows, tolerate_errors
         self.tokenizer, self.sample_tokens = tokens.tokenizer, sample_tokens
         self.prompt: list[int] | None = None
-        if tokens.task:  # which models a single sequence, from its beginning
-            self.prompt = tokens.task.prompt
-            self.sample_tokens = tokens.task.block_size + 1 - len(self.prompt)
+        spacing = 1
+        if tokens.task:  # each sample is a sequence of it
+            self.prompt, spacing = tokens.task.prompt, tokens.task.block_size + 1
+            self.sample_tokens = spacing - len(self.prompt)
         length = min(config.attention.tokens, config.model.block_size)
-        spacing = tokens.task.block_size + 1 if tokens.task else 1
         self.probes = make_probes(
             tokens.train, tokens.val, tokens.tokenizer, length, config.seed, spacing
         )
@@ -89,12 +89,15 @@ class Snapshots:
             refuse_link(self.folder)
             capture.save_weights(self.folder / f"{step_name(step)}.safetensors", model)
             prune_stored_weights(self.folder, metrics)
-        sample = None
+        sample, seed = None, self.config.seed
         if has_grid:
             with self.tolerate_errors("a sample text"):  # the model may predict NaN
-                seed = self.config.seed
                 sample = sample_text(model, self.tokenizer, self.sample_tokens, seed, self.prompt)
         return Snapshot(metrics, sample)
+
+    def is_regular(self, step: int) -> bool:
+        """Return whether a snapshot is due at a step, whatever the heads do."""
+        return step == self.config.max_steps or step % self.config.attention.every == 0
 
     def has_changed(self, model: GPT, rows: list[dict]) -> bool:
         """Return whether the highest prefix-matching score differs from that of the last snapshot.
@@ -120,12 +123,8 @@ class Snapshots:
             return True
         if picture_every:
             return step % picture_every == 0
-        number, remainder = divmod(step, every)
-        return remainder == 0 and number & (number - 1) == 0
-
-    def _is_regular(self, step: int) -> bool:
-        every = self.config.attention.every
-        return step == self.config.max_steps or step % every == 0
+        number = step // every
+        return self.is_regular(step) and number & (number - 1) == 0
 
     def _measure(
         self, model: GPT, step: int, previous: Measurements | None, has_grid: bool
@@ -133,7 +132,7 @@ class Snapshots:
         """Return the measurements of a snapshot, and the arrays to save."""
         run, is_last = ProbeRun(model, self.probes), step == self.config.max_steps
         arrays, head_scores = dict(run.arrays), run.score_heads()
-        if has_grid or (self._explains_always and self._is_regular(step)):
+        if has_grid or (self._explains_always and self.is_regular(step)):
             arrays |= explain_predictions(model, run.text, self.tokenizer)
         if has_grid and len(self.probes.periods):
             longest = int(np.argmax(self.probes.periods))  # the page shows this row

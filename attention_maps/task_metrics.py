@@ -28,10 +28,8 @@ MIN_SINK_CONTEXT = 5
 # Strategies that learn from a sequence are compared after this share of it, when they differ.
 STRATEGY_START = 0.25
 NUM_FREQUENCIES = 6  # of modular addition; a trained model uses about five (Nanda et al. 2023)
-# Metrics of a head that are given for the head with the highest value of another one.
-CHOSEN_BY = dict.fromkeys(
-    ("sink_nothing_to_find", "sink_something_to_find", "attention_sum_nothing_to_find"), "induction"
-)
+# Metrics of the strongest induction head. Of other metrics, the highest value of any head is given.
+SINK_METRICS = ("sink_nothing_to_find", "sink_something_to_find", "attention_sum_nothing_to_find")
 
 
 @dataclass(frozen=True)
@@ -41,7 +39,7 @@ class Predictions:
     The begin symbol is not one of the tokens.
     """
 
-    symbols: Tensor  # the tokens as the task numbers its symbols, (n, T)
+    symbols: Tensor  # numbers of the symbols, from 0, (n, T)
     log_p: Tensor  # log probability of each symbol as the next token, (n, T, symbols)
     loss: Tensor  # in nats, (n, T)
     is_correct: Tensor  # whether the likeliest next token is the right one, (n, T)
@@ -80,7 +78,7 @@ def measure_sequences(
 ) -> dict[str, float]:
     """Return the metrics of sequences, with their standard errors `<name>_se`.
 
-    If there are more than `max_sequences`, so many are chosen, spread evenly.
+    At most `max_sequences` are measured, spread evenly.
     """
     T, config = task.block_size, model.config
     n = len(sequences.tokens)
@@ -88,8 +86,7 @@ def measure_sequences(
     weights_per_row = config.n_layer * config.n_head * T * T
     rows = max(1, min(max_logit_rows(model) // T, MAX_WEIGHTS // weights_per_row))
     sums, counts = defaultdict(list), defaultdict(list)
-    for start in range(0, len(chosen), rows):
-        which = chosen[start : start + rows]
+    for which in np.split(chosen, range(rows, len(chosen), rows)):
         batch = Sequences(sequences.tokens[which], sequences.is_counted[which])
         predictions = predict(model, task, batch)
         for name, (values, is_counted) in read(predictions, task).items():
@@ -102,16 +99,16 @@ def measure_sequences(
 
 
 def summarize(sums: dict[str, np.ndarray], counts: dict[str, np.ndarray]) -> dict[str, float]:
-    """Divide sums over each sequence (…, n) by their numbers of tokens (n,), and give the errors.
+    """Return means and errors from sums over each sequence (…, n) and numbers of tokens (n,).
 
-    Of a metric of heads, the value of the strongest head is returned.
+    Of a metric of heads, the value of one head is returned: see `SINK_METRICS`.
     """
     estimates = {name: ratio(sums[name], counts[name]) for name in sums}
     metrics: dict[str, float] = {}
-    for name, (mean, _) in estimates.items():
-        chosen_by = estimates[CHOSEN_BY.get(name, name)].mean
-        strongest = np.unravel_index(np.argmax(chosen_by), mean.shape)
-        value, error = estimates[name].at(strongest)
+    for name, estimate in estimates.items():
+        by_head = estimates["induction" if name in SINK_METRICS else name].mean
+        strongest = np.unravel_index(np.argmax(by_head), by_head.shape)
+        value, error = estimate.at(strongest)
         metrics |= {name: value, f"{name}_se": error}
     return {name: value for name, value in metrics.items() if math.isfinite(value)}
 
@@ -127,7 +124,7 @@ def predict(model: GPT, task: Task, sequences: Sequences) -> Predictions:
     is_correct = log_p.argmax(-1) == tokens[:, 1:]
     weights = torch.stack(list(values.values())).transpose(1, 2)  # (L, H, n, T, T)
     ids = torch.from_numpy(task.symbol_ids[: task.data.num_symbols]).to(device)
-    first = 0 if task.begin_id is None else 1
+    first = int(task.data.begin)
     return Predictions(
         number_symbols(task, sequences).to(device)[:, :-1],
         log_p[:, first:, ids],
@@ -143,8 +140,7 @@ def number_symbols(task: Task, sequences: Sequences) -> Tensor:
     """Return the symbols of sequences without the begin symbol, numbered from 0, (n, T + 1)."""
     numbers = torch.full((task.tokenizer.vocab_size,), -1)
     numbers[torch.from_numpy(task.symbol_ids)] = torch.arange(len(task.symbol_ids))
-    first = 0 if task.begin_id is None else 1
-    return numbers[torch.from_numpy(sequences.tokens)[:, first:]]
+    return numbers[torch.from_numpy(sequences.tokens)[:, int(task.data.begin) :]]
 
 
 def read(predictions: Predictions, task: Task) -> dict[str, Reading]:
@@ -230,9 +226,9 @@ def read_markov(p: Predictions, task: Task) -> dict[str, Reading]:
 
     Reference: Edelman et al. 2024, "The Evolution of Statistical Induction Heads".
     """
-    n, T = p.symbols.shape
-    is_late = torch.arange(T, device=p.symbols.device) >= STRATEGY_START * T  # (T,)
-    is_late = is_late.expand(n, T)
+    T = p.symbols.shape[1]
+    is_late = torch.arange(T, device=p.symbols.device) >= STRATEGY_START * T
+    is_late = is_late.expand_as(p.symbols)  # (n, T)
     training = number_symbols(task, task.training).to(p.symbols.device)
     K = task.data.num_symbols
     strategies = in_context_strategies(p.symbols, K, task.data.concentration)

@@ -21,16 +21,6 @@ class Above(NamedTuple):
 
 UsedWith = tuple[tuple[str, str, tuple | Above], ...]
 
-TASK_SETTINGS = (
-    "task",
-    "symbols",
-    "begin",
-    "min_period",
-    "max_period",
-    "concentration",
-    "train_share",
-    "pairs",
-)
 # Each row: a setting, another one, and the values of the other with which the first has an effect.
 TRAIN_USED_WITH: UsedWith = (
     ("data.min_period", "data.task", ("passages",)),
@@ -38,7 +28,14 @@ TRAIN_USED_WITH: UsedWith = (
     ("data.concentration", "data.task", ("markov",)),
     ("data.train_share", "data.task", ("modular",)),
     ("data.pairs", "data.task", ("recall",)),
-    *((f"data.{name}", "data.source", ("synthetic",)) for name in TASK_SETTINGS),
+    ("data.task", "data.source", ("synthetic",)),
+    ("data.symbols", "data.source", ("synthetic",)),
+    ("data.begin", "data.source", ("synthetic",)),
+    ("data.min_period", "data.source", ("synthetic",)),
+    ("data.max_period", "data.source", ("synthetic",)),
+    ("data.concentration", "data.source", ("synthetic",)),
+    ("data.train_share", "data.source", ("synthetic",)),
+    ("data.pairs", "data.source", ("synthetic",)),
     ("data.lines", "data.source", ("stdlib", "shakespeare", "text", "hf")),
     ("data.path", "data.source", ("text", "shakespeare")),
     ("data.exclude", "data.source", ("text",)),

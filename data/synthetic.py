@@ -54,8 +54,8 @@ class Draw(NamedTuple):
     stream: int  # BATCH, TRAINING or VALIDATION
     n: int  # number of sequences
     length: int  # T
-    rules: np.random.Generator  # of what is the same in all sequences of a run
-    random: np.random.Generator  # of the sequences
+    rules: np.random.Generator  # draws what all sequences of a run share
+    random: np.random.Generator  # draws the sequences
 
 
 def repeat_passages(data: DataConfig, draw: Draw) -> Sequences:
@@ -145,7 +145,7 @@ TASKS = {
     "modular": add_modulo,
     "recall": recall_pairs,
 }
-SIGNS = {"modular": "+="}  # characters of the symbols that follow the counted ones
+SIGNS = {"modular": "+="}  # characters of further symbols, which are not in `data.symbols`
 
 
 def walk(
@@ -172,15 +172,14 @@ class Task:
     Attributes:
         data: Its settings.
         tokenizer: Spells each symbol as one character.
-        symbol_ids: Token id of each symbol: the counted ones, then the signs.
+        symbol_ids: Token id of each symbol, then of each of the `SIGNS`.
         begin_id: Token id of the begin symbol, or None.
     """
 
     def __init__(self, config: Config, tokenizer: Tokenizer | None = None) -> None:
-        """Set up the task of a run.
+        """Set up the task of a run; `tokenizer` is that of a model that was trained before.
 
-        A model that was trained before brings its tokenizer. Raises `UserError` if that does not
-        encode each symbol as one token.
+        Raises `UserError` if the tokenizer does not encode each symbol as one token.
         """
         self.data = config.data
         self.block_size = config.model.block_size

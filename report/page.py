@@ -27,7 +27,6 @@ from report.snapshots import (
     pack_fitting_maps,
     pack_fitting_predictions,
 )
-from report.studies import METRIC_NAMES
 from report.values import clip_text, finite_number, metric_curve, thin
 
 MAX_PAGE_BYTES = 24_500_000
@@ -75,8 +74,7 @@ def write_page(run_dir: Path) -> Path:
         if isinstance(row.get("text"), str)
     ]
     settings = flatten_settings(config).items() if config else ()
-    task_metrics = [f"{key}{suffix}" for key in METRIC_NAMES for suffix in ("", "_se")]
-    curves = [*CURVES, *(key for key in task_metrics if key.startswith("task/") and key in latest)]
+    curves = [*CURVES, *(key for key in latest if key.startswith("task/"))]
     content = {
         "kind": "run",
         "title": run_dir.resolve().name,

@@ -48,11 +48,10 @@ def summarize_run(run_dir: Path, config: Config | None, rows: list[dict]) -> dic
     """Compute the figures of a run that sweep.csv has as columns, as far as they were measured.
 
     These are, by the names of metrics.jsonl: the losses of the best step, size, training speed,
-    bytes of one sequence's KV cache, the last in-context copying gain, the last in-context score
-    and metrics of a task; for each score the first
-    emergence (`emerged/induction`), the tokens at that step, and the highest last score
-    (`heads/induction`); and `pairs_again`, the share of repeated token pairs. What has not emerged
-    by the end has no figure: it is censored, so a mean over runs would leave it out.
+    bytes of one sequence's KV cache, the last in-context copying gain, in-context score and metrics
+    of a task; for each score the first emergence (`emerged/induction`), the tokens at that step,
+    and the highest last score (`heads/induction`); and `pairs_again`, the share of repeated token
+    pairs. What has not emerged by the end has no figure.
     """
     last_snapshot: dict = next(filter(is_scored, reversed(rows)), {})
     figures = _progress(rows)
@@ -74,18 +73,15 @@ def summarize_run(run_dir: Path, config: Config | None, rows: list[dict]) -> dic
 
 
 def _progress(rows: list[dict]) -> dict[str, float]:
-    """Return the losses of the best step, and the steps, tokens and seconds of the whole run."""
+    """Return the best losses, the last metrics of a task, and steps, tokens and seconds in all."""
     best, last = best_row(rows) or {}, rows[-1] if rows else {}
     figures = {key: best[key] for key in ("val/loss", "val/bits_per_byte") if key in best}
     if best:
         figures["best_step"] = best["step"]
     figures |= {key: last[key] for key in ("step", "tokens", "train_seconds") if key in last}
     evaluated: dict = next((row for row in reversed(rows) if "val/loss" in row), {})
-    figures |= {
-        key: value
-        for key, value in evaluated.items()
-        if key.startswith(("task/", "val/in_context")) and not key.endswith("_se")
-    }
+    names = [key for key in evaluated if key.startswith(("task/", "val/in_context"))]
+    figures |= {name: evaluated[name] for name in names if not name.endswith("_se")}
     if figures.get("train_seconds") and "tokens" in figures:
         figures["tokens_per_second"] = figures["tokens"] / figures["train_seconds"]
     return figures

@@ -1,7 +1,7 @@
 """Test the claims of a study on its runs: a verdict with its reason for each, and the tables."""
 
-import re
 from collections.abc import Sequence
+from itertools import pairwise
 from math import ceil, inf, isfinite
 from statistics import fmean
 from typing import NamedTuple
@@ -51,8 +51,8 @@ class ResultTable(NamedTuple):
     """A table of texts; the first columns up to `text_columns` are aligned to the left."""
 
     title: str
-    columns: list[str]
-    rows: list[list[str]]
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
     text_columns: int = 1
 
 
@@ -67,7 +67,8 @@ class StudyResults:
 
     def __init__(self, study: Study, runs: Sequence[Run]) -> None:
         self.study = study
-        finished = sorted((run for run in runs if run.status == "finished"), key=seed_order)
+        finished = [run for run in runs if run.status == "finished"]
+        finished.sort(key=lambda run: (run.config.seed if run.config else 0, run.name))
         self.runs = {
             arm.name: [run for run in finished if run.settings.get(ARM) == arm.name]
             for arm in study.arms
@@ -104,13 +105,11 @@ class StudyResults:
     # --- verdicts ---------------------------------------------------------------------------------
 
     def verdict(self, claim: Claim) -> Verdict:
-        """Return the verdict on a claim: that of the test that speaks most against it."""
+        """Return the verdict on a claim: the least favorable one of its tests."""
         for emergence, arm in claim.needs:
-            steps = self.steps(emergence, arm)
-            count = sum(step is not None for step in steps)
-            if 2 * count <= len(steps):
-                reason = f"{arm}: {emergence} in only {count} of {len(steps)} seeds."
-                return Verdict(UNTESTABLE, reason)
+            count, total = count_events(self.steps(emergence, arm))
+            if 2 * count <= total:
+                return Verdict(UNTESTABLE, f"{arm}: {emergence} in only {count} of {total} seeds.")
         verdicts = [self.check(test) for test in claim.tests]
         for kind in (NOT_REPRODUCED, UNTESTABLE):
             for verdict in verdicts:
@@ -121,8 +120,7 @@ class StudyResults:
     def check(self, test: Exceeds | CostsAtMost | Order | Coincidence) -> Verdict:
         """Return the verdict of one test of a claim."""
         if isinstance(test, (Exceeds, CostsAtMost)):
-            quantities = [test.larger, test.smaller]
-            counts = {quantity.arm: len(self.values(quantity)) for quantity in quantities}
+            counts = {side.arm: len(self.values(side)) for side in (test.larger, test.smaller)}
         else:
             counts = {test.arm: len(self.runs[test.arm])}
         for arm, count in counts.items():
@@ -141,22 +139,19 @@ class StudyResults:
     def _check_order(self, test: Order) -> Verdict:
         firsts = [first_steps_of_phases(run, test.metrics) for run in self.runs[test.arm]]
         is_in_order = [
-            None not in steps and steps == sorted({step for step in steps if step is not None})
+            all(a is not None and b is not None and a < b for a, b in pairwise(steps))
             for steps in firsts
         ]
-        medians = [format_step(censored_median(steps)) for steps in zip(*firsts)]
-        names = [metric_name(metric) for metric in test.metrics]
-        details = ", ".join(f"{name} from step {step}" for name, step in zip(names, medians))
-        return count_verdict(is_in_order, f"are lowest in this order ({details}; medians)")
+        medians = format_medians([metric_name(metric) for metric in test.metrics], firsts)
+        return count_verdict(is_in_order, f"are lowest in this order ({medians})")
 
     def _check_coincidence(self, test: Coincidence) -> Verdict:
         steps = list(zip(*(self.steps(name, test.arm) for name in test.emergences)))
         config = self.runs[test.arm][0].config
         window = test.evaluations * config.eval.every if config else 0
         is_close = [None not in events and max(events) - min(events) <= window for events in steps]
-        medians = [format_step(censored_median(column)) for column in zip(*steps)]
-        details = ", ".join(f"{n} at step {step}" for n, step in zip(test.emergences, medians))
-        return count_verdict(is_close, f"happen within {window} steps ({details}; medians)")
+        medians = format_medians(test.emergences, steps)
+        return count_verdict(is_close, f"happen within {window} steps ({medians})")
 
     # --- tables -----------------------------------------------------------------------------------
 
@@ -206,13 +201,13 @@ class StudyResults:
                 if not steps:
                     continue
                 by_seed = " ".join("–" if step is None else f"{step:,}" for step in steps)
-                share = f"{len(steps) - steps.count(None)} of {len(steps)}"
+                count, total = count_events(steps)
                 p = "–"
                 if arm != self.study.arms[0] and first_steps:
-                    p = format_p(fisher_p(*count_events(first_steps), *count_events(steps)))
-                median = format_step(censored_median(steps))
+                    p = format_p(fisher_p(*count_events(first_steps), count, total))
                 event = "" if name in (row[0] for row in rows) else name
-                rows.append([event, arm.name, by_seed, median, share, p])
+                median = format_step(censored_median(steps))
+                rows.append([event, arm.name, by_seed, median, f"{count} of {total}", p])
         columns = ["event", "arm", "step by seed", "median", "seeds", "p"]
         return ResultTable("Emergence", columns, rows, text_columns=3)
 
@@ -221,7 +216,9 @@ class StudyResults:
         for test in self._comparisons():
             difference = self.difference(test)
             if isfinite(difference.value) and not self._is_censored(test.larger):
-                rows.append([difference_name(test), *format_difference(difference)])
+                value = format_with_error(difference.value, difference.error)
+                texts = format_errors(difference.in_errors), format_p(difference.p_value)
+                rows.append([" − ".join(name_sides(test)), value, *texts])
         return ResultTable("Differences", ["difference", "mean ± SE", "in SE", "p"], rows)
 
     def page_content(self) -> dict:
@@ -238,17 +235,12 @@ class StudyResults:
 # --- measurements of one run ----------------------------------------------------------------------
 
 
-def seed_order(run: Run) -> tuple[int, str]:
-    """Return a sort key that puts runs in the order of their seeds."""
-    return (run.config.seed if run.config else 0), run.name
-
-
 def find_step(run: Run, emergence: Emergence) -> int | None:
     """Return the first evaluation past the threshold that the next one confirms, or None."""
-    values = [(row["step"], row[emergence.metric]) for row in run.rows if emergence.metric in row]
-    is_past = [(value > emergence.threshold) == emergence.is_rise for _, value in values]
-    confirmed = (k for k in range(len(values) - 1) if is_past[k] and is_past[k + 1])
-    return next((values[k][0] for k in confirmed), None)
+    rows = [row for row in run.rows if emergence.metric in row]
+    is_past = [(row[emergence.metric] > emergence.threshold) == emergence.is_rise for row in rows]
+    pairs = zip(rows, pairwise(is_past))
+    return next((row["step"] for row, is_confirmed in pairs if all(is_confirmed)), None)
 
 
 def first_steps_of_phases(run: Run, metrics: Sequence[str]) -> list[int | None]:
@@ -299,13 +291,10 @@ def too_uncertain(difference: Difference, text: str, distance: float, margin: fl
 
 
 def count_verdict(is_as_claimed: Sequence[bool], text: str) -> Verdict:
-    """Return the verdict of a claim that holds or not in each seed: in all, at most half, or."""
+    """Return the verdict on what should hold in every seed: not reproduced if in at most half."""
     count, total = sum(is_as_claimed), len(is_as_claimed)
-    verdict = UNTESTABLE
-    if count == total:
-        verdict = REPRODUCED
-    elif 2 * count <= total:
-        verdict = NOT_REPRODUCED
+    failure = NOT_REPRODUCED if 2 * count <= total else UNTESTABLE
+    verdict = REPRODUCED if count == total else failure
     return Verdict(verdict, f"In {count} of {total} seeds they {text}.")
 
 
@@ -314,26 +303,15 @@ def count_verdict(is_as_claimed: Sequence[bool], text: str) -> Verdict:
 
 def metric_name(metric: str) -> str:
     """Return a metric's name without its unit."""
-    return re.sub(r" \([^)]*\)$", "", METRIC_NAMES.get(metric, metric))
+    return METRIC_NAMES.get(metric, metric).partition(" (")[0]
 
 
 def name_sides(test: Exceeds | CostsAtMost) -> tuple[str, str]:
     """Return what is compared: "Loss: one layer" and "two layers", or two metrics of an arm."""
+    larger, smaller = metric_name(test.larger.metric), metric_name(test.smaller.metric)
     if test.larger.arm == test.smaller.arm:
-        name = metric_name(test.smaller.metric)
-        return f"{test.larger.arm}: {metric_name(test.larger.metric)}", name
-    return f"{metric_name(test.larger.metric)}: {test.larger.arm}", test.smaller.arm
-
-
-def difference_name(test: Exceeds | CostsAtMost) -> str:
-    """Return the name of a difference: "Loss: one layer − two layers"."""
-    return " − ".join(name_sides(test))
-
-
-def format_difference(difference: Difference) -> list[str]:
-    """Return a difference with its error, in standard errors, and its p-value."""
-    value = format_with_error(difference.value, difference.error)
-    return [value, format_errors(difference.in_errors), format_p(difference.p_value)]
+        return f"{test.larger.arm}: {larger}", smaller
+    return f"{larger}: {test.larger.arm}", test.smaller.arm
 
 
 def format_errors(in_errors: float) -> str:
@@ -360,6 +338,12 @@ def format_value(value: float) -> str:
 def format_step(step: float) -> str:
     """Format a median step, which is not finite if less than half of the events happened."""
     return f"{step:,.0f}" if isfinite(step) else "–"
+
+
+def format_medians(names: Sequence[str], steps: Sequence[Sequence[int | None]]) -> str:
+    """Format the median step of each event, from its steps in each seed."""
+    medians = [format_step(censored_median(of_event)) for of_event in zip(*steps)]
+    return "median steps: " + ", ".join(f"{n} {step}" for n, step in zip(names, medians))
 
 
 def count_events(steps: Sequence[int | None]) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""Print the results of a study in the terminal."""
+"""Print tables of results in the terminal, and the verdicts on the claims of a study."""
 
 from collections.abc import Callable
 
@@ -31,7 +31,8 @@ def make_result_table(result: ResultTable) -> Table:
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     for index, heading in enumerate(result.columns):
         is_text = index < result.text_columns
-        table.add_column(heading, justify="left" if is_text else "right", no_wrap=not is_text)
+        text = Text(printable(heading, one_line=True))
+        table.add_column(text, justify="left" if is_text else "right", no_wrap=not is_text)
     for row in result.rows:
         table.add_row(*(Text(printable(cell, one_line=True)) for cell in row))
     return table

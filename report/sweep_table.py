@@ -8,11 +8,9 @@ from math import isfinite, sqrt
 from pathlib import Path
 from statistics import harmonic_mean
 
-from rich import box
 from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 import cli
 from common.files import atomic_write
@@ -25,8 +23,8 @@ from common.text import (
     printable,
 )
 from report.statistics import POWER, SIGNIFICANCE_LEVEL, censored_median, seeds_needed
-from report.study_results import StudyResults, find_study
-from report.study_table import print_study
+from report.study_results import ResultTable, StudyResults, find_study
+from report.study_table import make_result_table, print_study
 from report.sweep import (
     Run,
     Variant,
@@ -138,17 +136,8 @@ def make_table(variants: Sequence[Variant], metric: str, width: int) -> Table:
             break
         columns.append(column)
 
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-    for index, (heading, *_) in enumerate(columns):
-        is_text = index < n_text_columns
-        table.add_column(
-            Text(printable(heading, one_line=True)),
-            no_wrap=not is_text,
-            justify="left" if is_text else "right",
-        )
-    for row in range(1, len(variants) + 1):
-        table.add_row(*(Text(printable(column[row], one_line=True)) for column in columns))
-    return table
+    headings, *rows = zip(*columns)
+    return make_result_table(ResultTable("", headings, rows, n_text_columns))
 
 
 def setting_columns(variants: Sequence[Variant]) -> list[list[str]]:

@@ -4,6 +4,7 @@ import re
 import shutil
 import subprocess
 import sys
+from math import inf
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from processes import rows, tiny_arguments
 from cli.config_file import read_config
 from common.metrics import read_rows
 from common.settings import iterate_settings
+from training.record import describe_task
 
 pytestmark = pytest.mark.slow
 
@@ -196,3 +198,8 @@ def test_a_task_trains_resumes_and_samples(command, tmp_path, task):
     done = command("sample.py", "run_dir=run", "prompt=^0", "max_new_tokens=3")
     assert done.returncode == 0, done.stderr
     assert len(done.stdout.strip()) == 3
+    done = command("sample.py", "run_dir=run")  # the rest of a held-out sequence
+    assert len(done.stdout) == {"markov": 32, "modular": 1}[task] + 1, done.stderr
+    done = command("train.py", "run_dir=run", "eval_only=true")
+    best = min(rows(tmp_path / "run"), key=lambda row: row.get("val/loss", inf))
+    assert f"task     {describe_task(best)[0]}\n" in done.stdout, done.stderr

@@ -23,11 +23,11 @@ from training.processes import World, plain_copy, reshard
 MAX_BATCH_TOKENS = 8192
 # Logits per forward pass: 64 MB in float32.
 MAX_BATCH_LOGITS = 1 << 24
-# Windows of an excerpt. Heads are ablated in one at a time, which takes long in many short ones.
+# Windows of an excerpt, in which heads are ablated one at a time: many short windows take long.
 MAX_EXCERPT_WINDOWS = 128
-# The in-context score compares the second and the last of so many equal parts of a window. In a
-# window of 512 tokens their middles are the 48th and the 496th token; Olsson et al. compare the
-# 50th and the 500th.
+# Equal parts of a window; the in-context score compares the second with the last one. In a window
+# of 512 tokens their middles are the 48th and the 496th token; Olsson et al. compare the 50th and
+# the 500th.
 WINDOW_PARTS = 16
 # With fewer windows the error of the score would be unreliable, so the score is not given.
 MIN_SCORED_WINDOWS = 8
@@ -44,11 +44,11 @@ class WindowLoss(NamedTuple):
 class LossSums(NamedTuple):
     """Sums over windows, which may be added up over ranks."""
 
-    nats: float = 0
-    targets: float = 0
-    scored_windows: float = 0  # windows with an in-context score
-    scores: float = 0  # nats per token
-    squared_scores: float = 0
+    nats: float
+    targets: float
+    scored_windows: float  # windows with an in-context score
+    scores: float  # nats per token
+    squared_scores: float
 
 
 class Windows:
@@ -95,11 +95,10 @@ class Windows:
         self.precision = config.precision
         self.world = world or World()
         predicted = targets[targets != NO_TARGET].tolist()
-        token_lengths = [len(tokenizer.token_bytes(id)) for id in range(tokenizer.vocab_size)]
-        self.num_targets = len(predicted)
-        self.num_bytes = 0
+        self.num_targets, self.num_bytes = len(predicted), 0
         if not isinstance(tokens, Sequences):
-            self.num_bytes = sum(token_lengths[id] for id in predicted)
+            lengths = [len(tokenizer.token_bytes(id)) for id in range(tokenizer.vocab_size)]
+            self.num_bytes = sum(lengths[id] for id in predicted)
 
     def loss(self, model: GPT) -> WindowLoss:
         """Return the mean loss and the in-context score; all ranks call this together."""
@@ -150,9 +149,8 @@ class Windows:
         There are at least 16 windows if the text has them, because standard errors are computed
         over windows, and at most `MAX_EXCERPT_WINDOWS`. They are on the device.
         """
-        windows = len(self.inputs)
-        num_chosen = max(16, min(MAX_EXCERPT_WINDOWS, tokens // self.inputs.shape[1]))
-        num_chosen = min(windows, num_chosen)
+        windows, T = self.inputs.shape
+        num_chosen = min(windows, max(16, min(MAX_EXCERPT_WINDOWS, tokens // T)))
         chosen = np.linspace(0, windows - 1, num_chosen).round().astype(int)
         return self.inputs[chosen].to(self.device), self.targets[chosen].to(self.device)
 

@@ -43,17 +43,6 @@ SHOWN_METRICS: dict[str, Callable[[float], str]] = {
     "memory/peak_gib": "{:.1f} GiB".format,
 }
 LOSSES = ("train/loss", "val/loss", "val/bits_per_byte")
-# What the summary at the end of a run says about its task.
-SHOWN_TASK_METRICS = (
-    "task/first_loss",
-    "task/repeated_loss",
-    "task/kl_unigram",
-    "task/kl_bigram",
-    "task/train_accuracy",
-    "task/accuracy",
-    "task/recall_loss",
-    "task/recall_accuracy",
-)
 # What the progress bar leaves out on a narrow terminal, in this order.
 DISPENSABLE_METRICS = ("val/bits_per_byte", "train/tokens_per_second", "memory/peak_gib")
 MIN_BAR_WIDTH = 4
@@ -256,7 +245,7 @@ def remove_snapshots_after(folder: Path, step: int) -> None:
 
 
 def print_losses(log: Callable[[str], None], rows: list[dict]) -> None:
-    """Print the best validation loss, and what was measured at the last step only or of a task."""
+    """Print the best validation loss, the final losses of both splits, and the task's metrics."""
     best, last = best_row(rows), rows[-1]
     if best is None:
         return
@@ -270,14 +259,18 @@ def print_losses(log: Callable[[str], None], rows: list[dict]) -> None:
             f"final loss           {last['val/loss']:.4f} in validation, "
             f"{last['train/eval_loss']:.4f} in training"
         )
-    shown = [
-        f"{key.removeprefix('task/').replace('_', ' ')} "
-        f"{format_with_error(last[key], last.get(f'{key}_se'))}"
-        for key in SHOWN_TASK_METRICS
-        if key in last
+    for number, line in enumerate(describe_task(last)):
+        log(f"{'' if number else 'task':<21}{line}")
+
+
+def describe_task(metrics: dict[str, float]) -> list[str]:
+    """Return a line for each metric of a task, such as "repeated loss 0.25 ± 0.01"."""
+    names = [key for key in metrics if key.startswith("task/") and not key.endswith("_se")]
+    return [
+        f"{name.removeprefix('task/').replace('_', ' ')} "
+        f"{format_with_error(metrics[name], metrics.get(f'{name}_se'))}"
+        for name in names
     ]
-    if shown:
-        log(f"{'task':<21}{', '.join(shown)}")
 
 
 def print_summary(log: Callable[[str], None], run_dir: Path, seconds: dict[str, float]) -> None:

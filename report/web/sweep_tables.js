@@ -91,6 +91,7 @@ function settingColumns() {
     cell: seedCount,
   };
   const bitsOf = setting => results[setting].figures["val/bits_per_byte"];
+  const hasBits = run => run.figures["val/bits_per_byte"] !== null; // generated data has none
   const bitsColumn = {
     id: "bits_per_byte",
     name: "Bits per byte",
@@ -105,7 +106,7 @@ function settingColumns() {
     lossColumn,
     ...keyColumns().slice(leading),
     ...(hasSeveralSeeds ? [seedColumn] : []),
-    ...(data.metric === "val/loss" ? [bitsColumn] : []),
+    ...(data.metric === "val/loss" && data.runs.some(hasBits) ? [bitsColumn] : []),
     ...Object.keys(COSTS).map(costColumn),
   ];
 }
