@@ -107,7 +107,7 @@ def _make_layout(
 
 def _write_header(pen: ImageDraw.ImageDraw, title: str, is_grouped: bool, has_sink: bool) -> None:
     pen.text((MARGIN, 8), title, fill=TEXT_COLOR, font=ImageFont.load_default(15))
-    note = "Beginning of the validation text; row: query token, column: key token"
+    note = "First tokens of the validation data; row: query token, column: key token"
     if has_sink:
         note += "; last column: sink"
     if is_grouped:

@@ -14,7 +14,9 @@ DEFAULT_DECIMALS = 2  # of a value without an error
 
 def format_with_error(value: float, error: float | None) -> str:
     """Format a value with the decimals that its standard error leaves: 1.39 ± 0.06."""
-    if error is None or not isfinite(error) or error <= 1e-12 * abs(value):  # of equal values
+    if (
+        error is None or not isfinite(error) or error <= 1e-7 * abs(value)
+    ):  # of values that are equal in float32
         return f"{_without_negative_zero(value, DEFAULT_DECIMALS):,.{DEFAULT_DECIMALS}f}"
     rounded_error = float(f"{error:.0e}")
     decimals = max(0, -floor(log10(rounded_error)))

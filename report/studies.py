@@ -83,6 +83,7 @@ class Study(NamedTuple):
     emergences: Sequence[Emergence]
     claims: Sequence[Claim]
     plot: Sequence[str]  # metrics whose curves the page shows
+    has_log_steps: bool = False  # whether the steps of these curves are on a logarithmic axis
 
 
 def between_arms(metric: str, larger: str, smaller: str, margin: float) -> Exceeds:
@@ -97,7 +98,7 @@ def within_arm(arm: str, larger: str, smaller: str, margin: float) -> Exceeds:
 
 # Names of the studies' metrics in tables and charts.
 METRIC_NAMES = {
-    "val/in_context_score": "In-context-learning score (nats)",
+    "val/in_context_score": "In-context learning score (nats)",
     "task/repeated_loss": "Loss of repeated tokens (nats/token)",
     "task/repeated_accuracy": "Accuracy on repeated tokens",
     "task/induction": "Induction score",
@@ -261,6 +262,7 @@ GROKKING = Study(
         ),
     ],
     plot=["task/train_accuracy", "task/accuracy", "task/loss", "task/fourier_share"],
+    has_log_steps=True,
 )
 
 FOUR_LARGE, ONE_LARGE = "4 key/value heads of 32", "1 key/value head of 32"

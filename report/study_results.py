@@ -178,7 +178,7 @@ class StudyResults:
                 continue
             errors = self.values(Quantity(f"{metric}_se", arm.name))
             mean = format_with_error(fmean(values), standard_error(values))
-            within = f"{fmean(errors):.2g}" if errors else "–"
+            within = f"{round(fmean(errors), 6):.2g}" if errors else "–"
             rows.append([arm.name, " ".join(map(format_value, values)), mean, within])
         columns = ["arm", self._seeds_heading(), "mean ± SE", "SE in a run"]
         return ResultTable(METRIC_NAMES.get(metric, metric), columns, rows, text_columns=2)
@@ -229,6 +229,8 @@ class StudyResults:
             "claims": [[claim.text, *self.verdict(claim)] for claim in self.study.claims],
             "tables": [table._asdict() for table in self.tables(self.study.plot)],
             "plot": [[metric, METRIC_NAMES.get(metric, metric)] for metric in self.study.plot],
+            "hasLogSteps": self.study.has_log_steps,
+            "events": [name_event(emergence) for emergence in self.study.emergences],
         }
 
 
@@ -287,7 +289,7 @@ def too_uncertain(difference: Difference, text: str, distance: float, margin: fl
     """Return the verdict of a difference whose error is too large for either verdict."""
     times = MIN_ERRORS * difference.error / abs(distance) if distance else inf
     needed = f"; about {ceil(times**2)} times the seeds would decide" if 1 < times < 10 else ""
-    return Verdict(UNTESTABLE, f"{text}: its error is too large beside {margin:g}{needed}.")
+    return Verdict(UNTESTABLE, f"{text}, too uncertain to compare with {margin:g}{needed}.")
 
 
 def count_verdict(is_as_claimed: Sequence[bool], text: str) -> Verdict:
@@ -304,6 +306,13 @@ def count_verdict(is_as_claimed: Sequence[bool], text: str) -> Verdict:
 def metric_name(metric: str) -> str:
     """Return a metric's name without its unit."""
     return METRIC_NAMES.get(metric, metric).partition(" (")[0]
+
+
+def name_event(emergence: Emergence) -> str:
+    """Return an event with its threshold: "recall (loss of repeated tokens below 0.5)"."""
+    name = metric_name(emergence.metric)
+    past = "above" if emergence.is_rise else "below"
+    return f"{emergence.name} ({name[0].lower()}{name[1:]} {past} {emergence.threshold:g})"
 
 
 def name_sides(test: Exceeds | CostsAtMost) -> tuple[str, str]:

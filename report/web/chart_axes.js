@@ -63,6 +63,21 @@ export function tickValues(low, high, maxCount) {
 }
 
 /**
+ * The numbers 1, 2 and 5 times a power of ten between two positive values.
+ *
+ * @param {number} low
+ * @param {number} high
+ * @returns {number[]}
+ */
+export function logTickValues(low, high) {
+  const ticks = [];
+  for (let power = Math.floor(Math.log10(low)); 10 ** power <= high; power++) {
+    ticks.push(...[1, 2, 5].map(multiple => multiple * 10 ** power));
+  }
+  return ticks.filter(tick => tick >= low && tick <= high);
+}
+
+/**
  * Write a number in a few characters: 0.001, 1,200, 20k, 1.5M, 2G.
  *
  * @param {number} value

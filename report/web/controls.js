@@ -16,6 +16,7 @@ import {
   selection,
   steps,
   stepsWithWeights,
+  validationName,
   wanted,
   wantedStops,
 } from "./page_state.js";
@@ -27,7 +28,7 @@ function nameProbe(probe) {
   if (probe === ownText) return ownText.name;
   if (probe.name === "repeated") return `repeated random tokens (period ${probe.period})`;
   if (data.losses) return "scored text";
-  return data.kind === "prompt" ? "prompt" : "validation text";
+  return data.kind === "prompt" ? "prompt" : validationName;
 }
 
 /** Connect every control to the selection. */

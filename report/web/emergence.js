@@ -11,7 +11,7 @@ import { metricSeries } from "./training.js";
 
 const EXPLANATION =
   "A dot marks the first snapshot at which a head passed the threshold of a score. A hollow dot marks a " +
-  "head that no longer passes it.";
+  "head that was lost again: its score fell below the threshold by more than two standard errors.";
 
 /** Pixels between the rows of names within the lane of a score. */
 const ROW_HEIGHT = 15;
@@ -85,8 +85,7 @@ function freeRow(rowEnds, x) {
 }
 
 /**
- * A dot with the head's name and a stem up to the loss; hollow if the head no longer passes the
- * threshold.
+ * A dot with the head's name and a stem up to the loss; hollow if the head was lost again.
  *
  * @param {import("./head_metrics.js").Emergence} emergence
  * @param {{stemX: number, markX: number, y: number}} position
@@ -101,7 +100,7 @@ function emergenceMark(
   const text =
     lostStep === null
       ? `${label}, emerged ${interval}`
-      : `${label}, emerged ${interval}; last passed at step ${formatCount(lostStep)}`;
+      : `${label}, emerged ${interval}; lost after step ${formatCount(lostStep)}`;
   const fill =
     lostStep === null
       ? `fill: ${color}`

@@ -97,7 +97,8 @@ export function snapshotIndex(score) {
  * @property {number} head
  * @property {number} step - First snapshot at which the head passed the score's threshold.
  * @property {string} interval - The interval in which it emerged, in words.
- * @property {number | null} lostStep - Last snapshot at which it passed; null if it still does.
+ * @property {number | null} lostStep - Last snapshot before its score fell below the threshold by more
+ *   than two standard errors; null if it has not.
  */
 
 /** When each head emerged, earliest first. @type {Emergence[]} */

@@ -7,6 +7,7 @@ import {
   createScale,
   drawAxes,
   formatCompact,
+  logTickValues,
   placeEndLabels,
   setChartHeight,
   TOP_MARGIN,
@@ -46,6 +47,7 @@ const FAINT_LINE_PENALTY = 5;
  * @property {number[]} [includes] - Values that the y axis includes in any case.
  * @property {number} [yMax] - Values above are cut off.
  * @property {number[]} [extraSteps] - Steps that the x axis includes in any case.
+ * @property {boolean} [hasLogSteps] - Whether the x axis is logarithmic; all steps are positive.
  * @property {string} [xName]
  * @property {(svg: SVGElement, x: (step: number) => number, top: number, width: number) => number}
  *   [drawBelow] - Draws below the x axis and returns the height that it used, in pixels.
@@ -61,7 +63,8 @@ const FAINT_LINE_PENALTY = 5;
  * @param {LineChartOptions} options
  */
 export function drawLineChart(host, options) {
-  const { title, height = 150, currentStep = null, xName = "step", drawBelow, describe } = options;
+  const { title, height = 150, currentStep = null, hasLogSteps = false } = options;
+  const { xName = "step", drawBelow, describe } = options;
   const series = options.series.filter(({ xs }) => xs.length);
   const steps = sortedSteps(series, options.extraSteps ?? []);
   host.hidden = steps.length < 2;
@@ -75,8 +78,10 @@ export function drawLineChart(host, options) {
   const frame = createFrame(host, height, endLabels.width);
   const { svg, plot, width, left, right } = frame;
   const [firstStep, lastStep] = [steps[0], Math.max(steps.at(-1), steps[0] + 1)];
-  const x = createScale(firstStep, lastStep, left, right);
-  const stepTicks = tickValues(firstStep, lastStep, Math.max(1, (right - left) / 60));
+  const x = createScale(firstStep, lastStep, left, right, hasLogSteps);
+  const stepTicks = hasLogSteps
+    ? logTickValues(firstStep, lastStep)
+    : tickValues(firstStep, lastStep, Math.max(1, (right - left) / 60));
   drawAxes(frame, {
     y,
     yTicks: tickValues(low, high, height / 38),
@@ -245,7 +250,7 @@ function errorBand({ xs, ys, errors, color }, x, y) {
  * @param {LineChartOptions["onNear"]} chart.onNear
  */
 function addReadout({ frame, cursor, x, y, steps, series, describe, onNear }) {
-  const { svg, width, height, left, right } = frame;
+  const { svg, width, height } = frame;
   let stepIndex = steps.length - 1;
   let selected = series.at(-1);
 
@@ -277,9 +282,7 @@ function addReadout({ frame, cursor, x, y, steps, series, describe, onNear }) {
     const chartX = ((event.clientX - box.left) * width) / box.width;
     const chartY = ((event.clientY - box.top) * width) / box.width;
     if (chartY > height || event.target.closest("[data-emerged]")) return;
-    const share = (chartX - left) / (right - left);
-    const step = steps[0] + share * (Math.max(steps.at(-1), steps[0] + 1) - steps[0]);
-    stepIndex = indexOfNearest(steps, step);
+    stepIndex = indexOfNearest(steps.map(x), chartX);
     if (!describe) {
       showReadout(false);
       return;

@@ -15,6 +15,7 @@ import {
   selection,
   steps,
   stepsWithWeights,
+  validationName,
 } from "./page_state.js";
 import { showsSink } from "./shown_view.js";
 import { scoreLabel } from "./terms.js";
@@ -107,7 +108,7 @@ function describeInput() {
   }
   if (data.losses) return "the beginning of the scored text";
   if (data.kind === "prompt") return "the prompt";
-  if (name === "text") return "the beginning of the validation text";
+  if (name === "text") return `the beginning of the ${validationName}`;
   return `${pluralize(period, "random token")}, then the same ${period} again`;
 }
 

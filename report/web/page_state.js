@@ -59,6 +59,13 @@ export const hasSink = Boolean(data.modelConfig?.attention_sink);
 /** Whether each key contains that of the token before. */
 export const hasSmearedKeys = Boolean(data.modelConfig?.smear_keys);
 
+/** What the model is validated on. */
+export const validationName = data.config?.some(
+  ([name, value]) => name === "data.source" && value === "synthetic",
+)
+  ? "held-out sequences"
+  : "validation text";
+
 /** Whether the model has MLPs. */
 export const hasMlps = data.modelConfig?.mlp !== "none";
 

@@ -5,7 +5,7 @@ import { pluralize } from "./format.js";
 import { setTitle, setUpTheme } from "./frame.js";
 import { showBestSetting, showFailures } from "./sweep_best.js";
 import { drawLossCurves, drawScoreCurves } from "./sweep_curves.js";
-import { allSettings, data, runs, sweptKeys } from "./sweep_data.js";
+import { allSettings, data, runs, settingNoun, sweptKeys } from "./sweep_data.js";
 import { drawLegend, setUpLegend, showPinned } from "./sweep_highlight.js";
 import { keyName } from "./sweep_names.js";
 import { drawOutcomes } from "./sweep_outcomes.js";
@@ -18,9 +18,11 @@ function draw() {
   drawLegend();
   drawPhases();
   drawLossCurves();
-  drawTradeoffs();
-  drawOutcomes();
-  drawScoreCurves();
+  if (!data.study) {
+    drawTradeoffs();
+    drawOutcomes();
+    drawScoreCurves();
+  }
   showPinned();
 }
 
@@ -29,7 +31,11 @@ function start() {
   const grid = sweptKeys.map((key, k) => `${keyName(k)} (${key.values.length})`).join(" × ");
   const facts = data.isComparison
     ? [pluralize(runs.length, "run"), pluralize(sweptKeys.length - 1, "differing setting")]
-    : [grid, pluralize(allSettings.length, "setting"), pluralize(runs.length, "run")];
+    : [
+        data.study ? "" : grid,
+        pluralize(allSettings.length, settingNoun),
+        pluralize(runs.length, "run"),
+      ];
   $("summary").textContent = facts.filter(Boolean).join(" · ");
   setUpLegend(draw);
   showStudy();

@@ -13,6 +13,7 @@ import {
   measuredRuns,
   runs,
   runsOf,
+  settingNoun,
 } from "./sweep_data.js";
 import { highlightNear, settingDash } from "./sweep_highlight.js";
 import { bestMark, runName, settingName } from "./sweep_names.js";
@@ -25,7 +26,7 @@ import { explanationOf, SCORES, scoreLabel, scoreTitle } from "./terms.js";
  */
 
 export const LINES_NOTE = hasSeveralSeeds
-  ? "Bold lines are means over the finished runs of a setting; thin lines are single runs."
+  ? `Bold lines are means over the finished runs of each ${settingNoun}; thin lines are single runs.`
   : "";
 /** An `stroke-dasharray` for runs that have not finished. */
 const UNFINISHED_DASH = "3 3";

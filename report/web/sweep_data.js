@@ -90,8 +90,8 @@ export const lossUnit = { "val/loss": "nats/token", "val/bits_per_byte": "bits p
   data.metric
 ];
 
-/** What the page calls a setting: in a comparison each run is one. */
-export const settingNoun = data.isComparison ? "run" : "setting";
+/** What the page calls a setting: in a comparison each run is one, in a study each arm. */
+export const settingNoun = data.isComparison ? "run" : data.study ? "arm" : "setting";
 
 /** The setting with the lowest loss; null if there is no result. */
 export const lowestLossSetting = data.hasResult ? 0 : null;

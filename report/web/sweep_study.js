@@ -8,6 +8,21 @@ import { allSettings, data } from "./sweep_data.js";
 import { colorSwatch, highlightNear } from "./sweep_highlight.js";
 import { settingName } from "./sweep_names.js";
 import { fillTable } from "./table.js";
+import { explainMetric } from "./terms.js";
+
+/** What the columns of the result tables mean. */
+const COLUMNS = {
+  "mean ± SE": "Mean over the seeds, or difference of two means, with its standard error.",
+  "SE in a run":
+    "Typical standard error of one seed's value, because it is measured on a sample of sequences.",
+  median:
+    "Median over the seeds; one without the event counts as later than the end of the run. A dash: later than that.",
+  seeds: "Number of seeds in which the event has happened.",
+  "in SE": "The difference divided by its standard error.",
+  p:
+    "Probability of such a difference by chance: by a t-test for means, by Fisher's exact test for numbers of seeds " +
+    "(against the first arm).",
+};
 
 /**
  * @typedef {object} ResultTable
@@ -20,8 +35,11 @@ import { fillTable } from "./table.js";
 /** Show the verdicts and the tables of a study. */
 export function showStudy() {
   const { study } = data;
-  $("study").hidden = !study;
+  $("study").hidden = $("phases").hidden = $("results").hidden = !study;
   if (!study) return;
+  // The heads are scored on other texts than the task's, and the arms are not chosen by their cost.
+  for (const id of ["tradeoffs", "formed", "heads"]) $(id).hidden = true;
+  $("table-title").textContent = "Losses and costs";
   $("study-title").textContent = study.title;
   $("study-papers").textContent = study.papers;
   const items = study.claims.map(([claim, verdict, reason]) =>
@@ -33,7 +51,11 @@ export function showStudy() {
     fillResultTable(element, table);
     $("results").append(
       el("h3", {}, table.title),
-      el("div", { className: "scroll", tabIndex: 0, role: "region" }, element),
+      el(
+        "div",
+        { className: "scroll", tabIndex: 0, role: "region", "aria-label": table.title },
+        element,
+      ),
     );
   }
   $("compared").after($("table")); // the costs and losses of the arms
@@ -47,10 +69,12 @@ function fillResultTable(element, { columns, rows, text_columns }) {
   const tableColumns = columns.map((name, k) => ({
     id: name,
     name,
+    explanation: COLUMNS[name],
     isText: k < text_columns,
     cell: row => row[k],
   }));
-  fillTable(element, tableColumns, rows, row => {
+  const isMeasured = (_, k) => rows.some(row => row[k] !== "–");
+  fillTable(element, tableColumns.filter(isMeasured), rows, row => {
     const arm = allSettings.find(setting => row.includes(settingName(setting)));
     const cell = el("td", {}, arm === undefined ? "" : colorSwatch(arm));
     return el("tr", arm === undefined ? {} : { "data-group": arm }, cell);
@@ -59,21 +83,34 @@ function fillResultTable(element, { columns, rows, text_columns }) {
 
 /** Draw the curves of a study's metrics. */
 export function drawPhases() {
-  const plot = data.study?.plot ?? [];
-  $("phases").hidden = $("results").hidden = !plot.length;
+  if (!data.study) return;
+  const { plot, hasLogSteps, events } = data.study;
   plot.forEach((_, k) => {
     chartPanel($("phases-charts"), `phase-${k}`);
   });
   plot.forEach(([metric, title], k) => {
     const eventDot = (run, { steps }) => [steps.indexOf(run.events[metric])].filter(i => i >= 0);
+    const curveOf = run => (hasLogSteps ? withoutStepZero(run.curves[metric]) : run.curves[metric]);
     drawLineChart($(`phase-${k}`), {
       title,
-      series: settingLines(run => run.curves[metric], { dots: eventDot }),
+      explanation: explainMetric(metric),
+      series: settingLines(curveOf, { dots: eventDot }),
       height: 260,
+      hasLogSteps,
       describe: describeValue(""),
       onNear: highlightNear,
     });
   });
   $("phases-note").textContent =
-    `${LINES_NOTE} A dot marks the step at which a run passed the threshold of the table below.`;
+    `${LINES_NOTE} A dot marks an event, the first evaluation of a run past a threshold that the next one ` +
+    `confirms: ${events.join("; ")}.`;
+}
+
+/**
+ * @param {import("./sweep_data.js").Curve} curve
+ * @returns {import("./sweep_data.js").Curve} What a logarithmic axis can show of the curve.
+ */
+function withoutStepZero({ steps, values, of }) {
+  const first = steps.filter(step => step === 0).length;
+  return { steps: steps.slice(first), values: values.slice(first), of };
 }

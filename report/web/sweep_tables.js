@@ -55,10 +55,11 @@ export function showTables() {
 }
 
 function settingsNote() {
-  const error = hasSeveralSeeds ? ", with the mean ± standard error over its finished runs" : "";
-  const order = data.hasSeveralTexts || data.study ? ", with" : ", sorted by";
+  const values = hasSeveralSeeds ? "Values are means ± standard errors over finished runs. " : "";
+  const order =
+    data.hasSeveralTexts || data.study ? "" : `Each row is a ${settingNoun}, lowest loss first. `;
   const note =
-    `Each row is a ${settingNoun}${error}${order} the validation loss (${lossUnit}) at each run's best step. ` +
+    `${order}${values}The validation loss (${lossUnit}) is that of each run's best step. ` +
     "Click a column heading to sort, or a row to highlight it.";
   if (data.metric === "val/loss") return note;
   return `${note} The runs use different vocabularies, so compare bits per byte, not the loss per token.`;

@@ -82,59 +82,64 @@ export const TASK_CHARTS = [
   {
     title: "Loss in passages (nats/token)",
     explanation:
-      "Tokens of a passage that comes for the first time can only be guessed; repeated tokens can be copied.",
-    metrics: { first_loss: "first passage", repeated_loss: "repeated" },
+      "A passage repeats until the sequence is full: its tokens can only be guessed the first time, and copied later.",
+    metrics: { first_loss: "first time", repeated_loss: "repeated tokens" },
   },
   {
     title: "Accuracy on repeated tokens",
-    explanation: "How often the right token is the likeliest one, among tokens that can be copied.",
-    metrics: { repeated_accuracy: "repeated" },
+    explanation:
+      "How often the likeliest token is the right one, where it can be copied from earlier in the sequence.",
+    metrics: { repeated_accuracy: "repeated tokens" },
   },
   {
     title: "Divergence from strategies (nats)",
     explanation:
-      "KL(strategy ‖ model): 0 if the model predicts what the strategy does, such as the frequencies of the states " +
-      "so far in the sequence (unigram), or after the current state (bigram).",
+      "KL(strategy ‖ model): 0 if the model predicts exactly what a strategy does. Unigrams are the frequencies of " +
+      "all states, bigrams those of the states that follow the current one; in context, of the sequence so far.",
     metrics: {
-      kl_uniform: "uniform",
-      kl_unigram: "unigram",
-      kl_bigram: "bigram",
-      kl_text_unigram: "unigram of all training text",
-      kl_text_bigram: "bigram of all training text",
+      kl_uniform: "all states alike",
+      kl_unigram: "in-context unigrams",
+      kl_bigram: "in-context bigrams",
+      kl_text_unigram: "unigrams of the training text",
+      kl_text_bigram: "bigrams of the training text",
     },
   },
   {
     title: "Loss of sums (nats)",
     explanation:
-      "Loss of the result of an addition, on pairs of numbers that are trained on and on held-out pairs.",
+      "Loss of c in a + b = c (mod P), for the pairs a, b that the model is trained on and for held-out pairs.",
     metrics: { train_loss: "training pairs", loss: "held-out pairs" },
   },
   {
     title: "Accuracy of sums",
-    explanation: "How often the likeliest result of an addition is the right one.",
+    explanation: "How often the likeliest c in a + b = c (mod P) is the right one.",
     metrics: { train_accuracy: "training pairs", accuracy: "held-out pairs" },
   },
   {
     title: "Fourier share",
     explanation:
-      "Share of the embeddings of numbers that is in their six strongest frequencies (Nanda et al. 2023).",
+      "Share of the six strongest frequencies in a Fourier transform of the number embeddings over the numbers; near 1 " +
+      "if the model represents numbers as angles of a few circles (Nanda et al. 2023).",
     metrics: { fourier_share: "six frequencies" },
   },
   {
     title: "Loss of recalled values (nats)",
-    explanation: "Loss of the value that follows a key for the second time.",
+    explanation:
+      "Loss of the value after a key that has come before, with the same value, in the sequence.",
     metrics: { recall_loss: "recalled" },
   },
   {
     title: "Accuracy of recalled values",
-    explanation: "How often the likeliest value after a key is the right one.",
+    explanation:
+      "How often the likeliest token after a key that has come before is the right value.",
     metrics: { recall_accuracy: "recalled" },
   },
   {
     title: "Attention on the task",
-    explanation: "Mean attention weights of the strongest head on the sequences of the task.",
+    explanation:
+      "Mean attention weight on held-out sequences of the task, in the head in which it is largest.",
     metrics: {
-      induction: "on what followed earlier copies",
+      induction: "on what followed earlier copies of the token",
       previous_token: "on the previous token",
       same_state: "on what followed the same state",
     },
@@ -142,15 +147,27 @@ export const TASK_CHARTS = [
   {
     title: "Attention sink of the induction head",
     explanation:
-      "Attention weight of the strongest induction head on the first symbol, if the token has occurred before " +
-      "and if it has not; and the sum of its weights, which a sink logit lets fall below 1.",
+      "Attention weight of the strongest induction head on the first symbol: at tokens that have not occurred before, " +
+      "so that there is nothing to find, and at others. A sink logit lets the sum of all weights fall below 1.",
     metrics: {
-      sink_nothing_to_find: "new token",
-      sink_something_to_find: "repeated token",
-      attention_sum_nothing_to_find: "sum, new token",
+      sink_nothing_to_find: "nothing to find",
+      sink_something_to_find: "something to find",
+      attention_sum_nothing_to_find: "sum of all weights, nothing to find",
     },
   },
 ];
+
+/**
+ * @param {string} metric - Such as `task/induction`.
+ * @returns {string | undefined} Explanation of a metric in a chart of its own.
+ */
+export function explainMetric(metric) {
+  if (metric === "val/in_context_score") return explanationOf("in-context learning score");
+  const name = metric.replace("task/", "");
+  const chart = TASK_CHARTS.find(({ metrics }) => name in metrics);
+  if (!chart || Object.keys(chart.metrics).length === 1) return chart?.explanation;
+  return `${chart.explanation} Here: ${chart.metrics[name]}.`;
+}
 
 /**
  * @param {string} score
@@ -223,8 +240,8 @@ const TERMS = {
   "copying gain": COPYING_GAIN,
   "in-context copying gain": COPYING_GAIN,
   "in-context learning score":
-    "How much context helps: loss early in a window of validation text (its second sixteenth) minus loss late in it " +
-    "(its last sixteenth).",
+    "How much context helps: loss early in a held-out window (its second sixteenth) minus loss late in it (its last " +
+    "sixteenth).",
   "in-context copying":
     "Predicting a sequence that appeared before in the same context by copying it.",
   faithfulness:

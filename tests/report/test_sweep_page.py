@@ -19,6 +19,7 @@ from pages import (
 
 from report import sweep_page
 from report.comparison import read_comparison
+from report.studies import STUDIES
 from report.sweep import read_sweep
 
 
@@ -304,6 +305,18 @@ def test_a_study_shows_its_verdicts_its_curves_and_every_seeds_value(open_page, 
     assert tab.locator("#phases .line.faint").count() == 2 * 4
     assert "0.090 0.100" in tab.inner_text("#results")
     assert tab.locator("#phase-3 circle").count() == 2  # the event of two layers
+
+
+@pytest.mark.slow
+def test_curves_over_logarithmic_steps_begin_after_step_0(open_page, tmp_path, monkeypatch):
+    study = STUDIES["paper_markov"]._replace(has_log_steps=True)
+    monkeypatch.setitem(STUDIES, "paper_markov", study)
+    tab = open_page(write(make_study(tmp_path / "sweep")))
+    axis = tab.locator("#phase-3 svg > text[text-anchor='middle']").all_text_contents()
+    assert axis == ["5", "10", "20"]
+    path = tab.locator("#phase-3 .line.bold[data-group='0']").get_attribute("d")
+    places = [float(point.split()[0]) for point in path[1:].split("L")]  # of steps 5, 10, 15, 20
+    assert places[1] - places[0] == pytest.approx(places[3] - places[1], abs=0.3)
 
 
 @pytest.mark.slow
