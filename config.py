@@ -59,15 +59,15 @@ class DataConfig:
         le=512,
     )
     begin: bool = setting(False, "data=synthetic: begin each sequence with the symbol ^")
-    min_period: int = setting(8, "task=passages: length of the shortest passage", ge=1)
-    max_period: int = setting(24, "task=passages: length of the longest passage", ge=1)
+    min_period: int = setting(8, "data.task=passages: length of the shortest passage", ge=1)
+    max_period: int = setting(24, "data.task=passages: length of the longest passage", ge=1)
     concentration: float = setting(
-        1.0, "task=markov: concentration of the Dirichlet distribution of transitions", gt=0
+        1.0, "data.task=markov: concentration of the Dirichlet distribution of transitions", gt=0
     )
     train_share: float = setting(
-        0.6, "task=modular: share of the unordered pairs that are trained on", gt=0, lt=1
+        0.6, "data.task=modular: share of the unordered pairs that are trained on", gt=0, lt=1
     )
-    pairs: int = setting(8, "task=recall: number of pairs of a key and a value", ge=1)
+    pairs: int = setting(8, "data.task=recall: number of pairs of a key and a value", ge=1)
 
     @property
     def num_symbols(self) -> int:

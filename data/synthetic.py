@@ -256,16 +256,16 @@ class Task:
 
     def summary(self) -> list[str]:
         """Describe the task in lines of at most 80 columns."""
-        held_out = pluralize(len(self.validation.tokens), "sequence")
         if self.data.task == "modular":
             trained_on = f"{pluralize(len(self.training.tokens), 'pair')} to train on"
         else:
-            trained_on = "new ones in each step"
+            trained_on = "new sequences in each step"
+        held_out = len(self.validation.tokens)
         counted = int(self.validation.is_counted[0].sum())
         return [
             f"data     generated sequences of {pluralize(self.block_size, 'token')}: "
             f"{self.data.task}",
-            f"         {trained_on}, {held_out} held out for validation",
+            f"         {trained_on}, {held_out:,} held out for validation",
             f"         the loss counts {pluralize(counted, 'token')} of each",
             f"tokens   vocabulary {self.tokenizer.vocab_size:,}",
         ]

@@ -73,7 +73,7 @@ class CharTokenizer:
             raise UserError(
                 f"the character {text[position]!r} in {context!r} is not among the "
                 f"{pluralize(self.vocab_size, 'character')} that this model was trained on; leave "
-                "it out, or train with tokenizer=bpe, which takes any text"
+                "it out, or train on text with tokenizer=bpe, which takes any text"
             )
         return ids
 
