@@ -4,7 +4,6 @@ import re
 import shutil
 import subprocess
 import sys
-from math import inf
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ from omegaconf import OmegaConf
 from processes import rows, tiny_arguments
 
 from cli.config_file import read_config
-from common.metrics import read_rows
+from common.metrics import best_row, read_rows
 from common.settings import iterate_settings
 from training.record import describe_task
 
@@ -201,5 +200,5 @@ def test_a_task_trains_resumes_and_samples(command, tmp_path, task):
     done = command("sample.py", "run_dir=run")  # the rest of a held-out sequence
     assert len(done.stdout) == {"markov": 32, "modular": 1}[task] + 1, done.stderr
     done = command("train.py", "run_dir=run", "eval_only=true")
-    best = min(rows(tmp_path / "run"), key=lambda row: row.get("val/loss", inf))
+    best = best_row(rows(tmp_path / "run"))
     assert f"task     {describe_task(best)[0]}\n" in done.stdout, done.stderr
