@@ -63,18 +63,23 @@ export function tickValues(low, high, maxCount) {
 }
 
 /**
- * The numbers 1, 2 and 5 times a power of ten between two positive values.
+ * The numbers 1, 2 and 5 times a power of ten between two positive values; if these are too many,
+ * the powers of ten.
  *
  * @param {number} low
  * @param {number} high
+ * @param {number} maxCount
  * @returns {number[]}
  */
-export function logTickValues(low, high) {
+export function logTickValues(low, high, maxCount) {
   const ticks = [];
   for (let power = Math.floor(Math.log10(low)); 10 ** power <= high; power++) {
     ticks.push(...[1, 2, 5].map(multiple => multiple * 10 ** power));
   }
-  return ticks.filter(tick => tick >= low && tick <= high);
+  const isInRange = tick => tick >= low && tick <= high;
+  const isPower = (_, k) => k % 3 === 0;
+  const all = ticks.filter(isInRange);
+  return all.length <= maxCount ? all : ticks.filter(isPower).filter(isInRange);
 }
 
 /**

@@ -80,7 +80,7 @@ export function drawLineChart(host, options) {
   const [firstStep, lastStep] = [steps[0], Math.max(steps.at(-1), steps[0] + 1)];
   const x = createScale(firstStep, lastStep, left, right, hasLogSteps);
   const stepTicks = hasLogSteps
-    ? logTickValues(firstStep, lastStep)
+    ? logTickValues(firstStep, lastStep, (right - left) / 45)
     : tickValues(firstStep, lastStep, Math.max(1, (right - left) / 60));
   drawAxes(frame, {
     y,
