@@ -241,6 +241,10 @@ def _fit_to_overrides(config: Config, keys: list[str], log: Callable[[str], None
                 f"note: {dependent}={attrgetter(effective)(config):g} is derived from your {typed} "
                 "and replaces the preset's value"
             )
+    is_too_short = config.max_steps <= (config.optim.warmup_steps or 0)
+    if is_too_short and "max_steps" in keys and "optim.warmup_steps" not in keys:
+        config = _with_value(config, "optim.warmup_steps", None)
+        log(f"note: max_steps={config.max_steps} shortens the preset's warm-up")
     return config
 
 

@@ -191,7 +191,10 @@ class Task:
         self.begin_id = int(self._encode(BEGIN)[0]) if self.data.begin else None
 
     def _encode(self, symbol: str) -> np.ndarray:
-        ids = self.tokenizer.encode_array(symbol)
+        try:
+            ids = self.tokenizer.encode_array(symbol)
+        except UserError:  # a character that the model was not trained on
+            ids = np.array([])
         if len(ids) != 1:
             raise UserError(
                 f"the tokenizer of this model encodes the symbol {symbol} of data.task="
