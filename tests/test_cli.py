@@ -855,3 +855,12 @@ def test_a_limit_on_processes_is_named(error):
     except Exception as e:
         sentence = cli.explain_error(e)
     assert "ulimit -u" in sentence and "\n" not in sentence
+
+
+def test_a_short_trial_of_a_preset_shortens_its_warm_up():
+    preset = "experiment=paper_markov"
+    assert configured(preset).optim.warmup_steps == 50
+    assert configured(preset, "max_steps=51").optim.warmup_steps == 50
+    assert configured(preset, "max_steps=50").optim.warmup_steps is None
+    with pytest.raises(UserError, match=r"optim.warmup_steps=50"):
+        configured(preset, "max_steps=50", "optim.warmup_steps=50")

@@ -115,6 +115,11 @@ def test_probes_of_a_task_are_sequences_and_draw_no_begin_symbol():
     assert (probes.random != text.task.begin_id).all() and len(probes.repeated)
 
 
+def test_a_model_that_lacks_a_symbol_is_refused():
+    with pytest.raises(UserError, match=r"symbol 2 of data\.task=markov"):
+        Task(config_of("markov"), CharTokenizer("01"))
+
+
 def test_a_model_brings_its_tokenizer():
     alphabet = "zyx 0123456789abcdefghijklmnopqrstuvwABCDEFGHIJKLMNOPQRSTUVWXYZ"
     config = config_of("markov", seed=4)
