@@ -31,7 +31,7 @@ ABLATION_TOKENS = 4096  # validation tokens on which head importance is measured
 # tokens trained on between two snapshots; otherwise only at snapshots with an attention grid.
 MAX_EXPLAINED_SHARE = 0.02
 # An extra snapshot is taken if the highest prefix-matching score has changed by this much since the
-# last one. A score that rises from 0 to 1 is followed in at most 20 steps.
+# last one. A rise from 0 to 1 causes at most 20 extra snapshots.
 MIN_CHANGE = 0.05
 SAMPLE_TOKENS = 100  # length of each sample text
 
@@ -100,7 +100,7 @@ class Snapshots:
         return step == self.config.max_steps or step % self.config.attention.every == 0
 
     def has_changed(self, model: GPT, rows: list[dict]) -> bool:
-        """Return whether the highest prefix-matching score differs from that of the last snapshot.
+        """Return whether the highest prefix-matching score has moved since the last snapshot.
 
         This is the sign that an induction head is forming or fading. It depends on the model and
         the run's metrics so far only, so that a resumed run takes the same snapshots.

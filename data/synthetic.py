@@ -98,7 +98,7 @@ def add_modulo(data: DataConfig, draw: Draw) -> Sequences:
     """Write additions a+b=c with c = (a + b) mod P, of which only c counts.
 
     Unordered pairs are split into training and validation, so a+b and b+a are on the same side. A
-    batch holds each training pair equally often, plus or minus once; the other streams hold all.
+    batch cycles through a random order of the training pairs; the other streams hold all.
 
     Reference:
         Power et al. 2022, "Grokking"; Nanda et al. 2023, "Progress measures for grokking".
@@ -218,12 +218,12 @@ class Task:
     @cached_property
     def training(self) -> Sequences:
         """Sequences like those of the batches; in modular addition all training pairs."""
-        return self.generate(TRAINING, self._num_held_out)
+        return self.generate(TRAINING, self._num_sequences)
 
     @cached_property
     def validation(self) -> Sequences:
-        """Held-out sequences of `data.val_max_tokens` tokens; in modular addition all pairs."""
-        return self.generate(VALIDATION, self._num_held_out)
+        """Sequences of `data.val_max_tokens` held-out tokens; in modular addition all pairs."""
+        return self.generate(VALIDATION, self._num_sequences)
 
     @property
     def prompt(self) -> list[int]:
@@ -232,7 +232,7 @@ class Task:
         return tokens[0, : is_counted[0].argmax() + 1].tolist()
 
     @property
-    def _num_held_out(self) -> int:
+    def _num_sequences(self) -> int:
         return max(1, self.data.val_max_tokens // self.block_size)
 
     def generate(self, stream: int, count: int, step: int = 0) -> Sequences:

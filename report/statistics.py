@@ -27,12 +27,12 @@ class Difference(NamedTuple):
 
     @property
     def p_value(self) -> float:
-        """Probability of a difference at least this large if the true means are equal."""
+        """Two-sided probability of a difference at least this large if the true means are equal."""
         return two_sided_p(self.in_errors, self.degrees)
 
 
 def standard_error(values: Sequence[float]) -> float:
-    """Return the standard error of a mean, or nan for fewer than two finite values."""
+    """Return the standard error of a mean, or nan unless there are two values, all finite."""
     if len(values) < 2 or not all(map(isfinite, values)):
         return nan
     return stdev(values) / sqrt(len(values))
@@ -97,8 +97,8 @@ def fisher_p(count: int, total: int, other_count: int, other_total: int) -> floa
 def censored_median(times: Sequence[float | None]) -> float:
     """Return the median of times, where None is an event that had not happened by the end.
 
-    The median is inf if it lies among those: less than half have happened. The mean of the events
-    that have happened would be too early, and earlier for shorter runs.
+    The median is inf unless more than half have happened. The mean of the events that have happened
+    would be too early, and earlier for shorter runs.
     """
     return median(inf if time is None else time for time in times) if times else nan
 

@@ -145,8 +145,8 @@ INDUCTION = Study(
             [between_arms("task/repeated_loss", ONE_LAYER, SMEARED, margin=0.5)],
         ),
         Claim(
-            "It is a phase change: the loss of repeated tokens falls when the induction head, the "
-            "previous-token head and in-context learning emerge.",
+            "The loss of repeated tokens falls when the induction head, the previous-token head "
+            "and in-context learning emerge.",
             [Coincidence(TWO_LAYERS, [LOSS_FALL, INDUCTION_HEAD, PREVIOUS_HEAD, LEARNING], 2)],
             needs=[(LOSS_FALL, TWO_LAYERS)],
         ),
@@ -248,7 +248,7 @@ GROKKING = Study(
             needs=[("memorization", DECAY), ("generalization", DECAY)],
         ),
         Claim(
-            "Fourier structure appears with it.",
+            "Fourier structure appears when half of the test sums are right.",
             [
                 between_arms("task/fourier_share", DECAY, NO_DECAY, margin=0.1),
                 Coincidence(DECAY, ["half of the test sums", "Fourier structure"], 6),
@@ -269,7 +269,7 @@ FOUR_LARGE, ONE_LARGE = "4 key/value heads of 32", "1 key/value head of 32"
 FOUR_SMALL, ONE_SMALL = "4 key/value heads of 8", "1 key/value head of 8"
 SHARING = Study(
     title="Fewer key/value heads save cache at little loss",
-    papers="Ainslie et al. 2023",
+    papers="Shazeer 2019; Ainslie et al. 2023",
     arms=[
         Arm(FOUR_LARGE, {"model.n_kv_head": "4", "model.head_dim": "32"}),
         Arm(ONE_LARGE, {"model.n_kv_head": "1", "model.head_dim": "32"}),

@@ -33,8 +33,8 @@ REPRODUCED = "reproduced"
 NOT_REPRODUCED = "not reproduced"
 UNTESTABLE = "cannot be tested at this scale"
 MIN_SEEDS = 5  # finished seeds in each arm of a test
-# A claim is reproduced if its effect exceeds 5 standard errors: with 5 seeds, p < 0.01 by Student's
-# t. It is not if its margin is out of reach by 3.
+# In standard errors: how far an effect is from 0 if it is reproduced (with 5 seeds, p < 0.01 by
+# Student's t), and how far below its margin if it is not.
 MIN_ERRORS = 5
 MIN_ERRORS_TO_REFUTE = 3
 STEP_OF = "step of "
@@ -82,7 +82,10 @@ class StudyResults:
         return [find_step(run, self.emergences[emergence]) for run in self.runs[arm]]
 
     def value(self, run: Run, metric: str) -> float | None:
-        """Return a metric at the end of a run, or None if it was not measured."""
+        """Return a metric at the end of a run, or None if it was not measured.
+
+        The step of an event that did not happen is the last step.
+        """
         if metric.startswith(STEP_OF):
             step = find_step(run, self.emergences[metric.removeprefix(STEP_OF)])
             return run.steps if step is None else step
@@ -345,7 +348,7 @@ def format_value(value: float) -> str:
 
 
 def format_step(step: float) -> str:
-    """Format a median step, which is not finite if less than half of the events happened."""
+    """Format a median step, or a dash if it lies past the end of the runs."""
     return f"{step:,.0f}" if isfinite(step) else "–"
 
 

@@ -100,6 +100,13 @@ slow, soak = pytest.mark.slow, pytest.mark.soak
             "muon", (1, 1), (4, 4), ["model.tie_embeddings=false", "accumulate=4"], marks=soak
         ),
         pytest.param("adamw", (4, 2), (2, 2), ["model.tie_embeddings=false"], marks=soak),
+        pytest.param(
+            "muon",
+            (2, 2),
+            (2, 1),
+            ["model.attention_sink=true", "model.smear_keys=true", "model.attention_gate=head"],
+            marks=soak,
+        ),
     ],
 )
 def test_any_number_of_ranks_takes_the_steps_of_one_and_another_number_goes_on(
