@@ -793,6 +793,7 @@ def test_a_tilde_after_an_equals_sign_is_expanded(hydra, tmp_path, monkeypatch):
     assert parse_command_line(["init_from=gpt2-xl"]).settings == ["init_from='gpt2-xl'"]
 
 
+@pytest.mark.slow
 def test_a_pretrained_model_starts_at_a_tenth_of_the_presets_rate_unless_one_is_typed(
     hydra, tmp_path, capsys
 ):

@@ -136,6 +136,7 @@ BOUNDED = [
     pick=st.sampled_from(BOUNDED),
     value=st.integers(-(10**6), 10**6) | st.floats(-10, 10) | st.text(max_size=5),
 )
+@pytest.mark.slow
 def test_a_value_out_of_bounds_is_always_refused(pick, value):
     name, f = pick
     number, choices = "int" in str(f.type) or "float" in str(f.type), f.metadata.get("choices")

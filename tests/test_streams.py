@@ -152,6 +152,7 @@ def try_command(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("make", STREAMS)
+@pytest.mark.slow
 def test_commands_run_with_replaced_streams(make, try_command, trained):
     run = f"run_dir={trained / 'run'}"
     try_command(["train.py", "--help"], make, "max_steps=")

@@ -251,6 +251,7 @@ def draw(tmp_path, monkeypatch):
     ],
     ids=repr,
 )
+@pytest.mark.slow
 def test_a_job_without_a_loss_is_a_failed_trial(outcome, draw):
     def job(job: cli.Job) -> float:
         if isinstance(outcome, BaseException):
@@ -265,6 +266,7 @@ def test_a_job_without_a_loss_is_a_failed_trial(outcome, draw):
 
 
 @pytest.mark.parametrize("status", [130, 143])
+@pytest.mark.slow
 def test_a_stop_signal_in_a_job_ends_the_sweep(status, sweep):
     def job(job: cli.Job) -> float:
         raise SystemExit(status)
@@ -314,6 +316,7 @@ def test_a_damaged_job_does_not_keep_a_sweep_from_resuming(name, damage, sweep):
     assert [run.path.name for run in read_sweep(Path("sweep"))] == ["seed=1", "seed=2"]
 
 
+@pytest.mark.slow
 def test_a_job_that_cannot_be_opened_costs_only_its_own_row(sweep):
     sweep("seed=1,2", job=lambda job: 1.0)
     Path("sweep", "0").symlink_to("0")
@@ -368,6 +371,7 @@ def test_equal_jobs_share_a_folder_in_which_the_second_continues_the_first(key, 
     assert len(jobs) == len(values) and len({job.config.run_dir for job in jobs}) == 1
 
 
+@pytest.mark.slow
 def test_different_draws_have_different_folders(draw):
     draws = [0.1, 0.1 + 1e-16, 1e-7]
     jobs: list[cli.Job] = []
@@ -724,6 +728,7 @@ NOTES = st.one_of(
 @example(jobs=[([{"step": 4, "emerged/induction/L0H0": 2}], {}, True)])
 @example(jobs=[([{"step": 4, "heads/sink/L" + "9" * 5000 + "H0": 0.5}], {}, True)])
 @given(jobs=st.lists(st.tuples(st.lists(ROWS), NOTES, st.booleans()), min_size=1, max_size=3))
+@pytest.mark.slow
 def test_rows_and_notes_of_any_type_or_size_can_be_summarized(jobs, tmp_path):
     folder = Path(tempfile.mkdtemp(dir=tmp_path))
     for number, (rows_of_job, note, has_config) in enumerate(jobs):
@@ -770,6 +775,7 @@ def test_the_kv_cache_is_counted_in_the_precision_of_decoding(device, width, siz
     assert kv_cache_bytes(config) == size * 2 * 2 * 8 * 2 * width // 4
 
 
+@pytest.mark.slow
 def test_the_number_of_jobs_is_known_before_they_begin():
     assert jobs("seed=1") == 1 and jobs("seed=range(1,4)") == 3
     assert jobs("model=glob(small*)") == len(

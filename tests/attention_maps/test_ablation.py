@@ -68,6 +68,7 @@ def slow_losses(model: GPT, tokens: torch.Tensor, **changes) -> np.ndarray:
 
 @few
 @given(configs)
+@pytest.mark.slow
 def test_token_effects_are_those_of_a_slow_loop(config):
     model, tokens = lively(GPT(config)).double(), random_tokens(11)
     loss, log_p = slow_losses(model, tokens), slow_log_probabilities(model, tokens)

@@ -22,6 +22,7 @@ def draw_image(path, L: int, H: int, tokens: list[str], groups: int = 1) -> np.n
 @pytest.mark.parametrize(
     ("L", "H", "groups", "T"), [(1, 1, 1, 2), (2, 4, 2, 12), (3, 6, 1, 48), (12, 12, 12, 512)]
 )
+@pytest.mark.slow
 def test_a_grid_is_drawn_for_any_number_of_heads_groups_and_tokens(tmp_path, L, H, groups, T):
     image = draw_image(tmp_path, L, H, [f"t{i}" for i in range(T)], groups)
     assert image.shape[0] > 90 and 600 < image.shape[1] < 2600

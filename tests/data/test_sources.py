@@ -295,6 +295,7 @@ def read_rows(folder, log=ignore, **settings) -> list[str]:
     return documents(open_corpus(config, log))
 
 
+@pytest.mark.slow
 def test_a_dataset_has_the_texts_of_the_configured_split_in_their_order(dataset):
     assert read_rows(dataset) == STORIES
     assert read_rows(dataset, split="validation") == ["the other split"]

@@ -76,6 +76,7 @@ def cache_entries(cache):
         st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=2
     ).filter(lambda t: len(set(normalize_text(t))) > 1)
 )
+@pytest.mark.slow
 def test_the_last_tenth_of_the_characters_validates_and_both_splits_make_up_the_text(
     config, text, tmp_path_factory
 ):

@@ -81,6 +81,7 @@ def test_a_median_counts_what_has_not_happened_as_later_than_the_end():
 
 
 @pytest.mark.parametrize("difference", [0.8, 1.5])
+@pytest.mark.slow
 def test_the_seeds_needed_show_the_difference_in_four_of_five_sweeps(difference):
     n = seeds_needed(difference, spread=1.0)
     rng = np.random.default_rng(0)

@@ -261,6 +261,7 @@ def test_settings_that_wandb_rejects_or_would_ignore_are_refused(
         assert named in str(error.value) and "\n" not in str(error.value)
 
 
+@pytest.mark.slow
 def test_a_damaged_run_id_costs_neither_the_run_nor_its_record(wandb_environment, tmp_path, tiny):
     wandb_environment({})
     tiny.wandb.mode = "offline"

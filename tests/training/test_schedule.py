@@ -70,6 +70,7 @@ def test_a_changed_length_names_both_rates_and_how_to_keep_the_old_one(optim, st
         assert optim.name == "adamw" or kept.muon_peak_lr == pytest.approx(peak, rel=0.01)
 
 
+@pytest.mark.slow
 def test_extending_a_finished_run_says_what_its_learning_rate_becomes(
     tiny, train_in_process, capsys
 ):
