@@ -33,7 +33,6 @@ from common.text import pluralize
 from data.tokenizer import Tokenizer, encode_prompt
 from decoding import NON_FINITE_PREDICTIONS
 from model import GPT
-from taps import Taps
 
 RANDOM_ROW_TOKENS = 32  # tokens in each random row that `analyze` draws
 EXPECTED_TOKENS = 1 << 16  # sampled to estimate the token frequencies of random rows
@@ -212,16 +211,11 @@ class ProbeRun:
         )
 
 
-@torch.no_grad()
 def highest_induction_score(model: GPT, probes: Probes) -> float:
     """Return the highest prefix-matching score of any head: a cheap part of `ProbeRun`."""
     ids = np.concatenate((probes.repeated, probes.control))
     tokens = torch.from_numpy(ids).to(model.head.weight.device)
-    weights: list[torch.Tensor] = []
-    taps: Taps = {("weights", layer): weights.append for layer in range(model.config.n_layer)}
-    with model.evaluating():
-        model.run_blocks(tokens, taps=taps)
-    A = torch.stack(weights).cpu().numpy()  # (L, 2 P, H, T, T)
+    A = model.attention_maps(tokens).cpu().numpy()  # (L, 2 P, H, T, T)
     repeated, control = np.split(A, 2, axis=1)
     return float(scores.induction(repeated, control, probes.periods).mean(axis=-1).max())
 

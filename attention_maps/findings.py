@@ -80,7 +80,7 @@ def is_more_than_all(share: Estimate) -> bool:
 
 @dataclass(frozen=True)
 class Copying:
-    """How well a model predicts the repetition of random tokens."""
+    """Loss and accuracy of a model on the repetition of random tokens."""
 
     gain: Estimate  # in-context copying gain in nats/token
     loss: Estimate | None  # of repeated tokens in nats/token; None in records without it

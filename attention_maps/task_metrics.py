@@ -34,7 +34,7 @@ SINK_METRICS = ("sink_nothing_to_find", "sink_something_to_find", "attention_sum
 
 @dataclass(frozen=True)
 class Predictions:
-    """What a model predicts on n sequences of T tokens, and where its L × H heads attend.
+    """Predictions and attention weights of a model on n sequences of T tokens.
 
     The begin symbol is not one of the tokens.
     """

@@ -41,7 +41,7 @@ STEP_OF = "step of "
 
 
 class Verdict(NamedTuple):
-    """What the runs say about a claim, and why, in one sentence."""
+    """The verdict of the runs on a claim, and its reason in one sentence."""
 
     verdict: str
     reason: str

@@ -200,7 +200,7 @@ def _cut_windows(
 
 
 class Splits(NamedTuple):
-    """What a run is evaluated on: windows, and the task of generated data."""
+    """The windows on which a run is evaluated, and the task of generated data."""
 
     validation: Windows
     training: Windows
