@@ -1,6 +1,7 @@
 """Taps: functions that read or replace values inside a forward pass."""
 
 from collections.abc import Callable
+from functools import partial
 
 from torch import Tensor
 
@@ -33,3 +34,15 @@ def tap(taps: Taps | None, name: str, layer: int, value: Tensor) -> Tensor:
             f"value, {tuple(value.shape)}, or None to keep it"
         )
     return replacement
+
+
+def chain_taps(*some: Taps) -> Taps:
+    """Return taps that apply those of each argument, one after the other."""
+    keys = {key for taps in some for key in taps}
+    return {key: partial(_apply_all, [taps for taps in some if key in taps], key) for key in keys}
+
+
+def _apply_all(chained: list[Taps], key: tuple[str, int], value: Tensor) -> Tensor:
+    for taps in chained:
+        value = tap(taps, *key, value)
+    return value
