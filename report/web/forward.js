@@ -56,20 +56,34 @@ export function repeatRow(row, n) {
   return Float32Array.from({ length: n * row.length }, (_, k) => row[k % row.length]);
 }
 
+/**
+ * A function that may change activations in place, of the tokens from `start` on.
+ *
+ * @callback Tap
+ * @param {"residual" | "heads" | "mlp"} name - The input of a block (n, C), the per-head outputs
+ *   before W_O (n, H, d_v) or what the MLP writes (n, C).
+ * @param {number} layer
+ * @param {Float32Array} values
+ * @param {number} start
+ * @returns {void}
+ */
+
 /** The activations of a model that reads a text, with some heads ablated and tokens hidden. */
 export class ForwardPass {
   /**
    * @param {import("./layers.js").Weights} weights
    * @param {object} config - GPTConfig.
    * @param {string[]} [off] - Names of ablated heads, as "L1H3".
+   * @param {Tap} [tap]
    */
-  constructor(weights, config, off = []) {
+  constructor(weights, config, off = [], tap = () => {}) {
     const sizes = sizesOf(config);
     const ofEachHead = () => Array.from({ length: sizes.H }, () => new GrowingRows());
     this.weights = weights;
     this.config = config;
     this.sizes = sizes;
     this.off = new Set(off);
+    this.tap = tap;
     this.ids = [];
     this.hidden = [];
     this.predictions = []; // of requests.js, for each token before an edit
@@ -110,9 +124,35 @@ export class ForwardPass {
     this.measuredNorms = Math.min(this.measuredNorms, start);
     this.predictions.length = Math.min(this.predictions.length, start);
     if (start === this.T) return;
-    let x = this.embed(start);
-    for (let l = 0; l < this.sizes.L; l++) x = this.runBlock(l, x, start);
-    this.output.write(start * this.sizes.C, x);
+    this.runBlocks(0, this.embed(start), start);
+  }
+
+  /**
+   * Run the blocks from `layer` on again, for the tokens from `start` on. What comes before is the
+   * same as in another pass, whose text this pass takes.
+   *
+   * @param {ForwardPass} base
+   * @param {number} layer
+   * @param {number} start
+   */
+  runFrom(base, layer, start) {
+    const { L, C, G, d_k, d_v } = this.sizes;
+    Object.assign(this, { ids: base.ids, hidden: base.hidden, measuredNorms: 0, predictions: [] });
+    for (let l = layer; l < L; l++) {
+      const { k, plainKeys, v } = base.layers[l];
+      this.layers[l].k.write(0, k.data.subarray(0, start * G * d_k));
+      this.layers[l].plainKeys.write(0, plainKeys.data.subarray(0, start * G * d_k));
+      this.layers[l].v.write(0, v.data.subarray(0, start * G * d_v));
+    }
+    this.output.write(0, base.output.data.subarray(0, start * C));
+    this.runBlocks(layer, base.rowsOf(base.layers[layer].x, C).slice(start * C), start);
+  }
+
+  /** Run the blocks from `layer` on over their input x (T - start, C). */
+  runBlocks(layer, x, start) {
+    let residual = x;
+    for (let l = layer; l < this.sizes.L; l++) residual = this.runBlock(l, residual, start);
+    this.output.write(start * this.sizes.C, residual);
   }
 
   /** Return the first token whose activations change. */
@@ -154,6 +194,7 @@ export class ForwardPass {
     const block = `blocks.${l}`;
     const name = `${block}.attention`;
     const n = this.T - start;
+    this.tap("residual", l, x, start);
     const normalized = norm(weights, config, `${block}.norm_1`, x);
     const q = project(weights, config, name, "Q", normalized, n).y;
     let k = project(weights, config, name, "K", normalized, n).y;
@@ -167,10 +208,12 @@ export class ForwardPass {
     layer.v.write(start * G * d_v, linear(weights, `${name}.W_V`, normalized, n));
     const attended = this.attend(l, rotateHeads(config, q, H, start), start);
     const gathered = applyGates(weights, name, attended, normalized, n);
+    this.tap("heads", l, gathered, start);
     layer.gathered.write(start * H * d_v, gathered);
     const afterAttention = add(x, linear(weights, `${name}.W_O`, gathered, n));
     const mlpInput = norm(weights, config, `${block}.norm_2`, afterAttention);
     const mlpOutput = feedForward(weights, config, `${block}.mlp`, mlpInput, n);
+    this.tap("mlp", l, mlpOutput, start);
     layer.mlp.write(start * C, mlpOutput);
     return add(afterAttention, mlpOutput);
   }

@@ -19,7 +19,7 @@ import { createTokenizer } from "./tokenizer.js";
  * @property {string} [cacheName] - Reads of different names do not evict each other's tokens.
  */
 
-const PREDICTED_TOKENS = 5;
+export const PREDICTED_TOKENS = 5;
 const MAX_CACHED_PASSES = 6;
 
 /** The model's configuration and tokenizer. */
@@ -45,7 +45,7 @@ export function cancelRequests(name, id) {
 }
 
 /** Let the worker receive messages; return whether this request was canceled meanwhile. */
-async function isCanceled(name, id) {
+export async function isCanceled(name, id) {
   await new Promise(resolve => setTimeout(resolve));
   return id <= canceled[name];
 }
@@ -165,7 +165,8 @@ function packMaps(pass) {
 }
 
 /** Return the texts of some token ids. */
-const textsOf = ids => Object.fromEntries(ids.map(id => [id, session.tokenizer.tokenText(id)]));
+export const textsOf = ids =>
+  Object.fromEntries(ids.map(id => [id, session.tokenizer.tokenText(id)]));
 
 /** Draw an id from the distribution of logits at a temperature. */
 function sample(logits, temperature) {

@@ -5,7 +5,10 @@
  * {id, answer} or {id, error}.
  */
 
+import { PATCH_HANDLERS } from "./patch_requests.js";
 import { cancelRequests, HANDLERS } from "./requests.js";
+
+const ALL_HANDLERS = { ...HANDLERS, ...PATCH_HANDLERS };
 
 self.onmessage = async ({ data: { id, request, ...parameters } }) => {
   if (request === "cancel") {
@@ -13,7 +16,7 @@ self.onmessage = async ({ data: { id, request, ...parameters } }) => {
     return;
   }
   try {
-    const answer = await HANDLERS[request](parameters, part => postMessage({ id, part }), id);
+    const answer = await ALL_HANDLERS[request](parameters, part => postMessage({ id, part }), id);
     postMessage({ id, answer });
   } catch (error) {
     postMessage({ id, error: { name: error.name, message: error.message } });

@@ -2,6 +2,7 @@
 
 import { withoutFirstToken } from "../../report/web/attention_data.js";
 import { floatReader } from "../../report/web/float16.js";
+import { PATCH_HANDLERS } from "../../report/web/patch_requests.js";
 import {
   cachedPass,
   HANDLERS,
@@ -19,6 +20,7 @@ window.engine = {
   floatReader,
   HANDLERS,
   models,
+  PATCH_HANDLERS,
   passes,
   runModel,
   scoredDiagonals,

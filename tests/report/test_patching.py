@@ -1,0 +1,153 @@
+"""Activation patching in the page: the worker against the model in torch, and the view in
+Chromium."""
+
+import re
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from models import configs, lively, random_tokens
+from test_forward import page_weights
+
+from attention_maps.interventions import Interventions
+from attention_maps.results import parse_head
+from model import GPT
+from report.bundle import bundle
+from taps import Taps, chain_taps
+from taps import tap as apply_tap
+
+MEASURE = """async ([config, weights, parameters]) => {
+  const { models, PATCH_HANDLERS, passes, session } = engine;
+  for (const weight of Object.values(weights)) weight.data = Float64Array.from(weight.data);
+  models.set(0, weights);
+  Object.assign(session, { config, tokenizer: { tokenText: String } });
+  passes.clear();
+  const other = { ...parameters, ids: [...parameters.ids].reverse(), patched: ["L0H1"] };
+  PATCH_HANDLERS.contrast(other); // so that cached tokens are reused
+  const contrast = PATCH_HANDLERS.contrast(parameters);
+  const measured = { contrast };
+  for (const kind of ["residual", "component"]) {
+    measured[kind] = [];
+    await PATCH_HANDLERS.patchCells({ ...parameters, kind }, ({ cells, values }) => {
+      cells.forEach(([row, column], k) => measured[kind].push([row, column, values[k]]));
+    }, 1);
+  }
+  return measured;
+}"""
+
+
+@pytest.fixture(scope="module")
+def tab(chromium):
+    tab = chromium.new_page()
+    tab.add_script_tag(content=bundle(Path(__file__).with_name("engine_in_page.js")))
+    return tab
+
+
+def run(model: GPT, ids, interventions: Interventions, taps: Taps):
+    """Return the last logits (V,) of a run with interventions and then other taps."""
+    device = ids.device
+    x = model.embed(ids[None], hidden=interventions.is_hidden(len(ids), device))
+    x = apply_tap(taps, "embedding", 0, x)
+    taps = chain_taps(interventions.taps(), taps)
+    mask = interventions.mask(len(ids), device)
+    x = model.run_blocks(ids[None], mask=mask, entry=(0, x), taps=taps)
+    return model.head(model.norm(x))[0, -1]
+
+
+def record(model: GPT, ids, interventions: Interventions) -> tuple[dict, torch.Tensor]:
+    """Return the activations of a run by the name and layer of their tap, and its last logits."""
+    values = {}
+    keys = [("embedding", 0)]
+    keys += [(name, layer) for name in ("heads", "mlp", "residual") for layer in range(2)]
+    taps = {key: partial(values.__setitem__, key) for key in keys}
+    return values, run(model, ids, interventions, taps)
+
+
+def patch(source: dict, name: str) -> Taps:
+    """Return the tap that copies the activation of a name, such as L1T3, L0H2 or L1MLP."""
+    layer, kind, number = re.fullmatch(r"L(\d)(T|H|MLP)(\d*)", name).groups()
+    if kind == "MLP":
+        key, place = ("mlp", int(layer)), ...
+    elif kind == "H":
+        key, place = ("heads", int(layer)), (slice(None), slice(None), int(number))
+    else:
+        key = ("residual", int(layer) - 1) if int(layer) else ("embedding", 0)
+        place = (slice(None), int(number))
+
+    def copy(value):
+        value = value.clone()
+        value[place] = source[key][place]
+        return value
+
+    return {key: copy}
+
+
+@pytest.mark.slow
+@settings(
+    max_examples=12,
+    phases=[Phase.explicit, Phase.generate],  # shrinking a failure takes minutes
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(
+    configs,
+    st.lists(st.sampled_from(["L0H1", "L1H0", "L1H3"]), max_size=2, unique=True),
+    st.lists(st.integers(0, 8), max_size=2, unique=True),
+    st.lists(st.sampled_from(["L0T4", "L1T6", "L0H2", "L1H1", "L0MLP"]), max_size=2, unique=True),
+    st.sampled_from(["denoising", "noising"]),
+)
+def test_the_page_patches_as_taps_of_the_model_do(tab, config, off, hidden, kept, direction):
+    model = lively(GPT(config)).double()
+    ids = random_tokens(12)
+    corrupted = ids.clone()
+    corrupted[[3, 6]] = (ids[[3, 6]] + 1) % config.vocab_size
+    i, answer, wrong = 8, 5, 11
+    has_mlps = config.mlp != "none"
+    kept = [name for name in kept if has_mlps or "MLP" not in name]
+    parameters = {
+        "step": 0,
+        "ids": ids.tolist(),
+        "corrupted": corrupted.tolist(),
+        "i": i,
+        "answer": answer,
+        "wrong": wrong,
+        "direction": direction,
+        "patched": kept,
+        "off": off,
+        "hidden": hidden,
+    }
+    page = tab.evaluate(MEASURE, [vars(config), page_weights(model), parameters])
+
+    interventions = Interventions(tuple(map(parse_head, off)), tuple(j for j in hidden if j < i))
+    texts = [ids[: i + 1], corrupted[: i + 1]]
+    source_text, base_text = texts if direction == "denoising" else texts[::-1]
+
+    def difference(patches: list[str]) -> float:
+        taps = chain_taps(*(patch(source, name) for name in patches))
+        logits = run(model, base_text, interventions, taps)
+        return (logits[answer] - logits[wrong]).item()
+
+    with torch.no_grad():
+        source, _ = record(model, source_text, interventions)
+        contrast = page["contrast"]
+        for name, text in zip(("clean", "corrupted"), texts, strict=True):
+            logits = run(model, text, interventions, {})
+            assert contrast[name] == pytest.approx(logits[answer] - logits[wrong], abs=2e-5)
+        assert contrast["patched"] == pytest.approx(difference(kept), abs=2e-5)
+        taps = chain_taps(*(patch(source, name) for name in kept))
+        chances = run(model, base_text, interventions, taps).softmax(dim=-1)
+        for token in contrast["next"]:
+            assert token["chance"] == pytest.approx(chances[token["id"]].item(), abs=1e-5)
+        top = chances.topk(5).values.tolist()
+        assert [token["chance"] for token in contrast["next"]] == pytest.approx(top, abs=1e-5)
+
+        assert [cell[:2] for cell in page["residual"]] == [[k, t] for k in (0, 1) for t in range(9)]
+        for layer, t, value in page["residual"]:
+            assert value == pytest.approx(difference([*kept, f"L{layer}T{t}"]), abs=2e-5)
+        columns = range(5 if has_mlps else 4)
+        assert [cell[:2] for cell in page["component"]] == [[k, c] for k in (0, 1) for c in columns]
+        for layer, column, value in page["component"]:
+            name = f"L{layer}H{column}" if column < 4 else f"L{layer}MLP"
+            assert value == pytest.approx(difference([*kept, name]), abs=2e-5)
