@@ -3,7 +3,7 @@
 Training snapshots, `sample.py attention=…` and the Python API share this code.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -77,30 +77,62 @@ def analyze(
     given_ids = encode_prompt(tokenizer, text) if isinstance(text, str) else text
     ids = np.array(given_ids[-model.config.block_size :])
     text_pass = capture.capture(model, ids[None])
-    expected = draw_expected_tokens(model, text_pass, tokenizer.vocab_size)
-    length = min(RANDOM_ROW_TOKENS, model.config.block_size)
-    probes = make_probes(expected, expected, tokenizer, length, seed=0)
-    windows = probes.control if len(probes.control) else probes.windows
-    probes = replace(probes, text=ids, windows=windows)
-
-    log("attention: scores of every head on random tokens")
-    run = ProbeRun(model, probes, text_pass)
-    head_scores = run.score_heads()
-
-    log("attention: composition of the strongest heads")
-    measurements = run.measure(0, head_scores)
-    emergence = update_emergence(measurements, measurements, run.window_length)
-    measurements = replace(measurements, emergence=emergence)  # heads that pass now
-    if not run.is_large:
-        measurements = replace(measurements, faithfulness=run.measure_faithfulness(measurements))
-    arrays = {name: run.arrays[name] for name in ("text", "text_value_norms")}
-    arrays |= {"text_ids": ids, "text_tokens": np.array(spell_tokens(tokenizer, ids))}
+    measurements = _call_with_lines(measure_heads(model, tokenizer, text_pass), log)
+    norms = capture.value_norms(model, text_pass.v)[:, 0]
+    arrays = {
+        "text": text_pass.weights[:, 0].cpu().numpy(),
+        "text_value_norms": norms.cpu().numpy(),
+        "text_ids": ids,
+        "text_tokens": np.array(spell_tokens(tokenizer, ids)),
+    }
 
     count = count_explained_tokens(model, len(ids))
     of_all = f", the last of {len(ids):,}" if count < len(ids) else ""
     log(f"attention: token and head effects on {pluralize(count, 'prediction')}{of_all}")
     arrays |= explain_predictions(model, text_pass, tokenizer)
     return Analysis(**vars(measurements), arrays=arrays)
+
+
+def measure_heads(
+    model: GPT, tokenizer: Tokenizer, text: capture.ForwardPass
+) -> Generator[str, None, Measurements]:
+    """Measure every attention head on random tokens, as `analyze` does.
+
+    `text` is a pass of the model over one text, from whose predictions the random tokens are drawn.
+
+    Yields:
+        A line of progress before each stage.
+
+    Returns:
+        Scores, composition, copying gain and, of a small model, faithfulness.
+    """
+    expected = draw_expected_tokens(model, text, tokenizer.vocab_size)
+    length = min(RANDOM_ROW_TOKENS, model.config.block_size)
+    probes = make_probes(expected, expected, tokenizer, length, seed=0)
+    windows = probes.control if len(probes.control) else probes.windows
+
+    yield "attention: scores of every head on random tokens"
+    run = ProbeRun(model, replace(probes, windows=windows), text)
+    head_scores = run.score_heads()
+
+    yield "attention: composition of the strongest heads"
+    measurements = run.measure(0, head_scores)
+    emergence = update_emergence(measurements, measurements, run.window_length)
+    measurements = replace(measurements, emergence=emergence)  # heads that pass now
+    if not run.is_large:
+        measurements = replace(measurements, faithfulness=run.measure_faithfulness(measurements))
+    return measurements
+
+
+def _call_with_lines(
+    stages: Generator[str, None, Measurements], log: Callable[[str], None]
+) -> Measurements:
+    """Run all stages, call `log` with the line of each, and return their result."""
+    while True:
+        try:
+            log(next(stages))
+        except StopIteration as end:
+            return end.value
 
 
 @torch.no_grad()

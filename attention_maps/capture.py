@@ -108,21 +108,29 @@ def residual_writes(attention: SelfAttention, heads: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def value_norms(model: GPT, v: Tensor) -> Tensor:
+def value_norms(model: GPT, v: Tensor, gram: Tensor | None = None) -> Tensor:
     """Return ‖v_j W_O‖ (L, B, H, T) for each head and token j, from values v (L, B, G, T, d_v).
 
     This is the norm of a head's output, before gates, if it attends to token j only. The
-    value-weighted attention map is the attention weight times this norm.
+    value-weighted attention map is the attention weight times this norm. `gram` is the result of
+    `output_gram`, or None to compute it.
 
     Reference: Kobayashi et al. 2020, "Attention is Not Only a Weight".
     """
-    H, d_v = model.config.n_head, model.config.value_dim
-    v = v.repeat_interleave(H // v.shape[2], dim=2)  # (L, B, H, T, d_v)
-    W_O = torch.stack([block.attention.W_O.weight for block in model.blocks])
-    W_O = W_O.unflatten(2, (H, d_v))  # (L, C, H, d_v)
-    gram = torch.einsum("lchd,lche->lhde", W_O, W_O)  # ‖W v‖² = vᵀ (WᵀW) v
-    squares = torch.einsum("lbhtd,lhde,lbhte->lbht", v, gram, v)
+    v = v.repeat_interleave(model.config.n_head // v.shape[2], dim=2)  # (L, B, H, T, d_v)
+    gram = output_gram(model) if gram is None else gram
+    squares = torch.einsum("lbhtd,lhde,lbhte->lbht", v, gram, v)  # ‖W v‖² = vᵀ (WᵀW) v
     return squares.clamp(min=0).sqrt()
+
+
+@torch.no_grad()
+def output_gram(model: GPT) -> Tensor:
+    """Return WᵀW (L, H, d_v, d_v) of the part W of W_O that each head's output is multiplied by."""
+    of_layers = []
+    for block in model.blocks:
+        W_O = block.attention.W_O.weight.unflatten(1, (model.config.n_head, -1))  # (C, H, d_v)
+        of_layers.append(torch.einsum("chd,che->hde", W_O, W_O))
+    return torch.stack(of_layers)
 
 
 def split_random_rows(random: ForwardPass) -> tuple[ForwardPass, ForwardPass, ForwardPass]:

@@ -1,6 +1,7 @@
 """Explain the predictions of a text: their probabilities, and the components behind them."""
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -52,9 +53,6 @@ class LogitAttribution(NamedTuple):
     # token, the most probable one), then of the five `predicted_ids`. They sum to the logit minus
     # the mean of all logits, because a shift of all logits does not change the probabilities.
     logit_attribution: np.ndarray
-    # The three tokens whose logits each head raises most, then the three whose logits it lowers
-    # most, (L, H, T, 6).
-    promoted_and_suppressed_ids: np.ndarray
 
 
 def count_explained_tokens(model: GPT, length: int) -> int:
@@ -72,8 +70,9 @@ def explain_predictions(
 
     Returns:
         Snapshot arrays: `token_effect` and `token_effect_kl` (T, T), `head_effect` (L, H, T; all
-        nan if it takes too long), and the fields of `LogitAttribution`. `named_ids` lists the token
-        ids in these fields, and `named_tokens` their spelling.
+        nan if it takes too long), the fields of `LogitAttribution`, and
+        `promoted_and_suppressed_ids` (L, H, T, 6), see `find_promoted_tokens`. `named_ids` lists
+        the token ids in these arrays, and `named_tokens` their spelling.
     """
     c, T = model.config, forward.tokens.shape[1]
     first = T - count_explained_tokens(model, T)
@@ -82,7 +81,12 @@ def explain_predictions(
     head_effects = np.full((c.n_layer, c.n_head, T), np.nan, np.float32)
     if T * c.n_layer * c.n_head * model.num_parameters() <= MAX_HEAD_EFFECT_COST:
         head_effects = measure_head_effects(model, forward)
-    listed = [attribution.predicted_ids.ravel(), attribution.promoted_and_suppressed_ids.ravel()]
+    heads = range(c.n_head)
+    of_layers = [
+        find_promoted_tokens(model, forward, layer, heads, first) for layer in range(c.n_layer)
+    ]
+    promoted = np.stack(of_layers)  # (L, H, T, 6)
+    listed = [attribution.predicted_ids.ravel(), promoted.ravel()]
     named_ids = np.unique(np.concatenate(listed))
     named_ids = named_ids[named_ids >= 0]
     named_tokens = []
@@ -95,6 +99,7 @@ def explain_predictions(
         "token_effect_kl": token_effects.kl,
         "head_effect": head_effects,
         **attribution._asdict(),
+        "promoted_and_suppressed_ids": promoted,
         "named_ids": named_ids,
         "named_tokens": np.array(named_tokens),
     }
@@ -111,7 +116,7 @@ def attribute_logits(model: GPT, forward: ForwardPass, first: int = 0) -> LogitA
     """
     # Below, T counts the tokens from `first` on.
     tokens, residuals = forward.tokens[0, first:], forward.residuals[:, 0, first:]  # (L + 1, T, C)
-    L, H, T = model.config.n_layer, model.config.n_head, len(tokens)
+    L = model.config.n_layer
     logits = model.head(model.norm(residuals[-1]))  # (T, V)
     predicted_ids = _largest_ids(logits, PREDICTED_TOKENS)  # (T, 5)
     following = next_tokens(tokens)
@@ -132,9 +137,6 @@ def attribute_logits(model: GPT, forward: ForwardPass, first: int = 0) -> LogitA
     centered_logits = logits.gather(1, attributed_ids) - logits.mean(dim=1, keepdim=True)
     biases = centered_logits - contributions.sum(dim=0)  # (T, 6)
 
-    head_writes = writes[1:].unflatten(0, (L, H + 1))[:, :H].flatten(0, 2)  # (L · H · T, C)
-    promoted = _promoted_and_suppressed_ids(model, head_writes)
-    promoted = promoted.view(L, H, T, 2 * PROMOTED_TOKENS)
     contributions = torch.cat((contributions, biases[None]))  # (K, T, 6)
     probabilities = logits.float().softmax(dim=-1).gather(1, attributed_ids[:, 1:])  # (T, 5)
     return LogitAttribution(
@@ -142,7 +144,6 @@ def attribute_logits(model: GPT, forward: ForwardPass, first: int = 0) -> LogitA
         predicted_probs=_to_numpy(probabilities, 0, first),
         logit_lens=_to_numpy(logit_lens, 1, first),
         logit_attribution=_to_numpy(contributions, 1, first),
-        promoted_and_suppressed_ids=_to_numpy(promoted, 2, first),
     )
 
 
@@ -160,15 +161,28 @@ def _component_writes(model: GPT, residuals: Tensor, head_outputs: Tensor) -> Te
     return torch.stack(writes)
 
 
-def _promoted_and_suppressed_ids(model: GPT, writes: Tensor) -> Tensor:
-    """Return the ids that normalized outputs (N, C) promote most, then suppress most: (N, 6)."""
+@torch.no_grad()
+def find_promoted_tokens(
+    model: GPT, forward: ForwardPass, layer: int, heads: Sequence[int], first: int = 0
+) -> np.ndarray:
+    """Find the tokens whose logits some heads of a layer raise and lower most, directly.
+
+    Returns:
+        For N heads and T tokens of the text, the ids of the three tokens whose logits rise most,
+        then of the three whose logits fall most, (N, T, 6). They are -1 for the tokens before
+        `first`, or if the vocabulary has fewer than three.
+    """
+    x = forward.residuals[-1, 0, first:]  # (S, C)
+    writes = residual_writes(model.blocks[layer].attention, forward.heads[layer, 0, first:])
+    writes = writes.transpose(0, 1)[list(heads)]  # (N, S, C)
+    writes = scale_like_norm(model.norm, writes, x)
     ids = []
-    for some in writes.split(max_logit_rows(model)):
+    for some in writes.flatten(0, 1).split(max_logit_rows(model)):
         logits = some @ model.head.weight.T  # (n, V)
         promoted = _largest_ids(logits, PROMOTED_TOKENS)
         suppressed = _largest_ids(-logits, PROMOTED_TOKENS)
         ids.append(torch.cat((promoted, suppressed), dim=-1))
-    return torch.cat(ids)
+    return _to_numpy(torch.cat(ids).view(*writes.shape[:2], -1), 1, first)
 
 
 def _largest_ids(logits: Tensor, count: int) -> Tensor:

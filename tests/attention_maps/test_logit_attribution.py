@@ -14,6 +14,7 @@ from attention_maps.logit_attribution import (
     copying_scores,
     count_explained_tokens,
     explain_predictions,
+    find_promoted_tokens,
 )
 from data.tokenizer import CharTokenizer
 from model import GPT
@@ -58,7 +59,9 @@ def test_the_logit_lens_after_the_last_block_is_the_loss(config):
 )
 def test_the_contribution_of_a_head_or_mlp_is_what_it_writes_through_the_output_layer(changes):
     model, tokens = lively(GPT(small(**changes))).double(), random_tokens(12)
-    attribution = attribute_logits(model, capture(model, tokens.numpy()[None]))
+    forward = capture(model, tokens.numpy()[None])
+    attribution = attribute_logits(model, forward)
+    promoted_ids = find_promoted_tokens(model, forward, 1, range(4))  # (H, T, 6)
     W_O = model.blocks[1].attention.W_O
     d_v, heads = model.config.value_dim, []
     mlps = []
@@ -87,8 +90,7 @@ def test_the_contribution_of_a_head_or_mlp_is_what_it_writes_through_the_output_
             continue
         promoted = logits.topk(3).indices
         suppressed = logits.topk(3, largest=False).indices
-        ids = attribution.promoted_and_suppressed_ids[1, component]
-        assert np.array_equal(ids, torch.cat((promoted, suppressed), dim=1))
+        assert np.array_equal(promoted_ids[component], torch.cat((promoted, suppressed), dim=1))
 
 
 ALL_HEADS = np.ones((2, 2), bool)
