@@ -13,10 +13,10 @@ import {
   isOwnText,
   L,
   ownText,
+  runnableSteps,
   selection,
   snapToStop,
   steps,
-  stepsWithWeights,
   wanted,
 } from "./page_state.js";
 
@@ -95,7 +95,7 @@ export function readAddress() {
   const address = parseAddress();
   const [layer, head] = address.head ?? [L, H];
   if (layer < L && head < H) Object.assign(selection, { layer, head });
-  const hasText = address.text !== null && stepsWithWeights.length > 0;
+  const hasText = address.text !== null && runnableSteps.length > 0;
   if (hasText) {
     $("typed").value = address.text;
     Object.assign(ownText, { off: address.off, hidden: address.hidden });

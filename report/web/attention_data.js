@@ -43,6 +43,7 @@ export async function decodeAttention([weights, norms], [L, H], { T, tokens, map
     largest: Math.max(...maps.map(([, , largest]) => largest)),
     exact: false,
     norms: new Float32Array((await unpack(norms)).buffer),
+    hasPattern: () => true,
     at: (l, h, i, j) => (codes[place(l, h, i, j)] * rowMax(l, h, i)) / LEVELS,
     bound: (l, h, i) => rowMax(l, h, i) / LEVELS,
   };

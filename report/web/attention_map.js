@@ -49,7 +49,7 @@ export function drawAttention() {
   const { weightByValues, pinned } = selection;
   $("looking").classList.toggle("empty", !view);
   if (!view) return;
-  drawHeads();
+  drawSmallMaps();
   drawCaption(view); // first: its height decides where the map begins
   drawMap(describeMap(view));
   drawDeepModelGrid();
@@ -62,8 +62,8 @@ export function drawAttention() {
   drawZoom(pinned ?? 0, pinned ?? 0);
 }
 
-/** Draw the grid of heads; while the reader types, after everything else. */
-function drawHeads() {
+/** Draw the small maps of all heads; while the reader types, after everything else. */
+export function drawSmallMaps() {
   const view = shownAttention();
   const isOfOtherStep = gridStep !== currentStep();
   gridStep = currentStep();

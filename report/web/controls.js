@@ -3,7 +3,7 @@
 import { $, el } from "./dom.js";
 import { setUpStepSlider } from "./frame.js";
 import { scoreNames } from "./head_metrics.js";
-import { requestTokenEffects } from "./own_text.js";
+import { requestTokenEffects } from "./own_requests.js";
 import {
   chooseProbe,
   chooseStep,
@@ -13,9 +13,9 @@ import {
   H,
   isOwnText,
   ownText,
+  runnableSteps,
   selection,
   steps,
-  stepsWithWeights,
   validationName,
   wanted,
   wantedStops,
@@ -74,7 +74,7 @@ export function setUpControls() {
 
 /** Mark the steps whose weights are in the page below the slider. */
 function markStepsWithWeights() {
-  const marks = stepsWithWeights.map(step =>
+  const marks = runnableSteps.map(step =>
     el("i", { style: `--at: ${steps.indexOf(step) / (steps.length - 1)}`, "data-step": step }),
   );
   $("steps-with-weights").replaceChildren(...marks);

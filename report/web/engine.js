@@ -1,113 +1,66 @@
-/** The client of the worker that runs the model (worker.js). */
+/**
+ * The client of the model. The model runs in a worker of the page, which has the weights, or in the
+ * Python process that served the page; views do not know which.
+ *
+ * The promise of a request that is canceled resolves to undefined.
+ */
 
-import { $ } from "./dom.js";
-import { blobs, unpack } from "./packed.js";
 import { currentStep, data, ownText } from "./page_state.js";
-
-/** @typedef {{resolve: Function, reject: Function, onPart: Function}} PendingRequest */
-
-/** @type {Map<number, PendingRequest>} */
-const pending = new Map();
-
-/** @type {Worker | null} */
-let worker = null;
-let lastId = 0;
-
-/** @type {Promise<void> | null} */
-let started = null;
-let isStarting = false;
-
-/** Promises that resolve when the worker has the weights of a step. */
-const loadedWeights = new Map();
-
-/** Start the worker from the script that is embedded in the page. */
-function startWorker() {
-  const script = new Blob([$("worker").textContent], { type: "text/javascript" });
-  const created = new Worker(URL.createObjectURL(script));
-  created.onmessage = ({ data: { id, part, answer, error } }) => {
-    const { resolve, reject, onPart } = pending.get(id);
-    if (part) return onPart(part);
-    pending.delete(id);
-    if (error) reject(Object.assign(new Error(error.message), { name: error.name }));
-    else resolve(answer);
-  };
-  created.onerror = event => {
-    for (const { reject } of pending.values()) {
-      reject(new Error(event.message ?? "the browser allows no worker"));
-    }
-    pending.clear();
-  };
-  return created;
-}
+import { createServerTransport } from "./server_transport.js";
+import { createWorkerTransport } from "./worker_transport.js";
 
 /**
- * Send a request to the worker.
+ * What runs the model.
+ *
+ * @typedef {object} Transport
+ * @property {(request: string, parameters?: object, onPart?: (part: any) => void) => Promise<any>}
+ *   send
+ * @property {(request: string) => void} cancel - Stops all requests of this name sent so far.
+ * @property {() => Promise<void>} start - Prepares the tokenizer.
+ * @property {(step: number) => Promise<void>} loadWeights - Prepares the weights of a step.
+ * @property {() => boolean} isBusy - Whether a request is not answered yet.
+ * @property {(error: Error) => string} describeFailure - Says why a request failed.
+ */
+
+/** @type {Transport} */
+const transport = data.server ? createServerTransport() : createWorkerTransport();
+
+/**
+ * Send a request that needs no weights.
  *
  * @param {string} request - Name of a handler in requests.js.
  * @param {object} [parameters]
  * @param {(part: any) => void} [onPart] - Receives partial answers.
  * @returns {Promise<any>}
  */
-export function send(request, parameters = {}, onPart = () => {}) {
-  worker ??= startWorker();
-  lastId += 1;
-  const id = lastId;
-  return new Promise((resolve, reject) => {
-    pending.set(id, { resolve, reject, onPart });
-    worker.postMessage({ id, request, ...parameters });
-  });
-}
+export const send = transport.send;
 
 /** Return whether a request is not answered yet. */
-export const isModelBusy = () => isStarting || pending.size > 0;
+export const isModelBusy = transport.isBusy;
 
 /**
  * Stop all requests of this name that were sent so far.
  *
  * @param {string} request
  */
-export function cancel(request) {
-  worker?.postMessage({ id: lastId, request: "cancel", name: request });
-}
+export const cancel = transport.cancel;
 
 /**
- * Give the worker the model's configuration and tokenizer.
+ * Prepare the tokenizer.
  *
  * @returns {Promise<void>}
  */
-export function startModel() {
-  started ??= sendTokenizer();
-  return started;
-}
-
-/** Unpack the tokenizer and send it with the configuration. */
-async function sendTokenizer() {
-  isStarting = true;
-  const bytes = await unpack(data.weights.tokenizer);
-  isStarting = false;
-  await send("start", {
-    config: data.modelConfig,
-    tokenizer: JSON.parse(new TextDecoder().decode(bytes)),
-  });
-}
+export const startModel = transport.start;
 
 /**
- * Give the worker the weights of a step.
+ * Say in a sentence why a request failed.
  *
- * @param {number} step
+ * @param {Error} error
  */
-async function loadWeights(step) {
-  await startModel();
-  if (!loadedWeights.has(step)) {
-    const packed = blobs[data.weights.blobs[step]].textContent;
-    const { tensors } = data.weights;
-    loadedWeights.set(step, send("loadWeights", { step, tensors, packed }));
-  }
-  await loadedWeights.get(step);
-}
+export const describeFailure = transport.describeFailure;
 
 /**
- * Ask the model of a step whose weights are in the page about token ids.
+ * Ask the model of a step that can run about token ids.
  *
  * @param {string} request
  * @param {number[]} ids
@@ -119,14 +72,6 @@ async function loadWeights(step) {
 export async function askModel(request, ids, parameters = {}, onPart = undefined) {
   const input = { ids, step: currentStep(), off: [...ownText.off], hidden: [...ownText.hidden] };
   const message = { ...input, ...parameters };
-  await loadWeights(message.step);
-  return send(request, message, onPart);
+  await transport.loadWeights(message.step);
+  return transport.send(request, message, onPart);
 }
-
-/**
- * Say why the model does not run.
- *
- * @param {Error} error
- */
-export const describeFailure = error =>
-  `The model cannot run in this page (${error.message}). The stored values are shown.`;

@@ -1,4 +1,7 @@
-/** float16 numbers as report/pack.py stores them: the low bytes of all, then the high bytes. */
+/**
+ * float16 numbers: as report/pack.py stores them, the low bytes of all and then the high bytes, or
+ * one after the other.
+ */
 
 /** @type {Float64Array | null} */
 let decodedHalves = null;
@@ -34,6 +37,19 @@ export function floatReader(bytes, count = bytes.length / 2) {
     start += length;
     return k => table[(bytes[count + first + k] << 8) | bytes[first + k]];
   };
+}
+
+/**
+ * Decode little-endian float16 numbers.
+ *
+ * @param {DataView} view
+ * @returns {Float32Array}
+ */
+export function decodeHalves(view) {
+  const table = halfTable();
+  const numbers = new Float32Array(view.byteLength / 2);
+  for (let k = 0; k < numbers.length; k++) numbers[k] = table[view.getUint16(2 * k, true)];
+  return numbers;
 }
 
 const NGRAM_KEYS = "ngrams.keys"; // stored last, as float64

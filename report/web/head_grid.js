@@ -12,8 +12,16 @@ const MIN_SMOOTHED_TOKENS = 96; // larger maps are scaled down smoothly
 /** @type {HTMLElement[]} */
 let buttons = [];
 
-/** What the small maps show, so that they are painted only when it changes. */
-let painted = {};
+/** What the small maps are to show; another object as soon as that changes. */
+let shown = { view: null, weightByValues: false, dark: false, colors: null };
+
+/** What each head's small map shows, so that it is painted only when that changes. */
+const painted = new Map();
+
+/** Indices of the heads whose buttons are in view. The maps of the others are not painted. */
+const inView = new Set();
+
+const observer = new IntersectionObserver(noteInView, { rootMargin: "100px" });
 
 /** Create the button of a head. */
 function createHeadButton(layer, head) {
@@ -58,6 +66,8 @@ export function setUpHeadGrid(host) {
   buttons = [];
   host.style.setProperty("--heads", H);
   host.replaceChildren();
+  observer.disconnect();
+  inView.clear();
   for (let layer = 0; layer < L; layer++) {
     const name = el("span", { className: "name" }, `L${layer}`);
     const row = host.appendChild(el("div", { className: "layer" }, name));
@@ -69,12 +79,26 @@ export function setUpHeadGrid(host) {
       row.append(...(groupSize === 1 ? members : [createGroup(layer, group, members)]));
     }
   }
+  for (const button of buttons) observer.observe(button);
   const choose = k => chooseHead(Math.floor(k / H), k % H);
   addArrowKeys(host, buttons, H, choose, selection.layer * H + selection.head);
 }
 
+/** Note which buttons have come into view and which have left it. */
+function noteInView(entries) {
+  for (const { target, isIntersecting } of entries) {
+    const k = buttons.indexOf(target);
+    if (isIntersecting) inView.add(k);
+    else inView.delete(k);
+  }
+  paintMaps();
+}
+
+/** Return the indices of the heads whose buttons are in view, layer · H + head, in order. */
+export const headsInView = () => [...inView].sort((a, b) => a - b);
+
 /**
- * Paint every head's attention map and mark the selected heads.
+ * Show the attention maps of all heads, and mark the selected heads.
  *
  * @param {import("./page_state.js").CellView} view
  * @param {{layer: number, head: number | null, weightByValues: boolean}} maps
@@ -82,22 +106,30 @@ export function setUpHeadGrid(host) {
 export function drawHeadGrid(view, maps) {
   const { weightByValues } = maps;
   const wanted = { view, weightByValues, dark: isDark() };
-  const isStale = Object.keys(wanted).some(key => wanted[key] !== painted[key]);
-  const colors = isStale ? palette() : null;
-  painted = wanted;
+  const isOutdated = Object.keys(wanted).some(key => wanted[key] !== shown[key]);
+  if (isOutdated) shown = { ...wanted, colors: palette() };
   buttons.forEach((button, k) => {
-    const layer = Math.floor(k / H);
-    const head = k % H;
-    if (colors) {
-      const read = cellReader(view, { layer, head, weightByValues });
-      const hasColumn = hasSink && !weightByValues && !view.from;
-      const readSink = hasColumn ? sinkReader(view, { layer, head, weightByValues }) : null;
-      paintMap(button.firstChild, view, read, scaleTop(view, weightByValues), colors, readSink);
-    }
     button.classList.toggle("fine", view.T > MIN_SMOOTHED_TOKENS);
-    const isSelected = layer === maps.layer && (maps.head === null || head === maps.head);
+    const isSelected =
+      Math.floor(k / H) === maps.layer && (maps.head === null || k % H === maps.head);
     button.setAttribute("aria-checked", isSelected);
   });
+  paintMaps();
+}
+
+/** Paint the maps in view that do not show what they are to show, as far as it has arrived. */
+function paintMaps() {
+  const { view, weightByValues, colors } = shown;
+  for (const k of inView) {
+    const layer = Math.floor(k / H);
+    const head = k % H;
+    if (painted.get(k) === shown || !view?.hasPattern(layer, head)) continue;
+    painted.set(k, shown);
+    const read = cellReader(view, { layer, head, weightByValues });
+    const hasColumn = hasSink && !weightByValues && !view.from;
+    const readSink = hasColumn ? sinkReader(view, { layer, head, weightByValues }) : null;
+    paintMap(buttons[k].firstChild, view, read, scaleTop(view, weightByValues), colors, readSink);
+  }
 }
 
 /** Paint a map with one pixel per cell; the last column is the sink's, if there is one. */

@@ -131,6 +131,9 @@ export function nextTokens(explanation, words, i, target, pick) {
  * @property {(layer: number, head: number) => void} choose - Called when a head is clicked.
  */
 
+/** Draws the head effects of the breakdown on display. */
+let redrawHeadEffects = () => {};
+
 /**
  * Draw the breakdown of the prediction after token `i` into `host`.
  *
@@ -163,8 +166,17 @@ export function drawBreakdown(host, explanation, i, options) {
     ),
   );
   if (explanation.lacksHeadEffects) return;
-  drawHeadEffects(effects, explanation, i, options.choose); // needs its width, so it is in the page already
+  // The grid needs its width, so it is in the page already.
+  const drawGrid = createCellGrid(
+    effects,
+    `effect of ablating each head on the loss after token ${i}, in nats`,
+  );
+  redrawHeadEffects = () => drawGrid(describeHeadEffects(explanation, i, options.choose));
+  redrawHeadEffects();
 }
+
+/** Draw the head effects of the breakdown on display again, while more of them are measured. */
+export const updateHeadEffects = () => redrawHeadEffects();
 
 /**
  * @param {string} id
@@ -263,12 +275,14 @@ function promotedTokens(explanation, i, { layer, head, words, vocabSize }) {
 }
 
 /**
- * @param {HTMLElement} host
+ * Return what `createCellGrid` draws of the effects of ablating each head.
+ *
  * @param {Predictions} explanation
  * @param {number} i
  * @param {(layer: number, head: number) => void} choose
+ * @returns {import("./cell_grid.js").CellGrid}
  */
-function drawHeadEffects(host, explanation, i, choose) {
+function describeHeadEffects(explanation, i, choose) {
   const { L, H } = explanation;
   const effectOf = (layer, head) => explanation.headEffect(layer, head, i);
   const sizes = Array.from(
@@ -276,10 +290,7 @@ function drawHeadEffects(host, explanation, i, choose) {
     (_, k) => Math.abs(effectOf(Math.floor(k / H), k % H)) || 0,
   );
   const scale = Math.max(MIN_EFFECT_SCALE, ...sizes);
-  createCellGrid(
-    host,
-    `effect of ablating each head on the loss after token ${i}, in nats`,
-  )({
+  return {
     ...headGridLayout(L, H, 260),
     signed: true,
     pick: choose,
@@ -294,7 +305,7 @@ function drawHeadEffects(host, explanation, i, choose) {
         " nats for the next token",
       ),
     ],
-  });
+  };
 }
 
 /**

@@ -11,10 +11,10 @@ import {
   data,
   H,
   isOwnText,
+  runnableSteps,
   scoredSteps,
   selection,
   steps,
-  stepsWithWeights,
   validationName,
 } from "./page_state.js";
 import { showsSink } from "./shown_view.js";
@@ -84,7 +84,7 @@ function drawAttentionCaption() {
   if (data.promptTokens) sentences.push("Below the line: generated tokens.");
   sentences.push("Row: query token. Column: key token.", describeCellValue());
   if (excludeFirst) sentences.push("The first token is excluded; each row is renormalized.");
-  if (stepsWithWeights.length && !averageHeads) {
+  if (runnableSteps.length && !averageHeads) {
     sentences.push("Click a cell to see which components produced its attention score.");
   }
   const scores = averageHeads ? [] : describeScores(step);

@@ -1,12 +1,16 @@
-/**
- * The reader's own text: the model in the worker reads it as it is typed, and continues it. It is
- * one more probe for the other views.
- */
+/** The reader's own text: the model reads it as it is typed. It is one more probe for other views. */
 
 import { drawAttention } from "./attention_map.js";
 import { $ } from "./dom.js";
 import { askModel, cancel, describeFailure, send, startModel } from "./engine.js";
 import { formatCount, pluralize } from "./format.js";
+import {
+  cancelRequestsOfText,
+  createPatternView,
+  createPredictions,
+  requestPatterns,
+  requestTokenEffects,
+} from "./own_requests.js";
 import {
   chooseProbe,
   currentProbe,
@@ -14,37 +18,37 @@ import {
   data,
   display,
   emit,
-  H,
   isOwnText,
   keepSelection,
-  L,
+  maxTokens,
   ownText,
+  runnableSteps,
   selection,
   selectWanted,
   steps,
-  stepsWithWeights,
   wanted,
   wantedStep,
   wantsOwnText,
 } from "./page_state.js";
 import { fillText, revealToken } from "./text_view.js";
-import { MIN_CLEAR_EFFECT_NATS } from "./token_effect.js";
 
 const SLOW_READING = 300; // milliseconds after which the page says that it is reading
 const TYPING_DELAY = 30; // milliseconds in which keys are gathered
 const CONTINUING_DELAY = 200; // milliseconds between two views of a text that is continued
-const MAX_CONTINUED_TOKENS = 1000;
-const REDRAW_DELAY = 200; // milliseconds between two views of token effects that come in
 
 /** The text that the field holds at first: the tokens of a probe, from number `start` on. */
 let initial = { probe: null, start: 0, text: "", ids: [] };
 
 // ---- reading
 
+/** Text that is being read. */
+let textBeingRead = "";
+
 /** Read the text and show it; while it is being read, read it again afterwards. */
 export async function readOwnText() {
   if (ownText.isReading) {
     ownText.readAgain = true;
+    if (!$("typed").value.startsWith(textBeingRead)) cancel("read"); // it shares no beginning
     return;
   }
   ownText.isReading = true;
@@ -77,31 +81,56 @@ function sayThatItIsReading() {
 async function readOnce() {
   const startTime = performance.now();
   const step = wantedStep();
+  textBeingRead = $("typed").value;
   const allIds = await encodeTyped();
-  const ids = allIds.slice(-data.modelConfig.block_size);
+  const ids = allIds.slice(-maxTokens);
   if (!ids.length) {
     showEmptyText();
     return;
   }
   ownText.hidden = ownText.hidden.filter(j => j < ids.length - 1);
   const interventions = { off: [...ownText.off], hidden: [...ownText.hidden] };
+  cancelRequestsOfText();
   const results = await askModel("read", ids, { step, ...interventions });
+  if (!results) return; // it was canceled
   const tokens = await send("tokenTexts", { ids });
+  const view = createPatternView(tokens, results);
+  await requestPatterns(view, ids, { step, ...interventions });
   if (!wantsOwnText() || wantedStep() !== step) return;
-  const ofAll = ids.length < allIds.length ? `, the last of ${allIds.length}` : "";
   const milliseconds = Math.round(performance.now() - startTime);
-  $("own-text-status").textContent =
-    `${pluralize(ids.length, "token")}${ofAll}, ${milliseconds} ms`;
+  $("own-text-status").textContent = describeLength(ids.length, allIds.length, milliseconds);
   const isEdited = ids.length !== ownText.ids.length || ids.some((id, t) => id !== ownText.ids[t]);
-  updateOwnText(ids, tokens, { ...results, ...interventions }, step);
+  const predictions = createPredictions(tokens, { ...results, ...interventions }, step);
+  Object.assign(data.words, results.words);
+  Object.assign(ownText, { ids, tokens, T: ids.length, view, predictions });
   showOwnText(isEdited);
 }
 
-/** Encode the text in the field; the initial text is read as the tokens of its probe. */
-async function encodeTyped() {
+/** Say how many tokens were read, and why these are not all. */
+function describeLength(count, countOfAll, milliseconds) {
+  const sentence = `${pluralize(count, "token")}, ${milliseconds} ms`;
+  if (count === countOfAll) return sentence;
+  const reason =
+    maxTokens === data.modelConfig.block_size
+      ? "the model's context length"
+      : "the attention patterns of more tokens would take too much memory";
+  return `${pluralize(count, "token")}, the last of ${formatCount(countOfAll)} (${reason}), ${milliseconds} ms`;
+}
+
+/**
+ * Encode the text in the field; the initial text is read as the tokens of its probe.
+ *
+ * @returns {Promise<number[]>}
+ */
+export async function encodeTyped() {
   await startModel();
   const text = $("typed").value;
   return holdsInitialText() ? initial.ids : send("encode", { text });
+}
+
+/** Return the ids that an empty text is continued from. */
+export async function firstIds() {
+  return initial.ids.length ? initial.ids.slice(0, 1) : send("encode", { text: "\n" });
 }
 
 /** Return whether the field still holds the initial text, whose tokens are known. */
@@ -116,87 +145,13 @@ export const firstTypedToken = () => (isOwnText() ? 0 : initial.start);
 /** Empty all views, because there is no text. */
 function showEmptyText() {
   $("own-text-status").textContent = "";
-  cancel("tokenEffects");
-  cancel("headEffects");
+  cancelRequestsOfText();
   Object.assign(ownText, { ids: [], tokens: [], T: 0, hidden: [], view: null, predictions: null });
   if (!wantsOwnText()) return;
   selectWanted({ attention: null, predictions: null });
   fillText();
   emit("selected");
   emit("token");
-}
-
-/** Make the worker's results the view and the predictions of the probe. */
-function updateOwnText(ids, tokens, results, step) {
-  const T = ids.length;
-  const { maps, norms, largest } = results;
-  const triangle = (T * (T + 1)) / 2;
-  const view = {
-    L,
-    H,
-    T,
-    tokens,
-    size: maps.length,
-    largest,
-    exact: true,
-    norms,
-    at: (l, h, i, j) => maps[(l * H + h) * triangle + (i * (i + 1)) / 2 + j],
-    bound: () => 0,
-  };
-  const predictions = createPredictions(tokens, results, step);
-  Object.assign(data.words, results.words);
-  Object.assign(ownText, { ids, tokens, T, view, predictions });
-  cancel("tokenEffects");
-  cancel("headEffects");
-}
-
-/**
- * Return the predictions of the text, as token_effect.js decodes stored ones. The breakdown, the
- * head effects and the token effects are empty until they are requested.
- *
- * @returns {import("./page_state.js").Predictions}
- */
-function createPredictions(tokens, { next, chances, losses, was, off, hidden }, step) {
-  const predictions = {
-    L,
-    H,
-    T: tokens.length,
-    tokens,
-    step,
-    parts: L * (H + 1) + 2,
-    largest: MIN_CLEAR_EFFECT_NATS,
-    signed: true,
-    norms: null,
-    losses,
-    off,
-    hidden,
-    was, // losses and chances without interventions
-    breakdown: null,
-    headEffects: [],
-    columns: [], // of each hidden token j: its effects and KL divergences at later tokens
-    bound: () => 0,
-  };
-  const cell = (i, j, key) => {
-    if (hidden.includes(j) && i + 1 < tokens.length) return 0; // hiding it changes nothing
-    return predictions.columns[j]?.[key][i - j - 1] ?? Number.NaN;
-  };
-  const breakdownOf = i => (predictions.breakdown?.i === i ? predictions.breakdown : null);
-  return Object.assign(predictions, {
-    at: (_l, _h, i, j) => (j < i ? cell(i, j, "effects") : 0),
-    kl: (i, j) => cell(i, j, "kl"),
-    loss: i => losses[i],
-    headEffect: (l, h, i) =>
-      breakdownOf(i) ? (predictions.headEffects[l * H + h] ?? Number.NaN) : Number.NaN,
-    lens: (k, i) => breakdownOf(i)?.lens[k] ?? Number.NaN,
-    direct: (part, i, target) => breakdownOf(i)?.direct[part][target] ?? Number.NaN,
-    predicted: i =>
-      next[i].map((id, k) => ({ id, chance: chances[i][k], was: was?.chances[i][k] })),
-    writes: (l, h, i) => {
-      const breakdown = breakdownOf(i);
-      const isOfHead = breakdown?.of[0] === l && breakdown.of[1] === h;
-      return isOfHead ? breakdown.writes : [];
-    },
-  });
 }
 
 /** Show the text; a pinned token stays pinned unless the text was edited. */
@@ -221,104 +176,10 @@ function showOwnText(isEdited) {
   emit("pin");
 }
 
-/**
- * Request the breakdown of token i, then the effect of ablating each head on it.
- *
- * @param {number} i
- * @param {() => void} draw - Called whenever a result is there.
- */
-export async function requestBreakdown(i, draw) {
-  const { predictions, ids } = ownText;
-  const of = [selection.layer, selection.head];
-  const key = JSON.stringify([i, of]);
-  if (predictions.requestedBreakdown === key) return;
-  predictions.requestedBreakdown = key;
-  const isCurrent = () =>
-    predictions === ownText.predictions && predictions.requestedBreakdown === key;
-  const hasHeadEffects = predictions.breakdown?.i === i;
-  const breakdown = await askModel("breakDown", ids, { i, of });
-  if (!isCurrent()) return;
-  Object.assign(data.words, breakdown.words);
-  predictions.breakdown = breakdown;
-  if (!hasHeadEffects) predictions.headEffects = [];
-  draw();
-  if (hasHeadEffects || i + 1 >= ownText.T) return;
-  await askModel("headEffects", ids, { i }, ({ k, nats }) => {
-    predictions.headEffects[k] = nats;
-  });
-  if (isCurrent()) draw();
-}
-
-/** Request the token effects of the text, a hidden token at a time. */
-export async function requestTokenEffects() {
-  const { predictions, ids } = ownText;
-  if (predictions.requestedTokenEffects) return;
-  predictions.requestedTokenEffects = true;
-  const isShown = () =>
-    predictions === ownText.predictions && selection.showTokenEffect && isOwnText();
-  let lastDrawn = 0;
-  await askModel("tokenEffects", ids, {}, ({ j, effects, kl }) => {
-    predictions.columns[j] = { effects, kl };
-    for (const effect of effects) {
-      predictions.largest = Math.max(predictions.largest, Math.abs(effect) || 0);
-    }
-    if (!isShown() || performance.now() - lastDrawn < REDRAW_DELAY) return;
-    lastDrawn = performance.now();
-    drawAttention();
-  });
-  if (isShown()) drawAttention();
-}
-
-// ---- continuing the text
-
-/** Let the model continue the text; if it is doing that, stop it. */
-async function continueText() {
-  if (ownText.isContinuing) {
-    stopContinuing();
-    return;
-  }
-  ownText.isContinuing = true;
-  $("continue").textContent = "Stop";
-  chooseProbe(data.probes.indexOf(ownText));
-  try {
-    const ids = await encodeTyped();
-    const start = ids.length ? ids : initial.ids.slice(0, 1);
-    const step = wantedStep();
-    const parameters = { step, temperature: readTemperature(), maxTokens: MAX_CONTINUED_TOKENS };
-    await askModel("continue", start, parameters, ({ text }) => {
-      if (wantedStep() !== step) stopContinuing();
-      if (!ownText.isContinuing) return;
-      $("typed").value = text;
-      $("typed").scrollTop = $("typed").scrollHeight;
-      readSoon();
-    });
-  } catch {
-    // readOwnText says why the model does not run.
-  }
-  stopContinuing();
-}
-
-/** Return the temperature, and write it into its field as it is used: within the bounds. */
-function readTemperature() {
-  const { valueAsNumber, defaultValue, min, max } = $("temperature");
-  const typed = Number.isFinite(valueAsNumber) ? valueAsNumber : Number(defaultValue);
-  const temperature = Math.min(Number(max), Math.max(Number(min), typed));
-  $("temperature").value = temperature;
-  return temperature;
-}
-
-/** Stop continuing the text and read what is there. */
-function stopContinuing() {
-  if (ownText.isContinuing) cancel("continue");
-  ownText.isContinuing = false;
-  $("continue").textContent = "Continue";
-  readSoon();
-}
-
 let timer = 0;
 
 /** Read the text when no key has followed for a moment; while it is continued, at intervals. */
-function readSoon() {
+export function readSoon() {
   if (timer && ownText.isContinuing) return;
   clearTimeout(timer);
   timer = setTimeout(
@@ -339,38 +200,36 @@ function readSoon() {
  * @param {number} start - Number of its tokens that cannot be typed, at its beginning.
  */
 export function setUpOwnText(probe, start) {
-  $("own-text").hidden = !stepsWithWeights.length;
+  $("own-text").hidden = !runnableSteps.length;
   const bytes = data.weights?.bytes;
   $("too-large").hidden = !bytes;
   if (bytes) {
     $("too-large").textContent =
       `The model's weights take ${Math.ceil(bytes / 1e6)} MB, too large for a page. To see the ` +
-      'attention of your own text, run: python sample.py run_dir=… prompt="…" attention=page.html';
+      "attention of your own text, run: python explore.py run_dir=… (or, as a file: python " +
+      'sample.py run_dir=… prompt="…" attention=page.html)';
   }
-  if (!stepsWithWeights.length) return;
-  if (stepsWithWeights.length < steps.length) {
+  if (!runnableSteps.length) return;
+  if (runnableSteps.length < steps.length) {
     $("stops").textContent =
-      `at ${stepsWithWeights.length} of ${steps.length} steps, marked on the slider: ` +
+      `at ${runnableSteps.length} of ${steps.length} steps, marked on the slider: ` +
       "their weights are in this page";
   }
-  $("typed").value = (probe?.tokens ?? []).slice(start).join("");
+  const tokens = (probe?.tokens ?? []).slice(start);
+  $("typed").value = data.server?.prompt ?? tokens.join("");
   initial = { probe, start, text: $("typed").value, ids: (probe?.ids ?? []).slice(start) };
   $("typed").oninput = () => {
     chooseProbe(data.probes.indexOf(ownText));
     readSoon();
   };
-  $("continue").onclick = continueText;
-  $("temperature").onchange = readTemperature;
   window.glass = createConsoleInterface();
 }
 
 /** Return the functions of `glass`, for the browser's console: by default at the step on display. */
 function createConsoleInterface() {
   const ask = async (request, ids, { step = currentStep(), off = [], hidden = [] } = {}) => {
-    if (!stepsWithWeights.includes(step)) {
-      throw new Error(
-        `the weights of step ${step} are not in this page: choose ${stepsWithWeights.join(", ")}`,
-      );
+    if (!runnableSteps.includes(step)) {
+      throw new Error(`the model cannot run at step ${step}: choose ${runnableSteps.join(", ")}`);
     }
     return askModel(request, [...ids], { step, off, hidden });
   };

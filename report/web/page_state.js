@@ -18,6 +18,8 @@
  * @property {number} [from] - First row and column that is shown.
  * @property {Float32Array | null} norms - ‖v W_O‖ of each token, (L, H, T).
  * @property {(l: number, h: number, i: number, j: number) => number} at - Value of query i, key j.
+ * @property {(l: number, h: number) => boolean} hasPattern - Whether a head's values are there; until
+ *   then they are NaN.
  * @property {(l: number, h: number, i: number) => number} bound - Largest error in row i.
  */
 
@@ -72,8 +74,14 @@ export const hasMlps = data.modelConfig?.mlp !== "none";
 /** Steps of the slider. */
 export const steps = data.steps.length ? data.steps : scoredSteps;
 
-/** Steps of the slider whose weights are in the page, so that the model can run here. */
-export const stepsWithWeights = steps.filter(step => step in (data.weights?.blobs ?? {}));
+/** Whether the model runs in the Python process that served the page (explore.py). */
+export const hasServer = Boolean(data.server);
+
+/** Steps of the slider at which the model can run: the server's, or those with weights in the page. */
+export const runnableSteps = steps.filter(step => hasServer || step in (data.weights?.blobs ?? {}));
+
+/** The largest number of tokens that the model reads at once. */
+export const maxTokens = data.server?.maxTokens ?? data.modelConfig?.block_size;
 
 /** What the reader has selected. */
 export const selection = {
@@ -153,12 +161,12 @@ export const wantedStep = () => steps[wanted.step] ?? 0;
 
 /**
  * Return the indices of the steps at which the wanted input can be shown: the model reads the
- * reader's own text at the steps whose weights are in the page.
+ * reader's own text only at the steps at which it can run.
  *
  * @returns {number[]}
  */
 export const wantedStops = () =>
-  [...steps.keys()].filter(k => !wantsOwnText() || stepsWithWeights.includes(steps[k]));
+  [...steps.keys()].filter(k => !wantsOwnText() || runnableSteps.includes(steps[k]));
 
 /** Return which maps are read: one head's, or their average if `head` is null. */
 export const selectedMaps = () => ({
@@ -175,7 +183,7 @@ const listeners = {};
 /**
  * Call `listener` whenever an event is emitted.
  *
- * @param {"head" | "token" | "pin" | "cell" | "wanted" | "selected" | "draw"} event
+ * @param {"head" | "token" | "pin" | "cell" | "wanted" | "selected" | "draw" | "stepChanged"} event
  * @param {() => void} listener
  */
 export function on(event, listener) {

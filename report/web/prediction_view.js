@@ -4,7 +4,7 @@ import { $, bdi, el } from "./dom.js";
 import { formatCount, formatSigned, shortenToken } from "./format.js";
 import { labelToken } from "./labels.js";
 import { drawBreakdown, nextTokens } from "./logit_attribution.js";
-import { requestBreakdown } from "./own_text.js";
+import { requestBreakdown } from "./own_requests.js";
 import {
   chooseHead,
   currentStep,

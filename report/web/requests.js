@@ -1,6 +1,7 @@
 /** The requests that the worker answers: the model at several steps, read with interventions. */
 
 import { breakDown } from "./breakdown.js";
+import { sample, windowStart } from "./decoding.js";
 import { unpackWeights } from "./float16.js";
 import { ForwardPass } from "./forward.js";
 import { outputWeight } from "./layers.js";
@@ -21,6 +22,7 @@ import { createTokenizer } from "./tokenizer.js";
 
 export const PREDICTED_TOKENS = 5;
 const MAX_CACHED_PASSES = 6;
+const MAX_PART_NUMBERS = 1 << 20; // of a part of attention patterns
 
 /** The model's configuration and tokenizer. */
 export const session = { config: null, tokenizer: null };
@@ -134,51 +136,52 @@ function probabilitiesOf(pass, ids) {
 }
 
 /**
- * Return all attention weights of a pass as lower triangles, (L, H, T (T + 1) / 2), the norms of
- * what a head writes of each token, (L, H, T), and the largest product of both.
+ * Return the norms of what each head writes of each token, (L, H, T), and their largest product with
+ * an attention weight.
  *
  * @param {ForwardPass} pass
  */
-function packMaps(pass) {
+function measureNorms(pass) {
   const { T } = pass;
   const { L, H } = pass.sizes;
-  const triangle = (T * (T + 1)) / 2;
-  const maps = new Float32Array(L * H * triangle);
   const norms = new Float32Array(L * H * T);
   let largest = 0;
   pass.measureNorms();
-  for (let l = 0; l < L; l++) {
-    for (let h = 0; h < H; h++) {
-      const attention = pass.layers[l].attention[h].data;
-      const headNorms = pass.layers[l].norms[h].data.subarray(0, T);
-      maps.set(attention.subarray(0, triangle), (l * H + h) * triangle);
-      norms.set(headNorms, (l * H + h) * T);
-      for (let i = 0; i < T; i++) {
-        const row = (i * (i + 1)) / 2;
-        for (let j = 0; j <= i; j++) {
-          largest = Math.max(largest, attention[row + j] * headNorms[j]);
-        }
+  for (let k = 0; k < L * H; k++) {
+    const layer = pass.layers[Math.floor(k / H)];
+    const attention = layer.attention[k % H].data;
+    const headNorms = layer.norms[k % H].data.subarray(0, T);
+    norms.set(headNorms, k * T);
+    for (let i = 0; i < T; i++) {
+      const row = (i * (i + 1)) / 2;
+      for (let j = 0; j <= i; j++) {
+        largest = Math.max(largest, attention[row + j] * headNorms[j]);
       }
     }
   }
-  return { maps, norms, largest };
+  return { norms, largest };
+}
+
+/**
+ * Return the attention weights of some heads as lower triangles, (n, T (T + 1) / 2).
+ *
+ * @param {ForwardPass} pass
+ * @param {number[]} heads - k = layer · H + head of each.
+ */
+function packPatterns(pass, heads) {
+  const { H } = pass.sizes;
+  const triangle = (pass.T * (pass.T + 1)) / 2;
+  const maps = new Float32Array(heads.length * triangle);
+  heads.forEach((k, n) => {
+    const { data } = pass.layers[Math.floor(k / H)].attention[k % H];
+    maps.set(data.subarray(0, triangle), n * triangle);
+  });
+  return maps;
 }
 
 /** Return the texts of some token ids. */
 export const textsOf = ids =>
   Object.fromEntries(ids.map(id => [id, session.tokenizer.tokenText(id)]));
-
-/** Draw an id from the distribution of logits at a temperature. */
-function sample(logits, temperature) {
-  const scaled = logits.map(logit => logit / temperature);
-  const [logNormalizer] = logNormalizers(scaled, scaled.length);
-  let remaining = Math.random();
-  for (let id = 0; id < scaled.length; id++) {
-    remaining -= Math.exp(scaled[id] - logNormalizer);
-    if (remaining < 0) return id;
-  }
-  return argTop(logits, 1)[0];
-}
 
 /**
  * Measure the effects of hiding token j on all later predictions.
@@ -252,12 +255,12 @@ export const HANDLERS = {
     return maps;
   },
 
-  /** Return maps, norms and predictions; `was` has the predictions without interventions. */
+  /** Return norms and predictions; `was` has the predictions without interventions. */
   read(input) {
     const pass = runModel(input);
     const predictions = predict(pass);
     const results = {
-      ...packMaps(pass),
+      ...measureNorms(pass),
       next: predictions.map(prediction => prediction.next),
       chances: predictions.map(prediction => prediction.chances),
       losses: predictions.map(prediction => prediction.loss),
@@ -265,12 +268,24 @@ export const HANDLERS = {
       words: textsOf(predictions.flatMap(prediction => prediction.next)),
     };
     if (input.off.length || input.hidden.length) {
-      // The same pass, if no head is ablated: what it computed before is gone now.
-      const plain = runModel({ ...input, off: [], hidden: [] });
+      // It has a pass of its own, so that the one above still has the attention patterns.
+      const cacheName = input.off.length ? "" : "without hidden tokens";
+      const plain = runModel({ ...input, off: [], hidden: [], cacheName });
       const chances = probabilitiesOf(plain, results.next);
       results.was = { chances, losses: plain.predictions.map(prediction => prediction.loss) };
     }
     return results;
+  },
+
+  /** Send the attention patterns of heads, in their order. */
+  async patterns({ heads, ...input }, sendPart, id) {
+    const triangle = (input.ids.length * (input.ids.length + 1)) / 2;
+    const count = Math.max(1, Math.floor(MAX_PART_NUMBERS / triangle));
+    for (let start = 0; start < heads.length; start += count) {
+      const part = heads.slice(start, start + count);
+      sendPart({ heads: part, maps: packPatterns(runModel(input), part) });
+      if (await isCanceled("patterns", id)) return;
+    }
   },
 
   /** Return the prediction breakdown of token i. */
@@ -284,12 +299,18 @@ export const HANDLERS = {
     const ids = input.ids.slice(0, i + 2);
     const { n_layer: L, n_head: H } = session.config;
     const before = lossAfter(runModel({ ...input, ids, cacheName: "head effects" }), i);
-    for (let k = 0; k < L * H; k++) {
-      const off = [...input.off, `L${Math.floor(k / H)}H${k % H}`];
-      const pass = new ForwardPass(models.get(input.step), session.config, off);
-      pass.read(ids, input.hidden);
-      sendPart({ k, nats: lossAfter(pass, i) - before });
-      if (await isCanceled("headEffects", id)) return;
+    for (let l = 0; l < L; l++) {
+      const nats = [];
+      for (let h = 0; h < H; h++) {
+        const pass = new ForwardPass(models.get(input.step), session.config, [
+          ...input.off,
+          `L${l}H${h}`,
+        ]);
+        pass.read(ids, input.hidden);
+        nats.push(lossAfter(pass, i) - before);
+        if (await isCanceled("headEffects", id)) return;
+      }
+      sendPart({ heads: nats.map((_, h) => l * H + h), nats });
     }
   },
 
@@ -313,10 +334,8 @@ export const HANDLERS = {
   /** Send the text continued token by token; beyond the block size the window moves. */
   async continue({ temperature, maxTokens, ...input }, sendPart, id) {
     const ids = [...input.ids];
-    const { block_size: blockSize } = session.config;
-    const stride = Math.max(1, Math.floor(blockSize / 4));
     for (let count = 0; count < maxTokens; count++) {
-      const start = Math.max(0, Math.ceil((ids.length - blockSize) / stride)) * stride;
+      const start = windowStart(ids.length, session.config.block_size);
       const hidden = input.hidden.map(j => j - start).filter(j => j >= 0);
       const pass = runModel({
         ...input,
@@ -325,7 +344,7 @@ export const HANDLERS = {
         cacheName: "continuation",
       });
       const logits = pass.logits(pass.T - 1);
-      ids.push(temperature > 0 ? sample(logits, temperature) : argTop(logits, 1)[0]);
+      ids.push(sample(logits, temperature));
       sendPart({ ids, text: session.tokenizer.decode(ids) });
       if (await isCanceled("continue", id)) return;
     }

@@ -3,6 +3,7 @@
 import { readAddress, writeAddress } from "./address.js";
 import { decodeAttention, loadCached, withoutFirstToken } from "./attention_data.js";
 import { drawAttention, setUpMaps } from "./attention_map.js";
+import { setUpContinuing } from "./continuing.js";
 import { setUpControls, updateControls } from "./controls.js";
 import { $, el } from "./dom.js";
 import { isModelBusy } from "./engine.js";
@@ -27,10 +28,10 @@ import {
   L,
   on,
   ownText,
+  runnableSteps,
   selection,
   selectWanted,
   steps,
-  stepsWithWeights,
   wanted,
   wantsOwnText,
 } from "./page_state.js";
@@ -247,7 +248,7 @@ async function start() {
   $("summary").textContent = describeRun();
   $("findings").hidden = !isRun && !data.findings.length;
   drawFindings(data.findings, showHead);
-  if (stepsWithWeights.length) data.probes.push(ownText);
+  if (runnableSteps.length) data.probes.push(ownText);
   [selection.layer, selection.head] = firstHead();
   setUpTheme(() => {
     if (isRun) drawTraining();
@@ -263,7 +264,10 @@ async function start() {
   setUpAttention();
   setUpContents();
   setUpOwnText(text, data.losses ? 1 : 0); // a scored text follows a token that is not part of it
-  if (stepsWithWeights.length) setUpInterventions();
+  if (runnableSteps.length) {
+    setUpContinuing();
+    setUpInterventions();
+  }
   readAddress();
   selection.step = wanted.step; // nothing is shown yet
   showStep(selection.step, currentStep());

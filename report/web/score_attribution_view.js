@@ -11,8 +11,8 @@ import {
   display,
   isOwnText,
   ownText,
+  runnableSteps,
   selection,
-  stepsWithWeights,
 } from "./page_state.js";
 
 const NARROW_WINDOW = 1000; // below this width the page has one column
@@ -30,12 +30,12 @@ function explainedCell() {
 export async function explainPinnedCell() {
   const host = $("score-attribution");
   const { pinnedCell, layer, head, averageHeads, showTokenEffect } = selection;
-  const canExplain = stepsWithWeights.length && currentProbe().ids.length;
+  const canExplain = runnableSteps.length && currentProbe().ids.length;
   host.hidden = !pinnedCell || averageHeads || showTokenEffect || !canExplain;
   if (host.hidden) return;
   (innerWidth < NARROW_WINDOW ? $("zoom") : $("expected")).before(host); // beside the cell
-  if (!isOwnText() && !stepsWithWeights.includes(currentStep())) {
-    const stored = stepsWithWeights.map(formatCount).join(", ");
+  if (!isOwnText() && !runnableSteps.includes(currentStep())) {
+    const stored = runnableSteps.map(formatCount).join(", ");
     host.replaceChildren(
       el(
         "p",

@@ -37,6 +37,10 @@ ASK = """async ([config, weights, ids, off, hidden]) => {
 
   const changed = { step: 0, ids, off, hidden };
   const { losses, next, chances, was } = HANDLERS.read(changed);
+  const heads = Array.from({ length: config.n_layer * config.n_head }, (_, k) => k).reverse();
+  const patterns = [];
+  const keepPatterns = part => patterns.push({ heads: part.heads, maps: [...part.maps] });
+  await HANDLERS.patterns({ ...changed, heads }, keepPatterns, 1);
   const plain = { step: 0, ids, hidden: [], off: [] };
   const scores = [];
   for (let layer = 0; layer < config.n_layer; layer++) {
@@ -48,7 +52,7 @@ ASK = """async ([config, weights, ids, off, hidden]) => {
   const tokenEffects = [];
   await HANDLERS.tokenEffects(plain, part => tokenEffects.push(part), 1);
   const headEffects = [];
-  await HANDLERS.headEffects({ ...plain, i: 8 }, part => headEffects.push(part.nats), 1);
+  await HANDLERS.headEffects({ ...plain, i: 8 }, part => headEffects.push(part), 1);
   const { norms, largest } = HANDLERS.read(plain);
   let continued = [];
   const keepIds = part => { continued = part.ids; };
@@ -60,6 +64,7 @@ ASK = """async ([config, weights, ids, off, hidden]) => {
     next,
     chances,
     norms: [...norms],
+    patterns,
     losses,
     was,
     scores,
@@ -143,6 +148,13 @@ def test_the_page_computes_what_the_model_computes(tab, config, block_size, off,
     page_logits = np.array(computed["logits"]).reshape(12, -1)
     assert page_logits == pytest.approx(logits.numpy(), abs=5e-4, rel=2e-4)
     assert np.array(computed["maps"]).reshape(maps.shape) == pytest.approx(maps.numpy(), abs=5e-5)
+    rows, columns = np.tril_indices(12)
+    for part in computed["patterns"]:
+        triangles = np.array(part["maps"]).reshape(len(part["heads"]), -1)
+        expected = maps.numpy().reshape(-1, 12, 12)[part["heads"]][:, rows, columns]
+        assert triangles == pytest.approx(expected, abs=5e-5)
+    listed = [head for part in computed["patterns"] for head in part["heads"]]
+    assert listed == list(reversed(range(maps.shape[0] * maps.shape[1])))
     assert computed["losses"][:-1] == pytest.approx(next_token_losses(logits, ids), abs=5e-4)
     probabilities = logits.softmax(dim=-1)
     next_ids, chances = torch.tensor(computed["next"]), torch.tensor(computed["chances"])
@@ -160,7 +172,11 @@ def test_the_page_computes_what_the_model_computes(tab, config, block_size, off,
             expected = getattr(effects, name)[j + 1 : 11, j]
             assert part[key][: len(expected)] == pytest.approx(expected, abs=1e-3)
     assert [part["j"] for part in computed["tokenEffects"]] == list(range(10, -1, -1))
-    assert computed["headEffects"] == pytest.approx(head_effects[..., 8].ravel(), abs=1e-3)
+    shown_effects = dict(
+        pair for part in computed["headEffects"] for pair in zip(part["heads"], part["nats"])
+    )
+    expected = dict(enumerate(head_effects[..., 8].ravel()))
+    assert shown_effects == pytest.approx(expected, abs=1e-3)
     assert computed["norms"] == pytest.approx(norms.ravel(), rel=1e-3, abs=1e-4)
     products = captured.weights[:, 0] * norms[:, :, None]
     assert computed["largest"] == pytest.approx(products.max().item(), rel=1e-3)
