@@ -20,8 +20,8 @@ import cli
 from cli import print_stderr
 from cli.sample_config import SampleConfig, translate_prompt
 from cli.unused import SAMPLE_USED_WITH
+from common.checkpoints import find_newest_run
 from common.errors import UserError
-from common.files import exists, is_folder, list_folder
 from common.paths import expand_home, require_output_file
 from common.text import format_speed, pluralize, printable
 from common.text_files import normalize_text, open_text
@@ -144,20 +144,6 @@ def read_stdin() -> bytes:
         return content.encode() if isinstance(content, str) else content
     except (AttributeError, OSError, ValueError):
         raise UserError(STDIN_UNREADABLE) from None
-
-
-def find_newest_run(folder: Path) -> Path:
-    """Return the run in a folder, or in a sweep there, that saved a checkpoint last."""
-    folders = [path for path in list_folder(folder) if is_folder(path)]
-    folders += [path for sweep in folders for path in list_folder(sweep) if is_folder(path)]
-    pointers = [path for run in folders if exists(path := run / "checkpoints" / "last")]
-    if not pointers:
-        raise UserError(
-            f"{folder}/ has no run yet: train one with python train.py, or name one with "
-            "run_dir=PATH"
-        )
-    newest = max(pointers, key=lambda path: path.stat().st_mtime)
-    return newest.parent.parent
 
 
 def continue_typed_prompts(

@@ -23,4 +23,4 @@ from cli.command import (
 from cli.compose import Job, compose_job, compose_settings, configure
 from cli.launch import Launch, prepare_launch, read_job, run_hydra
 from cli.presets import find_presets
-from cli.settings import read_settings, sample_help, settings_help
+from cli.settings import explore_help, read_settings, sample_help, settings_help

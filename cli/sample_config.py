@@ -3,6 +3,7 @@
 import os
 from dataclasses import dataclass
 
+from common.checkpoints import check_checkpoint
 from common.errors import UserError
 from common.settings import LARGEST_SEED, check_settings, setting
 
@@ -66,9 +67,7 @@ class SampleConfig:
                 raise UserError(f"{' and '.join(used)} exclude each other: leave one out")
         if self.attention is not None and not self.attention.endswith(".html"):
             raise UserError(f"attention={self.attention} must end in .html")
-        is_step = self.checkpoint.isascii() and self.checkpoint.isdigit()
-        if self.checkpoint not in ("best", "last") and not is_step:
-            raise UserError(f"checkpoint={self.checkpoint} must be best, last or a step number")
+        check_checkpoint(self.checkpoint)
 
 
 def translate_prompt(argument: str) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from cli.arguments import is_nanogpt_setting, unknown_setting
+from cli.explore_config import ExploreConfig
 from cli.presets import find_presets
 from cli.sample_config import SampleConfig
 from cli.unused import UsedWith, refuse_unused
@@ -61,6 +62,11 @@ def headline(path: Path) -> str:
 def sample_help() -> str:
     """Return the text of `python sample.py --help`."""
     return settings_help(_introduction("sample.txt"), SampleConfig())
+
+
+def explore_help() -> str:
+    """Return the text of `python explore.py --help`."""
+    return settings_help(_introduction("explore.txt"), ExploreConfig())
 
 
 def _introduction(name: str) -> str:

@@ -37,6 +37,27 @@ def contains_run(run_dir: Path) -> bool:
     return exists(run_dir / CONFIG_FILE) or bool(saved_steps(run_dir))
 
 
+def check_checkpoint(which: str) -> None:
+    """Raise `UserError` unless the setting `checkpoint` is "best", "last" or a step."""
+    is_step = which.isascii() and which.isdigit()
+    if which not in ("best", "last") and not is_step:
+        raise UserError(f"checkpoint={which} must be best, last or a step number")
+
+
+def find_newest_run(folder: Path) -> Path:
+    """Return the run in a folder, or in a sweep there, that saved a checkpoint last."""
+    folders = [path for path in list_folder(folder) if is_folder(path)]
+    folders += [path for sweep in folders for path in list_folder(sweep) if is_folder(path)]
+    pointers = [path for run in folders if exists(path := run / "checkpoints" / "last")]
+    if not pointers:
+        raise UserError(
+            f"{folder}/ has no run yet: train one with python train.py, or name one with "
+            "run_dir=PATH"
+        )
+    newest = max(pointers, key=lambda path: path.stat().st_mtime)
+    return newest.parent.parent
+
+
 def set_aside(folder: Path) -> Path:
     """Rename an unreadable checkpoint to an unused name that no step has; return the new path."""
     paths = (folder.with_name(f"aside_{number}_{folder.name}") for number in count(1))

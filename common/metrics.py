@@ -1,7 +1,7 @@
 """Read and interpret the rows of a run's metrics.jsonl and samples.jsonl."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import inf, isfinite
 from pathlib import Path
 from typing import Any
@@ -58,7 +58,7 @@ def best_row(rows: Sequence[dict]) -> dict | None:
     return min(evaluated, key=lambda row: row["val/loss"], default=None)
 
 
-def is_scored(row: dict) -> bool:
+def is_scored(row: Mapping[str, Any]) -> bool:
     """Return whether a row is of a snapshot, with scores of heads."""
     return any(key.startswith("heads/") for key in row)
 

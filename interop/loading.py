@@ -19,8 +19,17 @@ from interop.external import ExternalCheckpoint
 from interop.hub import find_model_folder, pin_model
 from interop.locate import RunPath, identify
 from model import GPT
-from training.checkpoint import load_checkpoint, load_run, load_weights
+from training.checkpoint import SavedWeights, find_weights, load_checkpoint, load_weights
 from training.nonfinite import check_finite_weights
+
+
+class LoadedModel(NamedTuple):
+    """A model that was loaded for evaluation."""
+
+    model: GPT
+    tokenizer: Tokenizer
+    run: RunPath | None = None  # None for a model of another library
+    step: int | None = None  # of a run's checkpoint
 
 
 class StartingWeights(NamedTuple):
@@ -62,11 +71,21 @@ def load(
     Raises:
         UserError: It cannot be read, its weights are not finite, or our model lacks a feature.
     """
+    return load_model(name, which, "best", log, key)[:2]
+
+
+def load_model(
+    name: str | os.PathLike, which: str | int, default: str, log: Callable[[str], None], key: str
+) -> LoadedModel:
+    """Load a model as `load` does, and return what it is besides.
+
+    If the name is a checkpoint's, or a model's of another library, `which` must be the `default`.
+    """
     path = find_model_folder(pin_model(os.fspath(name), key))
     source = identify(path)
     if isinstance(source, RunPath):
-        model, tokenizer = _load_run(source, path, which, log)
-    elif which != "best":
+        loaded = _load_run(source, path, which, default, log)
+    elif which != default:
         raise UserError(
             f"checkpoint={which} has no effect on {name}, which is no run: leave it out"
         )
@@ -79,20 +98,24 @@ def load(
                 f"not opened because it may run code; train on its text with init_from={path}, "
                 "and load that run"
             )
-        model, tokenizer = checkpoint.load(), external_tokenizer
-    check_finite_weights(model, str(path))
-    return model, tokenizer
+        loaded = LoadedModel(checkpoint.load(), external_tokenizer)
+    check_finite_weights(loaded.model, str(path))
+    return loaded
 
 
 def _load_run(
-    run: RunPath, path: Path, which: str | int, log: Callable[[str], None]
-) -> tuple[GPT, Tokenizer]:
+    run: RunPath, path: Path, which: str | int, default: str, log: Callable[[str], None]
+) -> LoadedModel:
     names_checkpoint = run.is_copy or run.which is not None
-    if names_checkpoint and str(which) not in ("best", run.which):
+    if names_checkpoint and str(which) not in (default, run.which):
         raise UserError(f"{path} is a checkpoint, but checkpoint={which}; leave out one of them")
     if run.is_copy:
-        return load_checkpoint(_find_checkpoint(run, log)[0])[:2]
-    return load_run(run.folder, run.which or which, log)[:2]
+        folder, manifest = _find_checkpoint(run, log)
+        saved = SavedWeights(manifest.step, folder)
+    else:
+        saved = find_weights(run.folder, run.which or which, log)
+    model, tokenizer, _ = load_checkpoint(saved.folder, saved.snapshot)
+    return LoadedModel(model, tokenizer, run, saved.step)
 
 
 def read_starting_model(init_from: str) -> Config:

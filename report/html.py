@@ -1,30 +1,45 @@
-"""Write a page: its template with data, as one HTML file that works offline."""
+"""Format a page: its template with data, as one HTML text that needs no other file."""
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from common.files import atomic_write
 from report.bundle import bundle
 
+CONNECTIONS = "{connections}"  # in a template: what its content security policy lets a page send
 WEB_FOLDER = Path(__file__).parent / "web"
 INCLUDE = re.compile(r"(?:/\*|<!--) (\w+\.(?:html|css|js)) (?:\*/|-->)\n")
 
 
 def write_html(path: Path, template: str, content: dict[str, Any], blobs: Sequence[str]) -> Path:
-    """Write a page atomically and return its path.
-
-    `template` names an HTML file in report/web, and `content` is the page's data. The page has an
-    element for each of the blobs, compressed data in base64; `content` refers to them by number.
-    """
-    head, foot = expand_template(template).split("<!-- data -->")
+    """Write a page atomically and return its path; see `format_html`."""
     with atomic_write(path) as part, part.open("w", encoding="utf-8", newline="\n") as f:
-        f.write(f'{head}<script type="application/json" id="data">{embed_json(content)}</script>\n')
-        f.writelines(f'<script type="text/plain" class="blob">{blob}</script>\n' for blob in blobs)
-        f.write(foot)
+        f.writelines(format_html(template, content, blobs))
     return path
+
+
+def format_html(
+    template: str, content: dict[str, Any], blobs: Sequence[str] = (), is_served: bool = False
+) -> Iterator[str]:
+    """Yield the parts of a page.
+
+    Args:
+        template: Name of an HTML file in report/web.
+        content: The page's data.
+        blobs: Compressed data in base64, to which `content` refers by number. The page has an
+            element for each.
+        is_served: Whether a server sends the page, which may send requests to that server.
+    """
+    connections = "connect-src 'self';" if is_served else ""
+    head, foot = expand_template(template).split("<!-- data -->")
+    yield head.replace(CONNECTIONS, connections)
+    yield f'<script type="application/json" id="data">{embed_json(content)}</script>\n'
+    for blob in blobs:
+        yield f'<script type="text/plain" class="blob">{blob}</script>\n'
+    yield foot
 
 
 def expand_template(name: str) -> str:

@@ -1,13 +1,14 @@
 """Write the page of a run (report.html) or of a prompt: one file that works offline.
 
-It shows the training curves, the attention of every head step by step and the findings.
+It shows the training curves, the attention of every head step by step and the findings. The page
+that explore.py serves has none of this stored: it asks the server.
 """
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,7 +18,7 @@ from attention_maps.rendering import RenderedFinding, describe_run, format_inter
 from common.metrics import METRICS, SAMPLES, is_scored, read_rows, snapshot_steps
 from model_config import GPTConfig
 from report.embedded_model import EmbeddedModel, embed_weights, find_model
-from report.html import embed_json, expand_template, write_html
+from report.html import embed_json, expand_template, format_html, write_html
 from report.pack import Blobs
 from report.run import flatten_settings, load_config
 from report.snapshots import (
@@ -56,6 +57,27 @@ ACTIVITIES = {
     "attention": "seconds/attention",
     "save": "seconds/save",
 }
+
+
+class HeadScores(NamedTuple):
+    """Measurements of the heads at one step, and what they show."""
+
+    row: Mapping[str, float]  # with the keys of metrics.jsonl
+    findings: Sequence[RenderedFinding]
+    emergence_intervals: Mapping[str, str]  # of a run, by metric: as the findings state them
+
+
+@dataclass(frozen=True)
+class ExploredModel:
+    """What a page of explore.py shows without asking the model."""
+
+    title: str
+    config: GPTConfig
+    step: int = 0  # of the checkpoint; 0 for a model outside of a run
+    max_steps: int | None = None  # of the run; None for a model outside of a run
+    is_following: bool = False  # whether newer checkpoints are loaded as the run saves them
+    prompt: str = ""  # the text that is shown first
+    scores: HeadScores | None = None  # None: the heads are measured when the reader asks for it
 
 
 def write_page(run_dir: Path) -> Path:
@@ -114,17 +136,68 @@ def write_prompt_page(
     """
     step = int(arrays.get("step", 0))
     snapshot = Snapshot(step, lambda: nullcontext(arrays))
-    row = {key: value for key, value in (metrics or {}).items() if not key.startswith("emerged/")}
     content = {
         "kind": "prompt",
         **facts,
         "title": clip_text(facts["title"], MAX_TITLE_LENGTH),
         **_describe_model(model.config),
-        "emergenceIntervals": {},
-        "scored": _head_metrics([{**row, "step": step}] if row else []),
-        "findings": [finding._asdict() for finding in findings],
+        **_describe_scores(measured_scores(step, metrics or {}, findings)),
     }
     return _write_with_attention(Path(path), content, [snapshot], PROBES[:1], model)
+
+
+def render_explore_page(explored: ExploredModel, version: int, max_tokens: int) -> str:
+    """Return the HTML of a page that asks the server that sends it.
+
+    `version` increases whenever a newer page would show something else. Texts have at most
+    `max_tokens` tokens.
+    """
+    content = {
+        "kind": "explore",
+        "title": clip_text(explored.title, MAX_TITLE_LENGTH),
+        **_describe_model(explored.config),
+        "step": explored.step,
+        "maxSteps": explored.max_steps,
+        "steps": [explored.step],
+        "shape": [explored.config.n_layer, explored.config.n_head],
+        "snapshotCount": 0,
+        "unreadableSnapshots": 0,
+        "probes": [],
+        "words": {},
+        "weights": None,
+        **_describe_scores(explored.scores),
+        "server": {
+            "maxTokens": max_tokens,
+            "prompt": explored.prompt,
+            "version": version,
+            "isFollowing": explored.is_following,
+            "canMeasure": explored.scores is None,
+        },
+    }
+    return "".join(format_html("run.html", content, is_served=True))
+
+
+def read_scores(rows: list[dict]) -> HeadScores | None:
+    """Return the latest scores in rows of a run's metrics.jsonl, or None without any."""
+    row = next(filter(is_scored, reversed(rows)), None)
+    return None if row is None else HeadScores(row, describe_run(rows), _emergence_intervals(rows))
+
+
+def measured_scores(
+    step: int, metrics: Mapping[str, float], findings: Sequence[RenderedFinding]
+) -> HeadScores:
+    """Return the scores in the metrics of an `Analysis`, which knows no step of emergence."""
+    row = {key: value for key, value in metrics.items() if not key.startswith("emerged/")}
+    return HeadScores({**row, "step": step}, findings, {})
+
+
+def _describe_scores(scores: HeadScores | None) -> dict[str, Any]:
+    """Return what a page shows of the heads' scores at one step."""
+    return {
+        "emergenceIntervals": {} if scores is None else dict(scores.emergence_intervals),
+        "scored": _head_metrics([] if scores is None else [scores.row]),
+        "findings": [] if scores is None else [one._asdict() for one in scores.findings],
+    }
 
 
 def _describe_model(config: GPTConfig | None) -> dict[str, Any]:
@@ -138,7 +211,7 @@ def _describe_model(config: GPTConfig | None) -> dict[str, Any]:
     }
 
 
-def _head_metrics(rows: Sequence[dict]) -> dict[str, Any]:
+def _head_metrics(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the steps at which heads were scored, and each metric of a snapshot as a column."""
     scored = thin([row for row in rows if is_scored(row)], MAX_SCORED_STEPS)
     keys = dict.fromkeys(key for row in scored for key in row if is_snapshot_metric(key))

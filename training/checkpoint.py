@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from math import inf
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from safetensors import SafetensorError
@@ -45,6 +46,14 @@ from training.stopwatch import Stopwatch
 from training.tensors import copy_rows, full_tensor, open_safetensors
 
 NGRAM_KEYS = "ngrams.keys"  # the only tensor of integers
+
+
+class SavedWeights(NamedTuple):
+    """Weights of a run at one step."""
+
+    step: int
+    folder: Path  # of the checkpoint with the weights, or else only with the configuration
+    snapshot: Path | None = None  # float16 weights that were kept with a snapshot
 
 
 class Checkpoints:
@@ -284,12 +293,18 @@ def load_run(
     Raises:
         UserError: If there is no such checkpoint, or it and all earlier ones are damaged.
     """
-    run_dir = Path(run_dir)
+    saved = find_weights(Path(run_dir), which, log)
+    return load_checkpoint(saved.folder, saved.snapshot)
+
+
+def find_weights(run_dir: Path, which: str | int, log: Callable[[str], None]) -> SavedWeights:
+    """Find and verify the weights that `load_run` loads."""
     snapshot = run_dir / "attention" / f"step_{which:0>8}.safetensors"
     is_step = str(which).isdecimal()
-    is_snapshot = is_step and int(which) not in saved_steps(run_dir) and exists(snapshot)
-    folder, _ = find_checkpoint(run_dir, "last" if is_snapshot else which, log)
-    return load_checkpoint(folder, snapshot if is_snapshot else None)
+    if is_step and int(which) not in saved_steps(run_dir) and exists(snapshot):
+        return SavedWeights(int(which), find_checkpoint(run_dir, "last", log)[0], snapshot)
+    folder, manifest = find_checkpoint(run_dir, which, log)
+    return SavedWeights(manifest.step, folder)
 
 
 def load_checkpoint(folder: Path, snapshot: Path | None = None) -> tuple[GPT, Tokenizer, Config]:

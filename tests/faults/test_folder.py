@@ -28,12 +28,11 @@ from processes import (
 
 import training.device
 from cli.compose import Job, configure
-from common.checkpoints import find_checkpoint
+from common.checkpoints import find_checkpoint, find_newest_run
 from common.errors import UserError
 from data.sources import find_text_files
 from report.page import write_page
 from report.sweep import is_sweep, read_sweep
-from sample import find_newest_run
 from sweeps import open_sweep
 from training.checkpoint import load_run
 from training.progress import read_progress
