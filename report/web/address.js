@@ -20,7 +20,7 @@ import {
   wanted,
 } from "./page_state.js";
 
-const MAX_TEXT_LENGTH = 4000; // characters of the reader's text in the address
+const MAX_TEXT_LENGTH = 20_000; // characters of the reader's text in the address
 const WRITE_DELAY = 150; // milliseconds; browsers limit how often an address changes
 
 /** Read the address; parts that are absent or malformed are null. */
@@ -51,17 +51,21 @@ let timer = 0;
 
 /** Write the selection into the address, after a moment, unless the reader changes it meanwhile. */
 export function writeAddress() {
-  const parts = Object.entries(describeSelection()).filter(([, value]) => value !== null);
   const { hash } = location;
   clearTimeout(timer);
   timer = setTimeout(() => {
-    if (location.hash !== hash) return;
-    try {
-      history.replaceState(history.state, "", `#${new URLSearchParams(parts)}`);
-    } catch {
-      // A page inside another page has no address of its own.
-    }
+    if (location.hash === hash) writeAddressNow();
   }, WRITE_DELAY);
+}
+
+/** Write the selection into the address. */
+export function writeAddressNow() {
+  const parts = Object.entries(describeSelection()).filter(([, value]) => value !== null);
+  try {
+    history.replaceState(history.state, "", `#${new URLSearchParams(parts)}`);
+  } catch {
+    // A page inside another page has no address of its own.
+  }
 }
 
 /** Return the parts of the address; those at their defaults are null. */

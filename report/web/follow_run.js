@@ -42,8 +42,13 @@ export function followRun(status, { step, maxSteps, seconds }, isBusy) {
   }
 }
 
-/** Reload the page after a delay, as soon as nobody uses it. */
-function reloadWhenIdle(delay, isBusy) {
+/**
+ * Reload the page after a delay, as soon as nobody uses it.
+ *
+ * @param {number} delay - In milliseconds.
+ * @param {() => boolean} isBusy - Whether the page must not reload.
+ */
+export function reloadWhenIdle(delay, isBusy) {
   const due = performance.now() + delay;
   let lastInput = performance.now();
   const noteInput = () => {
@@ -55,11 +60,15 @@ function reloadWhenIdle(delay, isBusy) {
   setInterval(() => {
     const now = performance.now();
     const isUsed = now < lastInput + IDLE_MS || document.hidden || isBusy();
-    if (now < due || isUsed) return;
-    history.scrollRestoration = "manual";
-    history.replaceState({ scroll: [scrollX, scrollY] }, "");
-    location.reload();
+    if (now >= due && !isUsed) reloadPage();
   }, CHECK_MS);
+}
+
+/** Reload the page; it keeps its scroll position. */
+export function reloadPage() {
+  history.scrollRestoration = "manual";
+  history.replaceState({ scroll: [scrollX, scrollY] }, "");
+  location.reload();
 }
 
 /** Scroll to where the page was before it reloaded; call this once everything is drawn. */

@@ -10,6 +10,7 @@ import {
   currentStep,
   data,
   H,
+  hasServer,
   isOwnText,
   runnableSteps,
   scoredSteps,
@@ -21,6 +22,9 @@ import { showsSink } from "./shown_view.js";
 import { scoreLabel } from "./terms.js";
 import { describeExplained, scoredDiagonals } from "./token_effect.js";
 
+const COMPUTED_PRECISION = hasServer
+  ? "The attention weights are computed by explore.py and rounded to float16."
+  : "The attention weights are computed in this page, from the model's parameters in float16.";
 const ATTENTION_KEYS = [
   ["to", "attends to"],
   ["from", "attended to by"],
@@ -151,11 +155,7 @@ function diagonalLegend() {
 function describePrecision() {
   const sentences = [];
   if (selection.showTokenEffect) sentences.push("This page has no token effects of this step.");
-  if (isOwnText()) {
-    sentences.push(
-      "The attention weights are computed in this page, from the model's parameters in float16.",
-    );
-  } else sentences.push(STORED_PRECISION);
+  sentences.push(isOwnText() ? COMPUTED_PRECISION : STORED_PRECISION);
   if (steps.length < data.snapshotCount) {
     sentences.push(
       `Showing ${steps.length} of ${pluralize(data.snapshotCount, "snapshot")} to keep the page small.`,

@@ -1,6 +1,6 @@
 /** Entry of a run's page and of a prompt's page: sets up all views and connects them. */
 
-import { readAddress, writeAddress } from "./address.js";
+import { readAddress, writeAddress, writeAddressNow } from "./address.js";
 import { decodeAttention, loadCached, withoutFirstToken } from "./attention_data.js";
 import { drawAttention, setUpMaps } from "./attention_map.js";
 import { setUpContinuing } from "./continuing.js";
@@ -8,8 +8,9 @@ import { setUpControls, updateControls } from "./controls.js";
 import { $, el } from "./dom.js";
 import { isModelBusy } from "./engine.js";
 import { drawFindings } from "./findings.js";
-import { followRun, restoreScroll } from "./follow_run.js";
-import { formatNumber, pluralize } from "./format.js";
+import { followRun, reloadPage, restoreScroll } from "./follow_run.js";
+import { followServer } from "./follow_server.js";
+import { formatCount, formatNumber, pluralize } from "./format.js";
 import { setTitle, setUpTheme, showStep } from "./frame.js";
 import { focusSelectedHead, revealSelectedHead, setUpHeadGrid } from "./head_grid.js";
 import { headNames, measuredIndices, metricAt, scoreNames } from "./head_metrics.js";
@@ -17,6 +18,7 @@ import { drawHeads } from "./heads.js";
 import { drawHideButton, drawInterventions, setUpInterventions } from "./interventions.js";
 import { MIN_DEEP_LAYERS } from "./labels.js";
 import { drawLosses } from "./losses.js";
+import { setUpMeasuring } from "./measuring.js";
 import { readOwnText, setUpOwnText } from "./own_text.js";
 import {
   currentProbe,
@@ -25,6 +27,7 @@ import {
   display,
   groups,
   H,
+  hasServer,
   L,
   on,
   ownText,
@@ -159,12 +162,15 @@ function describeRun() {
   const isRun = data.kind === "run";
   const losses = isRun ? data.curves["val/loss"].values : [];
   const facts = [];
+  if (hasServer && data.maxSteps) {
+    facts.push(`step ${formatCount(currentStep())} of ${formatCount(data.maxSteps)}`);
+  }
   if (losses.length) facts.push(`validation loss ${formatNumber(losses.at(-1))}`);
   if (L) {
     const shared = groups < H ? ` over ${pluralize(groups, "key/value head")}` : "";
     facts.push(pluralize(L, "layer"), pluralize(H, "head") + shared);
   }
-  if (hasProbes()) {
+  if (data.probes[0]?.T) {
     const tokens = pluralize(data.probes[0].T, "token");
     facts.push(isRun ? `${tokens} of text shown` : tokens);
   }
@@ -209,6 +215,10 @@ function connectViews() {
   on("wanted", showWanted);
   on("selected", updateControls);
   on("selected", drawAll);
+  on("stepChanged", () => {
+    writeAddressNow();
+    reloadPage();
+  });
 }
 
 /** Lay out the attention section. */
@@ -239,6 +249,16 @@ function setUpContents() {
   $("contents").append(...ids.map(createButton));
 }
 
+/** Reload the page when there is a newer one. */
+function follow() {
+  const isModelUsed = () => ownText.isReading || ownText.isContinuing || isModelBusy();
+  if (hasServer) followServer($("alive"), data.server, isModelUsed);
+  if (data.kind !== "run") return;
+  const isPlaying = () => $("play").getAttribute("aria-label") === "pause";
+  const run = { ...data, seconds: totalSeconds() };
+  followRun($("alive"), run, () => isPlaying() || isModelUsed());
+}
+
 /** Set up the page. */
 async function start() {
   const isRun = data.kind === "run";
@@ -262,6 +282,7 @@ async function start() {
   }
   if (data.losses) drawLosses(data.losses);
   setUpAttention();
+  setUpMeasuring();
   setUpContents();
   setUpOwnText(text, data.losses ? 1 : 0); // a scored text follows a token that is not part of it
   if (runnableSteps.length) {
@@ -277,11 +298,7 @@ async function start() {
     focusSelectedHead();
     showWanted();
   };
-  if (isRun) {
-    const isBusy = () =>
-      $("play").getAttribute("aria-label") === "pause" || ownText.isReading || isModelBusy();
-    followRun($("alive"), { ...data, seconds: totalSeconds() }, isBusy);
-  }
+  follow();
   await showWanted();
   if (isDeep) revealSelectedHead();
   restoreScroll();

@@ -2,6 +2,7 @@
 
 import { withoutFirstToken } from "../../report/web/attention_data.js";
 import { floatReader } from "../../report/web/float16.js";
+import { readFrames } from "../../report/web/frames.js";
 import { PATCH_HANDLERS } from "../../report/web/patch_requests.js";
 import {
   cachedPass,
@@ -22,6 +23,7 @@ window.engine = {
   models,
   PATCH_HANDLERS,
   passes,
+  readFrames,
   runModel,
   scoredDiagonals,
   session,
