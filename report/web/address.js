@@ -19,6 +19,7 @@ import {
   steps,
   wanted,
 } from "./page_state.js";
+import { describeChoices, readChoices } from "./patching_state.js";
 
 const MAX_TEXT_LENGTH = 20_000; // characters of the reader's text in the address
 const WRITE_DELAY = 150; // milliseconds; browsers limit how often an address changes
@@ -91,12 +92,14 @@ function describeSelection() {
   if (text.length <= MAX_TEXT_LENGTH) parts.text = text;
   if (ownText.off.length) parts.off = ownText.off.join(",");
   if (ownText.hidden.length) parts.hidden = ownText.hidden.join(",");
+  if (text.length <= MAX_TEXT_LENGTH) Object.assign(parts, describeChoices());
   return parts;
 }
 
 /** Select what the address names, as far as the page has it; its step and input are loaded first. */
 export function readAddress() {
   const address = parseAddress();
+  readChoices(new URLSearchParams(location.hash.slice(1)));
   const [layer, head] = address.head ?? [L, H];
   if (layer < L && head < H) Object.assign(selection, { layer, head });
   const hasText = address.text !== null && runnableSteps.length > 0;

@@ -18,7 +18,7 @@ import {
 import { mean } from "./statistics.js";
 import { tokenInFocus } from "./text_view.js";
 
-const TEXT_FIELDS = "textarea, input[type=number]";
+const TEXT_FIELDS = "textarea, input[type=number], input[type=text]";
 const SWITCH_WIDTH = 17; // pixels of a head's switch, at the right end of its button
 const SWITCH_HEIGHT = 32;
 

@@ -50,7 +50,14 @@ function formatProbability(probability) {
  * @param {boolean} options.isTarget - Whether the breakdown is about it.
  * @param {() => void} options.pick
  */
-function predictionButton({ text, probability, previous = probability, isActual, isTarget, pick }) {
+export function predictionButton({
+  text,
+  probability,
+  previous = probability,
+  isActual,
+  isTarget,
+  pick,
+}) {
   const [now, before] = [formatProbability(probability), formatProbability(previous)];
   return el(
     "button",

@@ -16,7 +16,8 @@ import { firstDifference } from "./patches.js";
 function createPatchingTap(source, patches) {
   return (name, layer, values, start) => {
     for (const patch of patches) {
-      if (patch.kind === name && patch.layer === layer) copyActivation(source, patch, values, start);
+      if (patch.kind === name && patch.layer === layer)
+        copyActivation(source, patch, values, start);
     }
   };
 }

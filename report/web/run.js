@@ -38,6 +38,7 @@ import {
   wanted,
   wantsOwnText,
 } from "./page_state.js";
+import { drawPatching, setUpPatching, updatePatching } from "./patching_view.js";
 import { drawPrediction } from "./prediction_view.js";
 import { explainPinnedCell } from "./score_attribution_view.js";
 import { drawHighlights, textLength } from "./text_view.js";
@@ -111,6 +112,7 @@ function drawAll() {
   if (hasProbes()) drawAttention();
   drawHeads();
   drawInterventions();
+  updatePatching();
   writeAddress();
 }
 
@@ -210,8 +212,10 @@ function connectViews() {
   on("token", drawHideButton);
   on("pin", drawInterventions);
   on("pin", writeAddress);
+  on("pin", updatePatching);
   on("cell", explainPinnedCell);
   on("cell", writeAddress);
+  on("cell", updatePatching);
   on("wanted", showWanted);
   on("selected", updateControls);
   on("selected", drawAll);
@@ -273,8 +277,10 @@ async function start() {
   setUpTheme(() => {
     if (isRun) drawTraining();
     drawAll();
+    drawPatching();
   });
   setUpControls();
+  setUpPatching();
   explainTerms();
   if (isRun) {
     setUpTraining();

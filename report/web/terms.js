@@ -276,6 +276,13 @@ const TERMS = {
     "How much each component adds to a logit directly, without its effect on later layers (Elhage et al. 2021).",
   logit:
     "The model's raw output for a token, before the softmax turns all outputs into probabilities.",
+  "activation patching":
+    "Copying an activation from the run on one text into the run on another. If a clean activation restores the " +
+    "prediction on a corrupted text, it carries what was lost; if a corrupted one breaks the prediction on the clean " +
+    "text, the prediction needs it (Meng et al. 2022; Wang et al. 2022; Heimersheim and Nanda 2024).",
+  "logit difference":
+    "The logit of one token minus that of another: the log of how many times as likely the model finds the one " +
+    "(Wang et al. 2022).",
   "path patching":
     "Replacing what one component passes to another, and computing everything in between again, to measure how " +
     "much that path matters (Wang et al. 2022; Goldowsky-Dill et al. 2023).",

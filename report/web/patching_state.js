@@ -1,0 +1,317 @@
+/** Activation patching: what the reader has selected, and its measurement. */
+
+import { $ } from "./dom.js";
+import { askModel, cancel, describeFailure, send } from "./engine.js";
+import { formatNumber, makeVisible, pluralize } from "./format.js";
+import { data, H, hasMlps, isOwnText, L, maxTokens, ownText, selection } from "./page_state.js";
+import { firstDifference, parsePatch } from "./patches.js";
+
+/** Logits. Shares of a smaller difference between the texts would be noise. */
+const MIN_DIFFERENCE = 0.1;
+const REDRAW_DELAY = 100; // milliseconds between two views of cells that come in
+
+/** What the reader has selected. */
+export const choices = {
+  isOpen: false,
+  corrupted: null, // text; null: the same as the clean one
+  answer: null, // token id; null: the likeliest next token of the clean text
+  wrong: null, // token id; null: the likeliest next token of the corrupted text
+  direction: "denoising",
+  kept: [], // names of the patches of all runs
+};
+
+/** What was measured of the selection. */
+export const measured = {
+  problem: "", // sentence that says why nothing is measured
+  cleanTokens: [],
+  corruptedTokens: [],
+  i: 0, // token after which the answer is predicted
+  first: 0, // first token that differs between the texts
+  /** Likeliest next tokens after i. @type {{id: number, chance: number}[]} */
+  cleanNext: [],
+  /** @type {{id: number, chance: number}[]} */
+  corruptedNext: [],
+  answer: null,
+  wrong: null,
+  /** Patches of all runs that can change the prediction. @type {string[]} */
+  kept: [],
+  /**
+   * Logit differences of the runs, and likeliest next tokens of the patched one.
+   *
+   * @type {{clean: number, corrupted: number, patched: number,
+   *   next: {id: number, chance: number}[]} | null}
+   */
+  contrast: null,
+  /** Logit differences with one more patch, by kind and "row,column". */
+  cells: { residual: new Map(), component: new Map() },
+};
+
+/**
+ * Return the parts of the page's address that name the selection; null if they are not needed.
+ *
+ * @returns {Record<string, string | null>}
+ */
+export function describeChoices() {
+  const { isOpen, corrupted, answer, wrong, direction, kept } = choices;
+  return {
+    corrupted: isOpen ? (corrupted ?? $("typed").value) : null,
+    answer: isOpen && answer !== null ? String(answer) : null,
+    wrong: isOpen && wrong !== null ? String(wrong) : null,
+    direction: isOpen && direction !== "denoising" ? direction : null,
+    patched: isOpen && kept.length ? kept.join(",") : null,
+  };
+}
+
+/**
+ * Select what the page's address names.
+ *
+ * @param {URLSearchParams} parameters
+ */
+export function readChoices(parameters) {
+  const corrupted = parameters.get("corrupted");
+  const readId = name => {
+    const text = parameters.get(name) ?? "";
+    return /^\d{1,9}$/.test(text) && Number(text) < data.modelConfig?.vocab_size
+      ? Number(text)
+      : null;
+  };
+  Object.assign(choices, {
+    isOpen: corrupted !== null,
+    corrupted: corrupted === parameters.get("text") ? null : corrupted,
+    answer: readId("answer"),
+    wrong: readId("wrong"),
+    direction: parameters.get("direction") === "noising" ? "noising" : "denoising",
+    kept: (parameters.get("patched") ?? "").split(",").filter(isPatchOfModel),
+  });
+}
+
+/** Return whether a name is that of a patch that the model has; its token may be any. */
+function isPatchOfModel(name) {
+  const patch = parsePatch(name);
+  if (!patch || patch.layer >= L) return false;
+  return patch.kind === "heads" ? patch.index < H : patch.kind === "residual" || hasMlps;
+}
+
+/**
+ * Return the share of the difference between the texts that a run restores (denoising) or removes
+ * (noising).
+ *
+ * @param {number} logitDifference - Of the run.
+ */
+export function shareOf(logitDifference) {
+  const { clean, corrupted } = measured.contrast;
+  const change =
+    choices.direction === "denoising" ? logitDifference - corrupted : clean - logitDifference;
+  return change / (clean - corrupted);
+}
+
+/** Return the name of the patch of a cell. */
+export function patchName(kind, row, column) {
+  if (kind === "residual") return `L${row}T${column}`;
+  return column === H ? `L${row}MLP` : `L${row}H${column}`;
+}
+
+// ---- measuring
+
+/** What is being measured or has been, as JSON; null: nothing. */
+let question = null;
+
+/** Stop measuring. */
+export function stopMeasuring() {
+  if (question === null) return;
+  question = null;
+  cancel("contrast");
+  cancel("patchCells");
+}
+
+/**
+ * Measure what is selected, unless that has been done.
+ *
+ * @param {() => void} draw - Called when the prediction is there, and at the end.
+ * @param {() => void} drawCells - Called at intervals while cells come in.
+ */
+export async function measure(draw, drawCells) {
+  const { ids, predictions } = ownText;
+  if (!choices.isOpen || !isOwnText() || !predictions) {
+    stopMeasuring();
+    forgetTexts();
+    measured.problem = "Type a text above.";
+    draw();
+    return;
+  }
+  const { off, hidden, step } = predictions;
+  const i = Math.min(selection.pinned ?? ids.length - 1, ids.length - 1);
+  const input = { step, off, hidden, i };
+  const asked = JSON.stringify([ids, input, choices]);
+  if (asked === question) return;
+  stopMeasuring();
+  question = asked;
+  const isCurrent = () => question === asked;
+  Object.assign(measured, { problem: "", contrast: null, i });
+  measured.cells = { residual: new Map(), component: new Map() };
+  try {
+    const problem = await measureAll(ids, input, isCurrent, draw, drawCells);
+    if (!isCurrent()) return;
+    measured.problem = problem;
+    const isComplete = countMeasured() === countCells();
+    if (!problem && !isComplete) question = null; // canceled: measured at the next change
+  } catch (error) {
+    if (!isCurrent()) return;
+    measured.problem = describeError(error);
+  }
+  draw();
+}
+
+/** Say why a text cannot be encoded or the model does not run. */
+const describeError = error =>
+  error.name === "UnknownCharacterError" ? `${error.message}.` : describeFailure(error);
+
+/** Forget what was measured of two texts. */
+function forgetTexts() {
+  Object.assign(measured, { cleanTokens: [], corruptedTokens: [], contrast: null });
+  Object.assign(measured, { cleanNext: [], corruptedNext: [], answer: null, wrong: null });
+}
+
+/**
+ * Compare the texts and measure all cells.
+ *
+ * @returns {Promise<string>} A sentence that says why nothing is measured; "" if it is or if the
+ *   measurement was canceled.
+ */
+async function measureAll(ids, input, isCurrent, draw, drawCells) {
+  const corrupted =
+    choices.corrupted === null
+      ? ids
+      : (await send("encode", { text: choices.corrupted })).slice(-maxTokens);
+  const corruptedTokens = await send("tokenTexts", { ids: corrupted });
+  if (!isCurrent()) return "";
+  const first = firstDifference(ids, corrupted);
+  const { tokens: cleanTokens, predictions } = ownText;
+  forgetTexts();
+  Object.assign(measured, { cleanTokens, corruptedTokens, first });
+  const problem = compareTexts(ids, corrupted, input.i);
+  if (problem) return problem;
+
+  // The predictions to choose the answers from.
+  const cleanNext = predictions.predicted(input.i);
+  const [answer, wrong] = cleanNext.map(({ id }) => id);
+  const ask = (request, parameters, onPart) =>
+    askModel(request, ids, { ...input, corrupted, ...parameters }, onPart);
+  const unpatched = { answer, wrong, direction: "denoising", patched: [] };
+  const onCorrupted = await ask("contrast", unpatched);
+  if (!isCurrent() || !onCorrupted) return "";
+  Object.assign(data.words, onCorrupted.words);
+  Object.assign(measured, { cleanNext, corruptedNext: onCorrupted.next });
+  const unknown = await chooseAnswers();
+  if (!isCurrent()) return "";
+  if (unknown) return unknown;
+
+  // The runs without and with the patches that are kept.
+  const { direction } = choices;
+  measured.kept = choices.kept.filter(name => isEffective(name, first, input.i));
+  const parameters = {
+    answer: measured.answer,
+    wrong: measured.wrong,
+    direction,
+    patched: measured.kept,
+  };
+  const contrast = await ask("contrast", parameters);
+  if (!isCurrent() || !contrast) return "";
+  Object.assign(data.words, contrast.words);
+  measured.contrast = contrast;
+  if (Math.abs(contrast.clean - contrast.corrupted) < MIN_DIFFERENCE) {
+    return describeEqualPredictions(contrast);
+  }
+  draw();
+  await measureCells(parameters, ask, isCurrent, drawCells);
+  return "";
+}
+
+/** Say why two texts cannot be compared, or return "". */
+function compareTexts(ids, corrupted, i) {
+  if (ids.length !== corrupted.length) {
+    return (
+      `The clean text has ${pluralize(ids.length, "token")}, the corrupted text ` +
+      `${corrupted.length}: replace words by others of as many tokens.`
+    );
+  }
+  if (choices.corrupted === null || firstDifference(ids, corrupted) === ids.length) {
+    return "Change something in the corrupted text: both texts are the same.";
+  }
+  if (firstDifference(ids, corrupted) > i) {
+    return `The texts are the same up to token ${i}: pin a later token, whose prediction can differ.`;
+  }
+  return "";
+}
+
+/** Say that the texts do not differ in the prediction. */
+function describeEqualPredictions({ clean, corrupted }) {
+  return (
+    "The texts do not differ in this prediction: the logit difference is " +
+    `${formatNumber(clean)} for the clean and ${formatNumber(corrupted)} for the corrupted text.`
+  );
+}
+
+/** Return whether a patch can change the prediction after token i. */
+function isEffective(name, first, i) {
+  const { kind, index } = parsePatch(name);
+  return kind !== "residual" || (index >= first && index <= i);
+}
+
+/** Use the answers that were chosen, or the likeliest; return a sentence if they are the same. */
+async function chooseAnswers() {
+  const { cleanNext, corruptedNext } = measured;
+  const answer = choices.answer ?? cleanNext.find(({ id }) => id !== choices.wrong).id;
+  const wrong = choices.wrong ?? corruptedNext.find(({ id }) => id !== answer).id;
+  Object.assign(measured, { answer, wrong });
+  const unnamed = [answer, wrong].filter(id => data.words[id] === undefined);
+  const texts = unnamed.length ? await send("tokenTexts", { ids: unnamed }) : [];
+  unnamed.forEach((id, k) => {
+    data.words[id] = texts[k];
+  });
+  return answer === wrong ? "Choose a wrong answer that is not the answer." : "";
+}
+
+/** Measure the cells of both maps. */
+async function measureCells(parameters, ask, isCurrent, drawCells) {
+  let lastDrawn = 0;
+  for (const kind of ["component", "residual"]) {
+    await ask("patchCells", { ...parameters, kind }, ({ cells, values }) => {
+      if (!isCurrent()) return;
+      cells.forEach(([row, column], k) => {
+        measured.cells[kind].set(`${row},${column}`, values[k]);
+      });
+      if (performance.now() - lastDrawn < REDRAW_DELAY) return;
+      lastDrawn = performance.now();
+      drawCells();
+    });
+    if (!isCurrent()) return;
+  }
+}
+
+/** Return the number of cells of both maps. */
+export const countCells = () => L * (measured.i + 1 + H + (hasMlps ? 1 : 0));
+
+/** Return the number of cells that have been measured. */
+export const countMeasured = () => measured.cells.residual.size + measured.cells.component.size;
+
+/**
+ * Encode a text that must be one token.
+ *
+ * @param {string} text
+ * @returns {Promise<{id: number | null, problem: string}>} The token, or a sentence that says why
+ *   there is none.
+ */
+export async function encodeToken(text) {
+  try {
+    let ids = await send("encode", { text });
+    // The tokenizer may put a begin-of-text token first, which has no text.
+    if (ids.length === 2 && (await send("decode", { ids: [ids[0]] })) === "") ids = ids.slice(1);
+    if (ids.length === 1) return { id: ids[0], problem: "" };
+    const tokens = await send("tokenTexts", { ids });
+    const names = tokens.length ? ` (${tokens.map(makeVisible).join(" ")})` : "";
+    return { id: null, problem: `This is ${pluralize(ids.length, "token")}${names}: type one.` };
+  } catch (error) {
+    return { id: null, problem: describeError(error) };
+  }
+}

@@ -1,0 +1,293 @@
+/**
+ * The section on activation patching: two texts, the answers whose logits are compared, and what the
+ * prediction becomes when activations are copied from the run on one text into that on the other.
+ */
+
+import { writeAddress } from "./address.js";
+import { $, bdi, el } from "./dom.js";
+import { formatSigned, shortenToken } from "./format.js";
+import { labelToken } from "./labels.js";
+import { predictionButton } from "./logit_attribution.js";
+import { firstTypedToken, showsInitialText } from "./own_text.js";
+import {
+  chooseHead,
+  chooseProbe,
+  data,
+  isOwnText,
+  ownText,
+  runnableSteps,
+  selection,
+  togglePin,
+  wanted,
+} from "./page_state.js";
+import { parsePatch } from "./patches.js";
+import { drawPatchingMaps, effectVerb, setUpPatchingMaps } from "./patching_maps.js";
+import {
+  choices,
+  countCells,
+  countMeasured,
+  encodeToken,
+  measure,
+  measured,
+  shareOf,
+} from "./patching_state.js";
+import { term } from "./terms.js";
+import { addArrowKeys } from "./tooltip.js";
+
+const TYPING_DELAY = 150; // milliseconds in which keys are gathered
+
+/** Which of the two answers the next click on a predicted token chooses. */
+let slot = "answer";
+
+/** Measure what is selected, and draw it. */
+export function updatePatching() {
+  $("patching").open = choices.isOpen;
+  if (choices.corrupted === null) $("corrupted").value = $("typed").value;
+  else if ($("corrupted").value !== choices.corrupted) $("corrupted").value = choices.corrupted;
+  measure(drawPatching, drawCells);
+}
+
+/** Take a new selection. */
+function choose(changes) {
+  Object.assign(choices, changes);
+  writeAddress();
+  updatePatching();
+}
+
+// ---- drawing
+
+/** Draw the section. */
+export function drawPatching() {
+  if (!choices.isOpen) return;
+  $("patching-elsewhere").hidden = isOwnText();
+  $("patching-panel").hidden = !isOwnText();
+  if (!isOwnText()) return;
+  const { problem, contrast, corruptedNext } = measured;
+  const hasMaps = contrast !== null && !problem;
+  $("patching-problem").textContent = problem;
+  $("patching-answers").hidden = !corruptedNext.length;
+  $("patching-results").hidden = !hasMaps;
+  drawTokens();
+  if (corruptedNext.length) drawAnswers();
+  if (!hasMaps) return;
+  drawDifferences();
+  drawKeptPatches();
+  drawCells();
+}
+
+/** Draw the maps, as far as their cells have been measured. */
+function drawCells() {
+  drawPatchingMaps(togglePatch);
+  const count = countMeasured();
+  const isComplete = count === countCells();
+  $("patching-progress").textContent = isComplete
+    ? ""
+    : `measuring: ${count} of ${countCells()} patches`;
+  Object.assign($("patching-results").dataset, {
+    complete: String(isComplete),
+    patched: measured.kept.join(" "),
+    wrong: measured.wrong,
+    direction: choices.direction,
+  });
+}
+
+/** Replace the content of an element; the focus stays on the button with the same number. */
+function replaceButtons(host, nodes) {
+  const focused = [...host.querySelectorAll("button")].indexOf(document.activeElement);
+  host.replaceChildren(...nodes);
+  if (focused >= 0) host.querySelectorAll("button")[focused]?.focus({ preventScroll: true });
+}
+
+/** Draw the tokens of both texts, one below the other. */
+function drawTokens() {
+  const { cleanTokens, corruptedTokens, i } = measured;
+  const count = Math.max(cleanTokens.length, corruptedTokens.length);
+  const columns = Array.from({ length: count }, (_, t) => {
+    const [clean = "", corrupted = ""] = [cleanTokens[t], corruptedTokens[t]];
+    const differs = clean !== corrupted;
+    const names = [clean, corrupted].map(token => (token ? shortenToken(token) : " "));
+    return el(
+      "button",
+      {
+        type: "button",
+        className: `aligned${differs ? " differs" : ""}${t === i ? " position" : ""}`,
+        "aria-label": `token ${t}${differs ? ", differs" : ""}`,
+        onclick: () => {
+          if (t < ownText.T && selection.pinned !== t) togglePin(t);
+        },
+      },
+      ...names.map(name => bdi(name, "token")),
+    );
+  });
+  replaceButtons($("patching-tokens"), columns);
+  addArrowKeys($("patching-tokens"), columns, 1, () => {}, Math.min(i, count - 1));
+}
+
+/** Draw the likeliest next tokens of both texts, and the answers. */
+function drawAnswers() {
+  const { cleanNext, corruptedNext, cleanTokens, corruptedTokens, i } = measured;
+  const row = (name, tokens, next) =>
+    el(
+      "div",
+      {},
+      el("h4", {}, `${name}: predicted after `, ...labelToken({ tokens }, i)),
+      el("div", { className: "chances" }, ...next.map(createPrediction)),
+    );
+  replaceButtons($("patching-predicted"), [
+    row("Clean text", cleanTokens, cleanNext),
+    row("Corrupted text", corruptedTokens, corruptedNext),
+  ]);
+  $(choices.direction).checked = true;
+  for (const name of ["answer", "wrong"]) {
+    $(`slot-${name}`).checked = slot === name;
+    $(`slot-${name}-token`).textContent = nameOf(measured[name]);
+  }
+}
+
+/** Return a token as it is shown. */
+const nameOf = id => shortenToken(data.words[id] ?? "");
+
+/** Create a button that chooses a predicted token as an answer. */
+function createPrediction({ id, chance }) {
+  const role = { [measured.wrong]: "wrong answer", [measured.answer]: "answer" }[id];
+  const button = predictionButton({
+    text: data.words[id] ?? "",
+    probability: chance,
+    isActual: id === measured.answer,
+    isTarget: role !== undefined,
+    pick: () => fillSlot(id),
+  });
+  if (role) button.append(el("small", {}, role));
+  return button;
+}
+
+/** Choose a token as the answer or the wrong answer, whichever is active. */
+function fillSlot(id) {
+  const filled = slot;
+  slot = filled === "answer" ? "wrong" : "answer";
+  choose({ [filled]: id });
+}
+
+/** Draw the logit differences of the runs. */
+function drawDifferences() {
+  const { contrast, answer, wrong, kept } = measured;
+  const figure = (name, value, ...details) =>
+    el("div", {}, el("b", {}, formatSigned(value)), el("span", {}, name, ...details));
+  const share = `, ${formatSigned(shareOf(contrast.patched))} of the difference ${effectVerb()}`;
+  $("patching-contrast").replaceChildren(
+    term("Logit difference"),
+    ": the logit of ",
+    bdi(nameOf(answer), "token chip"),
+    " minus that of ",
+    bdi(nameOf(wrong), "token chip"),
+  );
+  // The last figure is always there, so that the maps below stay where they are.
+  $("patching-figures").replaceChildren(
+    figure("clean text", contrast.clean),
+    figure("corrupted text", contrast.corrupted),
+    kept.length
+      ? figure("with the kept patches", contrast.patched, share)
+      : figure("no patches are kept", Number.NaN),
+  );
+}
+
+/** List the patches that are kept, and what the patched run predicts. */
+function drawKeptPatches() {
+  const { kept, contrast } = measured;
+  $("patching-kept").hidden = !kept.length;
+  if (!kept.length) return;
+  $("patching-chips").replaceChildren(
+    ...kept.map(name =>
+      el("span", { className: "chip" }, createPatchName(name), removeButton(name)),
+    ),
+  );
+  $("patching-next").replaceChildren(
+    ...contrast.next.map(({ id, chance }) =>
+      el("span", { className: "chip" }, bdi(nameOf(id), "token"), ` ${chance.toFixed(3)}`),
+    ),
+  );
+}
+
+/** Create the name of a kept patch; that of a head shows the head. */
+function createPatchName(name) {
+  const { kind, layer, index } = parsePatch(name);
+  if (kind !== "heads") return name;
+  const onclick = () => chooseHead(layer, index);
+  return el("button", { type: "button", className: "to-head", onclick }, name);
+}
+
+const removeButton = name =>
+  el(
+    "button",
+    {
+      type: "button",
+      className: "remove",
+      "aria-label": `remove ${name}`,
+      onclick: () => togglePatch(name),
+    },
+    "×",
+  );
+
+/** Keep a patch in all runs, or remove it. */
+function togglePatch(name) {
+  const { kept } = measured;
+  choose({ kept: kept.includes(name) ? kept.filter(other => other !== name) : [...kept, name] });
+}
+
+// ---- set-up
+
+/** Show the reader's text in all views, with the same token pinned. */
+function showOwnText() {
+  if (showsInitialText() && selection.pinned !== null) {
+    wanted.pin = Math.max(0, selection.pinned - firstTypedToken());
+  }
+  chooseProbe(data.probes.indexOf(ownText));
+}
+
+/** Use the typed token as the active answer. */
+async function useTypedToken() {
+  const { id, problem } = await encodeToken($("typed-token").value);
+  $("typed-token-problem").textContent = problem;
+  if (id === null) return;
+  $("typed-token").value = "";
+  fillSlot(id);
+}
+
+/** Set up the section, if the model can run. */
+export function setUpPatching() {
+  $("patching").hidden = !runnableSteps.length;
+  if (!runnableSteps.length) return;
+  setUpPatchingMaps();
+  $("patching-intro").replaceChildren(
+    term("Activation patching"),
+    " copies activations from the model's run on one text into its run on another, and measures " +
+      "how much of the difference between the two predictions each of them carries. Ablated heads " +
+      "and hidden tokens apply to both runs.",
+  );
+  $("patching").ontoggle = () => {
+    if ($("patching").open === choices.isOpen) return;
+    choose({ isOpen: $("patching").open });
+    if (choices.isOpen && !isOwnText()) showOwnText();
+  };
+  $("patching-show-text").onclick = showOwnText;
+  let timer = 0;
+  $("corrupted").oninput = () => {
+    clearTimeout(timer);
+    const text = $("corrupted").value;
+    choices.corrupted = text === $("typed").value ? null : text;
+    timer = setTimeout(() => choose({}), TYPING_DELAY);
+  };
+  for (const name of ["answer", "wrong"]) {
+    $(`slot-${name}`).onchange = () => {
+      slot = name;
+    };
+  }
+  $("typed-token-form").onsubmit = event => {
+    event.preventDefault();
+    useTypedToken();
+  };
+  for (const direction of ["denoising", "noising"]) {
+    $(direction).onchange = () => choose({ direction });
+  }
+  $("patching-clear").onclick = () => choose({ kept: [] });
+}
