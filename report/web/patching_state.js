@@ -150,7 +150,7 @@ export async function measure(draw, drawCells) {
   Object.assign(measured, { problem: "", contrast: null, i });
   measured.cells = { residual: new Map(), component: new Map() };
   try {
-    const problem = await measureAll(ids, input, isCurrent, draw, drawCells);
+    const problem = await measureAll({ ids, input, isCurrent, draw, drawCells });
     if (!isCurrent()) return;
     measured.problem = problem;
     const isComplete = countMeasured() === countCells();
@@ -173,57 +173,87 @@ function forgetTexts() {
 }
 
 /**
- * Compare the texts and measure all cells.
+ * A measurement in progress.
  *
+ * @typedef {object} Task
+ * @property {number[]} ids - The clean text.
+ * @property {{step: number, off: string[], hidden: number[], i: number}} input
+ * @property {() => boolean} isCurrent - Whether the reader still wants it.
+ * @property {() => void} draw
+ * @property {() => void} drawCells
+ */
+
+/**
+ * Compare the texts and measure all patches.
+ *
+ * @param {Task} task
  * @returns {Promise<string>} A sentence that says why nothing is measured; "" if it is or if the
  *   measurement was canceled.
  */
-async function measureAll(ids, input, isCurrent, draw, drawCells) {
-  const corrupted =
-    choices.corrupted === null
-      ? ids
-      : (await send("encode", { text: choices.corrupted })).slice(-maxTokens);
+async function measureAll(task) {
+  const { ids, input, isCurrent } = task;
+  const corrupted = choices.corrupted === null ? ids : await encodeText(choices.corrupted);
   const corruptedTokens = await send("tokenTexts", { ids: corrupted });
   if (!isCurrent()) return "";
-  const first = firstDifference(ids, corrupted);
   const { tokens: cleanTokens, predictions } = ownText;
   forgetTexts();
-  Object.assign(measured, { cleanTokens, corruptedTokens, first });
+  Object.assign(measured, { cleanTokens, corruptedTokens });
+  measured.first = firstDifference(ids, corrupted);
   const problem = compareTexts(ids, corrupted, input.i);
   if (problem) return problem;
 
   // The predictions to choose the answers from.
-  const cleanNext = predictions.predicted(input.i);
-  const [answer, wrong] = cleanNext.map(({ id }) => id);
   const ask = (request, parameters, onPart) =>
     askModel(request, ids, { ...input, corrupted, ...parameters }, onPart);
+  const cleanNext = predictions.predicted(input.i);
+  const [answer, wrong] = cleanNext.map(({ id }) => id);
   const unpatched = { answer, wrong, direction: "denoising", patched: [] };
   const onCorrupted = await ask("contrast", unpatched);
   if (!isCurrent() || !onCorrupted) return "";
   Object.assign(data.words, onCorrupted.words);
   Object.assign(measured, { cleanNext, corruptedNext: onCorrupted.next });
-  const unknown = await chooseAnswers();
+  await chooseAnswers();
   if (!isCurrent()) return "";
-  if (unknown) return unknown;
+  if (measured.answer === measured.wrong) return "Choose a wrong answer that is not the answer.";
+  return measurePatches(task, ask);
+}
 
-  // The runs without and with the patches that are kept.
-  const { direction } = choices;
-  measured.kept = choices.kept.filter(name => isEffective(name, first, input.i));
-  const parameters = {
-    answer: measured.answer,
-    wrong: measured.wrong,
-    direction,
-    patched: measured.kept,
-  };
+/** Encode a text as the reader's text is encoded. */
+async function encodeText(text) {
+  const ids = await send("encode", { text });
+  return ids.slice(-maxTokens);
+}
+
+/** Measure the run with the patches that are kept, and then one more at a time. */
+async function measurePatches({ input, isCurrent, draw, drawCells }, ask) {
+  const { answer, wrong, first } = measured;
+  const kept = choices.kept.filter(name => isEffective(name, first, input.i));
+  const parameters = { answer, wrong, direction: choices.direction, patched: kept };
   const contrast = await ask("contrast", parameters);
   if (!isCurrent() || !contrast) return "";
   Object.assign(data.words, contrast.words);
-  measured.contrast = contrast;
-  if (Math.abs(contrast.clean - contrast.corrupted) < MIN_DIFFERENCE) {
-    return describeEqualPredictions(contrast);
+  Object.assign(measured, { kept, contrast });
+  const { clean, corrupted } = contrast;
+  if (Math.abs(clean - corrupted) < MIN_DIFFERENCE) {
+    return (
+      "The texts do not differ in this prediction: the logit difference is " +
+      `${formatNumber(clean)} for the clean and ${formatNumber(corrupted)} for the corrupted text.`
+    );
   }
   draw();
-  await measureCells(parameters, ask, isCurrent, drawCells);
+  let lastDrawn = 0;
+  for (const kind of ["component", "residual"]) {
+    await ask("patchCells", { ...parameters, kind }, ({ cells, values }) => {
+      if (!isCurrent()) return;
+      cells.forEach(([row, column], k) => {
+        measured.cells[kind].set(`${row},${column}`, values[k]);
+      });
+      if (performance.now() - lastDrawn < REDRAW_DELAY) return;
+      lastDrawn = performance.now();
+      drawCells();
+    });
+    if (!isCurrent()) return "";
+  }
   return "";
 }
 
@@ -244,21 +274,13 @@ function compareTexts(ids, corrupted, i) {
   return "";
 }
 
-/** Say that the texts do not differ in the prediction. */
-function describeEqualPredictions({ clean, corrupted }) {
-  return (
-    "The texts do not differ in this prediction: the logit difference is " +
-    `${formatNumber(clean)} for the clean and ${formatNumber(corrupted)} for the corrupted text.`
-  );
-}
-
 /** Return whether a patch can change the prediction after token i. */
 function isEffective(name, first, i) {
   const { kind, index } = parsePatch(name);
   return kind !== "residual" || (index >= first && index <= i);
 }
 
-/** Use the answers that were chosen, or the likeliest; return a sentence if they are the same. */
+/** Use the answers that were chosen, or the likeliest, and learn their texts. */
 async function chooseAnswers() {
   const { cleanNext, corruptedNext } = measured;
   const answer = choices.answer ?? cleanNext.find(({ id }) => id !== choices.wrong).id;
@@ -269,24 +291,6 @@ async function chooseAnswers() {
   unnamed.forEach((id, k) => {
     data.words[id] = texts[k];
   });
-  return answer === wrong ? "Choose a wrong answer that is not the answer." : "";
-}
-
-/** Measure the cells of both maps. */
-async function measureCells(parameters, ask, isCurrent, drawCells) {
-  let lastDrawn = 0;
-  for (const kind of ["component", "residual"]) {
-    await ask("patchCells", { ...parameters, kind }, ({ cells, values }) => {
-      if (!isCurrent()) return;
-      cells.forEach(([row, column], k) => {
-        measured.cells[kind].set(`${row},${column}`, values[k]);
-      });
-      if (performance.now() - lastDrawn < REDRAW_DELAY) return;
-      lastDrawn = performance.now();
-      drawCells();
-    });
-    if (!isCurrent()) return;
-  }
 }
 
 /** Return the number of cells of both maps. */
