@@ -171,9 +171,14 @@ function fillSlot(id) {
 /** Draw the logit differences of the runs. */
 function drawDifferences() {
   const { contrast, answer, wrong, kept } = measured;
-  const figure = (name, value, ...details) =>
-    el("div", {}, el("b", {}, formatSigned(value)), el("span", {}, name, ...details));
-  const share = `, ${formatSigned(shareOf(contrast.patched))} of the difference ${effectVerb()}`;
+  const share = `${formatSigned(shareOf(contrast.patched))} of the difference ${effectVerb()}`;
+  const figures = [
+    ["clean text", contrast.clean],
+    ["corrupted text", contrast.corrupted],
+    [`with the kept patches, ${share}`, contrast.patched],
+  ].map(([name, value]) => el("div", {}, el("b", {}, formatSigned(value)), el("span", {}, name)));
+  // It takes its room also while no patch is kept, so that the maps below stay where they are.
+  figures[2].classList.toggle("invisible", !kept.length);
   $("patching-contrast").replaceChildren(
     term("Logit difference"),
     ": the logit of ",
@@ -181,14 +186,7 @@ function drawDifferences() {
     " minus that of ",
     bdi(nameOf(wrong), "token chip"),
   );
-  // The last figure is always there, so that the maps below stay where they are.
-  $("patching-figures").replaceChildren(
-    figure("clean text", contrast.clean),
-    figure("corrupted text", contrast.corrupted),
-    kept.length
-      ? figure("with the kept patches", contrast.patched, share)
-      : figure("no patches are kept", Number.NaN),
-  );
+  $("patching-figures").replaceChildren(...figures);
 }
 
 /** List the patches that are kept, and what the patched run predicts. */
