@@ -38,6 +38,17 @@ class ForwardPass:
         by_layer = (self.residuals, self.k, self.v, self.heads, self.weights)
         return ForwardPass(self.tokens[which], *(values[:, which] for values in by_layer))
 
+    def first_tokens(self, length: int) -> "ForwardPass":
+        """Select the first `length` tokens in every array."""
+        return ForwardPass(
+            self.tokens[:, :length],
+            self.residuals[:, :, :length],
+            self.k[:, :, :, :length],
+            self.v[:, :, :, :length],
+            self.heads[:, :, :length],
+            self.weights[:, :, :, :length, :length],
+        )
+
 
 @torch.no_grad()
 def capture(model: GPT, ids: np.ndarray) -> ForwardPass:

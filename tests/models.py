@@ -7,10 +7,13 @@ import torch.nn.functional as F
 from hypothesis import settings
 from hypothesis import strategies as st
 
+from attention_maps.capture import ForwardPass
+from attention_maps.interventions import Interventions
 from decoder import Decoder
 from decoding import Sampling, stream
 from model import GPT
 from model_config import GPTConfig
+from taps import chain_taps
 
 # Fewer examples than usual, for tests that build a model for each.
 few = settings(max_examples=settings.default.max_examples // 3)
@@ -155,6 +158,22 @@ def ngram_vectors(model, tokens, hidden=None):
 def random_tokens(*shape, seed=0):
     """Token ids of a shape."""
     return torch.randint(VOCAB_SIZE, shape, generator=torch.Generator().manual_seed(seed))
+
+
+@torch.no_grad()
+def captured_with(model, ids, interventions=None):
+    """The activations of a pass over ids (T,) with some heads ablated and some tokens hidden."""
+    interventions = interventions or Interventions()
+    tokens = torch.as_tensor(ids)[None]
+    T, layers = tokens.shape[1], range(model.config.n_layer)
+    x = model.embed(tokens, hidden=interventions.is_hidden(T, tokens.device))
+    stored = {name: [] for name in ("residual", "k", "v", "heads", "weights")}
+    stored["residual"].append(x)
+    taps = {(name, layer): stored[name].append for name in stored for layer in layers}
+    taps = chain_taps(interventions.taps(), taps)
+    with model.evaluating():
+        model.run_blocks(tokens, None, interventions.mask(T, tokens.device), taps, (0, x))
+    return ForwardPass(tokens, *(torch.stack(values) for values in stored.values()))
 
 
 def streamed(model, prompts, max_new_tokens, sampling=None, seeds=None, has_ended=None):
