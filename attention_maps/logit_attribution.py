@@ -206,11 +206,17 @@ def scale_like_norm(norm: nn.Module, writes: Tensor, x: Tensor) -> Tensor:
     has the shape of `writes`.
     """
     if isinstance(norm, nn.LayerNorm):
-        scale = (x.var(dim=-1, correction=0, keepdim=True) + norm.eps).rsqrt()
         writes = writes - writes.mean(dim=-1, keepdim=True)
+    return writes * norm_scales(norm, x) * norm.weight
+
+
+def norm_scales(norm: nn.Module, x: Tensor) -> Tensor:
+    """Return the factors (…, 1) by which LayerNorm or RMSNorm scales x (…, C)."""
+    if isinstance(norm, nn.LayerNorm):
+        variance = x.var(dim=-1, correction=0, keepdim=True)
     else:
-        scale = (x.square().mean(dim=-1, keepdim=True) + norm.eps).rsqrt()
-    return writes * scale * norm.weight
+        variance = x.square().mean(dim=-1, keepdim=True)
+    return (variance + norm.eps).rsqrt()
 
 
 @torch.no_grad()
