@@ -8,6 +8,8 @@ from common.checkpoints import check_checkpoint
 from common.errors import UserError
 from common.settings import check_settings, setting
 
+MIN_PORT = 1024  # lower ones are for system services, and browsers leave 80 out of an address
+
 
 @dataclass
 class ExploreConfig:
@@ -27,7 +29,9 @@ class ExploreConfig:
     prompt: str | None = setting(
         None, "text that the page shows first; null: an example", literal=True
     )
-    port: int = setting(0, "port of the page's address; 0: any free one", ge=0, le=65535)
+    port: int = setting(
+        0, "port of the page's address, from 1024 on; 0: any free one", ge=0, le=65535
+    )
     browser: bool = setting(True, "open the page in a browser if this machine has a display")
     device: str = setting("auto", "auto, cpu, cuda, cuda:N or mps")
     precision: str = setting(
@@ -41,6 +45,8 @@ class ExploreConfig:
         check_settings(self)
         if self.run_dir is not None and self.init_from is not None:
             raise UserError("run_dir= and init_from= exclude each other: leave one out")
+        if 0 < self.port < MIN_PORT:
+            raise UserError(f"port={self.port} must be at least {MIN_PORT}, or 0 for any free port")
         check_checkpoint(self.checkpoint)
 
 

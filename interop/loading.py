@@ -23,13 +23,20 @@ from training.checkpoint import SavedWeights, find_weights, load_checkpoint, loa
 from training.nonfinite import check_finite_weights
 
 
+class LoadedRun(NamedTuple):
+    """The run whose checkpoint was loaded."""
+
+    path: RunPath
+    step: int  # of the checkpoint
+    config: Config
+
+
 class LoadedModel(NamedTuple):
     """A model that was loaded for evaluation."""
 
     model: GPT
     tokenizer: Tokenizer
-    run: RunPath | None = None  # None for a model of another library
-    step: int | None = None  # of a run's checkpoint
+    run: LoadedRun | None = None  # None for a model of another library
 
 
 class StartingWeights(NamedTuple):
@@ -114,8 +121,8 @@ def _load_run(
         saved = SavedWeights(manifest.step, folder)
     else:
         saved = find_weights(run.folder, run.which or which, log)
-    model, tokenizer, _ = load_checkpoint(saved.folder, saved.snapshot)
-    return LoadedModel(model, tokenizer, run, saved.step)
+    model, tokenizer, config = load_checkpoint(saved.folder, saved.snapshot)
+    return LoadedModel(model, tokenizer, LoadedRun(run, saved.step, config))
 
 
 def read_starting_model(init_from: str) -> Config:
