@@ -83,6 +83,9 @@ export function readChoices(parameters) {
     direction: parameters.get("direction") === "noising" ? "noising" : "denoising",
     kept: (parameters.get("patched") ?? "").split(",").filter(isPatchOfModel),
   });
+  // Only here: a click opens the section before its event `toggle` arrives, and a view that is drawn
+  // in between must not close it again.
+  $("patching").open = choices.isOpen;
 }
 
 /** Return whether a name is that of a patch that the model has; its token may be any. */

@@ -41,7 +41,6 @@ let slot = "answer";
 
 /** Measure what is selected, and draw it. */
 export function updatePatching() {
-  $("patching").open = choices.isOpen;
   if (choices.corrupted === null) $("corrupted").value = $("typed").value;
   else if ($("corrupted").value !== choices.corrupted) $("corrupted").value = choices.corrupted;
   measure(drawPatching, drawCells);

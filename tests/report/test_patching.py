@@ -202,7 +202,11 @@ def test_a_reader_patches_activations_of_one_text_into_another(finished_run, tmp
         return [number_in(text) for text in tab.locator("#patching-figures b").all_inner_texts()]
 
     tab.fill("#typed", texts[0])
-    tab.click("#patching > summary")
+    # All views are drawn between the click and the event that follows it.
+    tab.evaluate("""() => {
+      document.querySelector("#patching > summary").click();
+      document.getElementById("theme").click();
+    }""")
     tab.fill("#corrupted", "the grass")
     expect_text(tab, "#patching-problem", str(len(clean)))
     expect_text(tab, "#patching-problem", str(len("the grass")))
