@@ -64,7 +64,6 @@ class HeadScores(NamedTuple):
 
     row: Mapping[str, float]  # with the keys of metrics.jsonl
     findings: Sequence[RenderedFinding]
-    emergence_intervals: Mapping[str, str]  # of a run, by metric: as the findings state them
 
 
 @dataclass(frozen=True)
@@ -180,21 +179,21 @@ def render_explore_page(explored: ExploredModel, version: int, max_tokens: int) 
 def read_scores(rows: list[dict]) -> HeadScores | None:
     """Return the latest scores in rows of a run's metrics.jsonl, or None without any."""
     row = next(filter(is_scored, reversed(rows)), None)
-    return None if row is None else HeadScores(row, describe_run(rows), _emergence_intervals(rows))
+    return None if row is None else measured_scores(row["step"], row, describe_run(rows))
 
 
 def measured_scores(
     step: int, metrics: Mapping[str, float], findings: Sequence[RenderedFinding]
 ) -> HeadScores:
-    """Return the scores in the metrics of an `Analysis`, which knows no step of emergence."""
+    """Return the scores of one step, without the steps at which heads emerged."""
     row = {key: value for key, value in metrics.items() if not key.startswith("emerged/")}
-    return HeadScores({**row, "step": step}, findings, {})
+    return HeadScores({**row, "step": step}, findings)
 
 
 def _describe_scores(scores: HeadScores | None) -> dict[str, Any]:
     """Return what a page shows of the heads' scores at one step."""
     return {
-        "emergenceIntervals": {} if scores is None else dict(scores.emergence_intervals),
+        "emergenceIntervals": {},
         "scored": _head_metrics([] if scores is None else [scores.row]),
         "findings": [] if scores is None else [one._asdict() for one in scores.findings],
     }

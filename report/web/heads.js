@@ -44,6 +44,12 @@ function scoreColor(score) {
   return COLORS[coloredScores.indexOf(score) % COLORS.length];
 }
 
+/** Return at which step, or on which tokens, the heads were scored. */
+function describeScored() {
+  if (data.kind === "run") return `at step ${formatCount(steps[selection.step] ?? 0)}`;
+  return data.maxSteps ? `at step ${formatCount(scoredSteps[0])}` : "on random tokens";
+}
+
 /** Draw the section. */
 export function drawHeads() {
   $("heads").hidden = !scoreNames.length;
@@ -51,8 +57,7 @@ export function drawHeads() {
   // Whether these are shown decides how wide the charts are.
   $("emergence").hidden = !emergences.length;
   $("composition").hidden = !hasComposition;
-  $("scored-at").textContent =
-    data.kind === "run" ? `at step ${formatCount(steps[selection.step] ?? 0)}` : "on random tokens";
+  $("scored-at").textContent = describeScored();
 
   const circumstances = [
     selection.step,

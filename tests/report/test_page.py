@@ -10,6 +10,7 @@ import torch
 from conftest import wait_until
 from models import lively
 from pages import (
+    HOSTILE,
     PROMPTED,
     expect_map,
     expect_text,
@@ -42,6 +43,24 @@ def test_a_run_that_has_only_begun_has_a_page(tmp_path):
     content, _ = read_back(page.write_page(tmp_path))
     assert content["steps"] == [] and len(content["samples"]) == 1
     assert content["curves"]["train/loss"]["steps"] == []
+
+
+def test_a_served_page_has_the_scores_of_one_step_and_may_ask_its_server(tmp_path):
+    run = make_run(tmp_path / "run")
+    scores = page.read_scores(read_rows(run / "metrics.jsonl"))
+    explored = page.ExploredModel(HOSTILE[0], PROMPTED.config, 24, 30, prompt=HOSTILE[0])
+    path = tmp_path / "served.html"
+    for known in (scores, None):
+        path.write_text(page.render_explore_page(replace(explored, scores=known), 3, 32))
+        content, blobs = read_back(path)
+        assert (content["title"], content["server"]["prompt"]) == (HOSTILE[0], HOSTILE[0])
+        assert (content["steps"], content["maxSteps"], content["shape"]) == ([24], 30, [2, 4])
+        assert content["scored"]["steps"] == ([20] if known else [])
+        assert not any(key.startswith("emerged/") for key in content["scored"]["columns"])
+        assert content["server"]["canMeasure"] == (known is None) and blobs == []
+    own_page = page.write_page(run).read_text()
+    assert "connect-src 'self';" in path.read_text() and "connect-src" not in own_page
+    assert "{" not in own_page.partition("<style>")[0]  # no placeholder is left
 
 
 def test_many_long_samples_leave_room_for_the_maps(tmp_path):
