@@ -102,13 +102,16 @@ function pressKey(event) {
   action();
 }
 
-/** Toggle a head if its switch was clicked, at the right end of its button. */
+/** Toggle a head if its switch was clicked, at the right end of its button; small ones have none. */
 function toggleClickedHead(event) {
   const head = headOfEvent(event);
   if (!head || !isOwnText() || !event.detail) return; // a key's click has no place
-  const box = event.target.closest("[role=radio]").getBoundingClientRect();
+  const button = event.target.closest("[role=radio]");
+  const box = button.getBoundingClientRect();
   const isOnSwitch =
-    event.clientX >= box.right - SWITCH_WIDTH && event.clientY <= box.top + SWITCH_HEIGHT;
+    getComputedStyle(button, "::after").display !== "none" &&
+    event.clientX >= box.right - SWITCH_WIDTH &&
+    event.clientY <= box.top + SWITCH_HEIGHT;
   if (!isOnSwitch) return;
   event.stopPropagation();
   toggle(ownText.off, headName(...head));

@@ -20,7 +20,7 @@ async function post(message, signal) {
   } catch {
     throw createError(
       "ServerStopped",
-      "explore.py is not running any more: start it again, and open the address that it prints",
+      "the program explore.py is not running any more: start it again, and open the address that it prints",
     );
   }
   if (response.ok) return response.body;
