@@ -12,10 +12,12 @@ import torch
 from torch import Tensor
 
 from attention_maps import scores
+from attention_maps.cached_pass import rewind_cache
 from attention_maps.capture import ForwardPass, max_logit_rows, next_tokens, token_losses
+from attention_maps.interventions import NO_INTERVENTIONS, Interventions
 from attention_maps.results import Estimates
 from model import GPT, KVCache, autocast
-from taps import Taps
+from taps import Taps, chain_taps
 
 MAX_TOKENS_PER_PASS = 4096
 # A pass recomputes all tokens after its first hidden one. Hiding a quarter as many tokens in one
@@ -97,18 +99,65 @@ def _losses_without_heads(
     max_rows: int | None = None,
 ) -> Tensor:
     """Compute the losses (L, H, T) of one text with each head zeroed, from its layer's input on."""
-    c = model.config
     max_rows = max_rows or rows_per_pass(model, tokens.shape[1])
     losses = []
-    for layer in range(c.n_layer):
-        for heads in torch.arange(c.n_head).split(max_rows):
-            x = model.run_blocks(
-                tokens,
-                taps={("heads", layer): partial(_zero_heads, heads)},
-                entry=(layer, residuals[layer]),
-            )  # (n, T, C)
-            losses.append(token_losses(model, x, targets.expand(len(heads), -1)))
-    return torch.cat(losses).unflatten(0, (c.n_layer, c.n_head))
+    for layer in range(model.config.n_layer):
+        for x in _run_without_heads(model, tokens, residuals[layer], layer, max_rows):
+            losses.append(token_losses(model, x, targets.expand(len(x), -1)))
+    return torch.cat(losses).unflatten(0, (model.config.n_layer, model.config.n_head))
+
+
+@torch.no_grad()
+def iterate_head_effects(
+    model: GPT,
+    forward: ForwardPass,
+    i: int,
+    target: int,
+    interventions: Interventions = NO_INTERVENTIONS,
+) -> Iterator[tuple[int, np.ndarray]]:
+    """Measure the effect of each head on one prediction, and yield it layer by layer.
+
+    Args:
+        model: The model.
+        forward: A pass over one text with the interventions.
+        i: Token after which `target` is predicted; later tokens are not run.
+        target: Id of the token whose loss is measured.
+        interventions: What is changed besides, in both runs; hidden tokens are at most i.
+
+    Yields:
+        A layer, and the increase of the loss in nats without each of its heads, (H,).
+    """
+    forward = forward.first_tokens(i + 1)
+    ids = torch.tensor([target], device=forward.tokens.device)
+    loss = token_losses(model, forward.residuals[-1, :, -1], ids)  # (1,)
+    max_rows = rows_per_pass(model, i + 1)
+    with model.evaluating():
+        for layer in range(model.config.n_layer):
+            effects = []
+            for x in _run_without_heads(
+                model, forward.tokens, forward.residuals[layer], layer, max_rows, interventions
+            ):
+                effects.append(token_losses(model, x[:, -1], ids.expand(len(x))) - loss)
+            yield layer, torch.cat(effects).cpu().numpy()
+
+
+def _run_without_heads(
+    model: GPT,
+    tokens: Tensor,
+    x: Tensor,
+    layer: int,
+    max_rows: int,
+    interventions: Interventions = NO_INTERVENTIONS,
+) -> Iterator[Tensor]:
+    """Yield the final residual streams (n, T, C) of one text without each head of a layer.
+
+    The passes begin with the layer's input x (1, T, C) and have at most `max_rows` rows.
+    """
+    mask = interventions.mask(tokens.shape[1], tokens.device)
+    for heads in torch.arange(model.config.n_head).split(max_rows):
+        ablate: Taps = {("heads", layer): partial(_zero_heads, heads)}
+        taps = chain_taps(ablate, interventions.taps())
+        yield model.run_blocks(tokens, mask=mask, taps=taps, entry=(layer, x))
 
 
 def _zero_heads(heads: Tensor, y: Tensor) -> Tensor:
@@ -145,19 +194,47 @@ def measure_token_effects(
     Reference: Geva et al. 2023, "Dissecting Recall of Factual Associations".
     """
     T = forward.tokens.shape[1]
-    log_p = _log_probabilities(model, forward.residuals[-1, 0, first:])  # (T - first, V)
-    effects = log_p.new_full((2, T, T), torch.nan)  # loss, KL
+    dtype = torch.promote_types(forward.residuals.dtype, torch.float32)
+    effects = torch.full((2, T, T), torch.nan, dtype=dtype).numpy()
     effects[:, first:, first:] = 0
-    for hidden in _plan_passes(model, first, T, max_rows):
-        log_q = _predict_with_hidden_tokens(model, forward, hidden)
-        after = slice(hidden.start + 1, T)
-        targets = next_tokens(forward.tokens)[0, after]
-        effects[:, after, hidden.start : hidden.stop] = _compare_predictions(
-            log_p[after.start - first :], log_q, targets, hidden
-        )
-    effects[0, -1] = torch.nan
-    loss, kl = effects.cpu().numpy()
-    return TokenEffects(loss, kl)
+    for hidden, loss, kl in iterate_token_effects(model, forward, first=first, max_rows=max_rows):
+        effects[:, hidden.start + 1 :, hidden.start : hidden.stop] = loss, kl
+    effects[0, -1] = np.nan
+    return TokenEffects(*effects)
+
+
+@torch.no_grad()
+def iterate_token_effects(
+    model: GPT,
+    forward: ForwardPass,
+    interventions: Interventions = NO_INTERVENTIONS,
+    first: int = 0,
+    max_rows: int | None = None,
+) -> Iterator[tuple[range, np.ndarray, np.ndarray]]:
+    """Measure token effects as `measure_token_effects`, and yield them, the last tokens first.
+
+    Args:
+        model: The model.
+        forward: A pass over one text of T tokens with the interventions.
+        interventions: What is changed besides, in all runs.
+        first: Token from which on tokens are hidden and explained.
+        max_rows: Maximum number of rows in a batch; None chooses one that fits.
+
+    Yields:
+        The R tokens hidden in turn; and their effects on the loss and on the prediction (KL
+        divergence) after each later token, (S, R) with S = T - hidden.start - 1, in nats. The last
+        loss is nan.
+    """
+    T = forward.tokens.shape[1]
+    log_p = _log_probabilities(model, forward.residuals[-1, 0, first:])  # (T - first, V)
+    targets = next_tokens(forward.tokens)[0]  # (T,)
+    for hidden in reversed(list(_plan_passes(model, first, T, max_rows))):
+        log_q = _predict_with_hidden_tokens(model, forward, hidden, interventions)
+        after = hidden.start + 1
+        effects = _compare_predictions(log_p[after - first :], log_q, targets[after:], hidden)
+        effects[0, -1] = torch.nan
+        loss, kl = effects.cpu().numpy()
+        yield hidden, loss, kl
 
 
 def _plan_passes(model: GPT, start: int, length: int, max_rows: int | None) -> Iterator[range]:
@@ -173,10 +250,12 @@ def _plan_passes(model: GPT, start: int, length: int, max_rows: int | None) -> I
         start = hidden.stop
 
 
-def _predict_with_hidden_tokens(model: GPT, forward: ForwardPass, hidden: range) -> Tensor:
+def _predict_with_hidden_tokens(
+    model: GPT, forward: ForwardPass, hidden: range, interventions: Interventions
+) -> Tensor:
     """Return next-token log-probabilities (R, S, V) at the S tokens after `hidden.start`.
 
-    Row r hides token hidden[r] from later queries and n-grams.
+    Row r hides token hidden[r] from later queries and n-grams, besides those of `interventions`.
     """
     tokens, R, first = forward.tokens, len(hidden), hidden.start + 1
     T = tokens.shape[1]
@@ -186,21 +265,19 @@ def _predict_with_hidden_tokens(model: GPT, forward: ForwardPass, hidden: range)
     is_hidden = positions == hidden_positions[:, :, 0]  # (R, T)
     is_hidden_from_query = is_hidden[:, None] & (queries > hidden_positions)  # (R, S, T)
     mask = (positions <= queries) & ~is_hidden_from_query  # (R, S, T)
+    if interventions.hidden:
+        mask &= interventions.mask(T, tokens.device, first)
+        is_hidden |= interventions.is_hidden(T, tokens.device)
 
     cache = KVCache(model.config, R, T, tokens.device, forward.k.dtype)
     cache.keys.copy_(forward.k)
     cache.values.copy_(forward.v)
-    cache.length = first
-    if model.config.smear_keys:  # the cache gets the unmixed keys of the last token
-        rotary = model.rotary_at(hidden.start, first)
-        for layer, block in enumerate(model.blocks):
-            x = forward.residuals[layer, :, hidden.start : first].expand(R, -1, -1)  # (R, 1, C)
-            block.attention.project(block.norm_1(x), rotary, cache)
+    rewind_cache(model, cache, forward.residuals, first)
 
     cached, recomputed = tokens.expand(R, -1).tensor_split([first], dim=1)  # (R, first), (R, S)
     with model.evaluating():
         x = model.embed(recomputed, cached, is_hidden)
-        x = model.run_blocks(recomputed, cache, mask[:, None], entry=(0, x))
+        x = model.run_blocks(recomputed, cache, mask[:, None], interventions.taps(), entry=(0, x))
     return _log_probabilities(model, x)
 
 

@@ -49,6 +49,9 @@ class Interventions(NamedTuple):
         return (positions < queries) & ~is_hidden | (positions == queries)
 
 
+NO_INTERVENTIONS = Interventions()
+
+
 def _zero_heads(heads: list[int], y: Tensor) -> Tensor:
     """Tap: return the head outputs y (B, T, H, d_v) with those of some heads set to zero."""
     y = y.clone()

@@ -25,15 +25,15 @@ import torch
 from torch import Tensor
 
 from attention_maps.ablation import rows_per_pass
+from attention_maps.cached_pass import rewind_cache
 from attention_maps.capture import ForwardPass
-from attention_maps.interventions import Interventions
+from attention_maps.interventions import NO_INTERVENTIONS, Interventions
 from attention_maps.results import parse_head
 from model import GPT, KVCache
 from taps import Taps, chain_taps
 
 # Larger passes are no faster on a CPU, and their first results come later.
 MAX_TOKENS_PER_STREAMED_PASS = 256
-NO_INTERVENTIONS = Interventions()
 
 
 @dataclass(frozen=True)
@@ -301,8 +301,7 @@ class Patching:
         )
         cache.keys[layer:, :, :, :start] = self._cache.keys[layer:, :, :, :start]
         cache.values[layer:, :, :, :start] = self._cache.values[layer:, :, :, :start]
-        cache.length = start
-        self._store_last_keys(cache, layer)
+        rewind_cache(self.model, cache, self._residuals, start)
 
         tokens = self._tokens[:, start:].expand(n, -1)
         mask = self.interventions.mask(self._tokens.shape[1], x.device, start)
@@ -310,17 +309,6 @@ class Patching:
         with self.model.evaluating():
             x = self.model.run_blocks(tokens, cache, mask, taps, entry=(layer, x))
         return measure_logit_difference(self.model, x[:, -1], self.contrast).cpu().numpy()
-
-    def _store_last_keys(self, cache: KVCache, first_layer: int) -> None:
-        """Store the unmixed keys of a cache's last token, which the next smeared key contains."""
-        if cache.length == 0 or not self.model.config.smear_keys:
-            return
-        rotary = self.model.rotary_at(cache.length - 1, cache.length)
-        last = self._residuals[:, :, cache.length - 1 : cache.length]  # (L + 1, 1, 1, C)
-        last = last.expand(-1, len(cache.tokens), -1, -1)
-        for layer in range(first_layer, self.model.config.n_layer):
-            block = self.model.blocks[layer]
-            block.attention.project(block.norm_1(last[layer]), rotary, cache)
 
 
 def _make_cell_values(layer: int, columns: range, logit_differences: np.ndarray) -> CellValues:

@@ -5,15 +5,19 @@ import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import given
-from models import configs, few, lively, ngram_vectors, random_tokens, small
+from models import captured_with, configs, few, lively, ngram_vectors, random_tokens, small
 
 from attention_maps.ablation import (
     ablate_heads,
     head_importance,
+    iterate_head_effects,
+    iterate_token_effects,
     measure_head_effects,
     measure_token_effects,
 )
-from attention_maps.capture import ForwardPass, capture
+from attention_maps.capture import ForwardPass, capture, next_tokens, token_losses
+from attention_maps.interventions import Interventions
+from attention_maps.results import Head
 from layers import head_gates
 from model import GPT, attention, causal_mask
 
@@ -98,6 +102,36 @@ def test_head_effects_are_those_of_a_slow_loop(config):
             increase = slow_losses(model, tokens, zeroed=(layer, h)) - loss
             assert effects[layer, h, :-1] == pytest.approx(increase, abs=1e-9)
     assert np.nanmax(np.abs(effects)) > 1e-3
+
+
+@few
+@given(configs)
+@pytest.mark.slow
+def test_effects_add_to_other_interventions(config):
+    model, ids = lively(GPT(config)).double(), random_tokens(11)
+    interventions = Interventions((Head(0, 2), Head(1, 1)), (3, 6))
+    forward = captured_with(model, ids, interventions)
+
+    def losses(ablated=(), hidden=()) -> np.ndarray:
+        changed = Interventions(interventions.ablated + ablated, interventions.hidden + hidden)
+        x = captured_with(model, ids, changed).residuals[-1]
+        return token_losses(model, x, next_tokens(ids[None]))[0].detach().numpy()
+
+    effects = list(iterate_head_effects(model, forward, 8, int(ids[9]), interventions))
+    assert [layer for layer, _ in effects] == [0, 1]
+    for layer, nats in effects:
+        expected = [losses(ablated=(Head(layer, h),))[8] - losses()[8] for h in range(4)]
+        assert nats == pytest.approx(expected, abs=1e-9)
+
+    last_hidden = 10
+    for hidden, loss, kl in iterate_token_effects(model, forward, interventions, max_rows=3):
+        assert hidden.stop == last_hidden
+        assert loss.shape == kl.shape == (10 - hidden.start, len(hidden))
+        last_hidden = hidden.start
+        for row, j in enumerate(hidden):
+            increase = losses(hidden=(j,)) - losses()
+            assert loss[row:-1, row] == pytest.approx(increase[j + 1 : -1], abs=1e-6)
+    assert last_hidden == 0
 
 
 @pytest.mark.parametrize("max_rows", [1, 3, 100])
