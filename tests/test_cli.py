@@ -460,7 +460,9 @@ def test_the_help_of_train_lists_all_settings_and_presets_in_80_columns(launch, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("argv", [["train.py", "--help"], ["sample.py", "-h"]])
+@pytest.mark.parametrize(
+    "argv", [["train.py", "-h"], ["sample.py", "-h"], ["explore.py", "--help"]]
+)
 def test_help_is_printed_in_every_encoding(argv, tmp_path):
     done = processes.run(tmp_path, *argv, env={"PYTHONIOENCODING": "ascii"}, text=False)
     assert (done.returncode, done.stderr) == (0, b"") and len(done.stdout.decode("ascii")) > 100

@@ -1,0 +1,66 @@
+"""Run explore.py as a process, and ask it as its page does."""
+
+import json
+import signal
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from frame_reader import decode_frames
+from processes import Process
+
+SECONDS = 60  # for one answer
+
+
+class Explorer(Process):
+    """A process that runs `python explore.py ARGV` and serves its page."""
+
+    def __init__(self, folder: Path, *argv: str, **more):
+        super().__init__(folder, "port=0", "browser=false", *argv, script="explore.py", **more)
+        self.wait_for(self.out, lines=1)
+        self.address = self.out.read_text().strip()
+
+    def page(self) -> str:
+        """Return the HTML of the page."""
+        with urllib.request.urlopen(self.address, timeout=SECONDS) as response:
+            return response.read().decode()
+
+    def data(self) -> dict:
+        """Return the data of the page."""
+        _, _, rest = self.page().partition('<script type="application/json" id="data">')
+        return json.loads(rest.partition("</script>")[0])
+
+    def frames(self, request: str, **parameters) -> list[tuple[str, object]]:
+        """Return the frames that answer a request."""
+        origin = "http://" + urlsplit(self.address).netloc
+        body = json.dumps({"request": request, **parameters}).encode()
+        post = urllib.request.Request(f"{self.address}ask", body, {"Origin": origin})
+        with urllib.request.urlopen(post, timeout=SECONDS) as response:
+            return decode_frames(response.read())
+
+    def ask(self, request: str, **parameters):
+        """Return the answer of a request, without its parts."""
+        kind, value = self.frames(request, **parameters)[-1]
+        assert kind == "answer", value
+        return value
+
+    def read(self, text: str) -> dict:
+        """Return the answer of `read` for a text, at the step that is shown."""
+        ids, step = self.ask("encode", text=text), self.ask("version")["step"]
+        return self.ask("read", ids=ids, step=step, off=[], hidden=[])
+
+
+@contextmanager
+def exploring(folder: Path, *argv: str, **more) -> Iterator[Explorer]:
+    """Run explore.py, and stop it with Ctrl-C at the end."""
+    explorer = Explorer(folder, *argv, **more)
+    try:
+        yield explorer
+    finally:
+        if not explorer.ended():
+            explorer.signal(signal.SIGINT)
+        status = explorer.wait(SECONDS)
+    assert status == 130, explorer.output()
+    assert "Traceback" not in explorer.output()

@@ -1,0 +1,180 @@
+"""explore.py serves the page of any model, follows a run, and reports mistakes before it serves."""
+
+import os
+import shutil
+import socket
+import time
+
+import numpy as np
+import pytest
+import torch
+from conftest import TINY
+from explore_process import exploring
+from models import small
+from processes import Process
+
+import cli
+from attention_maps.capture import capture, next_tokens, token_losses
+from cli.explore_config import ExploreConfig, translate_model
+from common.errors import UserError
+from explore import move_to_device
+from model import GPT
+from training.checkpoint import load_run
+
+TEXT = "the glass model attends"
+
+
+def explore_config(*argv: str) -> ExploreConfig:
+    return cli.read_settings(translate_model(argv), ExploreConfig, "python explore.py")
+
+
+def losses(run, step: int, text: str) -> np.ndarray:
+    """Compute the loss of each token after the first with the checkpoint of a step."""
+    model, tokenizer, _ = load_run(run, step)
+    text_pass = capture(model, np.array([tokenizer.encode(text)]))
+    return token_losses(model, text_pass.residuals[-1], next_tokens(text_pass.tokens))[0].numpy()
+
+
+# --- the command line -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("argument", ["model.gguf", "owner/name", "~/models/x", "a=b/run"])
+def test_a_model_needs_no_name_of_a_setting(argument, tmp_path, monkeypatch):
+    (tmp_path / "a=b" / "run").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    assert explore_config(argument, "port=8000") == ExploreConfig(init_from=argument, port=8000)
+
+
+@pytest.mark.parametrize("text", ["", " a = b ", "None", "a.gguf", "--help", "5", "\n日"])
+def test_a_prompt_arrives_as_typed(text):
+    assert explore_config(f"prompt={text}") == ExploreConfig(prompt=text)
+
+
+@pytest.mark.parametrize(
+    "argv, names",
+    [
+        (["a.gguf", "b.gguf"], ["a.gguf", "b.gguf"]),
+        (["a.gguf", "run_dir=b"], ["run_dir=", "init_from="]),
+        (["port=80"], ["port=80", "1024"]),
+        (["port=65536"], ["port=65536", "65535"]),
+        (["port=-1"], ["port=-1"]),
+        (["port"], ["port", "VALUE"]),
+        (["chekpoint=3"], ["chekpoint", "checkpoint?", "python explore.py --help"]),
+        (["--port=8000"], ["--port=8000", "port=8000"]),
+        (["checkpoint=first"], ["checkpoint=first"]),
+        (["precision=fp16"], ["precision=fp16", "bf16"]),
+        (["browser=maybe"], ["browser=maybe"]),
+    ],
+)
+def test_a_mistake_in_the_settings_is_named(argv, names):
+    with pytest.raises(UserError) as error:
+        explore_config(*argv)
+    sentence = str(error.value)
+    assert "\n" not in sentence and all(name in sentence for name in names), sentence
+
+
+@pytest.mark.parametrize(
+    "argv, name",
+    [
+        ([], "runs/"),
+        (["run_dir=nowhere"], "run_dir=nowhere"),
+        (["nowhere.gguf"], "init_from=nowhere.gguf"),
+        (["run_dir=run", "checkpoint=999"], "999"),
+        (["run_dir=run", "prompt=日"], "日"),
+        (["run_dir=run", "device=cuda:99"], "device=cuda:99"),
+        (["run_dir=run", "device=gpu"], "device=gpu"),
+        (["run_dir=run", "port={port}"], "port={port}"),
+    ],
+)
+def test_a_mistake_is_one_sentence_before_anything_is_served(
+    finished_run, command, tmp_path, argv, name
+):
+    shutil.copytree(finished_run, tmp_path / "run")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        argv = [argument.format(port=port) for argument in argv]
+        done = command("explore.py", "browser=false", *argv)
+    assert (done.returncode, done.stdout) == (1, "")
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("error: ") and name.format(port=port) in last
+    assert "Traceback" not in done.stderr
+
+
+# --- a model --------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_the_page_of_a_run_shows_its_last_checkpoint_and_scores(finished_run, tmp_path):
+    with exploring(tmp_path, f"run_dir={finished_run}") as explorer:
+        data = explorer.data()
+        assert (data["kind"], data["title"], data["weights"]) == ("explore", "run", None)
+        assert (data["step"], data["maxSteps"], data["shape"]) == (12, 12, [2, 2])
+        assert data["scored"]["steps"] == [12] and not data["server"]["canMeasure"]
+        snapshot = np.load(finished_run / "attention" / "step_00000012.npz")
+        assert data["server"]["prompt"] == "".join(snapshot["text_tokens"])
+        assert not data["server"]["isFollowing"]  # the run has ended
+
+        answer = explorer.read(TEXT)
+        np.testing.assert_allclose(answer["losses"], losses(finished_run, 12, TEXT), atol=1e-4)
+
+
+@pytest.mark.slow
+def test_a_run_that_trains_is_followed(text_file, tmp_path):
+    train = Process(
+        tmp_path,
+        *TINY,
+        "data=text",
+        f"data.path={text_file}",
+        "run_dir=run",
+        "max_steps=100000",
+        "eval.every=0",
+        "attention.every=0",
+        "checkpoint.every=50",
+        "checkpoint.keep=100000",
+    )
+    try:
+        train.wait_for(tmp_path / "run" / "checkpoints" / "last")
+        folder = tmp_path / "explorer"
+        folder.mkdir()
+        with exploring(folder, f"run_dir={tmp_path / 'run'}") as explorer:
+            first = explorer.ask("version")
+            assert first["isFollowing"] and explorer.data()["server"]["canMeasure"]
+            while (now := explorer.ask("version"))["step"] == first["step"]:
+                time.sleep(0.05)
+            assert now["version"] > first["version"] and now["step"] > first["step"]
+            assert explorer.data()["step"] >= now["step"]
+
+            ids = explorer.ask("encode", text=TEXT)
+            ((kind, error),) = explorer.frames(
+                "read", ids=ids, step=first["step"], off=[], hidden=[]
+            )
+            assert (kind, error["name"]) == ("error", "StepChanged")
+    finally:
+        train.signal(9)
+        train.wait()
+
+
+@pytest.mark.slow
+def test_a_browser_is_opened_if_there_is_a_screen(finished_run, tmp_path):
+    script, opened = tmp_path / "browser.sh", tmp_path / "opened.txt"
+    script.write_text(f'#!/bin/sh\necho "$1" > {opened}.part\nmv {opened}.part {opened}\n')
+    script.chmod(0o755)
+
+    def give_screen():
+        os.environ |= {"DISPLAY": ":1", "BROWSER": f"{script} %s"}
+
+    with exploring(
+        tmp_path, f"run_dir={finished_run}", "browser=true", fault=give_screen
+    ) as explorer:
+        explorer.wait_for(opened)
+        assert opened.read_text().strip() == explorer.address
+
+
+def test_bf16_weights_keep_exact_rotary_angles():
+    model = GPT(small(position="rope"))
+    expected = model.rotary.clone()
+    move_to_device(model, "cpu", "bf16")
+    assert model.head.weight.dtype == torch.bfloat16
+    assert torch.equal(model.rotary, expected)
+    move_to_device(model, "cpu", "auto")
+    assert model.head.weight.dtype == torch.float32
