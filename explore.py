@@ -7,8 +7,9 @@ python explore.py FILE.gguf                another model: see python explore.py 
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
+import threading
+import webbrowser
 from typing import TYPE_CHECKING
 
 import cli
@@ -79,18 +80,11 @@ def describe_model(model: GPT) -> str:
 def open_browser(address: str) -> None:
     """Open an address in a browser if this machine has a screen.
 
-    Another process does it, without the terminal, so that neither a slow browser blocks this one
-    nor a text browser takes over the terminal.
+    Another thread does it, because some browsers block until they are closed.
     """
     has_screen = sys.platform in ("darwin", "win32")
     if has_screen or {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys():
-        subprocess.Popen(
-            [sys.executable, "-m", "webbrowser", address],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+        threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ from attention_maps.cached_pass import rewind_cache
 from attention_maps.capture import ForwardPass
 from attention_maps.interventions import NO_INTERVENTIONS, Interventions
 from attention_maps.results import parse_head
+from common.text import pluralize
 from model import GPT, KVCache
 from taps import Taps, chain_taps
 
@@ -202,8 +203,8 @@ class Patching:
         if patch.layer >= c.n_layer or not has_component[patch.kind]:
             mlps = "no MLPs" if c.mlp == "none" else "MLPs"
             raise ValueError(
-                f"there is no {patch} to patch: the model has {c.n_layer} layers, {c.n_head} "
-                f"heads in each and {mlps}"
+                f"there is no {patch} to patch: the model has "
+                f"{pluralize(c.n_layer, 'layer')}, {pluralize(c.n_head, 'head')} in each and {mlps}"
             )
 
     def _is_after_prediction(self, patch: Patch) -> bool:

@@ -57,7 +57,7 @@ class Parameters:
         self.values = values
         self.config = config
 
-    def input(self, step: int) -> Input:
+    def model_input(self, step: int) -> Input:
         """Return the text and the interventions of a request about the weights of a step."""
         requested = self.integer("step", 0)
         if requested != step:

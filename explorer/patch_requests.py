@@ -52,7 +52,7 @@ def patch_cells(session: "Session", parameters: Parameters) -> Generator[Any, No
 
 def _prepare_patching(session: "Session", parameters: Parameters) -> PatchingRequest:
     """Run both texts, and the one that is patched with the kept patches."""
-    request = parameters.input(session.step)
+    request = parameters.model_input(session.step)
     corrupted_ids = parameters.text_ids("corrupted")
     if len(corrupted_ids) != len(request.ids):
         raise UserError(
@@ -96,8 +96,8 @@ def _kept_patches(parameters: Parameters, length: int) -> list[Patch]:
             )
         if patch.layer >= config.n_layer or patch.index >= counts[patch.kind]:
             raise UserError(
-                f"patched contains {name}, but the model has {config.n_layer} layers with "
-                f"{pluralize(config.n_head, 'head')} and the text {pluralize(length, 'token')}"
+                f"patched contains {name}, but the model has {pluralize(config.n_layer, 'layer')} "
+                f"with {pluralize(config.n_head, 'head')} and the text {pluralize(length, 'token')}"
             )
         patches[patch] = None
     return list(patches)

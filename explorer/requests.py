@@ -77,7 +77,7 @@ def version(session: "Session", parameters: Parameters) -> dict[str, Any]:
 
 def read(session: "Session", parameters: Parameters) -> dict[str, Any]:
     """Return predictions and value norms; `was` has the predictions without interventions."""
-    request = parameters.input(session.step)
+    request = parameters.model_input(session.step)
     reading = session.read(request)
     next_ids = reading.predict().next_ids
     norms, largest = reading.measure_norms()
@@ -101,7 +101,7 @@ def read(session: "Session", parameters: Parameters) -> dict[str, Any]:
 
 def patterns(session: "Session", parameters: Parameters) -> Generator[Any, None, None]:
     """Yield the attention weights of some heads as lower triangles, row after row, in float16."""
-    request, heads = parameters.input(session.step), parameters.heads("heads")
+    request, heads = parameters.model_input(session.step), parameters.heads("heads")
     weights = session.read(request).forward.weights[:, 0]  # (L, H, T, T)
     T = len(request.ids)
     rows, columns = torch.tril_indices(T, T, device=weights.device)
@@ -117,14 +117,14 @@ def patterns(session: "Session", parameters: Parameters) -> Generator[Any, None,
 
 def logits(session: "Session", parameters: Parameters) -> np.ndarray:
     """Return the logits (T, V)."""
-    request = parameters.input(session.step)
+    request = parameters.model_input(session.step)
     _check_size("logits", len(request.ids) * session.model.head.out_features)
     return to_float32(session.model.head(session.read(request).final_states()))
 
 
 def maps(session: "Session", parameters: Parameters) -> np.ndarray:
     """Return the attention weights (L, H, T, T)."""
-    request = parameters.input(session.step)
+    request = parameters.model_input(session.step)
     config = session.model.config
     _check_size("attention maps", config.n_layer * config.n_head * len(request.ids) ** 2)
     return to_float32(session.read(request).forward.weights[:, 0])
@@ -140,7 +140,7 @@ def _check_size(name: str, count: int) -> None:
 
 def continue_text(session: "Session", parameters: Parameters) -> Generator[Any, None, None]:
     """Yield the text continued token by token; beyond the longest text the window moves."""
-    request = parameters.input(session.step)
+    request = parameters.model_input(session.step)
     temperature = parameters.number("temperature", 0)
     count = parameters.integer("maxTokens", 0, MAX_CONTINUED_TOKENS)
     ids, maximum = list(request.ids), max_tokens(session.model.config)
@@ -161,7 +161,7 @@ def break_down(session: "Session", parameters: Parameters) -> dict[str, Any]:
 
     See `attention_maps.logit_attribution.LogitAttribution`.
     """
-    request = parameters.input(session.step)
+    request = parameters.model_input(session.step)
     i = parameters.integer("i", 0, len(request.ids) - 1)
     head = parameters.head("of")
     forward = session.read(request).forward.first_tokens(i + 2)
@@ -183,7 +183,7 @@ def break_down(session: "Session", parameters: Parameters) -> dict[str, Any]:
 
 def head_effects(session: "Session", parameters: Parameters) -> Generator[Any, None, None]:
     """Yield the loss increase in nats of the token after i without each head (zero ablation)."""
-    request = parameters.input(session.step)
+    request = parameters.model_input(session.step)
     i = parameters.integer("i", 0, len(request.ids) - 2)
     forward, H = session.read(request).forward, session.model.config.n_head
     target, interventions = request.ids[i + 1], request.first_tokens(i + 1).interventions
@@ -193,7 +193,7 @@ def head_effects(session: "Session", parameters: Parameters) -> Generator[Any, N
 
 def token_effects(session: "Session", parameters: Parameters) -> Generator[Any, None, None]:
     """Yield the effects of hiding each token j on the predictions after later ones, in nats."""
-    request = parameters.input(session.step)
+    request = parameters.model_input(session.step)
     forward = session.read(request).forward
     for hidden, loss, kl in iterate_token_effects(session.model, forward, request.interventions):
         for row in reversed(range(len(hidden))):
@@ -207,7 +207,7 @@ def token_effects(session: "Session", parameters: Parameters) -> Generator[Any, 
 
 def explain_score(session: "Session", parameters: Parameters) -> list[dict[str, Any]]:
     """Return the terms of one attention score."""
-    request, head = parameters.input(session.step), parameters.layer_and_head()
+    request, head = parameters.model_input(session.step), parameters.layer_and_head()
     i = parameters.integer("i", 0, len(request.ids) - 1)
     j = parameters.integer("j", 0, i)
     forward = session.read(request).forward

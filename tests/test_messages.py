@@ -48,6 +48,8 @@ ALWAYS_MANY = {
     "length",
     "len(steps)",
     "MIN_SEEDS",
+    "MAX_BODY_BYTES",
+    "format_magnitude(model.num_parameters(), None)",
     "window",
     "ceil(times ** 2)",
 }
