@@ -4,7 +4,7 @@
 
 A text is written into the page's field, and the clock runs until the frame after its attention maps
 are drawn: texts of 32 and 256 tokens that share no beginning with the one before, and one token
-more at their ends. Patching is timed from the request to the last head of a text of 16 tokens, of
+more at their ends. Each is written half a second after the picture before it. Patching is timed from the request to the last head of a text of 16 tokens, of
 which all but the first differ. It needs playwright and Chromium.
 """
 
@@ -23,6 +23,7 @@ from common.errors import UserError
 WORDS = ("the", "cat", "sat", "on", "mat", "and", "saw", "one", "red", "bird", "near", "an", "old")
 LENGTHS = (32, 256)  # tokens
 PATCHED_TOKENS = 16
+PAUSE_MILLISECONDS = 500  # before a text is written
 # Write a text, and return the milliseconds until the frame after it is shown.
 TYPE_TEXT = """text => new Promise(resolve => {
   const field = document.getElementById("typed");
@@ -98,6 +99,7 @@ def measure_page(tab: Any, rounds: int) -> dict[str, float]:
                 tab.evaluate("ids => glass.decode(ids)", ids[:n]) for n in (length, length + 1)
             ]
             for name, text in zip((f"{length} tokens", f"one token after {length}"), texts):
+                tab.wait_for_timeout(PAUSE_MILLISECONDS)
                 milliseconds = tab.evaluate(TYPE_TEXT, text)
                 if number:  # the first one warms up
                     times.setdefault(name, []).append(milliseconds)

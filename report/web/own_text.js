@@ -33,7 +33,7 @@ import {
 import { fillText, revealToken } from "./text_view.js";
 
 const SLOW_READING = 300; // milliseconds after which the page says that it is reading
-const TYPING_DELAY = 30; // milliseconds in which keys are gathered
+const TYPING_DELAY = 10; // milliseconds in which keys are gathered
 const CONTINUING_DELAY = 200; // milliseconds between two views of a text that is continued
 
 /** The text that the field holds at first: the tokens of a probe, from number `start` on. */
@@ -91,9 +91,11 @@ async function readOnce() {
   ownText.hidden = ownText.hidden.filter(j => j < ids.length - 1);
   const interventions = { off: [...ownText.off], hidden: [...ownText.hidden] };
   cancelRequestsOfText();
-  const results = await askModel("read", ids, { step, ...interventions });
+  const [results, tokens] = await Promise.all([
+    askModel("read", ids, { step, ...interventions }),
+    send("tokenTexts", { ids }),
+  ]);
   if (!results) return; // it was canceled
-  const tokens = await send("tokenTexts", { ids });
   const view = createPatternView(tokens, results);
   await requestPatterns(view, ids, { step, ...interventions });
   if (!wantsOwnText() || wantedStep() !== step) return;
