@@ -4,8 +4,9 @@
 
 A text is written into the page's field, and the clock runs until the frame after its attention maps
 are drawn: texts of 32 and 256 tokens that share no beginning with the one before, and one token
-more at their ends. Each is written half a second after the picture before it. Patching is timed from the request to the last head of a text of 16 tokens, of
-which all but the first differ. It needs playwright and Chromium.
+more at their ends. Each is written half a second after the picture before it. Patching is timed
+from the request to the last head of a text of 16 tokens, of which all but the first differ. It
+needs playwright and Chromium.
 """
 
 import shutil

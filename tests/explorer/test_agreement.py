@@ -1,0 +1,151 @@
+"""Both transports of the page agree: the worker with the weights, and the model in Python."""
+
+import math
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from models import configs, lively, random_tokens
+
+from data.tokenizer import CharTokenizer
+from explorer.session import Session
+from model import GPT
+from report.bundle import bundle
+from report.page import ExploredModel
+
+ENGINE = Path(__file__).parents[1] / "report" / "engine_in_page.js"
+# Answer requests with the worker's handlers: the parts of each, and its answer.
+ANSWER = """async ([config, weights, requests]) => {
+  const { HANDLERS, models, PATCH_HANDLERS, passes, session } = engine;
+  for (const weight of Object.values(weights)) weight.data = Float64Array.from(weight.data);
+  models.set(0, weights);
+  Object.assign(session, { config, tokenizer: { tokenText: String, decode: String } });
+  passes.clear();
+  const handlers = { ...HANDLERS, ...PATCH_HANDLERS };
+  const plain = value => {
+    if (ArrayBuffer.isView(value) || Array.isArray(value)) return Array.from(value, plain);
+    if (value === null || typeof value !== "object") return value;
+    return Object.fromEntries(Object.entries(value).map(([key, of]) => [key, plain(of)]));
+  };
+  const answers = [];
+  for (const [name, parameters] of requests) {
+    const parts = [];
+    const answer = await handlers[name](parameters, part => parts.push(plain(part)), 1);
+    answers.push([parts, plain(answer)]);
+  }
+  return answers;
+}"""
+
+
+@pytest.fixture(scope="module")
+def tab(chromium):
+    tab = chromium.new_page()
+    tab.add_script_tag(content=bundle(ENGINE))
+    return tab
+
+
+def answer_in_python(session: Session, name: str, parameters: dict) -> tuple[list, object]:
+    """The parts and the answer of a request to the model in Python."""
+    parts, results = [], session.handlers[name](parameters)
+    while True:
+        try:
+            parts.append(next(results))
+        except StopIteration as end:
+            return parts, end.value
+
+
+def assert_agree(found, expected, place: str) -> None:
+    """Compare two answers, except for the texts of tokens, which depend on the tokenizer."""
+    if isinstance(expected, dict):
+        for key in expected.keys() - {"words", "text"}:
+            assert_agree(found[key], expected[key], f"{place}.{key}")
+    elif isinstance(expected, list) and not all(isinstance(value, float) for value in expected):
+        assert len(found) == len(expected), place
+        for k, pair in enumerate(zip(found, expected)):
+            assert_agree(*pair, f"{place}[{k}]")
+    elif isinstance(expected, (np.ndarray, list)):
+        np.testing.assert_allclose(
+            np.array(found, dtype=float), np.array(expected, dtype=float), atol=1e-3, err_msg=place
+        )
+    elif isinstance(expected, float):
+        assert math.isclose(found, expected, rel_tol=1e-3, abs_tol=1e-3), place
+    else:
+        assert found == expected, place
+
+
+def by_key(name: str, parts: list) -> dict:
+    """What the parts of a request say, however they are divided."""
+    if name == "patterns" or name == "headEffects":
+        field = "maps" if name == "patterns" else "nats"
+        flat = [np.reshape(part[field], (len(part["heads"]), -1)) for part in parts]
+        heads = [head for part in parts for head in part["heads"]]
+        return dict(zip(heads, np.concatenate(flat)))
+    if name == "patchCells":
+        cells = [tuple(cell) for part in parts for cell in part["cells"]]
+        return dict(zip(cells, [np.array([v]) for part in parts for v in part["values"]]))
+    return {part["j"]: np.array([part["effects"], part["kl"]], float) for part in parts}
+
+
+@pytest.mark.slow
+@settings(
+    max_examples=12,
+    phases=[Phase.explicit, Phase.generate],  # shrinking a failure takes minutes
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(
+    configs,
+    st.lists(st.sampled_from(["L0H1", "L1H0", "L1H3"]), max_size=2, unique=True),
+    st.lists(st.integers(0, 8), max_size=2, unique=True),
+    st.lists(st.sampled_from(["L0T4", "L1T6", "L0H2", "L1H1"]), max_size=2, unique=True),
+    st.sampled_from(["denoising", "noising"]),
+)
+def test_the_worker_and_the_model_in_python_agree(tab, config, off, hidden, kept, direction):
+    model = lively(GPT(config))
+    ids, corrupted = random_tokens(10).tolist(), random_tokens(10).tolist()
+    corrupted[3] = (corrupted[3] + 1) % 23
+    text = {"step": 0, "ids": ids, "off": off, "hidden": hidden}
+    contrast = {
+        **text,
+        "corrupted": corrupted,
+        "i": 8,
+        "answer": 2,
+        "wrong": 7,
+        "direction": direction,
+        "patched": kept,
+    }
+    head = {"layer": 1, "head": 2, "i": 9, "j": 9}
+    requests = [
+        ("logits", text),
+        ("maps", text),
+        ("read", text),
+        ("patterns", {**text, "heads": [5, 0, 1, 2, 3, 4, 7, 6]}),
+        ("breakDown", {**text, "i": 8, "of": [1, 2]}),
+        ("headEffects", {**text, "i": 8}),
+        ("tokenEffects", text),
+        ("explainScore", {**text, **head}),
+        ("contrast", contrast),
+        ("patchCells", {**contrast, "kind": "residual"}),
+        ("patchCells", {**contrast, "kind": "component"}),
+    ]
+    weights = {
+        name: {"shape": list(tensor.shape), "data": tensor.flatten().tolist()}
+        for name, tensor in model.tensors().items()
+    }
+    in_page = tab.evaluate(ANSWER, [asdict(config), weights, requests])
+    explored = ExploredModel("model", config)
+    session = Session(model, CharTokenizer("abcdefghijklmnopqrstuvw"), explored)
+    for (name, parameters), (parts, answer) in zip(requests, in_page):
+        expected_parts, expected = answer_in_python(session, name, parameters)
+        if isinstance(expected, np.ndarray):
+            expected = expected.ravel()
+        elif name == "read":
+            expected["norms"] = expected["norms"].ravel()
+        assert_agree(answer, expected, name)
+        if expected_parts:
+            found, expected_values = by_key(name, parts), by_key(name, expected_parts)
+            assert found.keys() == expected_values.keys(), name
+            for key, value in expected_values.items():
+                np.testing.assert_allclose(found[key], value, atol=1e-3, err_msg=f"{name} {key}")
