@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import date
 from functools import partial
@@ -212,7 +213,10 @@ PARTS = {
 def main(argv: list[str]) -> None:
     """Renew the parts that the options name."""
     options = read_options(argv, DocsOptions)
-    parts = {**PARTS, "explore": partial(renew_explore, options.model)}
+    parts: dict[str, Callable[[Path], None]] = {
+        **PARTS,
+        "explore": partial(renew_explore, options.model),
+    }
     with tempfile.TemporaryDirectory() as temporary_folder:
         folder = Path(options.sweeps or temporary_folder).resolve()
         for renew in select("only", options.only, parts).values():
