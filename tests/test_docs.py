@@ -2,17 +2,20 @@
 
 import gzip
 import json
+import os
 import re
 import runpy
 import shlex
 import shutil
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 from conftest import ROOT
+from explore_process import exploring
 from processes import run, run_to_end
 
 import train
@@ -45,6 +48,7 @@ FROM_THE_HUB = (
     "data=hf",
     "init_from=openai-community/",
     "init_from=Qwen/",
+    "init_from=gpt2",
     "init_from=models/",
 )  # or from another index
 PLUGINS = ("hydra/launcher=", "hydra/sweeper=")  # of packages that are not required
@@ -157,6 +161,11 @@ def test_a_documented_command_succeeds(line, place, tmp_path, test_data):
                 shutil.rmtree(folder / path, ignore_errors=True)
     if "data.path=." in argv:
         folder = folder / "notes"
+    if script == "explore.py":
+        (logs := tmp_path / "logs").mkdir()
+        with exploring(logs, *argv, fault=partial(os.chdir, folder)) as explorer:
+            assert explorer.data()["kind"] == "explore"
+        return
     done = run(folder, script, *argv, env={"TIKTOKEN_CACHE_DIR": str(test_data / "tiktoken_cache")})
     assert done.returncode == 0, done.stderr
 
