@@ -33,6 +33,7 @@ def explore(config: ExploreConfig) -> None:
     """Load a model and answer the requests of its page until Ctrl-C."""
     from explorer.checkpoints import RunFollower, load_exploration
     from explorer.jobs import Jobs
+    from explorer.requests import make_requests
     from explorer.server import serve
     from explorer.session import Session
     from training.device import describe, pick_device
@@ -42,7 +43,7 @@ def explore(config: ExploreConfig) -> None:
     move_to_device(model, device, config.precision)
     jobs = Jobs()
     session = Session(model, tokenizer, explored, jobs.check_canceled)
-    server = serve(session, jobs, config.port)
+    server = serve(session.page, make_requests(session), jobs, config.port)
 
     print_stderr(f"{explored.title}: {describe_model(model)}, on {describe(device)}")
     print(server.address, flush=True)

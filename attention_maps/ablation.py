@@ -13,7 +13,13 @@ from torch import Tensor
 
 from attention_maps import scores
 from attention_maps.cached_pass import rewind_cache
-from attention_maps.capture import ForwardPass, max_logit_rows, next_tokens, token_losses
+from attention_maps.capture import (
+    ForwardPass,
+    in_float32_or_finer,
+    max_logit_rows,
+    next_tokens,
+    token_losses,
+)
 from attention_maps.interventions import NO_INTERVENTIONS, Interventions
 from attention_maps.results import Estimates
 from model import GPT, KVCache, autocast
@@ -301,5 +307,4 @@ def _compare_predictions(log_p: Tensor, log_q: Tensor, targets: Tensor, hidden: 
 
 def _log_probabilities(model: GPT, x: Tensor) -> Tensor:
     """Return the next-token log-probabilities (…, V) for a final residual stream x (…, C)."""
-    logits = model.head(model.norm(x))
-    return logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(dim=-1)
+    return in_float32_or_finer(model.head(model.norm(x))).log_softmax(dim=-1)

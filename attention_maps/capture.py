@@ -78,6 +78,11 @@ def in_float32(model: GPT) -> GPT:
     return model_copy
 
 
+def in_float32_or_finer(values: Tensor) -> Tensor:
+    """Convert values of lower precision to float32."""
+    return values.to(torch.promote_types(values.dtype, torch.float32))
+
+
 def max_logit_rows(model: GPT) -> int:
     """Return the maximum number of tokens whose logits are computed at once, to limit memory."""
     return max(1, MAX_LOGITS // len(model.head.weight))
@@ -92,8 +97,7 @@ def token_losses(model: GPT, x: Tensor, targets: Tensor) -> Tensor:
     rows = max_logit_rows(model)
     losses = []
     for some, ids in zip(x.flatten(0, -2).split(rows), targets.flatten().split(rows)):
-        logits = model.head(model.norm(some))  # (rows, V)
-        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        logits = in_float32_or_finer(model.head(model.norm(some)))  # (rows, V)
         losses.append(F.cross_entropy(logits, ids, ignore_index=-1, reduction="none"))
     return torch.cat(losses).view(targets.shape).masked_fill(targets < 0, torch.nan)
 

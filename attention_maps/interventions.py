@@ -1,4 +1,4 @@
-"""What is changed in a forward pass: heads that are ablated and tokens that are hidden."""
+"""Interventions on a forward pass: heads that are ablated and tokens that are hidden."""
 
 from functools import partial
 from typing import NamedTuple

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from attention_maps.ablation import rows_per_pass
 from attention_maps.cached_pass import rewind_cache
-from attention_maps.capture import ForwardPass
+from attention_maps.capture import ForwardPass, in_float32_or_finer
 from attention_maps.interventions import NO_INTERVENTIONS, Interventions
 from attention_maps.results import parse_head
 from common.text import pluralize
@@ -84,8 +84,7 @@ class CellValues(NamedTuple):
 @torch.no_grad()
 def measure_logit_difference(model: GPT, x: Tensor, contrast: Contrast) -> Tensor:
     """Return logit(answer) - logit(wrong) (…) for final residual streams x (…, C)."""
-    x = model.norm(x)
-    x = x.to(torch.promote_types(x.dtype, torch.float32))
+    x = in_float32_or_finer(model.norm(x))
     answer, wrong = model.head.weight[[contrast.answer, contrast.wrong]].to(x.dtype)
     return x @ (answer - wrong)
 

@@ -4,9 +4,9 @@ import math
 import queue
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import closing, suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 from explorer.frames import encode_error, encode_frame
 
@@ -16,6 +16,17 @@ MAX_WAIT_SECONDS = 1  # on Windows, Ctrl-C does not interrupt a wait
 
 # A job's parts are what it yields, its answer is what it returns.
 Compute = Callable[[], Generator[Any, None, Any]]
+
+
+class Requests(NamedTuple):
+    """What answers each request, by its name, from the parameters of the request.
+
+    The immediate ones return the answer, and are called in threads of the server. The others yield
+    parts and return the answer, and are run as jobs.
+    """
+
+    immediate: Mapping[str, Callable[[dict[str, Any]], object]]
+    handlers: Mapping[str, Callable[[dict[str, Any]], Generator[Any, None, Any]]]
 
 
 class Canceled(Exception):

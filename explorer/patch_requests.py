@@ -1,18 +1,17 @@
 """Answer the requests of activation patching: see `attention_maps.patching`."""
 
 from collections.abc import Generator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from attention_maps.capture import in_float32_or_finer
+from attention_maps.logit_attribution import PREDICTED_TOKENS
 from attention_maps.patching import Contrast, Patch, Patching, measure_logit_difference, parse_patch
 from common.errors import UserError
 from common.text import pluralize
 from explorer.parameters import Parameters, describe
-from explorer.reading import PREDICTED_TOKENS, in_float32_or_finer
-
-if TYPE_CHECKING:
-    from explorer.session import Session
+from explorer.session import Session
 
 
 class PatchingRequest(NamedTuple):
@@ -23,7 +22,7 @@ class PatchingRequest(NamedTuple):
     patching: Patching
 
 
-def contrast(session: "Session", parameters: Parameters) -> dict[str, Any]:
+def contrast(session: Session, parameters: Parameters) -> dict[str, Any]:
     """Return the logit differences of the clean, the corrupted and the patched run.
 
     The answer also has the likeliest next tokens of the patched run.
@@ -41,7 +40,7 @@ def contrast(session: "Session", parameters: Parameters) -> dict[str, Any]:
     }
 
 
-def patch_cells(session: "Session", parameters: Parameters) -> Generator[Any, None, None]:
+def patch_cells(session: Session, parameters: Parameters) -> Generator[Any, None, None]:
     """Yield the logit differences with one more activation patched, for each cell of a map."""
     kind = parameters.choice("kind", ("residual", "component"))
     patching = _prepare_patching(session, parameters).patching
@@ -50,7 +49,7 @@ def patch_cells(session: "Session", parameters: Parameters) -> Generator[Any, No
         yield {"cells": cells.tolist(), "values": values.astype(np.float32)}
 
 
-def _prepare_patching(session: "Session", parameters: Parameters) -> PatchingRequest:
+def _prepare_patching(session: Session, parameters: Parameters) -> PatchingRequest:
     """Run both texts, and the one that is patched with the kept patches."""
     request = parameters.model_input(session.step)
     corrupted_ids = parameters.text_ids("corrupted")

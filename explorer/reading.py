@@ -7,13 +7,12 @@ import torch
 from torch import Tensor
 
 from attention_maps.cached_pass import CachedPass
-from attention_maps.capture import ForwardPass, max_logit_rows, value_norms
+from attention_maps.capture import ForwardPass, in_float32_or_finer, max_logit_rows, value_norms
 from attention_maps.interventions import Interventions
+from attention_maps.logit_attribution import PREDICTED_TOKENS
 from common.errors import UserError
 from decoding import NON_FINITE_PREDICTIONS
 from model import GPT
-
-PREDICTED_TOKENS = 5  # most probable next tokens, listed for each token
 
 
 class Predictions(NamedTuple):
@@ -121,11 +120,6 @@ def select_logits(model: GPT, states: Tensor, ids: Tensor) -> Tensor:
     rows = in_float32_or_finer(model.head.weight[ids])  # (…, k, C)
     logits = torch.einsum("...kc,...c->...k", rows, in_float32_or_finer(states))
     return in_float32_or_finer(logits.to(states.dtype))
-
-
-def in_float32_or_finer(values: Tensor) -> Tensor:
-    """Convert values of lower precision to float32."""
-    return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
 def to_float32(values: Tensor) -> np.ndarray:

@@ -6,7 +6,8 @@ same.
 """
 
 from collections.abc import Callable, Generator
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,14 +17,13 @@ from attention_maps.logit_attribution import attribute_logits, find_promoted_tok
 from attention_maps.score_attribution import attribute_score
 from common.errors import UserError
 from decoding import Sampling, next_token_probabilities, window_start
+from explorer.jobs import Requests
 from explorer.parameters import Parameters, max_tokens
 from explorer.patch_requests import contrast, patch_cells
 from explorer.reading import to_float32
+from explorer.session import Session
 
-if TYPE_CHECKING:
-    from explorer.session import Session
-
-Handler = Callable[["Session", Parameters], Generator[Any, None, Any]]
+Handler = Callable[[Session, Parameters], Generator[Any, None, Any]]
 
 MAX_PART_BYTES = 2_000_000  # of attention patterns in float16
 MAX_ARRAY_NUMBERS = 1 << 24  # of logits or attention maps that are asked for as a whole
@@ -31,10 +31,10 @@ MAX_CONTINUED_TOKENS = 1000
 MAX_SCORE_TERMS = 2000  # of one attention score; the smallest beyond these are added up
 
 
-def answer_alone(respond: Callable[["Session", Parameters], Any]) -> Handler:
+def answer_alone(respond: Callable[[Session, Parameters], Any]) -> Handler:
     """Return the handler of a request that is answered without parts."""
 
-    def handle(session: "Session", parameters: Parameters) -> Generator[Any, None, Any]:
+    def handle(session: Session, parameters: Parameters) -> Generator[Any, None, Any]:
         yield from ()
         return respond(session, parameters)
 
@@ -44,7 +44,7 @@ def answer_alone(respond: Callable[["Session", Parameters], Any]) -> Handler:
 # --- requests that are answered at once -----------------------------------------------------------
 
 
-def encode(session: "Session", parameters: Parameters) -> list[int]:
+def encode(session: Session, parameters: Parameters) -> list[int]:
     """Return the ids of a text: begin-of-text first, if there is one; none for an empty text."""
     ids = session.tokenizer.encode(parameters.text("text"))
     begin_of_text = session.tokenizer.begin_of_text
@@ -53,17 +53,17 @@ def encode(session: "Session", parameters: Parameters) -> list[int]:
     return [begin_of_text, *ids]
 
 
-def decode(session: "Session", parameters: Parameters) -> str:
+def decode(session: Session, parameters: Parameters) -> str:
     """Return the text of ids without begin-of-text."""
     return session.decode(parameters.ids("ids"))
 
 
-def token_texts(session: "Session", parameters: Parameters) -> list[str]:
+def token_texts(session: Session, parameters: Parameters) -> list[str]:
     """Return the text of each token."""
     return [session.spell_token(id) for id in parameters.ids("ids")]
 
 
-def version(session: "Session", parameters: Parameters) -> dict[str, Any]:
+def version(session: Session, parameters: Parameters) -> dict[str, Any]:
     """Return what a page compares with what it shows, to notice that there is something new."""
     return {
         "version": session.version,
@@ -75,7 +75,7 @@ def version(session: "Session", parameters: Parameters) -> dict[str, Any]:
 # --- predictions and attention maps ---------------------------------------------------------------
 
 
-def read(session: "Session", parameters: Parameters) -> dict[str, Any]:
+def read(session: Session, parameters: Parameters) -> dict[str, Any]:
     """Return predictions and value norms; `was` has the predictions without interventions."""
     request = parameters.model_input(session.step)
     reading = session.read(request)
@@ -99,7 +99,7 @@ def read(session: "Session", parameters: Parameters) -> dict[str, Any]:
     return results
 
 
-def patterns(session: "Session", parameters: Parameters) -> Generator[Any, None, None]:
+def patterns(session: Session, parameters: Parameters) -> Generator[Any, None, None]:
     """Yield the attention weights of some heads as lower triangles, row after row, in float16."""
     request, heads = parameters.model_input(session.step), parameters.heads("heads")
     weights = session.read(request).forward.weights[:, 0]  # (L, H, T, T)
@@ -115,14 +115,14 @@ def patterns(session: "Session", parameters: Parameters) -> Generator[Any, None,
         }
 
 
-def logits(session: "Session", parameters: Parameters) -> np.ndarray:
+def logits(session: Session, parameters: Parameters) -> np.ndarray:
     """Return the logits (T, V)."""
     request = parameters.model_input(session.step)
     _check_size("logits", len(request.ids) * session.model.head.out_features)
     return to_float32(session.model.head(session.read(request).final_states()))
 
 
-def maps(session: "Session", parameters: Parameters) -> np.ndarray:
+def maps(session: Session, parameters: Parameters) -> np.ndarray:
     """Return the attention weights (L, H, T, T)."""
     request = parameters.model_input(session.step)
     config = session.model.config
@@ -138,7 +138,7 @@ def _check_size(name: str, count: int) -> None:
         )
 
 
-def continue_text(session: "Session", parameters: Parameters) -> Generator[Any, None, None]:
+def continue_text(session: Session, parameters: Parameters) -> Generator[Any, None, None]:
     """Yield the text continued token by token; beyond the longest text the window moves."""
     request = parameters.model_input(session.step)
     temperature = parameters.number("temperature", 0)
@@ -156,7 +156,7 @@ def continue_text(session: "Session", parameters: Parameters) -> Generator[Any, 
 # --- explanations ---------------------------------------------------------------------------------
 
 
-def break_down(session: "Session", parameters: Parameters) -> dict[str, Any]:
+def break_down(session: Session, parameters: Parameters) -> dict[str, Any]:
     """Return the logit lens and the direct logit attribution of the prediction after token i.
 
     See `attention_maps.logit_attribution.LogitAttribution`.
@@ -181,7 +181,7 @@ def break_down(session: "Session", parameters: Parameters) -> dict[str, Any]:
     }
 
 
-def head_effects(session: "Session", parameters: Parameters) -> Generator[Any, None, None]:
+def head_effects(session: Session, parameters: Parameters) -> Generator[Any, None, None]:
     """Yield the loss increase in nats of the token after i without each head (zero ablation)."""
     request = parameters.model_input(session.step)
     i = parameters.integer("i", 0, len(request.ids) - 2)
@@ -191,7 +191,7 @@ def head_effects(session: "Session", parameters: Parameters) -> Generator[Any, N
         yield {"heads": list(range(layer * H, (layer + 1) * H)), "nats": nats.astype(np.float32)}
 
 
-def token_effects(session: "Session", parameters: Parameters) -> Generator[Any, None, None]:
+def token_effects(session: Session, parameters: Parameters) -> Generator[Any, None, None]:
     """Yield the effects of hiding each token j on the predictions after later ones, in nats."""
     request = parameters.model_input(session.step)
     forward = session.read(request).forward
@@ -205,7 +205,7 @@ def token_effects(session: "Session", parameters: Parameters) -> Generator[Any, 
                 }
 
 
-def explain_score(session: "Session", parameters: Parameters) -> list[dict[str, Any]]:
+def explain_score(session: Session, parameters: Parameters) -> list[dict[str, Any]]:
     """Return the terms of one attention score."""
     request, head = parameters.model_input(session.step), parameters.layer_and_head()
     i = parameters.integer("i", 0, len(request.ids) - 1)
@@ -223,14 +223,14 @@ def explain_score(session: "Session", parameters: Parameters) -> list[dict[str, 
 # --- scores of the heads --------------------------------------------------------------------------
 
 
-def measure_heads(session: "Session", parameters: Parameters) -> Generator[Any, None, None]:
+def measure_heads(session: Session, parameters: Parameters) -> Generator[Any, None, None]:
     """Measure the scores of all heads for the page, and yield lines of progress."""
     ids = parameters.text_ids("ids")
     for line in session.measure_heads(ids):
         yield {"line": line}
 
 
-IMMEDIATE: dict[str, Callable[["Session", Parameters], Any]] = {
+IMMEDIATE: dict[str, Callable[[Session, Parameters], Any]] = {
     "encode": encode,
     "decode": decode,
     "tokenTexts": token_texts,
@@ -251,3 +251,20 @@ HANDLERS: dict[str, Handler] = {
     "patchCells": patch_cells,
     "measureHeads": measure_heads,
 }
+
+
+def make_requests(session: Session) -> Requests:
+    """Return what answers the requests of a session's page."""
+    config = session.model.config
+
+    def answer(name: str, values: dict[str, Any]) -> object:
+        return IMMEDIATE[name](session, Parameters(values, config))
+
+    @torch.no_grad()
+    def handle(name: str, values: dict[str, Any]) -> Generator[Any, None, Any]:
+        return (yield from HANDLERS[name](session, Parameters(values, config)))
+
+    return Requests(
+        immediate={name: partial(answer, name) for name in IMMEDIATE},
+        handlers={name: partial(handle, name) for name in HANDLERS},
+    )

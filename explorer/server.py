@@ -15,17 +15,17 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 from socketserver import ThreadingTCPServer
-from typing import Any, Protocol
+from typing import Any
 
 from common.errors import UserError
 from explorer.frames import encode_error, encode_frame
-from explorer.jobs import Compute, Jobs, TooManyJobs
+from explorer.jobs import Compute, Jobs, Requests, TooManyJobs
 
 ADDRESS = "127.0.0.1"
 TOKEN_BYTES = 16
@@ -52,23 +52,6 @@ REASONS = {
     HTTPStatus.SERVICE_UNAVAILABLE: "Too many requests are waiting; try again later.",
 }
 
-Parameters = dict[str, Any]
-
-
-class Session(Protocol):
-    """What the server needs of a loaded model.
-
-    `page` and the immediate handlers run in the server's threads, the others in the main thread.
-    """
-
-    # Handlers by the name of the request. The immediate ones return the answer; the others yield
-    # parts and return the answer.
-    immediate: Mapping[str, Callable[[Parameters], object]]
-    handlers: Mapping[str, Callable[[Parameters], Generator[Any, None, Any]]]
-
-    def page(self) -> str:
-        """Return the page as HTML."""
-
 
 class Refusal(Exception):
     """A request that gets only a status."""
@@ -82,7 +65,8 @@ class Server(ThreadingTCPServer):
     """Answers each connection in a thread of its own; a connection has one request.
 
     Args:
-        session: what answers the requests.
+        page: returns the page as HTML; called in threads of the server.
+        requests: what answers the page's requests.
         jobs: the queue of what the main thread computes.
         port: 0 chooses a free one.
         timeout: seconds to send a whole request, and to receive a frame.
@@ -93,9 +77,12 @@ class Server(ThreadingTCPServer):
     allow_reuse_address = True  # a port is free again at once after the command ends
     request_queue_size = MAX_CONNECTIONS
 
-    def __init__(self, session: Session, jobs: Jobs, port: int, timeout: float) -> None:
+    def __init__(
+        self, page: Callable[[], str], requests: Requests, jobs: Jobs, port: int, timeout: float
+    ) -> None:
         super().__init__((ADDRESS, port), Handler)
-        self.session = session
+        self.page = page
+        self.requests = requests
         self.jobs = jobs
         self.client_timeout = timeout
         self.port = self.server_address[1]
@@ -166,7 +153,7 @@ class Handler(BaseHTTPRequestHandler):
         try:
             if self._allowed_path() != "":
                 raise Refusal(HTTPStatus.NOT_FOUND)
-            page = self.server.session.page().encode()
+            page = self.server.page().encode()
             self._start_answer(HTTPStatus.OK, "text/html; charset=utf-8")
             self.wfile.write(page)
         except Refusal as refusal:
@@ -197,7 +184,7 @@ class Handler(BaseHTTPRequestHandler):
             raise Refusal(HTTPStatus.FORBIDDEN)
         return path
 
-    def _read_request(self) -> tuple[str, Parameters]:
+    def _read_request(self) -> tuple[str, dict[str, Any]]:
         """Return the name of the request and its parameters; raise Refusal if it is malformed."""
         length = self.headers.get("Content-Length")
         if length is None or "Transfer-Encoding" in self.headers:
@@ -216,15 +203,15 @@ class Handler(BaseHTTPRequestHandler):
             raise Refusal(HTTPStatus.BAD_REQUEST)
         return name, parameters
 
-    def _answer_request(self, name: str, parameters: Parameters) -> None:
+    def _answer_request(self, name: str, parameters: dict[str, Any]) -> None:
         """Send the frames that answer a request; raise Refusal if none can."""
-        session = self.server.session
-        if name in session.immediate:
-            frame = _answer_now(session.immediate[name], parameters)
+        requests = self.server.requests
+        if name in requests.immediate:
+            frame = _answer_now(requests.immediate[name], parameters)
             self._start_answer(HTTPStatus.OK, FRAMES_TYPE)
             self.wfile.write(frame)
-        elif name in session.handlers:
-            self._run_job(partial(session.handlers[name], parameters))
+        elif name in requests.handlers:
+            self._run_job(partial(requests.handlers[name], parameters))
         else:
             raise Refusal(HTTPStatus.NOT_FOUND)
 
@@ -278,7 +265,7 @@ class Handler(BaseHTTPRequestHandler):
         """Log nothing: a request's line has the token."""
 
 
-def _answer_now(answer: Callable[[Parameters], object], parameters: Parameters) -> bytes:
+def _answer_now(answer: Callable[[dict[str, Any]], object], parameters: dict[str, Any]) -> bytes:
     """Return the frame that answers an immediate request."""
     try:
         return encode_frame("answer", answer(parameters))
@@ -286,11 +273,18 @@ def _answer_now(answer: Callable[[Parameters], object], parameters: Parameters) 
         return encode_error(e)
 
 
-def serve(session: Session, jobs: Jobs, port: int, timeout: float = TIMEOUT_SECONDS) -> Server:
+def serve(
+    page: Callable[[], str],
+    requests: Requests,
+    jobs: Jobs,
+    port: int,
+    timeout: float = TIMEOUT_SECONDS,
+) -> Server:
     """Start the server in a thread of its own.
 
     Args:
-        session: what answers the requests.
+        page: returns the page as HTML; called in threads of the server.
+        requests: what answers the page's requests.
         jobs: the queue of what the main thread computes.
         port: 0 chooses a free one.
         timeout: seconds to send a whole request, and to receive a frame.
@@ -299,7 +293,7 @@ def serve(session: Session, jobs: Jobs, port: int, timeout: float = TIMEOUT_SECO
         UserError: If the port cannot be used.
     """
     try:
-        server = Server(session, jobs, port, timeout)
+        server = Server(page, requests, jobs, port, timeout)
     except OSError as e:
         raise UserError(
             f"port={port} cannot be used ({e.strerror}); choose another, or port=0 for a free one"

@@ -1,12 +1,9 @@
-"""The model that a page explores: its requests, and what is cached between them."""
+"""The model that a page explores, and what is cached between two requests."""
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
-from functools import partial
-from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from attention_maps.analysis import measure_heads
@@ -18,25 +15,19 @@ from attention_maps.probes import spell_token
 from attention_maps.rendering import render
 from attention_maps.results import Head
 from data.tokenizer import Tokenizer
-from explorer.parameters import Input, Parameters, max_tokens
+from explorer.parameters import Input, max_tokens
 from explorer.reading import Reading
-from explorer.requests import HANDLERS, IMMEDIATE
 from model import GPT
 from report.page import ExploredModel, measured_scores, render_explore_page
-
-# What answers a request with these parameters, by its name.
-Immediate = Mapping[str, Callable[[dict[str, Any]], object]]
-Handlers = Mapping[str, Callable[[dict[str, Any]], Generator[Any, None, Any]]]
 
 MAX_READINGS = 3  # cached passes: the one without interventions, and the two used last
 
 
 class Session:
-    """A model, its tokenizer and the requests that a page may make.
+    """A model and its tokenizer, as the requests of a page use them; see explorer/requests.py.
 
-    `immediate` and `handlers` hold what answers each request, by its name. A handler is a generator
-    function: it yields partial answers and returns the answer. Handlers run in one thread, one at
-    a time; `immediate` and `page` may be called in others.
+    `read` and `measure_heads` are called in one thread, one at a time; the other methods may be
+    called in others.
 
     Attributes:
         explored: What the page shows without a request.
@@ -58,8 +49,6 @@ class Session:
         self.model, self.tokenizer = model.eval(), tokenizer
         self.explored = explored
         self.version = 0
-        self.immediate: Immediate = {name: partial(self._answer, name) for name in IMMEDIATE}
-        self.handlers: Handlers = {name: partial(self._handle, name) for name in HANDLERS}
         self._random = np.random.default_rng()
         self._readings: dict[tuple[tuple[Head, ...], bool, str], Reading] = {}
         self._gram: Tensor | None = None
@@ -132,12 +121,3 @@ class Session:
     def draw(self, probabilities: np.ndarray) -> int:
         """Draw a token from its probabilities (V,)."""
         return int(self._random.choice(len(probabilities), p=probabilities / probabilities.sum()))
-
-    def _answer(self, name: str, values: dict[str, Any]) -> Any:
-        """Answer an immediate request."""
-        return IMMEDIATE[name](self, Parameters(values, self.model.config))
-
-    @torch.no_grad()
-    def _handle(self, name: str, values: dict[str, Any]) -> Generator[Any, None, Any]:
-        """Yield the parts of a request's answer, and return the answer."""
-        return (yield from HANDLERS[name](self, Parameters(values, self.model.config)))

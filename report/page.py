@@ -68,7 +68,7 @@ class HeadScores(NamedTuple):
 
 @dataclass(frozen=True)
 class ExploredModel:
-    """What a page of explore.py shows without asking the model."""
+    """The facts that a page of explore.py shows without asking the model."""
 
     title: str
     config: GPTConfig

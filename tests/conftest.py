@@ -28,6 +28,7 @@ from config import (
     TokenizerConfig,
     WandbConfig,
 )
+from report.bundle import bundle
 
 # Set before torch is imported, here and in the processes that tests start: models this small run
 # faster on one thread.
@@ -252,6 +253,14 @@ def chromium():
         )
         yield browser
         browser.close()
+
+
+@pytest.fixture(scope="module")
+def engine_tab(chromium):
+    """Return a tab in which tests reach modules of the page's JavaScript as `engine`."""
+    tab = chromium.new_page()
+    tab.add_script_tag(content=bundle(ROOT / "tests" / "report" / "engine_in_page.js"))
+    return tab
 
 
 def wait_until(tab, expression: str, seconds: float = 20) -> None:

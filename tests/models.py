@@ -4,7 +4,7 @@ import math
 
 import torch
 import torch.nn.functional as F
-from hypothesis import settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 
 from attention_maps.capture import ForwardPass
@@ -19,6 +19,13 @@ from taps import chain_taps
 few = settings(max_examples=settings.default.max_examples // 3)
 
 VOCAB_SIZE = 23
+
+# Fewer still, for tests that ask a browser about each.
+in_browser = settings(
+    max_examples=12,
+    phases=[Phase.explicit, Phase.generate],  # shrinking a failure takes minutes
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 
 # Rotary positions need even head sizes.
 configs = st.builds(
@@ -153,6 +160,14 @@ def ngram_vectors(model, tokens, hidden=None):
                 rows.append(own_rows.get(tuple(tokens[start : t + 1].tolist()), rare_row))
         sums.append(model.ngrams.table[rows].sum(dim=0))
     return F.pad(torch.stack(sums), (0, model.ngrams.untouched_channels))
+
+
+def page_weights(model) -> dict:
+    """The weights of a model as the page's code reads them."""
+    return {
+        name: {"shape": list(tensor.shape), "data": tensor.flatten().tolist()}
+        for name, tensor in model.tensors().items()
+    }
 
 
 def random_tokens(*shape, seed=0):

@@ -30,6 +30,21 @@ export function el(tag, properties = {}, ...children) {
 }
 
 /**
+ * Return a function that calls another one, unless it has done so less than `delay` ms ago.
+ *
+ * @param {() => void} call
+ * @param {number} delay
+ */
+export function throttle(call, delay) {
+  let lastCall = 0;
+  return () => {
+    if (performance.now() - lastCall < delay) return;
+    lastCall = performance.now();
+    call();
+  };
+}
+
+/**
  * Create an element whose text cannot change the direction of the text around it.
  *
  * @param {string} text

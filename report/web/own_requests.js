@@ -4,7 +4,7 @@
  */
 
 import { drawAttention, drawSmallMaps } from "./attention_map.js";
-import { $ } from "./dom.js";
+import { $, throttle } from "./dom.js";
 import { askModel, cancel, describeFailure } from "./engine.js";
 import { headsInView } from "./head_grid.js";
 import { updateHeadEffects } from "./logit_attribution.js";
@@ -181,15 +181,13 @@ export async function requestBreakdown(i, draw) {
   draw();
   if (hasHeadEffects() || i + 1 >= ownText.T) return;
   Object.assign(predictions, { headEffectsToken: i, headEffects: [] });
-  let lastDrawn = 0;
+  const redraw = throttle(updateHeadEffects, REDRAW_DELAY);
   await ask("headEffects", { i }, ({ heads, nats }) => {
     if (!hasHeadEffects()) return;
     heads.forEach((k, n) => {
       predictions.headEffects[k] = nats[n];
     });
-    if (performance.now() - lastDrawn < REDRAW_DELAY) return;
-    lastDrawn = performance.now();
-    updateHeadEffects();
+    redraw();
   });
   if (hasHeadEffects()) draw();
 }
@@ -201,15 +199,13 @@ export async function requestTokenEffects() {
   predictions.requestedTokenEffects = true;
   const isShown = () =>
     predictions === ownText.predictions && selection.showTokenEffect && isOwnText();
-  let lastDrawn = 0;
+  const redraw = throttle(drawAttention, REDRAW_DELAY);
   await ask("tokenEffects", {}, ({ j, effects, kl }) => {
     predictions.columns[j] = { effects, kl };
     for (const effect of effects) {
       predictions.largest = Math.max(predictions.largest, Math.abs(effect) || 0);
     }
-    if (!isShown() || performance.now() - lastDrawn < REDRAW_DELAY) return;
-    lastDrawn = performance.now();
-    drawAttention();
+    if (isShown()) redraw();
   });
   if (isShown()) drawAttention();
 }

@@ -56,8 +56,7 @@ export async function readOwnText() {
   try {
     await readOnce();
   } catch (error) {
-    $("own-text-status").textContent =
-      error.name === "UnknownCharacterError" ? `${error.message}.` : describeFailure(error);
+    $("own-text-status").textContent = describeFailure(error);
     keepSelection();
     emit("draw");
   }

@@ -1,6 +1,6 @@
 /** Activation patching: what the reader has selected, and its measurement. */
 
-import { $ } from "./dom.js";
+import { $, throttle } from "./dom.js";
 import { askModel, cancel, describeFailure, send } from "./engine.js";
 import { formatNumber, makeVisible, pluralize } from "./format.js";
 import { data, H, hasMlps, isOwnText, L, maxTokens, ownText, selection } from "./page_state.js";
@@ -160,14 +160,10 @@ export async function measure(draw, drawCells) {
     if (!problem && !isComplete) question = null; // canceled: measured at the next change
   } catch (error) {
     if (!isCurrent()) return;
-    measured.problem = describeError(error);
+    measured.problem = describeFailure(error);
   }
   draw();
 }
-
-/** Say why a text cannot be encoded or the model does not run. */
-const describeError = error =>
-  error.name === "UnknownCharacterError" ? `${error.message}.` : describeFailure(error);
 
 /** Forget what was measured of two texts. */
 function forgetTexts() {
@@ -244,16 +240,14 @@ async function measurePatches({ input, isCurrent, draw, drawCells }, ask) {
     );
   }
   draw();
-  let lastDrawn = 0;
+  const redraw = throttle(drawCells, REDRAW_DELAY);
   for (const kind of ["component", "residual"]) {
     await ask("patchCells", { ...parameters, kind }, ({ cells, values }) => {
       if (!isCurrent()) return;
       cells.forEach(([row, column], k) => {
         measured.cells[kind].set(`${row},${column}`, values[k]);
       });
-      if (performance.now() - lastDrawn < REDRAW_DELAY) return;
-      lastDrawn = performance.now();
-      drawCells();
+      redraw();
     });
     if (!isCurrent()) return "";
   }
@@ -319,6 +313,6 @@ export async function encodeToken(text) {
     const names = tokens.length ? ` (${tokens.map(makeVisible).join(" ")})` : "";
     return { id: null, problem: `This is ${pluralize(ids.length, "token")}${names}: type one.` };
   } catch (error) {
-    return { id: null, problem: describeError(error) };
+    return { id: null, problem: describeFailure(error) };
   }
 }

@@ -88,7 +88,9 @@ export function createWorkerTransport() {
       await loadedWeights.get(step);
     },
 
-    describeFailure: error =>
-      `The model cannot run in this page (${error.message}). The stored values are shown.`,
+    describeFailure(error) {
+      if (error.name === "UnknownCharacterError") return `${error.message}.`;
+      return `The model cannot run in this page (${error.message}). The stored values are shown.`;
+    },
   };
 }

@@ -1,13 +1,20 @@
 """Attention-score attribution, against recorded scores, a slow loop and the page's code."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from models import captured_with, configs, few, induction_model, lively, random_tokens
+from models import (
+    captured_with,
+    configs,
+    few,
+    in_browser,
+    induction_model,
+    lively,
+    page_weights,
+    random_tokens,
+)
 
 from attention_maps.capture import capture, residual_writes
 from attention_maps.interventions import Interventions
@@ -16,7 +23,6 @@ from attention_maps.results import Head
 from attention_maps.score_attribution import attribute_score
 from kernels import rms_norm
 from model import GPT
-from report.bundle import bundle
 
 ablations = st.lists(st.builds(Head, st.integers(0, 1), st.integers(0, 3)), max_size=2)
 hidden_tokens = st.lists(st.integers(0, 10), max_size=3, unique=True)
@@ -155,23 +161,12 @@ ASK = """([config, weights, ids, off, hidden, cells]) => {
 }"""
 
 
-@settings(
-    max_examples=8,
-    phases=[Phase.explicit, Phase.generate],  # shrinking a failure takes minutes
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
+@in_browser
 @given(configs, ablations, hidden_tokens)
-def test_the_page_lists_the_same_terms(chromium, config, ablated, hidden):
+def test_the_page_lists_the_same_terms(engine_tab, config, ablated, hidden):
     model, forward = read_text(config, ablated, hidden)
-    weights = {
-        name: {"shape": list(tensor.shape), "data": tensor.flatten().tolist()}
-        for name, tensor in model.tensors().items()
-    }
     ids, off = forward.tokens[0].tolist(), [str(head) for head in ablated]
-    tab = chromium.new_page()
-    tab.add_script_tag(content=bundle(Path(__file__).parents[1] / "report" / "engine_in_page.js"))
-    lists = tab.evaluate(ASK, [vars(config), weights, ids, off, hidden, CELLS])
-    tab.close()
+    lists = engine_tab.evaluate(ASK, [vars(config), page_weights(model), ids, off, hidden, CELLS])
     for (head, i, j), listed in zip(CELLS, lists):
         terms = attribute_score(model, forward, head, i, j, hidden)
         names = [(term["query"], term["key"]) for term in listed]

@@ -2,21 +2,19 @@
 
 import math
 from dataclasses import asdict
-from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from asking import ask
+from hypothesis import given
 from hypothesis import strategies as st
-from models import configs, lively, random_tokens
+from models import configs, in_browser, lively, page_weights, random_tokens
 
 from data.tokenizer import CharTokenizer
 from explorer.session import Session
 from model import GPT
-from report.bundle import bundle
 from report.page import ExploredModel
 
-ENGINE = Path(__file__).parents[1] / "report" / "engine_in_page.js"
 # Answer requests with the worker's handlers: the parts of each, and its answer.
 ANSWER = """async ([config, weights, requests]) => {
   const { HANDLERS, models, PATCH_HANDLERS, passes, session } = engine;
@@ -38,23 +36,6 @@ ANSWER = """async ([config, weights, requests]) => {
   }
   return answers;
 }"""
-
-
-@pytest.fixture(scope="module")
-def tab(chromium):
-    tab = chromium.new_page()
-    tab.add_script_tag(content=bundle(ENGINE))
-    return tab
-
-
-def answer_in_python(session: Session, name: str, parameters: dict) -> tuple[list, object]:
-    """The parts and the answer of a request to the model in Python."""
-    parts, results = [], session.handlers[name](parameters)
-    while True:
-        try:
-            parts.append(next(results))
-        except StopIteration as end:
-            return parts, end.value
 
 
 def assert_agree(found, expected, place: str) -> None:
@@ -90,11 +71,7 @@ def by_key(name: str, parts: list) -> dict:
 
 
 @pytest.mark.slow
-@settings(
-    max_examples=12,
-    phases=[Phase.explicit, Phase.generate],  # shrinking a failure takes minutes
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
+@in_browser
 @given(
     configs,
     st.lists(st.sampled_from(["L0H1", "L1H0", "L1H3"]), max_size=2, unique=True),
@@ -102,7 +79,7 @@ def by_key(name: str, parts: list) -> dict:
     st.lists(st.sampled_from(["L0T4", "L1T6", "L0H2", "L1H1"]), max_size=2, unique=True),
     st.sampled_from(["denoising", "noising"]),
 )
-def test_the_worker_and_the_model_in_python_agree(tab, config, off, hidden, kept, direction):
+def test_the_worker_and_the_model_in_python_agree(engine_tab, config, off, hidden, kept, direction):
     model = lively(GPT(config))
     ids, corrupted = random_tokens(10).tolist(), random_tokens(10).tolist()
     corrupted[3] = (corrupted[3] + 1) % 23
@@ -130,15 +107,11 @@ def test_the_worker_and_the_model_in_python_agree(tab, config, off, hidden, kept
         ("patchCells", {**contrast, "kind": "residual"}),
         ("patchCells", {**contrast, "kind": "component"}),
     ]
-    weights = {
-        name: {"shape": list(tensor.shape), "data": tensor.flatten().tolist()}
-        for name, tensor in model.tensors().items()
-    }
-    in_page = tab.evaluate(ANSWER, [asdict(config), weights, requests])
+    in_page = engine_tab.evaluate(ANSWER, [asdict(config), page_weights(model), requests])
     explored = ExploredModel("model", config)
     session = Session(model, CharTokenizer("abcdefghijklmnopqrstuvw"), explored)
     for (name, parameters), (parts, answer) in zip(requests, in_page):
-        expected_parts, expected = answer_in_python(session, name, parameters)
+        expected_parts, expected = ask(session, name, **parameters)
         if isinstance(expected, np.ndarray):
             expected = expected.ravel()
         elif name == "read":

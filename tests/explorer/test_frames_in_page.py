@@ -1,13 +1,11 @@
 """The page reads the frames that explorer/frames.py writes, however the network splits them."""
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from explorer.frames import encode_frame
-from report.bundle import bundle
 
 READ = """async ([bytes, sizes]) => {
   const stream = new ReadableStream({
@@ -30,11 +28,8 @@ READ = """async ([bytes, sizes]) => {
 
 
 @pytest.fixture(scope="module")
-def read_frames(chromium):
-    tab = chromium.new_page()
-    script = bundle(Path(__file__).parents[1] / "report" / "engine_in_page.js")
-    tab.add_script_tag(content=script)
-    return lambda data, sizes: json.loads(tab.evaluate(READ, [list(data), sizes]))
+def read_frames(engine_tab):
+    return lambda data, sizes: json.loads(engine_tab.evaluate(READ, [list(data), sizes]))
 
 
 def test_the_page_reads_frames_and_drops_one_that_is_incomplete(read_frames):

@@ -133,7 +133,7 @@ def running_server():
     """Run a server whose jobs another thread than the main one runs."""
     jobs = Jobs()
     session = CountingSession(jobs.check_canceled)
-    server = serve(session, jobs, port=0, timeout=TIMEOUT)
+    server = serve(session.page, session, jobs, port=0, timeout=TIMEOUT)
     worker = threading.Thread(target=jobs.run, daemon=True)
     worker.start()
     try:
@@ -511,7 +511,7 @@ def test_a_waiting_job_whose_client_is_gone_never_starts(client):
 def test_a_port_that_is_taken_is_a_mistake_of_the_user(client):
     port = client.server.port
     with pytest.raises(UserError, match=f"port={port}"):
-        serve(client.session, client.server.jobs, port)
+        serve(client.session.page, client.session, client.server.jobs, port)
 
 
 @pytest.mark.slow
@@ -519,7 +519,7 @@ def test_a_port_is_free_again_after_the_server(client):
     with running_server() as other:
         other.assert_works()
         port = other.server.port
-    server = serve(client.session, client.server.jobs, port)
+    server = serve(client.session.page, client.session, client.server.jobs, port)
     server.shutdown()
     server.server_close()
 

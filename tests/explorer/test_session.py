@@ -6,6 +6,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from asking import ask
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from models import VOCAB_SIZE, configs, few, lively, random_tokens, small
@@ -20,6 +21,7 @@ from common.errors import UserError
 from data.tokenizer import CharTokenizer
 from decoding import window_start
 from explorer.parameters import MAX_ATTENTION_WEIGHTS, StepChanged, max_tokens
+from explorer.requests import HANDLERS, IMMEDIATE
 from explorer.session import MAX_READINGS, Session
 from model import GPT
 from report.page import ExploredModel
@@ -30,18 +32,6 @@ T = 12  # tokens of most texts here
 
 def make_session(model: GPT, **arguments) -> Session:
     return Session(model, TOKENIZER, ExploredModel("model", model.config, step=3), **arguments)
-
-
-def ask(session: Session, name: str, **parameters):
-    """The parts and the answer of a request."""
-    if name in session.immediate:
-        return [], session.immediate[name](parameters)
-    parts, results = [], session.handlers[name](parameters)
-    while True:
-        try:
-            parts.append(next(results))
-        except StopIteration as end:
-            return parts, end.value
 
 
 def text_input(ids, off=(), hidden=()) -> dict:
@@ -410,7 +400,7 @@ VALID = {
     "patched": ["L1T2", "L0H1", "L1MLP"],
     "kind": "component",
 }
-REQUESTS = [name for name in (*SESSION.immediate, *SESSION.handlers) if name != "measureHeads"]
+REQUESTS = [name for name in (*IMMEDIATE, *HANDLERS) if name != "measureHeads"]
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
     lambda inner: st.lists(inner, max_size=5) | st.dictionaries(st.text(max_size=4), inner),

@@ -3,14 +3,13 @@ breakdown and score attribution; the tokenizers."""
 
 import json
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, Phase, example, given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from models import configs, lively, random_tokens, small
+from models import configs, in_browser, lively, page_weights, random_tokens, small
 
 from attention_maps import ablation, scores
 from attention_maps.capture import capture, residual_writes, value_norms
@@ -19,7 +18,6 @@ from attention_maps.scores import without_first_token
 from data.tokenizer import PATTERNS, CharTokenizer, load_tiktoken, train_bpe
 from decoding import window_start
 from model import GPT, causal_mask
-from report.bundle import bundle
 from report.pack import pack_float16
 
 # The passes have read other texts before, so that cached tokens are reused.
@@ -77,21 +75,6 @@ ASK = """async ([config, weights, ids, off, hidden]) => {
 }"""
 
 
-@pytest.fixture(scope="module")
-def tab(chromium):
-    tab = chromium.new_page()
-    tab.add_script_tag(content=bundle(Path(__file__).with_name("engine_in_page.js")))
-    return tab
-
-
-def page_weights(model: GPT) -> dict:
-    """Return the weights of a model as the page's code reads them."""
-    return {
-        name: {"shape": list(tensor.shape), "data": tensor.flatten().tolist()}
-        for name, tensor in model.tensors().items()
-    }
-
-
 def run_with_interventions(model, ids, off, hidden):
     """Return logits (T, V) and maps (L, H, T, T) with heads ablated and tokens hidden."""
     T, maps = len(ids), []
@@ -117,23 +100,19 @@ def next_token_losses(logits, ids) -> np.ndarray:
 
 
 @pytest.mark.slow
-@settings(
-    max_examples=12,
-    phases=[Phase.explicit, Phase.generate],  # shrinking a failure takes minutes
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
+@in_browser
 @given(
     configs,
     st.sampled_from([13, 16]),
     st.lists(st.tuples(st.integers(0, 1), st.integers(0, 3)), max_size=3),
     st.lists(st.integers(0, 10), max_size=3, unique=True),
 )
-def test_the_page_computes_what_the_model_computes(tab, config, block_size, off, hidden):
+def test_the_page_computes_what_the_model_computes(engine_tab, config, block_size, off, hidden):
     config.block_size = block_size
     model, ids = lively(GPT(config)).double(), random_tokens(12)
     weights = page_weights(model)
     names = [f"L{layer}H{head}" for layer, head in off]
-    computed = tab.evaluate(ASK, [vars(config), weights, ids.tolist(), names, hidden])
+    computed = engine_tab.evaluate(ASK, [vars(config), weights, ids.tolist(), names, hidden])
     with torch.no_grad():
         logits, maps = run_with_interventions(model, ids, off, hidden)
         captured = capture(model, ids.numpy()[None])
@@ -236,26 +215,26 @@ DRAW = """async ([config, weights, ids, temperature]) => {
 
 
 @pytest.mark.slow
-def test_the_page_draws_tokens_as_often_as_their_probability_at_a_temperature(tab):
+def test_the_page_draws_tokens_as_often_as_their_probability_at_a_temperature(engine_tab):
     model, ids = lively(GPT(small())), random_tokens(12)
-    drawn = tab.evaluate(DRAW, [vars(model.config), page_weights(model), ids.tolist(), 0.7])
+    drawn = engine_tab.evaluate(DRAW, [vars(model.config), page_weights(model), ids.tolist(), 0.7])
     with torch.no_grad():
         probabilities = (model(ids[None])[0][0, -1] / 0.7).softmax(dim=-1).numpy()
     assert np.bincount(drawn, minlength=23) == pytest.approx(200 * probabilities, abs=1.1)
 
 
-def test_the_page_reads_float16_numbers(tab):
+def test_the_page_reads_float16_numbers(engine_tab):
     numbers = np.arange(0, 1 << 16, 13, dtype=np.uint16).view(np.float16)  # of each exponent
     read = """bytes => {
       const length = bytes.length / 2;
       const number = engine.floatReader(bytes)(length);
       return Array.from({ length }, (_, k) => number(k));
     }"""
-    found = tab.evaluate(read, list(pack_float16(numbers)))
+    found = engine_tab.evaluate(read, list(pack_float16(numbers)))
     assert np.array_equal(np.array(found, float), numbers.astype(float), equal_nan=True)
 
 
-def test_rows_without_the_first_token_sum_to_1(tab):
+def test_rows_without_the_first_token_sum_to_1(engine_tab):
     A = np.tril(np.random.default_rng(0).random((5, 5)))
     A /= A.sum(axis=-1, keepdims=True) / 0.8  # a sink logit has the rest
     read = """A => {
@@ -265,13 +244,13 @@ def test_rows_without_the_first_token_sum_to_1(tab):
       });
       return A.map((row, i) => row.map((_, j) => (j <= i ? view.at(0, 0, i, j) : 0)));
     }"""
-    found = np.array(tab.evaluate(read, A.tolist()))
+    found = np.array(engine_tab.evaluate(read, A.tolist()))
     assert found[1:, 1:] == pytest.approx(without_first_token(A))
     assert not found[0].any() and not found[:, 0].any()
 
 
-def test_the_framed_cells_are_those_that_the_scores_read(tab):
-    diagonals = tab.evaluate("engine.scoredDiagonals(8)")
+def test_the_framed_cells_are_those_that_the_scores_read(engine_tab):
+    diagonals = engine_tab.evaluate("engine.scoredDiagonals(8)")
     assert {diagonal["score"] for diagonal in diagonals} == {"duplicate token", "induction"}
     queries = np.arange(8, 16)
     for diagonal in diagonals:
@@ -310,20 +289,20 @@ def tokenizer(request):
 
 
 @pytest.mark.slow
-def test_the_page_encodes_and_decodes_as_python_does(tab, tokenizer):
+def test_the_page_encodes_and_decodes_as_python_does(engine_tab, tokenizer):
     is_char = isinstance(tokenizer, CharTokenizer)
     create = "saved => { window.tokenizer = engine.createTokenizer(saved) }"
-    tab.evaluate(create, tokenizer.to_json())
+    engine_tab.evaluate(create, tokenizer.to_json())
 
     @settings(max_examples=100)
     @given(st.text(CHARACTERS) if is_char else texts)
     @example("")
     @example("a" if is_char else "a\r\n\r\n  b\ufeffc")
     def check(text):
-        ids = tab.evaluate("text => tokenizer.encode(text)", text)
+        ids = engine_tab.evaluate("text => tokenizer.encode(text)", text)
         assert ids == tokenizer.encode(text), json.dumps(text)
-        assert tab.evaluate("ids => tokenizer.decode(ids)", ids) == tokenizer.decode(ids)
+        assert engine_tab.evaluate("ids => tokenizer.decode(ids)", ids) == tokenizer.decode(ids)
 
     check()
     if not is_char:
-        assert tab.evaluate("tokenizer.encode('a\\ud83d')") == tokenizer.encode("a\ud83d")
+        assert engine_tab.evaluate("tokenizer.encode('a\\ud83d')") == tokenizer.encode("a\ud83d")

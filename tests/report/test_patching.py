@@ -4,25 +4,22 @@ Chromium."""
 import re
 import shutil
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
 from conftest import wait_until
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from models import configs, lively, random_tokens
+from models import configs, in_browser, lively, page_weights, random_tokens
 from pages import expect_text
 from playwright.sync_api import expect
 from safetensors.torch import save_file
-from test_forward import page_weights
 
 from attention_maps.capture import float16_weights
 from attention_maps.interventions import Interventions
 from attention_maps.results import parse_head
 from model import GPT
 from report import page
-from report.bundle import bundle
 from taps import Taps, chain_taps
 from taps import tap as apply_tap
 from training.checkpoint import load_run
@@ -45,13 +42,6 @@ MEASURE = """async ([config, weights, parameters]) => {
   }
   return measured;
 }"""
-
-
-@pytest.fixture(scope="module")
-def tab(chromium):
-    tab = chromium.new_page()
-    tab.add_script_tag(content=bundle(Path(__file__).with_name("engine_in_page.js")))
-    return tab
 
 
 def run(model: GPT, ids, interventions: Interventions, taps: Taps):
@@ -94,11 +84,7 @@ def patch(source: dict, name: str) -> Taps:
 
 
 @pytest.mark.slow
-@settings(
-    max_examples=12,
-    phases=[Phase.explicit, Phase.generate],  # shrinking a failure takes minutes
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
+@in_browser
 @given(
     configs,
     st.lists(st.sampled_from(["L0H1", "L1H0", "L1H3"]), max_size=2, unique=True),
@@ -106,7 +92,7 @@ def patch(source: dict, name: str) -> Taps:
     st.lists(st.sampled_from(["L0T4", "L1T6", "L0H2", "L1H1", "L0MLP"]), max_size=2, unique=True),
     st.sampled_from(["denoising", "noising"]),
 )
-def test_the_page_patches_as_taps_of_the_model_do(tab, config, off, hidden, kept, direction):
+def test_the_page_patches_as_taps_of_the_model_do(engine_tab, config, off, hidden, kept, direction):
     model = lively(GPT(config)).double()
     ids = random_tokens(12)
     corrupted = ids.clone()
@@ -126,7 +112,7 @@ def test_the_page_patches_as_taps_of_the_model_do(tab, config, off, hidden, kept
         "off": off,
         "hidden": hidden,
     }
-    measured = tab.evaluate(MEASURE, [vars(config), page_weights(model), parameters])
+    measured = engine_tab.evaluate(MEASURE, [vars(config), page_weights(model), parameters])
 
     interventions = Interventions(tuple(map(parse_head, off)), tuple(j for j in hidden if j < i))
     texts = [ids[: i + 1], corrupted[: i + 1]]
