@@ -64,12 +64,7 @@ class Refusal(Exception):
 class Server(ThreadingTCPServer):
     """Answers each connection in a thread of its own; a connection has one request.
 
-    Args:
-        page: returns the page as HTML; called in threads of the server.
-        requests: what answers the page's requests.
-        jobs: the queue of what the main thread computes.
-        port: 0 chooses a free one.
-        timeout: seconds to send a whole request, and to receive a frame.
+    The arguments are those of `serve`.
     """
 
     daemon_threads = True
