@@ -19,10 +19,10 @@ Compute = Callable[[], Generator[Any, None, Any]]
 
 
 class Requests(NamedTuple):
-    """What answers each request, by its name, from the parameters of the request.
+    """The functions that answer requests, by the name of the request they answer.
 
-    The immediate ones return the answer, and are called in threads of the server. The others yield
-    parts and return the answer, and are run as jobs.
+    Each takes the parameters of the request. The immediate ones return the answer, and are called
+    in threads of the server. The others yield parts and return the answer, and are run as jobs.
     """
 
     immediate: Mapping[str, Callable[[dict[str, Any]], object]]

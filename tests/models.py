@@ -57,6 +57,23 @@ configs = st.builds(
 seeds = st.integers(0, 2**31)
 
 
+@st.composite
+def patched_models(draw):
+    """A model's config, and the parts of a request that change its activations."""
+    config = draw(configs)
+    patches = ["L0T4", "L1T6", "L0H2", "L1H1"] + ["L0MLP"] * (config.mlp != "none")
+
+    def some(choices):
+        return draw(st.lists(st.sampled_from(choices), max_size=2, unique=True))
+
+    return config, {
+        "off": some(["L0H1", "L1H0", "L1H3"]),
+        "hidden": some(range(9)),
+        "patched": some(patches),
+        "direction": draw(st.sampled_from(["denoising", "noising"])),
+    }
+
+
 def small(**changes):
     """A configuration of a small model."""
     defaults = {

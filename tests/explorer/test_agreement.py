@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 from asking import ask
 from hypothesis import given
-from hypothesis import strategies as st
-from models import configs, in_browser, lively, page_weights, random_tokens
+from models import in_browser, lively, page_weights, patched_models, random_tokens
 
 from data.tokenizer import CharTokenizer
 from explorer.session import Session
@@ -72,27 +71,14 @@ def by_key(name: str, parts: list) -> dict:
 
 @pytest.mark.slow
 @in_browser
-@given(
-    configs,
-    st.lists(st.sampled_from(["L0H1", "L1H0", "L1H3"]), max_size=2, unique=True),
-    st.lists(st.integers(0, 8), max_size=2, unique=True),
-    st.lists(st.sampled_from(["L0T4", "L1T6", "L0H2", "L1H1"]), max_size=2, unique=True),
-    st.sampled_from(["denoising", "noising"]),
-)
-def test_the_worker_and_the_model_in_python_agree(engine_tab, config, off, hidden, kept, direction):
+@given(patched_models())
+def test_the_worker_and_the_model_in_python_agree(engine_tab, drawn):
+    config, changes = drawn
     model = lively(GPT(config))
     ids, corrupted = random_tokens(10).tolist(), random_tokens(10).tolist()
     corrupted[3] = (corrupted[3] + 1) % 23
-    text = {"step": 0, "ids": ids, "off": off, "hidden": hidden}
-    contrast = {
-        **text,
-        "corrupted": corrupted,
-        "i": 8,
-        "answer": 2,
-        "wrong": 7,
-        "direction": direction,
-        "patched": kept,
-    }
+    text = {"step": 0, "ids": ids, "off": changes["off"], "hidden": changes["hidden"]}
+    contrast = {**text, **changes, "corrupted": corrupted, "i": 8, "answer": 2, "wrong": 7}
     head = {"layer": 1, "head": 2, "i": 9, "j": 9}
     requests = [
         ("logits", text),

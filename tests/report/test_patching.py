@@ -9,8 +9,7 @@ import pytest
 import torch
 from conftest import wait_until
 from hypothesis import given
-from hypothesis import strategies as st
-from models import configs, in_browser, lively, page_weights, random_tokens
+from models import in_browser, lively, page_weights, patched_models, random_tokens
 from pages import expect_text
 from playwright.sync_api import expect
 from safetensors.torch import save_file
@@ -85,38 +84,29 @@ def patch(source: dict, name: str) -> Taps:
 
 @pytest.mark.slow
 @in_browser
-@given(
-    configs,
-    st.lists(st.sampled_from(["L0H1", "L1H0", "L1H3"]), max_size=2, unique=True),
-    st.lists(st.integers(0, 8), max_size=2, unique=True),
-    st.lists(st.sampled_from(["L0T4", "L1T6", "L0H2", "L1H1", "L0MLP"]), max_size=2, unique=True),
-    st.sampled_from(["denoising", "noising"]),
-)
-def test_the_page_patches_as_taps_of_the_model_do(engine_tab, config, off, hidden, kept, direction):
+@given(patched_models())
+def test_the_page_patches_as_taps_of_the_model_do(engine_tab, drawn):
+    config, changes = drawn
+    off, hidden, kept = (changes[key] for key in ("off", "hidden", "patched"))
     model = lively(GPT(config)).double()
     ids = random_tokens(12)
     corrupted = ids.clone()
     corrupted[[3, 6]] = (ids[[3, 6]] + 1) % config.vocab_size
     i, answer, wrong = 8, 5, 11
-    has_mlps = config.mlp != "none"
-    kept = [name for name in kept if has_mlps or "MLP" not in name]
     parameters = {
+        **changes,
         "step": 0,
         "ids": ids.tolist(),
         "corrupted": corrupted.tolist(),
         "i": i,
         "answer": answer,
         "wrong": wrong,
-        "direction": direction,
-        "patched": kept,
-        "off": off,
-        "hidden": hidden,
     }
     measured = engine_tab.evaluate(MEASURE, [vars(config), page_weights(model), parameters])
 
     interventions = Interventions(tuple(map(parse_head, off)), tuple(j for j in hidden if j < i))
     texts = [ids[: i + 1], corrupted[: i + 1]]
-    source_text, base_text = texts if direction == "denoising" else texts[::-1]
+    source_text, base_text = texts if changes["direction"] == "denoising" else texts[::-1]
 
     def difference(patches: list[str]) -> float:
         taps = chain_taps(*(patch(source, name) for name in patches))
@@ -142,7 +132,7 @@ def test_the_page_patches_as_taps_of_the_model_do(engine_tab, config, off, hidde
         ]
         for layer, t, value in measured["residual"]:
             assert value == pytest.approx(difference([*kept, f"L{layer}T{t}"]), abs=2e-5)
-        columns = range(5 if has_mlps else 4)
+        columns = range(4 if config.mlp == "none" else 5)
         assert [cell[:2] for cell in measured["component"]] == [
             [k, c] for k in (0, 1) for c in columns
         ]
