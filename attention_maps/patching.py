@@ -186,7 +186,7 @@ class Patching:
                 yield _make_cell_values(layer, some, self._patch_components(layer, some))
 
     def _count_rows(self, start: int) -> int:
-        """Return how many cells one pass over the tokens from `start` on computes."""
+        """Return the number of cells that one pass computes together, from the token `start` on."""
         length = self.contrast.position + 1 - start
         streamed = max(1, MAX_TOKENS_PER_STREAMED_PASS // length)
         return min(streamed, rows_per_pass(self.model, length))

@@ -185,7 +185,7 @@ def _check_integer(name: str, value: Any, minimum: int, maximum: float) -> int:
 
 
 def describe(value: Any) -> str:
-    """Return a JSON value as it is shown in a message: short, whatever it is."""
+    """Return a JSON value for a message, cut to a short text."""
     if isinstance(value, list):
         return "a list"
     if isinstance(value, dict):

@@ -139,7 +139,7 @@ def _check_size(name: str, count: int) -> None:
 
 
 def continue_text(session: Session, parameters: Parameters) -> Generator[Any, None, None]:
-    """Yield the text continued token by token; beyond the longest text the window moves."""
+    """Continue the text token by token; beyond `max_tokens` only its end is read."""
     request = parameters.model_input(session.step)
     temperature = parameters.number("temperature", 0)
     count = parameters.integer("maxTokens", 0, MAX_CONTINUED_TOKENS)
@@ -254,7 +254,7 @@ HANDLERS: dict[str, Handler] = {
 
 
 def make_requests(session: Session) -> Requests:
-    """Return what answers the requests of a session's page."""
+    """Return the functions that answer the requests of a session's page."""
     config = session.model.config
 
     def answer(name: str, values: dict[str, Any]) -> object:

@@ -104,7 +104,7 @@ class Server(ThreadingTCPServer):
 
 
 class RequestReader(io.RawIOBase):
-    """Reads from a socket until a deadline for everything that is read."""
+    """Reads from a socket, with one deadline for the whole request."""
 
     def __init__(self, connection: socket.socket, seconds: float) -> None:
         self._connection = connection
