@@ -33,7 +33,9 @@ class CachedPass:
 
     @torch.no_grad()
     def read(self, ids: Sequence[int], hidden: Sequence[int] = ()) -> ForwardPass:
-        """Run the model on a text, in evaluation mode; tokens before the first change are cached.
+        """Run the model on a text in evaluation mode.
+
+        Activations of the tokens before the first that differs from the last read are reused.
 
         Args:
             ids: Token ids, at most block_size.

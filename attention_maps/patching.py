@@ -162,7 +162,7 @@ class Patching:
                 yield _make_cell_values(layer, range(first), unchanged)
             start = first
             while start < T:
-                tokens = range(start, min(T, start + self._count_rows(start)))
+                tokens = range(start, min(T, start + self._cells_per_pass(start)))
                 yield _make_cell_values(layer, tokens, self._patch_residuals(layer, tokens))
                 start = tokens.stop
 
@@ -179,13 +179,13 @@ class Patching:
             for layer in range(c.n_layer):
                 yield _make_cell_values(layer, columns, unchanged)
             return
-        rows = self._count_rows(self.first_differing)
+        rows = self._cells_per_pass(self.first_differing)
         for layer in range(c.n_layer):
             for start in range(0, len(columns), rows):
                 some = columns[start : start + rows]
                 yield _make_cell_values(layer, some, self._patch_components(layer, some))
 
-    def _count_rows(self, start: int) -> int:
+    def _cells_per_pass(self, start: int) -> int:
         """Return the number of cells that one pass computes together, from the token `start` on."""
         length = self.contrast.position + 1 - start
         streamed = max(1, MAX_TOKENS_PER_STREAMED_PASS // length)

@@ -67,6 +67,7 @@ def translate_model(argv: Sequence[str]) -> list[str]:
             arguments.append(argument)
     if len(models) > 1:
         raise UserError(
-            f"{' '.join(models)} are several models: give one, with quotes if its path has spaces"
+            f"{' '.join(models)} are several models: give only one, and quote a path "
+            "that contains spaces"
         )
     return [*(f"init_from={model}" for model in models), *arguments]

@@ -95,7 +95,7 @@ def find_prompt(tokenizer: Tokenizer, run_dir: Path | None) -> str:
 
 
 def read_run_scores(run_dir: Path, step: int, log: Log) -> HeadScores | None:
-    """Return the scores of a run's heads at its last snapshot up to a step, or None without any."""
+    """Return the head scores of a run's latest snapshot at or before a step, or None."""
     with tolerate_errors(f"the scores in {run_dir / METRICS}", log):
         return read_scores([row for row in read_rows(run_dir / METRICS) if row["step"] <= step])
     return None
@@ -121,7 +121,7 @@ class RunFollower:
         try:
             steps = saved_steps(self.run_dir)
             if not steps:
-                raise UserError(f"{self.run_dir} has no checkpoint any more")
+                raise UserError(f"{self.run_dir} no longer has a checkpoint")
             if steps[-1] <= explored.step:
                 return None
             return self._load(steps[-1], model, explored)
@@ -142,7 +142,9 @@ class RunFollower:
         tokenizer = load_tokenizer(folder / TOKENIZER_FILE)
         is_same_run = tokenizer.to_json() == self.tokenizer.to_json()
         if not is_same_run or GPTConfig.from_settings(config.model) != model.config:
-            raise UserError(f"{folder} contains another model: start explore.py again to show it")
+            raise UserError(
+                f"{folder} now contains a different model: start explore.py again to show it"
+            )
         load_weights(model, folder / MODEL_FILE)
         return replace(
             explored,

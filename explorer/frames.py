@@ -50,8 +50,8 @@ def encode_frame(kind: Literal["part", "answer", "error"], value: Any) -> bytes:
 def encode_error(error: Exception) -> bytes:
     """Return the error frame of an exception, and print the traceback of a bug to stderr.
 
-    The error's name is that of the `UserError`'s class, "UserError" for another fault that the user
-    can fix, such as too little memory, and "InternalError" for a bug.
+    The error's name is the class of a `UserError`, "UserError" for any other error that the user
+    can fix, such as too little memory, or "InternalError" for a bug.
     """
     explanation = explain_error(error)
     if explanation is None:

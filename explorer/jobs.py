@@ -30,11 +30,11 @@ class Requests(NamedTuple):
 
 
 class Canceled(Exception):
-    """The client no longer waits for the answer of the current job."""
+    """The client has stopped waiting for the current job."""
 
 
 class TooManyJobs(Exception):
-    """There are already `MAX_WAITING_JOBS` waiting jobs."""
+    """`MAX_WAITING_JOBS` jobs are waiting already."""
 
 
 class Job:
@@ -52,7 +52,7 @@ class Job:
             self.frames.get()
 
     def send(self, frame: bytes | None) -> None:
-        """Add a frame, as soon as there is a place.
+        """Add a frame to the queue, waiting until there is room.
 
         Raises:
             Canceled: If the job is canceled.

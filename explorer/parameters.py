@@ -73,7 +73,7 @@ class Parameters:
         ids, maximum = self.ids(name), max_tokens(self.config)
         if not 1 <= len(ids) <= maximum:
             raise UserError(
-                f"{name} has {pluralize(len(ids), 'token')}: a text must have 1 to {maximum} here"
+                f"{name} has {pluralize(len(ids), 'token')}: use a text of 1 to {maximum}"
             )
         return ids
 
@@ -96,7 +96,7 @@ class Parameters:
         """Return a head, given as a list of its layer and its number within the layer."""
         value = self._list(name)
         if len(value) != 2:
-            raise UserError(f"{name} is not a layer and the number of a head")
+            raise UserError(f"{name} is not a pair [layer, head]")
         return self._check_head(name, *value)
 
     def heads(self, name: str) -> list[Head]:
@@ -112,14 +112,14 @@ class Parameters:
         values = self._list(name)
         for value in values:
             if not isinstance(value, str):
-                raise UserError(f"{name} contains {describe(value)}, which is not a text")
+                raise UserError(f"{name} contains {describe(value)}, which is not a string")
         return values
 
     def text(self, name: str) -> str:
         """Return a text."""
         value = self._value(name)
         if not isinstance(value, str):
-            raise UserError(f"{name}={describe(value)} is not a text")
+            raise UserError(f"{name}={describe(value)} is not a string")
         return value
 
     def choice(self, name: str, choices: Sequence[str]) -> str:
@@ -134,12 +134,14 @@ class Parameters:
         return _check_integer(name, self._value(name), minimum, maximum)
 
     def number(self, name: str, minimum: float) -> float:
-        """Return a finite number that is at least `minimum`."""
+        """Return a number after checking that it is finite and at least `minimum`."""
         value = self._value(name)
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
         # An integer may be too large for a float
         if not is_number or not minimum <= value <= 1e300:
-            raise UserError(f"{name}={describe(value)} is not a finite number from {minimum:g} on")
+            raise UserError(
+                f"{name}={describe(value)} is not a finite number of at least {minimum:g}"
+            )
         return float(value)
 
     def _ablated_heads(self) -> tuple[Head, ...]:
@@ -177,10 +179,8 @@ class Parameters:
 
 def _check_integer(name: str, value: Any, minimum: int, maximum: float) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not minimum <= value <= maximum:
-        largest = "" if maximum == math.inf else f" to {maximum}"
-        raise UserError(
-            f"{name}={describe(value)} is not an integer from {minimum}{largest or ' on'}"
-        )
+        bounds = f"of at least {minimum}" if maximum == math.inf else f"from {minimum} to {maximum}"
+        raise UserError(f"{name}={describe(value)} is not an integer {bounds}")
     return value
 
 

@@ -41,7 +41,7 @@ def contrast(session: Session, parameters: Parameters) -> dict[str, Any]:
 
 
 def patch_cells(session: Session, parameters: Parameters) -> Generator[Any, None, None]:
-    """Yield the logit differences with one more activation patched, for each cell of a map."""
+    """Yield, for each cell, the logit difference with its activation and those kept patched."""
     kind = parameters.choice("kind", ("residual", "component"))
     patching = _prepare_patching(session, parameters).patching
     measured = patching.patch_residuals() if kind == "residual" else patching.patch_components()

@@ -133,8 +133,8 @@ def maps(session: Session, parameters: Parameters) -> np.ndarray:
 def _check_size(name: str, count: int) -> None:
     if count > MAX_ARRAY_NUMBERS:
         raise UserError(
-            f"the {name} of this text are {count:,} numbers, more than {MAX_ARRAY_NUMBERS:,}: use "
-            "a shorter text"
+            f"the {name} of this text contain {count:,} numbers, more than "
+            f"{MAX_ARRAY_NUMBERS:,}: use a shorter text"
         )
 
 
@@ -192,7 +192,7 @@ def head_effects(session: Session, parameters: Parameters) -> Generator[Any, Non
 
 
 def token_effects(session: Session, parameters: Parameters) -> Generator[Any, None, None]:
-    """Yield the effects of hiding each token j on the predictions after later ones, in nats."""
+    """Yield, for each token j, the effects of hiding it on the later predictions, in nats."""
     request = parameters.model_input(session.step)
     forward = session.read(request).forward
     for hidden, loss, kl in iterate_token_effects(session.model, forward, request.interventions):
@@ -224,7 +224,7 @@ def explain_score(session: Session, parameters: Parameters) -> list[dict[str, An
 
 
 def measure_heads(session: Session, parameters: Parameters) -> Generator[Any, None, None]:
-    """Measure the scores of all heads for the page, and yield lines of progress."""
+    """Measure the scores of all heads for the page; yield a line of progress before each stage."""
     ids = parameters.text_ids("ids")
     for line in session.measure_heads(ids):
         yield {"line": line}
