@@ -5,7 +5,6 @@ residual stream, H query heads, G key/value heads, d_k the size of a query or ke
 value, V the vocabulary.
 """
 
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -28,11 +27,11 @@ from attention import (
 from common.errors import UserError, not_one_of
 from decoder import Decoder, KVCache
 from decoding import generate
+from initial_weights import init_weights
 from model_config import GPTConfig
 from ngrams import NGramEmbedding
 from taps import TAP_NAMES, Taps, tap
 
-INIT_STD = 0.02  # of GPT-2 (Radford et al. 2019)
 SMEAR_START = 2.0  # a key's own share in its smeared key begins at σ(2) = 88%
 # Sink logits are this times their parameters, so that they grow as fast as queries × keys.
 SINK_SCALE = 10.0
@@ -425,26 +424,3 @@ class GPT(nn.Module):
     def make_decoder(self, batch_size: int, length: int | None = None) -> Decoder:
         """Return a decoder with an empty cache; the arguments are those of `make_cache`."""
         return Decoder(self, self.make_cache(batch_size, length))
-
-
-def autocast(device: str, precision: str) -> torch.autocast:
-    """Return the context in which a forward pass runs in a precision, "fp32" or "bf16"."""
-    return torch.autocast(device.partition(":")[0], torch.bfloat16, enabled=precision == "bf16")
-
-
-def init_weights(model: GPT) -> None:
-    """Initialize all weights, so that the loss starts near ln V.
-
-    Matrices are drawn from N(0, 0.02²). Those that write to the residual stream, W_O and W_out, are
-    drawn from N(0, 0.02² / (2 n_layer)), or N(0, 0.02² / n_layer) without MLPs. Biases are 0 and
-    gains 1.
-
-    Reference: Radford et al. 2019.
-    """
-    writers = model.config.n_layer * (1 if model.config.mlp == "none" else 2)
-    for name, module in model.named_modules():
-        if isinstance(module, (nn.Linear, nn.Embedding)):
-            depth = writers if name.endswith(("W_O", "W_out")) else 1
-            nn.init.normal_(module.weight, std=INIT_STD / math.sqrt(depth))
-            if getattr(module, "bias", None) is not None:
-                nn.init.zeros_(module.bias)

@@ -36,8 +36,8 @@ from data.batches import Batches
 from data.synthetic import Task
 from data.tokens import Tokens
 from inputs import init_weights, prepare_data, starting_point
-from model import autocast
 from observer import Observer, tokens_until
+from precision import autocast
 from report.page import write_page
 from training import device
 from training.checkpoint import Checkpoints

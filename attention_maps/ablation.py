@@ -22,7 +22,8 @@ from attention_maps.capture import (
 )
 from attention_maps.interventions import NO_INTERVENTIONS, Interventions
 from attention_maps.results import Estimates
-from model import GPT, KVCache, autocast
+from model import GPT, KVCache
+from precision import autocast
 from taps import Taps, chain_taps
 
 MAX_TOKENS_PER_PASS = 4096

@@ -225,7 +225,7 @@ def measure_peer(
     """
     import torch
 
-    from model import autocast
+    from precision import autocast
     from train import micro_batches
     from training.processes import World
 

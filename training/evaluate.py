@@ -16,7 +16,8 @@ from data.batches import NO_TARGET
 from data.synthetic import Sequences, Task
 from data.tokenizer import Tokenizer
 from data.tokens import Tokens
-from model import GPT, autocast
+from model import GPT
+from precision import autocast
 from training.processes import World, plain_copy, reshard
 
 # Tokens per forward pass: enough to keep a processor busy.

@@ -9,7 +9,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from config import ResolvedConfig
-from model import GPT, autocast
+from model import GPT
+from precision import autocast
 from training.nonfinite import NonFiniteGuard
 from training.optimizers import build_optimizers
 from training.processes import World, shard_model

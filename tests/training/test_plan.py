@@ -9,7 +9,7 @@ from conftest import soak
 
 from common.errors import UserError
 from config import Config, GPTConfig, ModelConfig, OptimConfig, ResolvedConfig
-from model import autocast
+from precision import autocast
 from train import train_step
 from training import plan
 from training.plan import memory_needed, model_size, resolve
