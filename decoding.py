@@ -74,13 +74,14 @@ def generate(
 ) -> Tensor:
     """Continue prompts (B, T), T at least 1: return them with the new tokens appended.
 
+    Ids from `model.token_count` on, with which a vocabulary may be padded, are never drawn.
     `temperature`, `top_k`, `top_p` and `min_p` are those of `Sampling`. Equal seeds give equal
     tokens; sequence b draws from seed + b. Without a seed, torch's global random state is used.
     """
     batch_size, length = tokens.shape
     seeds = None if seed is None else [seed + row for row in range(batch_size)]
     decoder = model.make_decoder(batch_size, length + max_new_tokens)
-    sampling = Sampling(temperature, top_k, top_p, min_p)
+    sampling = Sampling(temperature, top_k, top_p, min_p, model.token_count)
     new_tokens = list(stream(decoder, tokens, max_new_tokens, sampling, seeds))  # (B,) each
     if not new_tokens:
         return tokens

@@ -6,6 +6,7 @@ module calls take most of the time of a small model's step. Shapes are written w
 attention.py.
 """
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -100,6 +101,16 @@ def head_gates(x: Tensor, W_gate: Layer, n_head: int) -> Tensor:
     Reference: Qiu et al. 2025, "Gated Attention for Large Language Models".
     """
     return W_gate(x).sigmoid().unflatten(-1, (n_head, -1))
+
+
+def padded_logits(x: Tensor, weight: Tensor, padding: int) -> Tensor:
+    """Compute the logits (…, V + padding) of x (…, C) by the output layer's weight (V, C).
+
+    The logits of the added ids are -∞, so that their probability and their gradients are 0, and a
+    loss over all columns is that over the first V.
+    """
+    bias = F.pad(weight.new_zeros(len(weight)), (0, padding), value=-math.inf)
+    return F.linear(x, F.pad(weight, (0, 0, 0, padding)), bias)
 
 
 def feed_forward(

@@ -237,6 +237,7 @@ class GPT(nn.Module):
         self.ngrams = NGramEmbedding(config) if config.ngrams > 1 else None
         self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.n_layer))
         self.norm = kernels.make_norm(config)
+        self.token_count = V  # loading a model lowers it to the number of its tokenizer's tokens
         self.head = nn.Linear(C, V, bias=False)
         if config.tie_embeddings:  # Press & Wolf 2017
             self.head.weight = self.token_embedding.weight
@@ -341,10 +342,16 @@ class GPT(nn.Module):
         Returns:
             Logits (B, T, V), and the mean loss in nats per token, or None without targets.
         """
-        logits = self.head(self.norm(self.run_blocks(tokens, cache)))  # (B, T, V)
-        if targets is None:
-            return logits, None
-        return logits, kernels.cross_entropy(logits.flatten(0, 1), targets.flatten())
+        x = self.norm(self.run_blocks(tokens, cache))
+        padding = self.config.vocab_padding
+        if padding:
+            logits = layers.padded_logits(x, self.head.weight, padding)  # (B, T, V + padding)
+        else:
+            logits = self.head(x)  # (B, T, V)
+        loss = None
+        if targets is not None:
+            loss = kernels.cross_entropy(logits.flatten(0, 1), targets.flatten())
+        return logits[..., : self.config.vocab_size], loss
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:

@@ -6,6 +6,9 @@ from dataclasses import MISSING, dataclass
 from common.errors import UserError, not_one_of
 from common.settings import check_settings, setting
 
+# Tensor cores multiply 16-bit matrices whose sizes are multiples of 64 in full tiles.
+GPU_VOCAB_MULTIPLE = 64
+
 
 @dataclass
 class ModelConfig:
@@ -70,6 +73,13 @@ class ModelConfig:
         0.0, "probability of dropping an activation or attention weight in training", ge=0, lt=1
     )
     tie_embeddings: bool = setting(True, "use the token embedding as the output layer's weight")
+    vocab_multiple: int | None = setting(
+        None,
+        "round the columns of the output layer's matrix product up to a multiple of this, which is "
+        f"faster on a GPU; null: {GPU_VOCAB_MULTIPLE} with CUDA, else 1",
+        ge=1,
+        le=65_536,
+    )
     ngrams: int = setting(
         0,
         "add embeddings of the last 2 to n tokens to each token's embedding; 0: none",
@@ -112,6 +122,11 @@ class ModelConfig:
         """Number of gates of an attention layer."""
         gates_per_head = {"none": 0, "head": 1, "channel": self.value_dim}
         return self.n_head * gates_per_head[self.attention_gate]
+
+    @property
+    def vocab_padding(self) -> int:
+        """Number of columns of zeros by which the output layer's matrix product is padded."""
+        return -(self.vocab_size or 0) % (self.vocab_multiple or 1)
 
     @property
     def ngram_dim(self) -> int:

@@ -198,7 +198,8 @@ def _continue_run(
     for key in LEARNING_RATES:
         if run.init_from and key not in keys:
             config = _with_value(config, key, attrgetter(key)(run))
-    for name in ("vocab_size", "ngram_rows"):  # presets leave them open; the run resolved them
+    # Presets leave these open, and the run resolved them.
+    for name in ("vocab_size", "vocab_multiple", "ngram_rows"):
         value = getattr(config.model, name) or getattr(run.model, name)
         config = _with_value(config, f"model.{name}", value)
     config = replace(config, **{key: getattr(requested, key) for key in PER_COMMAND})
@@ -280,12 +281,16 @@ def _adopt(requested: Config, overrides: list[str], start: Config) -> Config:
                     f"init_from={start.init_from}: lower it, or leave it out"
                 )
             model = replace(model, block_size=requested.model.block_size)
-        elif re.match(r"(model|tokenizer)[.=](?!dropout=)", override):
+        elif re.match(r"(model|tokenizer)[.=](?!(dropout|vocab_multiple)=)", override):
             raise UserError(
                 f"{override} cannot be combined with init_from={start.init_from}, which "
                 "determines the model and the tokenizer: leave it out"
             )
-    model = replace(model, dropout=requested.model.dropout)
+    model = replace(
+        model,
+        dropout=requested.model.dropout,
+        vocab_multiple=requested.model.vocab_multiple,
+    )
     adopted = replace(requested, init_from=start.init_from, model=model, tokenizer=start.tokenizer)
     typed = {override.partition("=")[0] for override in overrides}
     is_pretrained = start.run_dir is None  # not a run that began with random weights

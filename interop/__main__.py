@@ -55,6 +55,12 @@ def main() -> None:
     key = "run_dir" if config.run_dir else "init_from"
     model, tokenizer = load(getattr(config, key), config.checkpoint, cli.print_stderr, key)
     (save_gguf if is_gguf else save_hf)(model, to, tokenizer)
+    vocab_size = model.config.vocab_size
+    if padding := vocab_size - tokenizer.vocab_size:
+        cli.print_stderr(
+            f"note: the last {padding:,} of the {vocab_size:,} ids of the exported model are not "
+            "tokens of its tokenizer"
+        )
     cli.print_stderr(f"wrote {to}: {pluralize(model.num_parameters(), 'parameter')}")
 
 

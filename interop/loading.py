@@ -106,6 +106,7 @@ def load_model(
                 "and load that run"
             )
         loaded = LoadedModel(checkpoint.load(), external_tokenizer)
+        loaded.model.token_count = external_tokenizer.vocab_size
     check_finite_weights(loaded.model, str(path))
     return loaded
 

@@ -195,6 +195,7 @@ def _resolve_defaults(config: GPTConfig) -> GPTConfig:
         head_dim=config.key_dim,
         value_head_dim=config.value_dim,
         mlp_hidden=config.hidden_dim,
+        vocab_multiple=None,
         rope_trained=None if config.rope_factor == 1 else config.rope_trained,
     )
 

@@ -315,4 +315,6 @@ def load_checkpoint(folder: Path, snapshot: Path | None = None) -> tuple[GPT, To
     check_weights(weights, model_config, dtype)  # before a damaged size allocates all memory
     model = GPT(model_config)
     load_weights(model, weights, dtype)
-    return model.eval(), load_tokenizer(folder / TOKENIZER_FILE), config
+    tokenizer = load_tokenizer(folder / TOKENIZER_FILE)
+    model.token_count = tokenizer.vocab_size
+    return model.eval(), tokenizer, config

@@ -14,6 +14,7 @@ from common.text import pluralize
 from config import Config, GPTConfig, ResolvedConfig
 from data.tokens import Tokens
 from model import GPT
+from model_config import GPU_VOCAB_MULTIPLE
 from training.device import (
     describe,
     device_memory,
@@ -54,8 +55,12 @@ def resolve(config: Config, world: World, text: Tokens, steps_done: int = 0) -> 
     """
     device = pick_device(config.device, world.size)
     settings = {field.name: getattr(config, field.name) for field in fields(config)}
+    model = resolve_model(config, text)
+    if model.vocab_multiple is None:
+        multiple = GPU_VOCAB_MULTIPLE if device.startswith("cuda") else 1
+        model = replace(model, vocab_multiple=multiple)
     settings |= {
-        "model": resolve_model(config, text),
+        "model": model,
         "device": device,
         "precision": pick_precision(config.precision, device),
         "compile": config.compile is True,

@@ -344,7 +344,8 @@ export const HANDLERS = {
         cacheName: "continuation",
       });
       const logits = pass.logits(pass.T - 1);
-      ids.push(sample(logits, temperature));
+      // A vocabulary may be padded with ids that are not tokens.
+      ids.push(sample(logits.subarray(0, session.tokenizer.size), temperature));
       sendPart({ ids, text: session.tokenizer.decode(ids) });
       if (await isCanceled("continue", id)) return;
     }

@@ -5,6 +5,7 @@
  * @property {(text: string) => number[]} encode
  * @property {(ids: number[]) => string} decode
  * @property {(id: number) => string} tokenText
+ * @property {number} size - Number of tokens.
  */
 
 /** A byte string has one character per byte, so that it can be the key of a Map. */
@@ -80,6 +81,7 @@ function createCharTokenizer(alphabet) {
     encode: text => Array.from(text, encodeCharacter),
     decode: some => some.map(tokenText).join(""),
     tokenText,
+    size: characters.length,
   };
 }
 
@@ -98,6 +100,7 @@ function createBytePairTokenizer({ tokens, pattern, end_of_text: endOfText }) {
     encode: text => cutLongRuns(text.toWellFormed()).flatMap(encodePart),
     decode: some => fromByteString(some.map(bytesOf).join("")),
     tokenText: id => fromByteString(bytesOf(id)),
+    size: Math.max(tokens.length, endOfText + 1),
   };
 }
 
