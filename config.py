@@ -295,6 +295,11 @@ class Config:
     shard: int | str = setting(
         "auto", "number of processes that split each copy of the model; auto: as few as fit", ge=1
     )
+    checkpoint_activations: bool = setting(
+        False,
+        "compute each block again in the backward pass instead of keeping its activations: less "
+        "memory, a third more operations",
+    )
     max_steps: int = setting(1000, "number of optimizer steps", ge=1, le=10**12)
     batch_size: int = setting(
         32,

@@ -8,18 +8,20 @@ attention.py.
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from attention import rotate
 from common.errors import UserError, not_one_of
 from kernels import rms_norm
 from model_config import GPTConfig
 
-Layer = Callable[[Tensor], Tensor]
+Layer = Callable[..., Tensor]
 
 MLPS = ("gelu", "swiglu", "relu2")  # values of `mlp` that `feed_forward` computes
 
@@ -38,6 +40,16 @@ def transformer_block(
     if norm_2 is None or mlp is None:
         return x
     return x + mlp(norm_2(x))
+
+
+def recomputed(block: Layer, has_dropout: bool) -> Layer:
+    """Return a block that keeps its input only, and computes the rest again in the backward pass.
+
+    With dropout, the same activations are dropped again.
+
+    Reference: Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost".
+    """
+    return partial(checkpoint, block, use_reentrant=False, preserve_rng_state=has_dropout)
 
 
 class Projection(NamedTuple):

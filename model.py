@@ -221,6 +221,7 @@ class GPT(nn.Module):
     """
 
     generate = generate
+    checkpoint_activations = False  # True: training computes each block again in its backward pass
     rotary: Tensor | None  # (2, positions, d_k) in float32; None unless positions are rotary
 
     def __init__(self, config: GPTConfig) -> None:
@@ -323,7 +324,10 @@ class GPT(nn.Module):
             entry = 0, tap(taps, "embedding", 0, x)
         first_layer, x = entry
         rotary = self.rotary_at(start, end)
-        for block in list(self.blocks)[first_layer:]:
+        blocks = list(self.blocks)[first_layer:]
+        if self.checkpoint_activations and self.training and not taps:
+            blocks = [layers.recomputed(block, self.config.dropout > 0) for block in blocks]
+        for block in blocks:
             x = block(x, rotary, cache, mask, taps)
         if cache is not None:
             cache.advance(tokens)

@@ -98,6 +98,7 @@ def build_state(
     torch.manual_seed(config.seed)
     model = GPT(config.model)
     init(model)
+    model.checkpoint_activations = config.checkpoint_activations
     forward, mesh = shard_model(model, config, world.size)
     optimizers = build_optimizers(model, config.optim, config.precision, mesh)
     guard, mean_loss = NonFiniteGuard(model), MeanLoss(config.device)

@@ -1,0 +1,124 @@
+"""Recomputed activations and padded products: the same steps in every kind of process."""
+
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+from models import random_tokens, small
+from ranks import in_ranks
+
+from config import GPTConfig, OptimConfig, ResolvedConfig
+from model import GPT
+from train import train_step
+from training.processes import World
+from training.state import build_state
+from training.tensors import full_tensor
+
+CONFIG = ResolvedConfig(
+    device="cpu",
+    precision="fp32",
+    batch_size=8,
+    accumulate=2,
+    model=GPTConfig(97, block_size=16, n_layer=3, n_head=2, n_embd=36, dropout=0.3),
+    optim=OptimConfig(name="muon"),
+)
+CHECKPOINTED = replace(CONFIG, checkpoint_activations=True)
+PADDED = replace(CHECKPOINTED, model=replace(CONFIG.model, vocab_multiple=64))
+
+
+def weights_after_steps(config: ResolvedConfig, world: World, steps: int = 3) -> torch.Tensor:
+    """All weights of a model after some steps, in one row."""
+    state = build_state(config, world)
+    tokens = torch.randint(97, (8, 17), generator=torch.Generator().manual_seed(0))
+    rows = tokens.chunk(world.size)[world.rank].numpy()
+    for step in range(steps):
+        train_step(state, step, rows[:, :-1], rows[:, 1:])
+    return torch.cat([full_tensor(p.detach()).flatten() for p in state.model.parameters()])
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_checkpointed_activations_change_no_bit(precision, dropout):
+    model = replace(CONFIG.model, dropout=dropout)
+    plain, checkpointed = (
+        weights_after_steps(replace(config, model=model, precision=precision), World())
+        for config in (CONFIG, CHECKPOINTED)
+    )
+    assert torch.equal(plain, checkpointed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shard", [1, 2])
+def test_several_processes_recompute_the_same_bits_and_pad_within_rounding(tmp_path, shard):
+    def work(world):
+        plain, checkpointed, padded = (
+            weights_after_steps(replace(config, shard=shard), world)
+            for config in (CONFIG, CHECKPOINTED, PADDED)
+        )
+        return [torch.equal(plain, checkpointed), (plain - padded).abs().max().item()]
+
+    for is_equal, padding_error in in_ranks(tmp_path, 2, work):
+        assert is_equal and padding_error < 1e-5
+
+
+def gradients(is_checkpointed, n_layer, compiler):
+    """The gradients of a model with dropout, and how many numbers its forward pass keeps for the
+    backward pass, without the weights and the states of random generators."""
+    torch.manual_seed(0)
+    model = GPT(small(n_layer=n_layer, dropout=0.3))
+    model.checkpoint_activations = is_checkpointed
+    weights = {p.data_ptr() for p in model.parameters()}
+    count = 0
+
+    def note(tensor):
+        nonlocal count
+        if tensor.is_floating_point() and tensor.data_ptr() not in weights:
+            count += tensor.numel()
+        return tensor
+
+    tokens = random_tokens(2, 16)
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        loss = compiler(model)(tokens, tokens)[1]
+    loss.backward()
+    return [p.grad for p in model.parameters()], count
+
+
+@pytest.mark.parametrize(
+    "compiler",
+    [
+        pytest.param(lambda model: model, id="eager"),
+        pytest.param(
+            partial(torch.compile, backend="aot_eager_decomp_partition", fullgraph=True),
+            marks=pytest.mark.soak,
+            id="compiled",
+        ),
+    ],
+)
+def test_training_keeps_the_input_of_each_block_only(compiler):
+    plain, checkpointed = (
+        [gradients(is_checkpointed, n_layer, compiler) for n_layer in (2, 3)]
+        for is_checkpointed in (False, True)
+    )
+    kept, kept_inputs = (deep[1] - shallow[1] for shallow, deep in (plain, checkpointed))
+    assert kept_inputs == 2 * 16 * 16  # the residual stream
+    assert kept > 10 * kept_inputs
+    assert all(torch.equal(a, b) for a, b in zip(plain[1][0], checkpointed[1][0]))
+
+
+def test_only_training_recomputes():
+    model = GPT(small())
+    model.checkpoint_activations = True
+    calls = []
+    model.blocks[0].register_forward_pre_hook(lambda *_: calls.append(1))
+    tokens = torch.zeros(2, 16, dtype=torch.int64)
+
+    def count(run) -> int:
+        calls.clear()
+        run().float().sum().backward()
+        return len(calls)
+
+    assert count(lambda: model(tokens)[0]) == 2
+    assert count(lambda: model.run_blocks(tokens, taps={("mlp", 0): lambda x: None})) == 1
+    assert count(lambda: model.run_with_taps(tokens, {})) == 1
+    assert count(lambda: model.eval()(tokens)[0]) == 1
