@@ -152,8 +152,10 @@ def compile_model(model: GPT, processes: int) -> Callable:
 
     With several processes, the attention and the MLP of each block are compiled in place.
     """
-    # On a CPU two generated files instead of fifty, because their headers dominate the time.
-    options = {"cpp_wrapper": True} if model.head.weight.device.type == "cpu" else None
+    # On a CPU two generated files instead of fifty, because their headers dominate the time. torch
+    # 2.13 cannot generate them for attention in float32 that is computed again.
+    has_cpp_wrapper = model.head.weight.device.type == "cpu" and not model.checkpoint_activations
+    options = {"cpp_wrapper": True} if has_cpp_wrapper else None
     if processes == 1:
         return torch.compile(model, options=options)
     for block in model.blocks:

@@ -62,6 +62,19 @@ def test_several_processes_recompute_the_same_bits_and_pad_within_rounding(tmp_p
         assert is_equal and padding_error < 1e-5
 
 
+@pytest.mark.soak
+@pytest.mark.parametrize("size, shard", [(1, 1), (2, 1), (2, 2)])
+def test_compiled_steps_recompute_the_same_within_rounding(tmp_path, size, shard):
+    model = replace(CONFIG.model, n_layer=2, dropout=0.0)
+    eager = weights_after_steps(replace(CONFIG, model=model), World())
+    compiled = replace(CHECKPOINTED, model=model, compile=True, shard=shard)
+
+    def work(world):
+        return (weights_after_steps(compiled, world) - eager).abs().max().item()
+
+    assert max(in_ranks(tmp_path, size, work)) < 1e-5
+
+
 def gradients(is_checkpointed, n_layer, compiler):
     """The gradients of a model with dropout, and how many numbers its forward pass keeps for the
     backward pass, without the weights and the states of random generators."""
