@@ -58,9 +58,15 @@ def prepare_data(
     if world.rank == 0:
         text = prepare_same_text(config, tokenizer, progress, console)
     location = world.broadcast(text and (text.folder.name, text.name, text.fingerprint))
-    if text is None:  # on another machine the cache may lack it
-        text = open_tokens(*location)
-        text = text or prepare_same_text(config, tokenizer, progress, console)
+    with world.share_errors():
+        if text is None:  # on another machine the cache may lack it
+            text = open_tokens(*location)
+            text = text or prepare_same_text(config, tokenizer, progress, console)
+        if text.fingerprint != location[-1]:
+            raise UserError(
+                f"{text.name} differs from that of the first process; copy the same text, and the "
+                "same version of this program, to all machines."
+            )
     log = cli.printer(console)
     for line in text.summary():
         log(line)

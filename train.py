@@ -11,7 +11,7 @@ if __name__ == "__main__":
 
 import shlex
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from math import nan
@@ -98,7 +98,9 @@ def start(config: Config | None, experiment: str = "default") -> float:
     """Train in a folder, with the other processes of the run; returns as `train` does."""
     with join(alone=config is not None and config.distributed == "none") as world:
         config = world.broadcast(config)
-        folder = run_folder(config, experiment) if world.rank == 0 else nullcontext()
+        folder: AbstractContextManager = nullcontext()
+        if world.rank == 0:
+            folder = run_folder(config, experiment, cli.printer(cli.Terminal()))
         try:
             with folder as run_dir:
                 return train(config, world, world.broadcast(run_dir))
@@ -141,12 +143,14 @@ def train(config: Config, world: World, run_dir: Path) -> float:
         return report_finished(config, run_dir, progress, log) if world.rank == 0 else nan
 
     # Text, after the checks of the device and of W&B
-    device.pick_device(config.device, world.size)
-    if world.rank == 0:
-        check_wandb(config.wandb)
-    initial = starting_point(config, run_dir, progress, log)
+    with world.share_errors():
+        device.pick_device(config.device, world.size)
+        if world.rank == 0:
+            check_wandb(config.wandb)
+        initial = starting_point(config, run_dir, progress, log)
     text = prepare_data(config, world, initial.tokenizer, progress, console)
-    resolved = resolve(config, world, text, progress.step)
+    resolved = resolve(config, world, text, progress.step) if world.rank == 0 else None
+    resolved = world.broadcast(resolved)  # another machine could choose differently
 
     # Model
     device.configure_process(resolved)

@@ -9,6 +9,10 @@ class UserError(Exception):
     """A mistake that the user can fix: one sentence with the problem, its value and the fix."""
 
 
+class SharedError(UserError):
+    """An error that every process of a run raises, so that only rank 0 prints it."""
+
+
 def not_one_of(name: str, value: Any, choices: Iterable[str]) -> str:
     """Return the message for a value that is not among the choices, with the closest one."""
     choices = list(choices)

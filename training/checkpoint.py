@@ -24,7 +24,7 @@ from common.checkpoints import (
     step_folder,
     write_pointer,
 )
-from common.errors import UserError
+from common.errors import SharedError, UserError
 from common.files import exists, list_folder, refuse_link, sync
 from common.manifest import (
     CONFIG_FILE,
@@ -82,10 +82,11 @@ class Checkpoints:
     def restore(self, manifest: Manifest) -> None:
         """Load the checkpoint of a manifest into the training state and set later ones aside."""
         folder = step_folder(self.run_dir, manifest.step)
-        load_weights(self.state.model, folder / MODEL_FILE)
-        load_optimizer_tensors(
-            self.state.optimizers, self.state.model, folder / OPTIMIZER_FILE, manifest.step
-        )
+        with self.world.share_errors():  # each rank reads its own rows
+            load_weights(self.state.model, folder / MODEL_FILE)
+            load_optimizer_tensors(
+                self.state.optimizers, self.state.model, folder / OPTIMIZER_FILE, manifest.step
+            )
         self.state.mean_loss.restore(manifest.losses)
         self.last_step = manifest.step
         best = None
@@ -136,7 +137,7 @@ class Checkpoints:
             self.prune()
             return True
         if must_succeed:
-            raise UserError(problem)
+            raise SharedError(problem)
         self.log(f"{problem}; training continues")
         return False
 

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from common.errors import UserError
+from common.errors import SharedError, UserError
 
 
 def check_finite_weights(model: nn.Module, source: str) -> None:
@@ -69,7 +69,7 @@ class NonFiniteGuard:
         quantity = "the loss"
         if loss_is_finite:
             quantity = f"the gradient of {self._names[gradients_are_finite.index(False)]}"
-        raise UserError(
+        raise SharedError(
             f"step {pending.step + 1}: {quantity} is not a finite number, so the run ends; "
             "continue from the last checkpoint with run_dir=PATH resume=auto and a lower optim.lr"
         )

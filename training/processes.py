@@ -6,6 +6,7 @@ shards the model on a mesh (processes / shard, shard): each group of `shard` ran
 """
 
 import os
+import platform
 import re
 import signal
 from collections.abc import Callable, Iterator
@@ -19,7 +20,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import DeviceMesh, init_device_mesh
 
-from common.errors import UserError
+from cli import explain_error, print_stderr
+from common.errors import SharedError
 from common.signals import STOP_SIGNALS, set_handlers
 from config import ResolvedConfig
 from model import GPT, Block
@@ -104,6 +106,33 @@ class World:
         dist.broadcast_object_list(box, 0, device=torch.device("cpu"))
         return box[0]
 
+    @contextmanager
+    def share_errors(self) -> Iterator[None]:
+        """Raise an error of any rank on all ranks, with the name of its machine.
+
+        All ranks enter the block together and wait for each other at its end. It must contain
+        nothing else that other ranks wait for.
+
+        Raises:
+            SharedError: If a rank met an error that the user can fix.
+        """
+        if self.size == 1:
+            yield
+            return
+        sentence = None
+        try:
+            yield
+        except Exception as e:
+            sentence = explain_error(e)
+            if sentence is None:  # a bug, whose traceback this rank prints
+                raise
+            if self.rank > 0:
+                sentence = f"{_rank_name(self.rank)}: {sentence}"
+        sentences: list[str | None] = [None] * self.size
+        dist.all_gather_object(sentences, sentence)
+        for first_sentence in filter(None, sentences):
+            raise SharedError(first_sentence)
+
     def sum(self, values: Tensor) -> Tensor:
         """Sum a tensor over the ranks, in place, and return it."""
         if self.size > 1:
@@ -121,8 +150,10 @@ def count_processes(alone: bool) -> int:
 def join(alone: bool) -> Iterator[World]:
     """Join the ranks that torchrun started, unless the run is to have one process.
 
+    An error that only this rank has met is printed, because only rank 0 prints at the end.
+
     Raises:
-        UserError: If the connection to another rank is lost.
+        SharedError: If the connection to another rank is lost.
     """
     if count_processes(alone) == 1:
         yield World()
@@ -136,15 +167,27 @@ def join(alone: bool) -> Iterator[World]:
     try:
         yield World(rank, size)
         dist.barrier()
-    except RuntimeError as e:
-        if not CONNECTION_LOST.search(str(e)):
+    except Exception as e:
+        if not (isinstance(e, RuntimeError) and CONNECTION_LOST.search(str(e))):
+            _print_own_error(e, rank)
             raise
-        raise UserError(
+        raise SharedError(
             "another process of the run has ended, and this one with it; see torchrun's report for "
             "the reason, then continue from the last checkpoint with resume=true."
         ) from None
     finally:
         dist.destroy_process_group()
+
+
+def _print_own_error(error: Exception, rank: int) -> None:
+    """Print an error that rank 0, which prints its own at the end, does not have."""
+    sentence = explain_error(error)
+    if rank > 0 and sentence and not isinstance(error, SharedError):
+        print_stderr(f"error: {_rank_name(rank)}: {sentence}")
+
+
+def _rank_name(rank: int) -> str:
+    return f"process {rank} on {platform.node()}"
 
 
 def compile_model(model: GPT, processes: int) -> Callable:

@@ -1,6 +1,6 @@
 """Open and lock the folder of a run."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from itertools import count
@@ -14,7 +14,10 @@ from common.files import atomic_write, exists, list_folder, ordinary_file, refus
 from common.manifest import CONFIG_FILE
 from common.paths import require_output_folder
 from config import Config
+from training.processes import count_processes
 
+# Seconds to wait for the lock of a machine that was lost; NFS releases it after 90 by default.
+LOST_LOCK_SECONDS = 120
 # Files that may lie in a run's folder before the run begins.
 ALLOWED_BEFORE_START = {".lock", ".config.yaml.part", "job.json", ".job.lock", "log.txt"}
 # Entries of a run's folder in which files are removed, so that they must not be links.
@@ -55,8 +58,13 @@ def check_run_folder(config: Config, path: Path) -> None:
 
 
 @contextmanager
-def run_folder(config: Config, experiment: str) -> Iterator[Path]:
+def run_folder(
+    config: Config, experiment: str, log: Callable[[str], None] = print
+) -> Iterator[Path]:
     """Open the folder of a run, and lock it against other processes.
+
+    A run of several processes waits for the lock, because the process that held it before a
+    restart may have been on a machine that was lost.
 
     A folder that is still empty at the end is removed if it was created here. The name of a new
     folder contains that of the experiment.
@@ -71,7 +79,7 @@ def run_folder(config: Config, experiment: str) -> Iterator[Path]:
     lock = FileLock(path / ".lock")
     try:
         path.mkdir(parents=True, exist_ok=True)
-        lock.acquire(timeout=0)
+        _acquire(lock, config, log)
     except Timeout:
         raise UserError(
             f"run_dir={path} is in use by another process: wait for it, or choose another folder"
@@ -85,6 +93,17 @@ def run_folder(config: Config, experiment: str) -> Iterator[Path]:
                 (path / ".lock").unlink(missing_ok=True)
                 if is_new:
                     path.rmdir()
+
+
+def _acquire(lock: FileLock, config: Config, log: Callable[[str], None]) -> None:
+    """Lock a run's folder; with several processes, wait for it. Raises `Timeout`."""
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        if count_processes(alone=config.distributed == "none") == 1:
+            raise
+        log(f"waiting up to {LOST_LOCK_SECONDS} s for another process to leave the run's folder")
+        lock.acquire(timeout=LOST_LOCK_SECONDS)
 
 
 def _names_in(folder: Path) -> set[str]:

@@ -97,7 +97,8 @@ def build_state(
     """
     torch.manual_seed(config.seed)
     model = GPT(config.model)
-    init(model)
+    with world.share_errors():
+        init(model)
     model.checkpoint_activations = config.checkpoint_activations
     forward, mesh = shard_model(model, config, world.size)
     optimizers = build_optimizers(model, config.optim, config.precision, mesh)

@@ -1,12 +1,20 @@
-"""Several processes under a real torchrun: restarts, and clean ends."""
+"""Several processes under a real torchrun, and on several machines: restarts, and clean ends.
+
+A machine is a group of processes with a working directory and a cache of their own.
+"""
 
 import os
+import re
 import signal
 import sys
+import time
+from pathlib import Path
 
 import pytest
+import torch
+from filelock import FileLock
 from processes import Process, fault_at_call
-from ranks import train_in_fork, trained
+from ranks import Ranks, train_in_fork, trained
 from test_distributed import assert_same_steps, odd
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
@@ -46,3 +54,82 @@ def test_after_a_process_is_killed_torchrun_goes_on_from_the_last_checkpoint(tmp
     assert torchrun.output().count("resuming at step 5") == 1
     trained(tmp_path, 1, *argv, "run_dir=one")
     assert_same_steps(tmp_path / "one", tmp_path / "run")
+
+
+def other_machine(folder: Path, text: str | None):
+    """Return a fault that moves rank 1 to a folder and a cache that hold only this text."""
+    folder.mkdir()
+    if text is not None:
+        (folder / "text.txt").write_text(text)
+
+    def fault(rank: int) -> None:
+        if rank == 1:
+            os.chdir(folder)
+            os.environ["GLASSGPT_CACHE"] = str(folder / "cache")
+
+    return fault
+
+
+def run_out_of_memory():
+    raise torch.OutOfMemoryError("CUDA out of memory")
+
+
+@pytest.mark.slow
+def test_machines_with_caches_of_their_own_train_on_the_same_text(tmp_path, text_file):
+    text = text_file.read_text()
+    (tmp_path / "text.txt").write_text(text)
+    argv = odd(Path("text.txt"), "max_steps=2")
+    trained(tmp_path, 2, *argv, fault=other_machine(tmp_path / "machine", text))
+    assert len(list((tmp_path / "machine" / "cache").glob("*/train.bin"))) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("change", [lambda text: None, lambda text: text.replace("e", "a")])
+def test_another_machine_without_the_same_text_is_named(tmp_path, text_file, change):
+    text = text_file.read_text()
+    (tmp_path / "text.txt").write_text(text)
+    fault = other_machine(tmp_path / "machine", change(text))
+    ranks = Ranks(tmp_path, 2, *odd(Path("text.txt")), fault=fault)
+    assert ranks.wait() == [1, 1], ranks.output()
+    (error,) = re.findall("^error: .*", ranks.output(), re.MULTILINE)
+    assert error in ranks.processes[0].output()
+    assert "process 1" in error and "text.txt" in error
+
+
+@pytest.mark.slow
+def test_an_error_of_one_process_is_printed_by_it(tmp_path, text_file):
+    def fault(rank):
+        if rank == 1:
+            fault_at_call(training.device, "seed_micro_step", 3, run_out_of_memory)()
+
+    ranks = Ranks(tmp_path, 2, *odd(text_file), fault=fault)
+    assert ranks.wait() == [1, 1], ranks.output()
+    said = ranks.processes[1].output()
+    assert said.count("error: ") == 1
+    assert "process 1" in said and "CUDA out of memory" in said
+
+
+def hold_lock(path: Path) -> int:
+    """Lock a run's folder in another process, and return its id."""
+    path.mkdir()
+    pid = os.fork()
+    if pid == 0:
+        lock = FileLock(path / ".lock")
+        lock.acquire()
+        (path.parent / "locked").touch()
+        signal.pause()
+        os._exit(1)
+    while not (path.parent / "locked").exists():
+        time.sleep(0.01)
+    return pid
+
+
+@pytest.mark.slow
+def test_a_restarted_run_waits_until_the_lock_of_a_lost_machine_is_free(tmp_path, text_file):
+    holder = hold_lock(tmp_path / "run")
+    ranks = Ranks(tmp_path, 2, *odd(text_file, "max_steps=1"))
+    while "waiting" not in ranks.output() and not any(p.ended() for p in ranks.processes):
+        time.sleep(0.01)
+    os.kill(holder, signal.SIGKILL)
+    os.waitpid(holder, 0)
+    assert ranks.wait() == [0, 0], ranks.output()
