@@ -1,32 +1,28 @@
 """Simulate a training step on 1 to 1,024 GPUs: what limits it, and the memory of a GPU.
 
     python -m benchmarks.cluster [only=weak,strong,check] [gpu=H100] [network=NDR]
-                                 [utilization=0.5] [json=FILE]
+                                 [utilization=0.5] [optim=adamw] [json=FILE]
 
 gpu: H100, A100, H100-HBM2e or A100-40GB; network: NDR or HDR InfiniBand, or Ethernet. weak: a fixed
 number of tokens per GPU; strong: a fixed batch; check: the error of the simulation for published
-speeds. Nothing is measured. benchmarks/step_time.py states the assumptions; docs/scaling.md
-contains the tables.
+speeds. Nothing is measured. benchmarks/step_time.py and benchmarks/hardware.py state the
+assumptions; docs/scaling.md contains the tables.
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from typing import NamedTuple
 
+from benchmarks.hardware import GPUS, GPUS_PER_MACHINE, NETWORKS, Cluster
 from benchmarks.harness import Options, read_options, run_command, select, write_json
 from benchmarks.published import check_predictions, format_predictions, predict_published
-from benchmarks.step_time import (
-    GPUS,
-    GPUS_PER_MACHINE,
-    NETWORKS,
-    Cluster,
-    make_config,
-    simulate_step,
-)
+from benchmarks.step_time import make_config, simulate_step
+from config import OptimConfig
 from model_config import GPTConfig
 from training.flops import tokens_per_step
 from training.plan import MAX_MEMORY_SHARE, memory_needed
 
+PARTS = ("weak", "strong", "check")
 PROCESSES = (1, 8, 64, 256, 1024)
 TOKENS_PER_GPU = 8192  # in a micro-step
 SEQUENCES_PER_BATCH = 1024  # if the batch is fixed
@@ -53,10 +49,11 @@ MODELS = {
 class ClusterOptions(Options):
     """Options of this simulation."""
 
-    only: str = "weak,strong,check"
+    only: str = ",".join(PARTS)
     gpu: str = "H100"
     network: str = "NDR"
     utilization: float = 0.5
+    optim: str = "adamw"
 
 
 class Scenario(NamedTuple):
@@ -87,6 +84,13 @@ class Result:
     limit: str  # "memory", "compute", "bandwidth", "latency" or "optimizer"
 
 
+class MarkdownTable(NamedTuple):
+    """A table as Markdown, and its figures."""
+
+    text: str
+    figures: list[dict]
+
+
 def list_scenarios(is_batch_fixed: bool) -> list[Scenario]:
     """List the scenarios of a table: with a fixed batch, or with fixed tokens per GPU."""
     scenarios = []
@@ -109,6 +113,8 @@ def simulate_scenario(scenario: Scenario, options: ClusterOptions) -> Result:
     cluster = Cluster(gpu, network, scenario.processes, options.utilization)
     _, processes, shard, sequences, accumulate = scenario
     config = make_config(MODELS[scenario.model], processes, shard, sequences, accumulate)
+    select("optim", options.optim, dict.fromkeys(("adamw", "muon")))
+    config = replace(config, optim=OptimConfig(name=options.optim))
     step = simulate_step(config, cluster)
     memory = memory_needed(config, processes)
     without_latency = simulate_step(config, cluster._replace(has_latency=False))
@@ -168,28 +174,34 @@ def format_result(result: Result) -> str:
     return f"{result.compute_share:.0%}{limit}, {memory}"
 
 
-def main(argv: list[str]) -> dict[str, list[dict]]:
-    """Print the tables as Markdown, and return their figures.
+def make_table(part: str, options: ClusterOptions) -> MarkdownTable:
+    """Simulate a part.
+
+    Args:
+        part: One of `PARTS`.
+        options: The options; for the check they play no role.
 
     Raises:
         AssertionError: A predicted speed differs too much from the published one.
     """
+    if part == "check":
+        predictions = predict_published()
+        check_predictions(predictions)
+        figures = [{**p.row._asdict(), "predicted": p.speed} for p in predictions]
+        return MarkdownTable(format_predictions(predictions), figures)
+    scenarios = list_scenarios(is_batch_fixed=part == "strong")
+    results = [simulate_scenario(scenario, options) for scenario in scenarios]
+    return MarkdownTable(format_results(results), [asdict(result) for result in results])
+
+
+def main(argv: list[str]) -> dict[str, list[dict]]:
+    """Print the tables as Markdown, and return their figures."""
     options = read_options(argv, ClusterOptions)
     figures = {}
-    for part in select("only", options.only, dict.fromkeys(("weak", "strong", "check"))):
-        if part == "check":
-            predictions = predict_published()
-            print(format_predictions(predictions))
-            check_predictions(predictions)
-            figures[part] = [
-                {**prediction.row._asdict(), "predicted": prediction.speed}
-                for prediction in predictions
-            ]
-        else:
-            scenarios = list_scenarios(is_batch_fixed=part == "strong")
-            results = [simulate_scenario(scenario, options) for scenario in scenarios]
-            print(f"{format_results(results)}\n")
-            figures[part] = [asdict(result) for result in results]
+    for part in select("only", options.only, dict.fromkeys(PARTS)):
+        table = make_table(part, options)
+        print(f"{table.text}\n")
+        figures[part] = table.figures
     write_json(options.json, figures)
     return figures
 

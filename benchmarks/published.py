@@ -19,14 +19,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.step_time import (
-    GPUS,
-    NETWORKS,
-    Cluster,
-    Engine,
-    make_config,
-    simulate_step,
-)
+from benchmarks.hardware import GPUS, NETWORKS, Cluster
+from benchmarks.step_time import Engine, make_config, simulate_step
 from model_config import GPTConfig
 from training.flops import tokens_per_step
 
@@ -172,16 +166,34 @@ def check_predictions(predictions: list[Prediction]) -> None:
 
 
 def format_predictions(predictions: list[Prediction]) -> str:
-    """Return a Markdown table: a row for a model and its settings, with errors by GPUs."""
-    lines = ["| program | GPU | model | GPUs: error of the predicted speed |", "|---|---|---|---|"]
-    for labels, group in groupby(predictions, key=lambda prediction: prediction.row[:6]):
-        cells = []
-        for prediction in group:
-            error = f"{100 * prediction.error:+.0f}%".replace("-", "−")
-            if prediction.is_fitted:
-                error = f"(utilization {prediction.utilization:.2f})"
-            cells.append(f"{prediction.row.gpus}: {error}")
-        program, gpu, _, model, setting, mode = labels
-        line = f"| {program} | {gpu} | {model}, {setting}, {mode} | {', '.join(cells)} |"
-        lines.append(line)
+    """Return a Markdown table with the range of the errors for each program and GPU."""
+    lines = [
+        "| program, GPU | utilization | fitted to | predicted speeds | error |",
+        "|---|---|---|---|---|",
+    ]
+    for _, series in groupby(predictions, key=lambda prediction: prediction.row[:2]):
+        fitted, *others = series
+        row = fitted.row
+        for is_checked in (True, False):
+            group = [prediction for prediction in others if prediction.is_checked == is_checked]
+            if not group:
+                continue
+            models = list(dict.fromkeys(prediction.row.model for prediction in group))
+            cells = [
+                f"{row.program}, {row.gpu}",
+                f"{fitted.utilization:.2f}",
+                f"{row.model} on {row.gpus}",
+                f"{len(group)}: {format_range(models)} on "
+                + format_range(sorted({prediction.row.gpus for prediction in group})),
+                format_range([f"{error:+.0%}" for error in sorted(p.error for p in group)]),
+            ]
+            if not is_checked:
+                cells[3] += f", fewer than {MIN_CHECKED_TOKENS:,} tokens"
+            lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def format_range(values: list) -> str:
+    """Return the first and the last value."""
+    first, last = str(values[0]), str(values[-1])
+    return first if first == last else f"{first} to {last}"

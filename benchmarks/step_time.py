@@ -5,10 +5,7 @@ Assumptions:
 - A block takes the time of its matrix products, at the share `utilization` of the data sheet's
   rate, and the time in which all other operations read and write their tensors (`MOVED_BYTES`).
   Neither rate depends on the size of the micro-batch.
-- A collective of n ranks on m machines with B bytes takes NCCL's ring: B (n - 1) / n at
-  `BANDWIDTH_SHARE` of the slowest link, and a latency for each of the n - 1 steps. A ring enters a
-  machine through one network card, so a group that has 8 ranks in a machine uses 8 cards. An
-  all-reduce is twice as long, or takes a tree if that has less latency.
+- Collectives take the time that benchmarks/hardware.py estimates.
 - A block is gathered while the block before computes, and its gradients are reduced while the next
   one computes; the collectives of a group run one after the other. What no compute hides counts.
   Collectives do not slow the compute that hides them.
@@ -16,18 +13,20 @@ Assumptions:
 """
 
 import math
+from collections import Counter
 from dataclasses import astuple, replace
 from functools import cache
 from typing import NamedTuple
 
+import torch
+
+from benchmarks.hardware import BANDWIDTH_SHARE, Cluster
 from config import ResolvedConfig
+from model import GPT
 from model_config import GPTConfig
-from training.flops import PUBLISHED_BF16_FLOPS
+from training.optimizers import NEWTON_SCHULZ_STEPS
 from training.plan import model_size
 
-GPUS_PER_MACHINE = 8
-# Share of the data sheet's bandwidth, of links and of memory, that is reached: an assumption.
-BANDWIDTH_SHARE = 0.8
 # Bytes that the forward and backward passes move outside of matrix products and fused attention:
 # for each token, layer and channel, by (MLP, is compiled), and for each logit. Counted on a CPU:
 # the tensors of every eager operation, and of the kernels of torch.compile.
@@ -38,82 +37,14 @@ MOVED_BYTES = {
     ("swiglu", True): 205,
 }
 MOVED_LOGIT_BYTES = {False: 46, True: 12}
-# Seconds of a collective's start, and of each step of a ring or tree within and between machines:
-# constants by which NCCL chooses its algorithms (src/graph/tuning.cc, protocol Simple).
-BASE_SECONDS = 8.4e-6
-RING_SECONDS = (3.4e-6, 14e-6)
-TREE_SECONDS = (4.0e-6, 14e-6)
 # Bytes per parameter that AdamW and the clipping of gradients move: each gradient is read for its
 # norm, read and written when it is scaled; then weight, gradient and two moments are read, and
 # weight and moments are written.
 OPTIMIZER_BYTES = 4 + 8 + 16 + 12
-
-
-class Gpu(NamedTuple):
-    """Figures of a data sheet, in operations or bytes per second."""
-
-    flops: float  # dense bf16
-    memory_bandwidth: float
-    nvlink: float  # each way
-    memory: float  # bytes
-
-
-GPUS = {
-    # The H100 of torchtitan's cluster, with slower memory.
-    "H100-HBM2e": Gpu(PUBLISHED_BF16_FLOPS["NVIDIA H100 80GB HBM3"], 2.4e12, 450e9, 96e9),
-    "H100": Gpu(PUBLISHED_BF16_FLOPS["NVIDIA H100 80GB HBM3"], 3.35e12, 450e9, 80e9),
-    "A100-40GB": Gpu(PUBLISHED_BF16_FLOPS["NVIDIA A100-SXM4-40GB"], 1.555e12, 300e9, 40e9),
-    "A100": Gpu(PUBLISHED_BF16_FLOPS["NVIDIA A100-SXM4-80GB"], 2.04e12, 300e9, 80e9),
-}
-# Bytes per second and GPU, each way. Ethernet is one port of 100 Gb/s for a machine of 8 GPUs.
-NETWORKS = {"NDR": 50e9, "HDR": 25e9, "Ethernet": 12.5e9 / GPUS_PER_MACHINE}
-
-
-class Cluster(NamedTuple):
-    """GPUs, their network, and the share of the data sheet's rate that a block reaches."""
-
-    gpu: Gpu
-    network: float
-    processes: int
-    utilization: float
-    has_latency: bool = True
-
-    def group(self, ranks: int, stride: int = 1) -> "Group":
-        """Return the links between every `stride`-th of neighboring ranks."""
-        per_machine = min(ranks, max(1, GPUS_PER_MACHINE // stride))
-        machines = math.ceil(ranks / per_machine)
-        bandwidth = self.gpu.nvlink
-        if machines > 1:
-            bandwidth = min(bandwidth, per_machine * self.network)
-        return Group(ranks, machines, BANDWIDTH_SHARE * bandwidth, self.has_latency)
-
-
-class Group(NamedTuple):
-    """Ranks that take part in a collective."""
-
-    ranks: int
-    machines: int
-    bandwidth: float  # bytes per second
-    has_latency: bool
-
-    def scatter_seconds(self, size: float) -> float:
-        """Return the time of an all-gather to `size` bytes, or of a reduce-scatter from them."""
-        if self.ranks == 1 or size == 0:
-            return 0.0
-        within, between = RING_SECONDS
-        steps = self.machines - 1
-        latency = BASE_SECONDS + (self.ranks - 1 - steps) * within + steps * between
-        return size * (self.ranks - 1) / self.ranks / self.bandwidth + latency * self.has_latency
-
-    def all_reduce_seconds(self, size: float) -> float:
-        """Return the time of an all-reduce of `size` bytes, by a ring or by a tree."""
-        if self.ranks == 1 or size == 0:
-            return 0.0
-        within, between = TREE_SECONDS
-        levels = math.log2(self.machines)
-        tree = BASE_SECONDS + 2 * ((self.ranks / self.machines - 1) * within + levels * between)
-        transfer = 2 * size * (self.ranks - 1) / self.ranks / self.bandwidth
-        return min(2 * self.scatter_seconds(size), transfer + tree * self.has_latency)
+# Bytes per parameter of Muon's matrices: update and weight; and with their owner the gradient, its
+# norm and scaling, the momentum, and the update in bf16.
+MUON_WEIGHT_BYTES = 2 + 8
+MUON_STATE_BYTES = 4 + 8 + 4 + 8 + 2
 
 
 class Engine(NamedTuple):
@@ -134,6 +65,7 @@ class Part(NamedTuple):
 
     parameters: int
     flops: int  # of a training step, per token
+    matrices: tuple[tuple[int, int], ...] = ()  # shapes, for Muon
 
 
 class Step(NamedTuple):
@@ -190,6 +122,14 @@ def make_config(
     )
 
 
+class Update(NamedTuple):
+    """Work of the optimizer on each GPU."""
+
+    moved: float  # bytes
+    flops: float = 0.0
+    communication: float = 0.0  # seconds
+
+
 @cache
 def count_parts(settings: tuple) -> tuple[Part, Part]:
     """Count a block of a model, and all that is outside of the blocks.
@@ -200,8 +140,13 @@ def count_parts(settings: tuple) -> tuple[Part, Part]:
     model = GPTConfig(*settings)
     one_layer = Part(*model_size(replace(model, n_layer=1)))
     two_layers = Part(*model_size(replace(model, n_layer=2)))
-    block = Part(two_layers.parameters - one_layer.parameters, two_layers.flops - one_layer.flops)
-    return block, Part(one_layer.parameters - block.parameters, one_layer.flops - block.flops)
+    parameters = two_layers.parameters - one_layer.parameters
+    flops = two_layers.flops - one_layer.flops
+    with torch.device("meta"):
+        weights = list(GPT(replace(model, n_layer=1)).blocks.parameters())
+    shapes = tuple((*weight.shape,) for weight in weights if weight.dim() == 2)
+    block = Part(parameters, flops, shapes)
+    return block, Part(one_layer.parameters - parameters, one_layer.flops - flops)
 
 
 def plan_work(config: ResolvedConfig, cluster: Cluster, engine: Engine = GLASSGPT) -> Work:
@@ -222,7 +167,10 @@ def plan_work(config: ResolvedConfig, cluster: Cluster, engine: Engine = GLASSGP
     # Seconds of the collectives
     shards = cluster.group(config.shard)
     replicas = cluster.group(cluster.processes // config.shard, config.shard)
-    block_gradients = engine.gradient_bytes * block.parameters
+    averaged = block.parameters
+    if config.optim.name == "muon" and config.shard == 1:
+        averaged -= sum(math.prod(shape) for shape in block.matrices)  # see plan_muon
+    block_gradients = engine.gradient_bytes * averaged
     outside_gradients = engine.gradient_bytes * outside.parameters
     return Work(
         layers=model.n_layer,
@@ -274,13 +222,55 @@ def simulate_micro_step(work: Work) -> float:
 
 
 def simulate_step(config: ResolvedConfig, cluster: Cluster, engine: Engine = GLASSGPT) -> Step:
-    """Return the duration of a training step with AdamW."""
+    """Return the duration of a training step."""
     work = plan_work(config, cluster, engine)
     exposed = simulate_micro_step(work) - work.compute
     if config.shard > 1:  # a complete model communicates in the last micro-step only
         exposed *= config.accumulate
     block, outside = count_parts(astuple(config.model))
     parameters = config.model.n_layer * block.parameters + outside.parameters
-    moved = OPTIMIZER_BYTES * parameters / config.shard
-    optimizer = moved / (BANDWIDTH_SHARE * cluster.gpu.memory_bandwidth)
-    return Step(config.accumulate * work.compute, exposed, optimizer)
+    update = Update(OPTIMIZER_BYTES * parameters / config.shard)
+    if config.optim.name == "muon":
+        update = plan_muon(config, cluster)
+    memory_bandwidth = BANDWIDTH_SHARE * cluster.gpu.memory_bandwidth
+    optimizer = update.moved / memory_bandwidth
+    optimizer += update.flops / (cluster.utilization * cluster.gpu.flops)
+    return Step(config.accumulate * work.compute, exposed + update.communication, optimizer)
+
+
+def plan_muon(config: ResolvedConfig, cluster: Cluster) -> Update:
+    """Return the work of Muon, whose matrices of equal shape are divided among all GPUs.
+
+    A complete model reduce-scatters the gradients of such a stack to their owners after the
+    backward pass, and all-gathers the updates. A sharded one, whose gradients are reduced already,
+    moves its rows to the owners and the updates back, then across replicas. All in bf16, except the
+    gradients.
+    """
+    block, outside = count_parts(astuple(config.model))
+    layers = config.model.n_layer
+    processes = cluster.processes
+    shards = cluster.group(config.shard)
+    replicas = cluster.group(processes // config.shard, config.shard)
+    matrix_parameters = layers * sum(math.prod(shape) for shape in block.matrices)
+    other_parameters = layers * block.parameters + outside.parameters - matrix_parameters
+
+    flops = communication = 0.0
+    for (rows, columns), per_block in Counter(block.matrices).items():
+        count = layers * per_block
+        size = count * rows * columns
+        flops += math.ceil(count / processes) * newton_schulz_flops(rows, columns)
+        if config.shard == 1:
+            communication += replicas.scatter_seconds(4 * size) + replicas.scatter_seconds(2 * size)
+        else:
+            communication += 2 * shards.scatter_seconds(2 * size / processes)
+            communication += replicas.scatter_seconds(2 * size / config.shard)
+    moved = OPTIMIZER_BYTES * other_parameters / config.shard
+    moved += MUON_WEIGHT_BYTES * matrix_parameters / config.shard
+    moved += MUON_STATE_BYTES * matrix_parameters / processes
+    return Update(moved, flops, communication)
+
+
+def newton_schulz_flops(rows: int, columns: int) -> int:
+    """Return the operations that orthogonalize a matrix."""
+    small, large = sorted((rows, columns))
+    return NEWTON_SCHULZ_STEPS * 2 * small**2 * (2 * large + small)

@@ -7,24 +7,26 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks import cluster
+from benchmarks.hardware import BANDWIDTH_SHARE, GPUS, NETWORKS, Cluster
 from benchmarks.published import MODELS, check_predictions, predict_published, read_published
 from benchmarks.step_time import (
-    BANDWIDTH_SHARE,
-    GPUS,
     MOVED_BYTES,
     MOVED_LOGIT_BYTES,
-    NETWORKS,
-    Cluster,
     make_config,
+    newton_schulz_flops,
+    plan_muon,
     plan_work,
     simulate_step,
 )
 from common.errors import UserError
+from config import OptimConfig
 from model import GPT
 from model_config import GPTConfig
 from precision import autocast
+from training.optimizers import orthogonalize
 from training.plan import model_size
 
 H100 = GPUS["H100"]
@@ -125,6 +127,32 @@ def test_recomputed_activations_repeat_the_forward_pass_of_the_blocks():
     again = plan_work(replace(config, checkpoint_activations=True), make_cluster(1))
     assert again.block_backward == pytest.approx(1.5 * work.block_backward)
     assert again.block_forward == work.block_forward and again.head == work.head
+
+
+def test_muon_divides_its_matrices_among_all_gpus_and_hides_no_communication():
+    with FlopCounterMode(display=False) as counter:
+        orthogonalize(torch.zeros(1, 96, 32))
+    flops = newton_schulz_flops(96, 32)
+    assert flops == counter.get_total_flops()
+
+    updates = {}
+    for processes, shard in ((1, 1), (4, 1), (8, 8), (64, 8)):
+        config = make_config(SMALL, processes, shard, 8)
+        config = replace(config, optim=OptimConfig(name="muon"))
+        updates[processes, shard] = plan_muon(config, make_cluster(processes, has_latency=False))
+    # 4 layers with 4 matrices of 2 kinds of shapes
+    assert updates[1, 1].communication == 0
+    assert updates[4, 1].flops == pytest.approx(updates[1, 1].flops / 4)
+    assert updates[64, 8].flops < updates[8, 8].flops
+
+    matrices = 4 * 12 * 256**2
+    bandwidth = BANDWIDTH_SHARE * H100.nvlink
+    assert updates[4, 1].communication == pytest.approx(3 / 4 * 6 * matrices / bandwidth)
+    assert updates[8, 8].communication == pytest.approx(7 / 8 * 4 * matrices / 8 / bandwidth)
+    network = BANDWIDTH_SHARE * NETWORKS["NDR"]
+    across = 7 / 8 * 2 * matrices / 8 / network
+    within = 7 / 8 * 4 * matrices / 64 / bandwidth
+    assert updates[64, 8].communication == pytest.approx(across + within)
 
 
 @pytest.mark.slow
