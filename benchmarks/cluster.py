@@ -1,12 +1,13 @@
 """Simulate a training step on 1 to 1,024 GPUs: what limits it, and the memory of a GPU.
 
-    python -m benchmarks.cluster [only=weak,strong,check] [gpu=H100] [network=NDR]
+    python -m benchmarks.cluster [only=memory,limits,check] [gpu=H100] [network=NDR]
                                  [utilization=0.5] [optim=adamw] [json=FILE]
 
-gpu: H100, A100, H100-HBM2e or A100-40GB; network: NDR or HDR InfiniBand, or Ethernet. weak: a fixed
-number of tokens per GPU; strong: a fixed batch; check: the error of the simulation for published
-speeds. Nothing is measured. benchmarks/step_time.py and benchmarks/hardware.py state the
-assumptions; docs/scaling.md contains the tables.
+gpu: H100, A100, H100-HBM2e or A100-40GB; network: NDR or HDR InfiniBand, or Ethernet. memory: the
+planned memory of one GPU; limits: a step with a fixed number of tokens per GPU, and with a fixed
+batch; check: the error of the simulation for published speeds. Nothing is measured.
+benchmarks/step_time.py and benchmarks/hardware.py state the assumptions; docs/scaling.md contains
+the tables.
 """
 
 from dataclasses import asdict, dataclass, replace
@@ -15,14 +16,15 @@ from typing import NamedTuple
 
 from benchmarks.hardware import GPUS, GPUS_PER_MACHINE, NETWORKS, Cluster
 from benchmarks.harness import Options, read_options, run_command, select, write_json
+from benchmarks.published import MODELS as PUBLISHED_MODELS
 from benchmarks.published import check_predictions, format_predictions, predict_published
 from benchmarks.step_time import make_config, simulate_step
 from config import OptimConfig
 from model_config import GPTConfig
 from training.flops import tokens_per_step
-from training.plan import MAX_MEMORY_SHARE, memory_needed
+from training.plan import MAX_MEMORY_SHARE, memory_needed, model_size
 
-PARTS = ("weak", "strong", "check")
+PARTS = ("memory", "limits", "check")
 PROCESSES = (1, 8, 64, 256, 1024)
 TOKENS_PER_GPU = 8192  # in a micro-step
 SEQUENCES_PER_BATCH = 1024  # if the batch is fixed
@@ -45,6 +47,17 @@ MODELS = {
 }
 
 
+# Models whose memory on one GPU is planned, each with the sequences of a micro-step.
+GPT2 = replace(MODELS["124 M"], bias=True)
+MEMORY_MODELS = {
+    "GPT-2, 124 M": (GPT2, 16),
+    "GPT-2 medium, 355 M": (replace(GPT2, n_layer=24, n_head=16, n_embd=1024), 16),
+    "GPT-2 XL, 1.56 B": (replace(GPT2, n_layer=48, n_head=25, n_embd=1600), 8),
+    "Llama 3, 8 B, 8,192 tokens": (PUBLISHED_MODELS["Llama 3 8B"], 1),
+}
+BYTES_PER_PARAMETER = 16  # weight, gradient, and AdamW's two moments in float32
+
+
 @dataclass
 class ClusterOptions(Options):
     """Options of this simulation."""
@@ -62,8 +75,7 @@ class Scenario(NamedTuple):
     model: str
     processes: int
     shard: int
-    sequences: int  # per micro-step and GPU
-    accumulate: int
+    is_batch_fixed: bool
 
 
 @dataclass
@@ -73,6 +85,7 @@ class Result:
     model: str
     processes: int
     shard: int
+    is_batch_fixed: bool
     tokens_per_step: int
     compute: float  # seconds, like the next three
     exposed: float
@@ -91,30 +104,33 @@ class MarkdownTable(NamedTuple):
     figures: list[dict]
 
 
-def list_scenarios(is_batch_fixed: bool) -> list[Scenario]:
-    """List the scenarios of a table: with a fixed batch, or with fixed tokens per GPU."""
+def list_scenarios() -> list[Scenario]:
+    """List the scenarios of the table in its order."""
     scenarios = []
-    for name, model in MODELS.items():
+    for name in MODELS:
         for processes in PROCESSES:
-            sequences = TOKENS_PER_GPU // model.block_size
-            accumulate = 1
-            if is_batch_fixed:
-                sequences = min(sequences, SEQUENCES_PER_BATCH // processes)
-                accumulate = SEQUENCES_PER_BATCH // (sequences * processes)
-            for shard in sorted({1, min(processes, GPUS_PER_MACHINE), processes}):
-                scenarios.append(Scenario(name, processes, shard, sequences, accumulate))
+            for is_batch_fixed in (False, True):
+                for shard in sorted({1, min(processes, GPUS_PER_MACHINE), processes}):
+                    scenarios.append(Scenario(name, processes, shard, is_batch_fixed))
     return scenarios
 
 
 def simulate_scenario(scenario: Scenario, options: ClusterOptions) -> Result:
     """Simulate a step of a scenario and plan its memory."""
-    gpu = select("gpu", options.gpu, GPUS)[options.gpu]
-    network = select("network", options.network, NETWORKS)[options.network]
-    cluster = Cluster(gpu, network, scenario.processes, options.utilization)
-    _, processes, shard, sequences, accumulate = scenario
-    config = make_config(MODELS[scenario.model], processes, shard, sequences, accumulate)
+    name, processes, shard, is_batch_fixed = scenario
+    model = MODELS[name]
+    sequences = TOKENS_PER_GPU // model.block_size
+    accumulate = 1
+    if is_batch_fixed:
+        sequences = min(sequences, SEQUENCES_PER_BATCH // processes)
+        accumulate = SEQUENCES_PER_BATCH // (sequences * processes)
+    config = make_config(model, processes, shard, sequences, accumulate)
     select("optim", options.optim, dict.fromkeys(("adamw", "muon")))
     config = replace(config, optim=OptimConfig(name=options.optim))
+
+    gpu = select("gpu", options.gpu, GPUS)[options.gpu]
+    network = select("network", options.network, NETWORKS)[options.network]
+    cluster = Cluster(gpu, network, processes, options.utilization)
     step = simulate_step(config, cluster)
     memory = memory_needed(config, processes)
     without_latency = simulate_step(config, cluster._replace(has_latency=False))
@@ -133,9 +149,7 @@ def simulate_scenario(scenario: Scenario, options: ClusterOptions) -> Result:
         limit = max(losses, key=losses.__getitem__)
     tokens = tokens_per_step(config)
     return Result(
-        scenario.model,
-        processes,
-        shard,
+        *scenario,
         tokens,
         *step,
         step.seconds,
@@ -149,29 +163,53 @@ def simulate_scenario(scenario: Scenario, options: ClusterOptions) -> Result:
 def format_results(results: list[Result]) -> str:
     """Return a Markdown table: a row for a model and a number of GPUs, columns for `shard`."""
     lines = [
-        "| parameters | GPUs | tokens per step | `shard=1` | `shard=8` | `shard=all` |",
-        "|---|---|---|---|---|---|",
+        "| parameters | GPUs | memory | 1 | 8 | all | 1 | 8 | all |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for key, group in groupby(results, key=lambda result: (result.model, result.processes)):
         rows = list(group)
-        cells = {row.shard: format_result(row) for row in rows}
-        columns = [cells[1], cells.get(GPUS_PER_MACHINE, ""), cells[rows[-1].shard]]
-        if rows[-1].shard <= GPUS_PER_MACHINE:  # all is 1 or 8
-            columns[2] = ""
         model, processes = key
-        lines.append(
-            f"| {model} | {processes:,} | {rows[0].tokens_per_step:,} | {' | '.join(columns)} |"
-        )
+        shards = [1, GPUS_PER_MACHINE, processes if processes > GPUS_PER_MACHINE else None]
+        cells = []
+        for is_batch_fixed in (False, True):
+            by_shard = {r.shard: r for r in rows if r.is_batch_fixed == is_batch_fixed}
+            if not is_batch_fixed:
+                sizes = [f"{result.memory / 1e9:,.0f}" for result in by_shard.values()]
+                cells.append(f"{' / '.join(sizes)} GB")
+            for shard in shards:
+                cells.append(format_result(by_shard[shard]) if shard in by_shard else "")
+        lines.append(f"| {model} | {processes:,} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
 def format_result(result: Result) -> str:
-    """Return a cell: the share of the step that computes, its limit if another, and the memory."""
-    memory = f"{result.memory / 1e9:,.0f} GB"
+    """Return a cell: the share of the step in which the GPU computes, and the limit if another."""
     if result.limit == "memory":
-        return f"needs {memory}"
-    limit = "" if result.limit == "compute" else f" ({result.limit})"
-    return f"{result.compute_share:.0%}{limit}, {memory}"
+        return "M"
+    limit = "" if result.limit == "compute" else f" {result.limit[0].upper()}"
+    return f"{result.compute_share:.0%}{limit}"
+
+
+def plan_memory() -> MarkdownTable:
+    """Plan the memory of models on one GPU, eager and compiled."""
+    lines = [
+        "| model | sequences | weights, gradients, AdamW | eager | compiled |",
+        "|---|---|---|---|---|",
+    ]
+    figures = []
+    for name, (model, sequences) in MEMORY_MODELS.items():
+        parameters, _ = model_size(model)
+        compiled = make_config(model, 1, 1, sequences)
+        configs = {
+            "eager": replace(compiled, compile=False),
+            "compiled": compiled,
+        }
+        memory = {"stored": float(BYTES_PER_PARAMETER * parameters)}
+        memory |= {mode: memory_needed(config, 1) for mode, config in configs.items()}
+        cells = " | ".join(f"{size / 1e9:,.1f} GB" for size in memory.values())
+        lines.append(f"| {name} | {sequences} | {cells} |")
+        figures.append({"model": name, "sequences": sequences, **memory})
+    return MarkdownTable("\n".join(lines), figures)
 
 
 def make_table(part: str, options: ClusterOptions) -> MarkdownTable:
@@ -179,18 +217,19 @@ def make_table(part: str, options: ClusterOptions) -> MarkdownTable:
 
     Args:
         part: One of `PARTS`.
-        options: The options; for the check they play no role.
+        options: The options of a simulation.
 
     Raises:
         AssertionError: A predicted speed differs too much from the published one.
     """
+    if part == "memory":
+        return plan_memory()
     if part == "check":
         predictions = predict_published()
         check_predictions(predictions)
         figures = [{**p.row._asdict(), "predicted": p.speed} for p in predictions]
         return MarkdownTable(format_predictions(predictions), figures)
-    scenarios = list_scenarios(is_batch_fixed=part == "strong")
-    results = [simulate_scenario(scenario, options) for scenario in scenarios]
+    results = [simulate_scenario(scenario, options) for scenario in list_scenarios()]
     return MarkdownTable(format_results(results), [asdict(result) for result in results])
 
 

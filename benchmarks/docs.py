@@ -1,6 +1,6 @@
 """Renew what docs/ shows of real runs: tables, pages and pictures. 15 minutes on two cores.
 
-    python -m benchmarks.docs [only=sweep,induction,notebook,explore,studies] [sweeps=DIR]
+    python -m benchmarks.docs [only=sweep,induction,notebook,explore,studies,scaling] [sweeps=DIR]
                               [model=FILE.gguf]
 
 The part `explore` shows SmolLM2; README.md says how to get it. The studies take up to 50 minutes
@@ -25,6 +25,7 @@ from typing import NamedTuple
 import nbclient
 import nbformat
 
+from benchmarks import cluster
 from benchmarks.exploring import open_explorer
 from benchmarks.harness import ROOT, Options, read_options, run_command, select
 from report import page
@@ -193,6 +194,18 @@ def renew_studies(folder: Path) -> None:
         print(output)
 
 
+def renew_scaling(_: Path) -> None:
+    """Renew the tables of docs/scaling.md, which are simulated in seconds."""
+    page = DOCS / "scaling.md"
+    text = page.read_text(encoding="utf-8")
+    for part in cluster.PARTS:
+        table = cluster.make_table(part, cluster.ClusterOptions()).text
+        before, rest = text.split(f"<!-- {part} -->\n")
+        after = rest[rest.index("<!-- end -->") :]
+        text = f"{before}<!-- {part} -->\n{table}\n{after}"
+    page.write_text(text, encoding="utf-8")
+
+
 def renew_notebook(_: Path) -> None:
     """Run docs/attention.ipynb with the run of `renew_induction`."""
     notebook = nbformat.read(DOCS / "attention.ipynb", as_version=4)
@@ -207,6 +220,7 @@ PARTS = {
     "induction": renew_induction,
     "notebook": renew_notebook,
     "studies": renew_studies,
+    "scaling": renew_scaling,
 }
 
 

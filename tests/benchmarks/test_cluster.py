@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from conftest import ROOT
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
@@ -158,15 +159,24 @@ def test_muon_divides_its_matrices_among_all_gpus_and_hides_no_communication():
 @pytest.mark.slow
 def test_the_command_prints_tables_and_writes_their_figures(tmp_path, capsys):
     path = tmp_path / "out.json"
-    figures = cluster.main(["only=strong", "network=Ethernet", f"json={path}"])
+    figures = cluster.main(["only=limits", "network=Ethernet", f"json={path}"])
     assert json.loads(path.read_text()) == figures
     table = capsys.readouterr().out.splitlines()
-    cases = {(row["model"], row["processes"]) for row in figures["strong"]}
+    cases = {(row["model"], row["processes"]) for row in figures["limits"]}
     assert len(table) - 3 == len(cases) == len(cluster.MODELS) * len(cluster.PROCESSES)
-    for row in figures["strong"]:
+    for row in figures["limits"]:
         assert row["tokens_per_second"] == pytest.approx(row["tokens_per_step"] / row["seconds"])
     with pytest.raises(UserError, match="gpu=H900"):
         cluster.main(["gpu=H900"])
+
+
+def test_the_tables_of_the_page_are_current():
+    page = (ROOT / "docs" / "scaling.md").read_text(encoding="utf-8")
+    for part in cluster.PARTS:
+        table = cluster.make_table(part, cluster.ClusterOptions()).text
+        assert f"<!-- {part} -->\n{table}\n<!-- end -->" in page, (
+            "run python -m benchmarks.docs only=scaling"
+        )
 
 
 class ByteCounter(TorchDispatchMode):
