@@ -242,6 +242,12 @@ def memory_needed(config: ResolvedConfig, processes: int) -> float:
     return weights + optimizer + gathered + max(backward, averaging)
 
 
+def on_machines() -> str:
+    """Return " on 2 machines" if torchrun started the processes on several, otherwise ""."""
+    machines = int(os.environ.get("GROUP_WORLD_SIZE", 1))
+    return f" on {machines} machines" if machines > 1 else ""
+
+
 def print_run(
     log: Callable[[str], None],
     config: ResolvedConfig,
@@ -252,7 +258,7 @@ def print_run(
     """Print what is going to be trained, for how long and where."""
     step_tokens = tokens_per_step(config)
     epochs = config.max_steps * step_tokens / len(text.train)
-    machines = f"{processes} processes, each " if processes > 1 else ""
+    machines = f"{processes} processes{on_machines()}, each " if processes > 1 else ""
     mode = "compiled (takes a minute or two once)" if config.compile else "eager"
     known_epochs = f", {epochs:,.2f} epochs" if text.is_complete else ""
     log(f"model    {pluralize(parameters, 'parameter')}")

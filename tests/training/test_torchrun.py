@@ -8,17 +8,34 @@ import re
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from conftest import soak
 from filelock import FileLock
-from processes import Process, fault_at_call
-from ranks import Ranks, train_in_fork, trained
+from processes import Process, assert_same_run, fault_at_call
+from ranks import Ranks, free_port, train_in_fork, trained
 from test_distributed import assert_same_steps, odd
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 import training.device
+
+
+def elastic(machines: int, processes: int, port: int = 0, is_host: bool = True) -> LaunchConfig:
+    """Return what torchrun makes of the options in docs/distributed.md; workers are forks."""
+    return LaunchConfig(
+        machines,
+        machines,
+        processes,
+        run_id="test",
+        rdzv_backend="c10d",
+        rdzv_endpoint=f"localhost:{port}",
+        rdzv_configs={"is_host": is_host, "keep_alive_interval": 1},
+        max_restarts=3,
+        start_method="fork",
+    )
 
 
 @pytest.mark.soak
@@ -34,18 +51,7 @@ def test_after_a_process_is_killed_torchrun_goes_on_from_the_last_checkpoint(tmp
         train_in_fork(argv)
 
     def launch():
-        elastic_launch(
-            LaunchConfig(
-                1,
-                1,
-                2,
-                rdzv_backend="c10d",
-                rdzv_endpoint="localhost:0",
-                max_restarts=1,
-                start_method="fork",
-            ),
-            work,
-        )()
+        elastic_launch(elastic(1, 2), work)()
         sys.exit()
 
     torchrun = Process(tmp_path, fault=launch)
@@ -54,6 +60,50 @@ def test_after_a_process_is_killed_torchrun_goes_on_from_the_last_checkpoint(tmp
     assert torchrun.output().count("resuming at step 5") == 1
     trained(tmp_path, 1, *argv, "run_dir=one")
     assert_same_steps(tmp_path / "one", tmp_path / "run")
+
+
+def machine(
+    folder: Path,
+    name: str,
+    port: int,
+    argv: list[str],
+    is_host: bool = False,
+    fault: Callable[[], None] = lambda: None,
+) -> Process:
+    """Start torchrun's agent with one process of a run on two machines, in a process group."""
+
+    def work():
+        fault()
+        train_in_fork(argv)
+
+    def launch():
+        os.setpgid(0, 0)
+        os.chdir(folder)
+        os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+        elastic_launch(elastic(2, 1, port, is_host), work)()
+        sys.exit()
+
+    (folder / name).mkdir()
+    return Process(folder / name, fault=launch)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, soak(signal.SIGTERM)])
+def test_a_machine_that_is_lost_can_join_again(tmp_path, text_file, number):
+    argv = odd(text_file, "model.dropout=0.3", "resume=auto")
+    port = free_port()
+    first = machine(tmp_path, "first", port, argv, is_host=True)
+    end_machine = fault_at_call(
+        training.device, "seed_micro_step", 8, lambda: os.killpg(os.getpgrp(), number)
+    )
+    machine(tmp_path, "lost", port, argv, fault=end_machine).wait()
+
+    replacement = machine(tmp_path, "replacement", port, argv)
+    assert [first.wait(60), replacement.wait(60)] == [0, 0], first.output() + replacement.output()
+    assert first.output().count("2 processes on 2 machines") == 2
+    assert first.output().count("resuming at step") == 1
+    trained(tmp_path, 2, *argv, "run_dir=undisturbed")
+    assert_same_run(tmp_path / "undisturbed", tmp_path / "run", 20)
 
 
 def other_machine(folder: Path, text: str | None):
