@@ -346,8 +346,12 @@ class GPT(nn.Module):
         Returns:
             Logits (B, T, V), and the mean loss in nats per token, or None without targets.
         """
-        x = self.norm(self.run_blocks(tokens, cache))
-        padding = self.config.vocab_padding
+        return self.predict(self.run_blocks(tokens, cache), targets)
+
+    def predict(self, x: Tensor, targets: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Compute what `forward` returns from the residual stream (B, T, C) after the blocks."""
+        x = self.norm(x)
+        V, padding = self.config.vocab_size, self.config.vocab_padding
         if padding:
             logits = layers.padded_logits(x, self.head.weight, padding)  # (B, T, V + padding)
         else:
@@ -355,7 +359,7 @@ class GPT(nn.Module):
         loss = None
         if targets is not None:
             loss = kernels.cross_entropy(logits.flatten(0, 1), targets.flatten())
-        return logits[..., : self.config.vocab_size], loss
+        return logits[..., :V] if padding else logits, loss
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:

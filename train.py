@@ -44,8 +44,9 @@ from training.checkpoint import Checkpoints
 from training.evaluate import Splits, evaluate, make_splits
 from training.flops import speed_metrics
 from training.optimizers import clip_gradients
+from training.parallel import average_gradients, plain_copy, synchronize_gradients
 from training.plan import print_run, resolve
-from training.processes import Stopped, World, average_gradients, join, plain_copy
+from training.processes import Stopped, World, join
 from training.progress import Progress, read_progress
 from training.record import check_wandb
 from training.run_folder import restore_config, run_folder
@@ -208,7 +209,6 @@ def train_loop(run: Run, observer: Observer | None, log: Callable[[str], None]) 
 
             # Save: a checkpoint where one is due, or where the loss is the lowest so far
             run.checkpoints.save_if_due(step, row, clock)
-            world.check_stop()
 
             # Log: the progress bar and the losses
             if observer:
@@ -216,6 +216,7 @@ def train_loop(run: Run, observer: Observer | None, log: Callable[[str], None]) 
 
             # Snapshot: what every attention head does, where one is due or an induction head forms
             if is_attention_due(step, config):
+                world.check_stop()
                 model = plain_copy(state.model, world)  # gathered on rank 0, None on the others
                 with world.interruptible():
                     snapshot = observer.take_snapshot(model, step) if observer else None
@@ -225,7 +226,12 @@ def train_loop(run: Run, observer: Observer | None, log: Callable[[str], None]) 
             # Record: metrics.jsonl, W&B and the page
             if observer:
                 observer.write(step, row, snapshot)
-            world.check_stop()
+
+            # Stop: all ranks together, after they have waited for what rank 0 did alone
+            if is_due(config.eval.every, step, config) or is_attention_due(step, config):
+                world.check_stop()
+            else:
+                world.check_stop_after_step()
     except Stopped as stopped:
         run.checkpoints.save(step, row, clock, must_succeed=True)
         command = f"python train.py run_dir={shlex.quote(str(run.run_dir))} resume=true"
@@ -256,12 +262,12 @@ def train_step(
     loss = torch.zeros((), device=config.device)
     for micro_step, batch in enumerate(micro_batches(inputs, targets, config, world)):
         device.seed_micro_step(config.seed, step, micro_step, world.rank)
+        synchronize_gradients(state.model, config, is_last=micro_step == config.accumulate - 1)
         with autocast(config.device, config.precision):
             micro_loss = state.forward(*batch)[1]  # the logits are freed
         (micro_loss / config.accumulate).backward()
         loss += micro_loss.detach() / (config.accumulate * world.size)
-    if config.shard == 1:  # otherwise FSDP2 averages the gradients in each backward pass
-        average_gradients(state.model, world)
+    average_gradients(state.model, world)  # those that FSDP2 has not averaged in the backward pass
 
     # Clipping
     norms = clip_gradients(state.model, config.optim.grad_clip, world, config.shard)

@@ -18,7 +18,8 @@ from data.tokenizer import Tokenizer
 from data.tokens import Tokens
 from model import GPT
 from precision import autocast
-from training.processes import World, plain_copy, reshard
+from training.parallel import plain_copy, reshard
+from training.processes import World
 
 # Tokens per forward pass: enough to keep a processor busy.
 MAX_BATCH_TOKENS = 8192
@@ -245,6 +246,7 @@ def evaluate(model: GPT, splits: Splits, is_last: bool = False) -> dict[str, flo
     if splits.task:
         plain_model = plain_copy(model, validation.world)  # None on the other ranks
         metrics |= measure_task(plain_model, splits.task, is_last) if plain_model else {}
+        validation.world.wait()
     return metrics
 
 

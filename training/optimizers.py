@@ -11,7 +11,7 @@ from torch.optim import AdamW, Optimizer
 
 from config import OptimConfig
 from training.processes import World
-from training.tensors import local_part
+from training.tensors import is_distributed, local_part
 
 # Coefficients of Muon's quintic iteration (Jordan et al. 2024). The polynomial is steep at 0, so
 # that small singular values grow quickly; in exchange they end near 1 instead of exactly at 1.
@@ -212,7 +212,9 @@ def build_optimizers(
     undecayed = [p for p in others if p.dim() < 2]
     groups = [
         {"params": decayed, "weight_decay": optim.weight_decay},
-        {"params": undecayed, "weight_decay": 0.0},
+        # torch updates DTensors and others by different calls
+        {"params": [p for p in undecayed if is_distributed(p)], "weight_decay": 0.0},
+        {"params": [p for p in undecayed if not is_distributed(p)], "weight_decay": 0.0},
     ]
     groups = [group for group in groups if group["params"]]
     betas = (optim.beta1, optim.beta2)
@@ -241,12 +243,14 @@ def clip_gradients(model: nn.Module, max_norm: float, world: World, shard: int =
     for p in model.parameters():
         if p.grad is not None and p.grad.is_sparse:
             p.grad = p.grad.coalesce()  # adds up the gradients of a row that occurs several times
-    grads = [local_part(p.grad) for p in model.parameters() if p.grad is not None]
+    params = [p for p in model.parameters() if p.grad is not None]
+    grads = [local_part(p.grad) for p in params]
     grads = [grad.values() if grad.is_sparse else grad for grad in grads]
     norms = torch.stack(torch._foreach_norm(grads))
     if world.size > 1:
-        # Each row is on world.size / shard ranks.
-        squares = norms.double().square() * (shard / world.size)
+        # Each row is on this many ranks.
+        copies = [world.size // shard if is_distributed(p) else world.size for p in params]
+        squares = norms.double().square() / torch.tensor(copies, device=norms.device)
         norms = world.sum(squares).sqrt().float()
     scale = ((max_norm or math.inf) / (norms.norm() + 1e-6)).clamp(max=1.0)
     torch._foreach_mul_(grads, scale)

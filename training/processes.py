@@ -1,15 +1,14 @@
 """The processes of a run: one, or several that torchrun started.
 
-Every rank runs the same train.py on its slice of each batch. Rank 0 writes and prints. With shard=1
-each rank has the complete model, and the gradients are averaged once per step. Otherwise FSDP2
-shards the model on a mesh (processes / shard, shard): each group of `shard` ranks holds one copy.
+Every rank runs the same train.py on its slice of each batch. Rank 0 writes and prints.
 """
 
 import os
 import platform
 import re
 import signal
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from types import FrameType
@@ -17,20 +16,23 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
-from torch.distributed import DeviceMesh, init_device_mesh
+from torch import Tensor
 
-from cli import explain_error, print_stderr
+from cli import explain_error, first_line, print_stderr
 from common.errors import SharedError
 from common.signals import STOP_SIGNALS, set_handlers
-from config import ResolvedConfig
-from model import GPT, Block
-from training.tensors import full_tensor
 
+# In a training step all ranks compute the same, so one that is late by minutes hangs.
+STEP_TIMEOUT = timedelta(minutes=10)
 # Other ranks wait this long for rank 0, which may draw or save for hours. A process that dies is
 # noticed at once nevertheless, because its connection closes.
-RANK_TIMEOUT = timedelta(days=1)
-CONNECTION_LOST = re.compile(r"gloo|nccl|connection (closed|reset)|broken pipe", re.IGNORECASE)
+RANK_0_TIMEOUT = timedelta(days=1)
+SECONDS_BETWEEN_CHECKS = 1.0  # of stop signals; torchrun waits 30 s after it has sent one
+# Messages of gloo, which raises no error types of its own
+TIMED_OUT = re.compile("timed out|pair closure", re.IGNORECASE)
+CONNECTION_LOST = re.compile(
+    "connection (closed|reset|refused)|broken pipe|connectFullMesh", re.IGNORECASE
+)
 
 
 class Stopped(BaseException):
@@ -49,14 +51,26 @@ class World:
 
     As a context manager it notes SIGINT and SIGTERM for `check_stop`. A second Ctrl-C ends the
     process at once. A signal after the last check ends it when the block is left.
+
+    Args:
+        rank: Number of this process.
+        size: Number of processes.
+        waiting_group: Process group on the CPU, with a long timeout, in which ranks wait for rank 0
+            while it works alone; None for one process.
     """
 
-    def __init__(self, rank: int = 0, size: int = 1) -> None:
+    def __init__(
+        self, rank: int = 0, size: int = 1, waiting_group: dist.ProcessGroup | None = None
+    ) -> None:
         self.rank = rank
         self.size = size
+        self._waiting_group = waiting_group
         self._exit_status = 0
         self._is_interruptible = False
         self._handlers: dict[signal.Signals, Any] = {}
+        self._steps_between_checks = 1  # equal on all ranks
+        self._steps_since_check = 0
+        self._last_check = time.monotonic()
 
     def __enter__(self) -> "World":
         self._handlers = set_handlers(dict.fromkeys(STOP_SIGNALS, self._note_signal))
@@ -90,20 +104,39 @@ class World:
             self._is_interruptible = False
 
     def check_stop(self) -> None:
-        """Raise `Stopped` on all ranks if any of them got a signal; all ranks call this."""
+        """Raise `Stopped` on all ranks if any of them got a signal; all ranks call this.
+
+        They wait here for rank 0, however long it has worked alone.
+        """
         if self.size > 1:
-            status = torch.tensor(self._exit_status)
-            dist.all_reduce(status, dist.ReduceOp.MAX)
-            self._exit_status = int(status)
+            # The largest exit status, and the fewest steps per second
+            message = torch.tensor([self._exit_status, -self._steps_until_next_check()])
+            dist.all_reduce(message, dist.ReduceOp.MAX, group=self._waiting_group)
+            self._exit_status, self._steps_between_checks = int(message[0]), -int(message[1])
+            self._steps_since_check, self._last_check = 0, time.monotonic()
         if self._exit_status:
             raise Stopped(self._exit_status)
+
+    def check_stop_after_step(self) -> None:
+        """Call `check_stop` after every step; several ranks do so about once a second.
+
+        All ranks call it together, after steps in which rank 0 did nothing long alone.
+        """
+        self._steps_since_check += 1
+        if self.size == 1 or self._steps_since_check >= self._steps_between_checks:
+            self.check_stop()
+
+    def _steps_until_next_check(self) -> int:
+        """Return how many steps this rank takes in the time between two checks."""
+        seconds = time.monotonic() - self._last_check
+        return max(1, int(SECONDS_BETWEEN_CHECKS * self._steps_since_check / seconds))
 
     def broadcast(self, value: Any = None) -> Any:
         """Return rank 0's value on every rank."""
         if self.size == 1:
             return value
         box = [value]
-        dist.broadcast_object_list(box, 0, device=torch.device("cpu"))
+        dist.broadcast_object_list(box, 0, group=self._waiting_group, device=torch.device("cpu"))
         return box[0]
 
     @contextmanager
@@ -129,9 +162,14 @@ class World:
             if self.rank > 0:
                 sentence = f"{_rank_name(self.rank)}: {sentence}"
         sentences: list[str | None] = [None] * self.size
-        dist.all_gather_object(sentences, sentence)
+        dist.all_gather_object(sentences, sentence, group=self._waiting_group)
         for first_sentence in filter(None, sentences):
             raise SharedError(first_sentence)
+
+    def wait(self) -> None:
+        """Wait until all ranks are here, however long rank 0 has worked alone."""
+        if self.size > 1:
+            dist.barrier(group=self._waiting_group)
 
     def sum(self, values: Tensor) -> Tensor:
         """Sum a tensor over the ranks, in place, and return it."""
@@ -158,25 +196,42 @@ def join(alone: bool) -> Iterator[World]:
     if count_processes(alone) == 1:
         yield World()
         return
-    store, rank, size = next(dist.rendezvous("env://", timeout=RANK_TIMEOUT))
+    store, rank, size = next(dist.rendezvous("env://", timeout=RANK_0_TIMEOUT))
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         # The store outlives a restart, and would return addresses of processes that are gone.
         store = dist.PrefixStore(f"attempt_{os.environ['TORCHELASTIC_RESTART_COUNT']}", store)
+    if rank == 0:  # which has read the configuration, and perhaps downloaded a model
+        store.set("rank_0_is_ready", "")
+    store.wait(["rank_0_is_ready"], RANK_0_TIMEOUT)
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=RANK_TIMEOUT)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=STEP_TIMEOUT)
     try:
-        yield World(rank, size)
-        dist.barrier()
+        world = World(rank, size, dist.new_group(backend="gloo", timeout=RANK_0_TIMEOUT))
+        yield world
+        world.wait()
     except Exception as e:
-        if not (isinstance(e, RuntimeError) and CONNECTION_LOST.search(str(e))):
+        problem = _explain_lost_connection(e)
+        if problem is None:
             _print_own_error(e, rank)
             raise
         raise SharedError(
-            "another process of the run has ended, and this one with it; see torchrun's report for "
-            "the reason, then continue from the last checkpoint with resume=true."
-        ) from None
+            f"{problem}, so this process of the run ends too ({first_line(e)[:200]}); see "
+            "torchrun's report for the reason, then continue from the last checkpoint with "
+            "resume=true."
+        ) from e
     finally:
         dist.destroy_process_group()
+
+
+def _explain_lost_connection(error: Exception) -> str | None:
+    """Return what an error says of another process of the run; None for an error of this one."""
+    if not isinstance(error, RuntimeError) or isinstance(error, torch.OutOfMemoryError):
+        return None
+    if TIMED_OUT.search(str(error)):
+        return "another process of the run does not answer"
+    if isinstance(error, dist.DistError) or CONNECTION_LOST.search(str(error)):
+        return "another process of the run has ended"
+    return None
 
 
 def _print_own_error(error: Exception, rank: int) -> None:
@@ -188,103 +243,3 @@ def _print_own_error(error: Exception, rank: int) -> None:
 
 def _rank_name(rank: int) -> str:
     return f"process {rank} on {platform.node()}"
-
-
-def compile_model(model: GPT, processes: int) -> Callable:
-    """Have torch.compile compile the model at its first step, and return what to call.
-
-    With several processes, the attention and the MLP of each block are compiled in place.
-    """
-    # On a CPU two generated files instead of fifty, because their headers dominate the time. torch
-    # 2.13 cannot generate them for attention in float32 that is computed again.
-    has_cpp_wrapper = model.head.weight.device.type == "cpu" and not model.checkpoint_activations
-    options = {"cpp_wrapper": True} if has_cpp_wrapper else None
-    if processes == 1:
-        return torch.compile(model, options=options)
-    for block in model.blocks:
-        for part in parts_of(block):
-            part.forward = torch.compile(part.forward)
-    return model
-
-
-def parts_of(block: Block) -> list[nn.Module]:
-    """Return the attention of a block, and its MLP if it has one."""
-    return [part for part in (block.attention, block.mlp) if part is not None]
-
-
-def shard_model(
-    model: GPT, config: ResolvedConfig, size: int
-) -> tuple[Callable, DeviceMesh | None]:
-    """Move a model to the device, compile it if configured, and shard it over `config.shard` ranks.
-
-    A sharded model in bf16 communicates matrices in bf16 and gradients in float32.
-
-    Returns:
-        What to call for a forward pass in training, and the mesh of the ranks (None for one rank).
-    """
-    model.rotary_at(0, config.model.block_size)  # a compiled forward pass cannot grow the table
-    if size == 1:
-        model.to(config.device)
-        if model.ngrams is not None:
-            model.ngrams.sparse = True  # several ranks average dense gradients instead
-        return compile_model(model, size) if config.compile else model, None
-    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-
-    if config.compile:
-        compile_model(model, size)
-    if config.shard == 1:
-        mesh = init_device_mesh(config.device, (size,), mesh_dim_names=("replicate",))
-        return model.to(config.device), mesh
-    if config.shard < size:
-        shape = (size // config.shard, config.shard)
-        mesh = init_device_mesh(config.device, shape, mesh_dim_names=("replicate", "shard"))
-    else:
-        mesh = init_device_mesh(config.device, (config.shard,), mesh_dim_names=("shard",))
-    policy = MixedPrecisionPolicy()
-    if config.precision == "bf16":
-        policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
-    for block in model.blocks:  # without its norms, which stay in float32 with the other weights
-        fully_shard(parts_of(block), mesh=mesh, mp_policy=policy)
-    fully_shard(model, mesh=mesh, reshard_after_forward=False)
-    return model, mesh
-
-
-@torch.no_grad()
-def average_gradients(model: GPT, world: World) -> None:
-    """Replace each gradient by its mean over the ranks.
-
-    All gradients travel in one message, so that they are summed in the same order at every step.
-    DistributedDataParallel changes the order after its first step.
-    """
-    if world.size == 1:
-        return
-    grads = [p.grad for p in model.parameters()]
-    sums = world.sum(torch.cat([grad.flatten() for grad in grads]))
-    means = sums.div_(world.size).split([grad.numel() for grad in grads])
-    for grad, mean in zip(grads, means):
-        grad.copy_(mean.view_as(grad))
-
-
-@torch.no_grad()
-def plain_copy(model: GPT, world: World) -> GPT | None:
-    """Gather an unsharded, uncompiled copy of the model on rank 0; return None on other ranks.
-
-    A single process gets the model itself. All ranks call this together.
-    """
-    if world.size == 1:
-        return model
-    tensors = {name: full_tensor(tensor) for name, tensor in model.state_dict().items()}
-    if world.rank > 0:
-        return None
-    with torch.device("meta"):
-        plain = GPT(model.config)
-    plain.load_state_dict(tensors, assign=True)
-    plain.rotary = model.rotary
-    return plain.train(model.training)
-
-
-def reshard(model: GPT) -> None:
-    """Free the other ranks' rows, which a forward pass without a backward pass leaves gathered."""
-    for module in model.modules():
-        if hasattr(module, "reshard"):
-            module.reshard()

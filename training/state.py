@@ -13,7 +13,8 @@ from model import GPT
 from precision import autocast
 from training.nonfinite import NonFiniteGuard
 from training.optimizers import build_optimizers
-from training.processes import World, shard_model
+from training.parallel import place_model
+from training.processes import World
 
 
 class MeanLoss:
@@ -100,7 +101,7 @@ def build_state(
     with world.share_errors():
         init(model)
     model.checkpoint_activations = config.checkpoint_activations
-    forward, mesh = shard_model(model, config, world.size)
+    forward, mesh = place_model(model, config, world.size)
     optimizers = build_optimizers(model, config.optim, config.precision, mesh)
     guard, mean_loss = NonFiniteGuard(model), MeanLoss(config.device)
     return TrainingState(config, world, model, forward, optimizers, guard, mean_loss)

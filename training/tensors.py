@@ -13,6 +13,11 @@ from common.errors import UserError
 from common.files import read_start
 
 
+def is_distributed(tensor: Tensor) -> bool:
+    """Return whether FSDP2 manages a parameter, so that it is a DTensor."""
+    return hasattr(tensor, "to_local")
+
+
 def local_part(tensor: Tensor) -> Tensor:
     """Return this rank's rows of a sharded tensor, or an unsharded tensor as it is."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor

@@ -6,7 +6,9 @@ import gc
 import os
 import re
 import signal
+import time
 from dataclasses import replace
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
@@ -21,14 +23,17 @@ import data.tokens
 import training.checkpoint
 import training.device
 import training.evaluate
+import training.parallel
+import training.processes
 from common.checkpoints import find_checkpoint
 from common.errors import UserError
 from config import Config, GPTConfig, OptimConfig, ResolvedConfig
 from train import train_step
+from training.parallel import plain_copy
 from training.plan import check_batch_size, check_shard, memory_needed, pick_shard
-from training.processes import World, plain_copy
+from training.processes import World
 from training.state import build_state
-from training.tensors import local_part
+from training.tensors import is_distributed, local_part
 
 
 def odd(text_file: Path, *more: str) -> list[str]:
@@ -147,7 +152,10 @@ def test_each_rank_stores_its_share_of_model_and_optimizer_and_measures_the_same
         training = build_state(small_config(shard), world)
         loss, norms = train_step(training, 0, *random_batch(world))
         gpt = training.model
-        mine = sum(local_part(p.detach()).numel() for p in gpt.parameters())
+        mine, whole = 0, 0  # numbers of weights: of this rank, and of vectors that every rank has
+        for p in gpt.parameters():
+            mine += local_part(p.detach()).numel()
+            whole += 0 if is_distributed(p) else p.numel()
         state = sum(
             local_part(t).numel()
             for o in training.optimizers
@@ -157,13 +165,13 @@ def test_each_rank_stores_its_share_of_model_and_optimizer_and_measures_the_same
         )
         plain = plain_copy(gpt, world)
         works = plain is not None and plain(torch.zeros(1, 4).long())[0].isfinite().all().item()
-        return [mine, state, gpt.num_parameters(), loss.item(), *norms.tolist(), works]
+        return [mine, state, gpt.num_parameters(), whole, loss.item(), *norms.tolist(), works]
 
     results = in_ranks(tmp_path, size, work)
-    total = results[0][2]
+    total, whole = results[0][2:4]
     for mine, state, *_ in results:
         assert mine <= 1.1 * total / shard and state <= 2.2 * total / shard
-    assert sum(mine for mine, *_ in results) == total * size // shard
+    assert sum(mine for mine, *_ in results) == (total - whole) * size // shard + whole * size
     assert len({tuple(result[2:-1]) for result in results}) == 1
     assert [result[-1] for result in results] == [True] + [False] * (size - 1)
 
@@ -253,11 +261,28 @@ def three(text_file: Path, *more: str) -> list[str]:
     return odd(text_file, "shard=1", "batch_size=15", "model.dropout=0.3", *more)
 
 
+def replicated(text_file: Path, *more: str) -> list[str]:
+    """For ranks with the whole model, whose gradients FSDP2 averages: see `use_fsdp`."""
+    return odd(text_file, "shard=1", "accumulate=2", "model.dropout=0.3", *more)
+
+
+def use_fsdp(argv) -> None:
+    """Have FSDP2 average the gradients of `replicated`, as on GPUs."""
+    if argv is replicated:
+        training.parallel.FSDP_DEVICES = ("cuda", "cpu")
+
+
 @pytest.fixture
 def alone(shared, text_file):
     """alone(ranks, settings) → a run of so many ranks that nothing befell."""
     return lambda size, argv: (
-        shared(f"ranks{size}", lambda folder: trained(folder, size, *argv(text_file))) / "run"
+        shared(
+            f"ranks{size}{argv.__name__}",
+            lambda folder: trained(
+                folder, size, *argv(text_file), fault=lambda here: use_fsdp(argv)
+            ),
+        )
+        / "run"
     )
 
 
@@ -267,6 +292,9 @@ def alone(shared, text_file):
     [
         pytest.param(2, sharded, 1, (training.device, "seed_micro_step", 8, kill()), marks=slow),
         pytest.param(3, three, 1, (training.device, "seed_micro_step", 8, kill()), marks=slow),
+        pytest.param(
+            2, replicated, 1, (training.device, "seed_micro_step", 15, kill()), marks=slow
+        ),
         pytest.param(2, sharded, 0, (training.checkpoint, "full_tensor", 40, kill()), marks=soak),
         pytest.param(2, sharded, 1, (training.evaluate, "autocast", 3, fail), marks=soak),
     ],
@@ -274,21 +302,24 @@ def alone(shared, text_file):
 def test_a_rank_that_ends_ends_the_others_and_a_resumed_run_has_the_same_bits(
     tmp_path, text_file, alone, size, argv, rank, fault
 ):
-    ranks = Ranks(tmp_path, size, *argv(text_file), fault=of(rank, *fault))
+    def begin(here):
+        use_fsdp(argv)
+        of(rank, *fault)(here)
+
+    ranks = Ranks(tmp_path, size, *argv(text_file), fault=begin)
     statuses = ranks.wait()
     assert statuses.pop(rank) in (1, -9) and set(statuses) == {1}, ranks.output()
     if rank == 1:
         said = ranks.processes[0].output()
         assert said.count("error: another process of the run has ended") == 1
         assert "Traceback" not in said
-    # The first rank alone reads the whole text again.
-    trained(
-        tmp_path,
-        size,
-        *argv(text_file),
-        "resume=auto",
-        fault=lambda here: here and setattr(data.tokens, "sha256_of_file", fail),
-    )
+
+    def begin_again(here):
+        use_fsdp(argv)
+        if here:  # the first rank alone reads the whole text again
+            data.tokens.sha256_of_file = fail
+
+    trained(tmp_path, size, *argv(text_file), "resume=auto", fault=begin_again)
     assert_same_run(alone(size, argv), tmp_path / "run", 20)
 
 
@@ -307,6 +338,20 @@ def test_a_signal_to_one_rank_saves_once_and_all_leave_with_its_status(
     assert ranks.wait() == [128 + number] * 2, ranks.output()
     assert ranks.output().count("resume=true") == 1
     assert find_checkpoint(tmp_path / "run", "last", pytest.fail)[1].step in (step, step + 1)
+
+
+@slow
+def test_a_rank_that_hangs_ends_the_run(tmp_path, text_file):
+    def begin(here):
+        training.processes.STEP_TIMEOUT = timedelta(seconds=3)
+        of(1, training.device, "seed_micro_step", 8, partial(time.sleep, 60))(here)
+
+    ranks = Ranks(tmp_path, 2, *odd(text_file), fault=begin)
+    assert ranks.processes[0].wait(30) == 1
+    ranks.processes[1].signal(signal.SIGKILL)  # as torchrun does at last
+    said = ranks.processes[0].output()
+    assert "does not answer" in said and "Traceback" not in said
+    trained(tmp_path, 2, *odd(text_file), "resume=true")
 
 
 @slow

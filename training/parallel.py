@@ -1,0 +1,155 @@
+"""The model on the device of each rank: compiled, replicated or sharded, averaged and gathered.
+
+With shard=1 each rank has the complete model. On GPUs, torch's FSDP2 averages its gradients while
+the backward pass computes others; on CPUs one message averages them after it. With a larger `shard`
+FSDP2 shards the model on a mesh (processes / shard, shard): each group of `shard` ranks holds one
+copy.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+from torch.distributed import DeviceMesh, init_device_mesh
+
+from config import ResolvedConfig
+from model import GPT
+from training.processes import World
+from training.tensors import full_tensor, is_distributed
+
+# Devices on which FSDP2 averages the gradients of a model that every rank has completely. On a CPU
+# one message after the backward pass is faster than FSDP2's hooks (LOG.md).
+FSDP_DEVICES = ("cuda",)
+
+
+def is_replicated_by_fsdp(config: ResolvedConfig, size: int) -> bool:
+    """Return whether FSDP2 averages the gradients of a model that every rank has completely."""
+    return size > 1 and config.shard == 1 and config.device.partition(":")[0] in FSDP_DEVICES
+
+
+def place_model(
+    model: GPT, config: ResolvedConfig, size: int
+) -> tuple[Callable, DeviceMesh | None]:
+    """Move a model to the device, compile it if configured, and let FSDP2 manage it if it should.
+
+    Returns:
+        What to call for a forward pass in training, and the mesh of the ranks (None for one rank).
+    """
+    model.rotary_at(0, config.model.block_size)  # a compiled forward pass cannot grow the table
+    if config.shard > 1 or is_replicated_by_fsdp(config, size):
+        return model, apply_fsdp(model, config, size)
+    model.to(config.device)
+    if size == 1 and model.ngrams is not None:
+        model.ngrams.sparse = True  # several ranks average dense gradients instead
+    forward = compile_model(model) if config.compile else model
+    if size == 1:
+        return forward, None
+    return forward, init_device_mesh(config.device, (size,), mesh_dim_names=("replicate",))
+
+
+def apply_fsdp(model: GPT, config: ResolvedConfig, size: int) -> DeviceMesh:
+    """Let FSDP2 gather the parameters of a model and average its gradients, block by block.
+
+    A sharded model in bf16 communicates matrices in bf16 and gradients in float32. Vectors of the
+    blocks, such as the gains of norms, stay in float32, whole on every rank.
+    """
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    if config.shard == size:
+        mesh = init_device_mesh(config.device, (size,), mesh_dim_names=("shard",))
+    else:
+        shape = (size // config.shard, config.shard)
+        mesh = init_device_mesh(config.device, shape, mesh_dim_names=("replicate", "shard"))
+    if config.compile:
+        compile_parts(model)
+    policy = MixedPrecisionPolicy()
+    if config.precision == "bf16" and config.shard > 1:
+        policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
+    vectors = {p for p in model.blocks.parameters() if p.dim() == 1}
+    for vector in vectors:  # FSDP2 does not move what it ignores
+        vector.data = vector.data.to(config.device)
+    keeps_weights = config.shard == 1  # there are none of other ranks that could be freed
+    for block in model.blocks:
+        fully_shard(
+            block,
+            mesh=mesh,
+            mp_policy=policy,
+            reshard_after_forward=not keeps_weights,
+            ignored_params=vectors,
+        )
+    fully_shard(model, mesh=mesh, reshard_after_forward=False, ignored_params=vectors)
+    return mesh
+
+
+def compile_model(model: GPT) -> Callable:
+    """Return a model that torch.compile compiles as a whole at its first step."""
+    # On a CPU two generated files instead of fifty, because their headers dominate the time. torch
+    # 2.13 cannot generate them for attention in float32 that is computed again.
+    has_cpp_wrapper = model.head.weight.device.type == "cpu" and not model.checkpoint_activations
+    return torch.compile(model, options={"cpp_wrapper": True} if has_cpp_wrapper else None)
+
+
+def compile_parts(model: GPT) -> None:
+    """Have torch.compile compile each block, and the prediction after the blocks, in place.
+
+    FSDP2 calls its hooks between these parts; in a model compiled as a whole they would divide the
+    blocks.
+    """
+    for block in model.blocks:
+        block.forward = torch.compile(block.forward)
+    model.predict = torch.compile(model.predict)  # type: ignore[method-assign]
+
+
+def synchronize_gradients(model: nn.Module, config: ResolvedConfig, is_last: bool) -> None:
+    """Have FSDP2 average gradients in the last micro-step only; call it before each forward pass.
+
+    A sharded model sums them over its shards in every micro-step, so that no rank stores all of
+    them, and over the copies of the model in the last.
+    """
+    if not hasattr(model, "set_requires_gradient_sync"):
+        return
+    if config.shard == 1:
+        model.set_requires_gradient_sync(is_last)
+    else:
+        model.set_requires_all_reduce(is_last)
+
+
+@torch.no_grad()
+def average_gradients(model: GPT, world: World) -> None:
+    """Replace each gradient that FSDP2 does not manage by its mean over the ranks.
+
+    They travel in one message, so that they are summed in the same order at every step.
+    DistributedDataParallel changes the order after its first step.
+    """
+    grads = [p.grad for p in model.parameters() if not is_distributed(p)]
+    if world.size == 1 or not grads:
+        return
+    sums = world.sum(torch.cat([grad.flatten() for grad in grads]))
+    means = sums.div_(world.size).split([grad.numel() for grad in grads])
+    for grad, mean in zip(grads, means):
+        grad.copy_(mean.view_as(grad))
+
+
+@torch.no_grad()
+def plain_copy(model: GPT, world: World) -> GPT | None:
+    """Gather an unsharded, uncompiled copy of the model on rank 0; return None on other ranks.
+
+    A single process gets the model itself. All ranks call this together.
+    """
+    if world.size == 1:
+        return model
+    tensors = {name: full_tensor(tensor) for name, tensor in model.state_dict().items()}
+    if world.rank > 0:
+        return None
+    with torch.device("meta"):
+        plain = GPT(model.config)
+    plain.load_state_dict(tensors, assign=True)
+    plain.rotary = model.rotary
+    return plain.train(model.training)
+
+
+def reshard(model: GPT) -> None:
+    """Free the other ranks' rows, which a forward pass without a backward pass leaves gathered."""
+    for module in model.modules():
+        if hasattr(module, "reshard"):
+            module.reshard()
