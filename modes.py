@@ -20,8 +20,9 @@ from model import GPT
 from training import device
 from training.evaluate import Splits, evaluate, validation_windows
 from training.flops import estimate_step_seconds, tokens_per_step
+from training.memory import MAX_MEMORY_SHARE, memory_needed, model_size
 from training.nonfinite import check_finite_weights
-from training.plan import MAX_MEMORY_SHARE, memory_needed, model_size, print_run, resolve
+from training.plan import print_run, resolve
 from training.processes import World, count_processes
 from training.progress import Progress, read_progress
 from training.record import check_wandb, describe_task

@@ -22,7 +22,7 @@ from benchmarks.step_time import make_config, simulate_step
 from config import OptimConfig
 from model_config import GPTConfig
 from training.flops import tokens_per_step
-from training.plan import MAX_MEMORY_SHARE, memory_needed, model_size
+from training.memory import MAX_MEMORY_SHARE, memory_needed, model_size
 
 PARTS = ("memory", "limits", "check")
 PROCESSES = (1, 8, 64, 256, 1024)
@@ -191,10 +191,11 @@ def format_result(result: Result) -> str:
 
 
 def plan_memory() -> MarkdownTable:
-    """Plan the memory of models on one GPU, eager and compiled."""
+    """Plan the memory of models on one GPU: eager, compiled, and with recomputed activations."""
     lines = [
-        "| model | sequences | weights, gradients, AdamW | eager | compiled |",
-        "|---|---|---|---|---|",
+        "| model | sequences | weights, gradients, AdamW | eager | compiled "
+        "| `checkpoint_activations` |",
+        "|---|---|---|---|---|---|",
     ]
     figures = []
     for name, (model, sequences) in MEMORY_MODELS.items():
@@ -203,6 +204,7 @@ def plan_memory() -> MarkdownTable:
         configs = {
             "eager": replace(compiled, compile=False),
             "compiled": compiled,
+            "checkpointed": replace(compiled, checkpoint_activations=True),
         }
         memory = {"stored": float(BYTES_PER_PARAMETER * parameters)}
         memory |= {mode: memory_needed(config, 1) for mode, config in configs.items()}

@@ -212,7 +212,7 @@ def compare_memory(size: str, rows: dict[str, dict], device: str) -> dict[str, d
         device: Where they were measured.
     """
     from benchmarks.throughput import make_config
-    from training.plan import memory_needed
+    from training.memory import memory_needed
 
     comparison = {}
     for name, row in rows.items():

@@ -24,8 +24,8 @@ from benchmarks.hardware import BANDWIDTH_SHARE, Cluster
 from config import ResolvedConfig
 from model import GPT
 from model_config import GPTConfig
+from training.memory import model_size
 from training.optimizers import NEWTON_SCHULZ_STEPS
-from training.plan import model_size
 
 # Bytes that the forward and backward passes move outside of matrix products and fused attention:
 # for each token, layer and channel, by (MLP, is compiled), and for each logit. Counted on a CPU:

@@ -1,19 +1,13 @@
-"""Resolve a run's configuration before it starts, and estimate its memory and its operations.
-
-The formulas are explained in docs/scaling.md, which also says how far real runs were from them.
-"""
+"""Resolve a run's configuration before it starts, on its text and machine."""
 
 import os
 from collections.abc import Callable
 from dataclasses import fields, replace
 
-import torch
-
 from common.errors import UserError
 from common.text import pluralize
 from config import Config, GPTConfig, ResolvedConfig
 from data.tokens import Tokens
-from model import GPT
 from model_config import GPU_VOCAB_MULTIPLE
 from training.device import (
     describe,
@@ -22,23 +16,13 @@ from training.device import (
     pick_device,
     pick_precision,
 )
-from training.flops import count_flops_per_token, peak_flops, tokens_per_step
+from training.flops import peak_flops, tokens_per_step
+from training.memory import MAX_MEMORY_SHARE, memory_needed, model_size
 from training.processes import World
 
 # Floating-point operations of a whole run from which compiling saves time, by kind of device.
 # Measured on CPUs (LOG.md); an estimate for GPUs.
 MIN_FLOPS_TO_COMPILE = {"cpu": 1e14, "cuda": 1e16}
-# Bytes that the forward pass keeps for the backward pass: for each token, layer and channel, and
-# for each logit, by (precision, is compiled). Compiled code recomputes what no product reads.
-ACTIVATION_BYTES = {
-    ("bf16", False): (42, 14),
-    ("bf16", True): (34, 6),
-    ("fp32", False): (64, 14),
-    ("fp32", True): (64, 14),
-}
-ATTENTION_BYTES_SHARE = 0.5  # of the bytes per channel: the other half belongs to the MLP
-# Share of a device's memory that the estimate may reach before the model is sharded.
-MAX_MEMORY_SHARE = 0.9
 # More epochs than this overfit a text of ordinary size.
 MANY_EPOCHS = 20
 
@@ -189,57 +173,6 @@ def should_compile(device: str, flops: float) -> bool:
     """Return whether a run of this many operations per process is worth compiling, and can be."""
     is_worth_it = flops >= MIN_FLOPS_TO_COMPILE.get(device.partition(":")[0], float("inf"))
     return is_worth_it and has_compiler()
-
-
-def model_size(config: GPTConfig) -> tuple[int, int]:
-    """Count the parameters of a model, and the operations of a training step per token.
-
-    Models of one and two layers are counted, because a deep one takes long to construct even
-    without memory.
-    """
-    with torch.device("meta"):
-        models = [GPT(replace(config, n_layer=n)) for n in (1, 2)]
-    one_layer, two_layers = (model.num_parameters() for model in models)
-    parameters = one_layer + (config.n_layer - 1) * (two_layers - one_layer)
-    return parameters, count_flops_per_token(config)
-
-
-def memory_needed(config: ResolvedConfig, processes: int) -> float:
-    """Estimate the largest number of bytes that each process uses in training."""
-    c = config.model
-    is_sharded = config.shard > 1
-    parameters, _ = model_size(c)
-    embedding_weights = c.vocab_size * c.n_embd * (1 if c.tie_embeddings else 2)
-    outside_weights = embedding_weights + (c.ngram_rows or 0) * c.ngram_dim
-    block_weights = parameters - outside_weights
-
-    # Weights, and as much again for their gradients
-    weights = 4 * parameters / config.shard
-
-    # Optimizer state: Muon keeps one number per weight of a block, AdamW two
-    state_bytes = 4 if config.optim.name == "muon" else 8
-    optimizer = (state_bytes * block_weights + 8 * embedding_weights) / config.shard
-
-    # What a sharded model gathers: all that is outside of the blocks, and three blocks
-    gathered = 0.0
-    if is_sharded:
-        number_bytes = 2 if config.precision == "bf16" else 4
-        gathered = 8 * outside_weights + 3 * number_bytes * (block_weights / c.n_layer)
-
-    # Activations of a micro-step
-    tokens = config.micro_batch_size(processes) * c.block_size
-    channel_bytes, logit_bytes = ACTIVATION_BYTES[config.precision, config.compile]
-    block_share = ATTENTION_BYTES_SHARE if c.mlp == "none" else 1
-    activations = tokens * (
-        block_share * channel_bytes * c.n_layer * c.n_embd + logit_bytes * c.vocab_size
-    )
-
-    # Gradients replace activations one by one, unless they exist already or are sharded
-    gradients_exist = config.accumulate > 1 or is_sharded
-    backward = activations + (weights if gradients_exist else 0)
-    # Averaging copies all gradients into one message
-    averaging = weights + (weights if processes > 1 and not is_sharded else 0)
-    return weights + optimizer + gathered + max(backward, averaging)
 
 
 def on_machines() -> str:

@@ -28,7 +28,7 @@ from common.errors import UserError
 from common.files import atomic_write, ordinary_file
 from common.text import pluralize
 from config import ResolvedConfig, WandbConfig
-from training.plan import model_size
+from training.memory import model_size
 
 # Seconds to wait for the server, unless W&B's own settings set them. W&B's defaults would
 # delay a run without a network by minutes.

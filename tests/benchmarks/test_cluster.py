@@ -27,8 +27,8 @@ from config import OptimConfig
 from model import GPT
 from model_config import GPTConfig
 from precision import autocast
+from training.memory import model_size
 from training.optimizers import orthogonalize
-from training.plan import model_size
 
 H100 = GPUS["H100"]
 SMALL = GPTConfig(1000, block_size=1024, n_layer=4, n_head=4, n_embd=256)

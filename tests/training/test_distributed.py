@@ -29,8 +29,9 @@ from common.checkpoints import find_checkpoint
 from common.errors import UserError
 from config import Config, GPTConfig, OptimConfig, ResolvedConfig
 from train import train_step
+from training.memory import memory_needed
 from training.parallel import plain_copy
-from training.plan import check_batch_size, check_shard, memory_needed, pick_shard
+from training.plan import check_batch_size, check_shard, pick_shard
 from training.processes import World
 from training.state import build_state
 from training.tensors import is_distributed, local_part

@@ -12,7 +12,8 @@ from config import Config, GPTConfig, ModelConfig, OptimConfig, ResolvedConfig
 from precision import autocast
 from train import train_step
 from training import plan
-from training.plan import memory_needed, model_size, resolve
+from training.memory import memory_needed, model_size
+from training.plan import resolve
 from training.processes import World
 from training.state import build_state
 

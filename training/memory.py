@@ -1,0 +1,218 @@
+"""Estimate the size of a model and the memory of a run.
+
+A process needs its weights, their gradients, the optimizer's state, copies of weights, activations
+and logits, but not all of them at the same time. docs/scaling.md says how far real runs were from
+the estimate.
+"""
+
+from dataclasses import replace
+
+import torch
+
+from attention import SHORT_ATTENTION_MAX_TOKENS
+from config import GPTConfig, ResolvedConfig
+from kernels import MAX_FLOAT32_LOGITS
+from model import GPT
+from training.flops import count_flops_per_token
+
+FLOAT32_BYTES = 4
+# Share of a device's memory that the estimate may reach before the model is sharded.
+MAX_MEMORY_SHARE = 0.9
+# Bytes of AdamW's two moments.
+ADAMW_BYTES = 8
+# Bytes per weight of a stack of matrices while Muon orthogonalizes it: the Nesterov momentum, the
+# iterate before and after a product, and its Gram matrices.
+MUON_WORKSPACE_BYTES = 14
+# Blocks of a sharded model that a process has gathered at the same time: the one that computes, the
+# next one, and the message in which that one arrived.
+GATHERED_BLOCKS = 3
+
+
+def model_size(config: GPTConfig) -> tuple[int, int]:
+    """Count the parameters of a model, and the operations of a training step per token.
+
+    Models of one and two layers are counted, because a deep one takes long to construct even
+    without memory.
+    """
+    with torch.device("meta"):
+        models = [GPT(replace(config, n_layer=n)) for n in (1, 2)]
+    one_layer, two_layers = (model.num_parameters() for model in models)
+    parameters = one_layer + (config.n_layer - 1) * (two_layers - one_layer)
+    return parameters, count_flops_per_token(config)
+
+
+def memory_needed(config: ResolvedConfig, processes: int) -> float:
+    """Estimate the largest number of bytes that each process uses in training."""
+    c = config.model
+    parameters, _ = model_size(c)
+    in_blocks = parameters - weights_outside_blocks(c)
+
+    # Weights and their gradients, and the optimizer's state
+    weights = gradients = FLOAT32_BYTES * parameters / config.shard
+    if config.optim.name == "muon":
+        moments = FLOAT32_BYTES * in_blocks + ADAMW_BYTES * table_weights(c)
+    else:
+        moments = ADAMW_BYTES * (parameters - ngram_weights(c))
+    optimizer = moments / config.shard
+
+    # The start of the backward pass, when all activations exist; gradients replace them one by one
+    # unless they exist already or are sharded
+    copies = copied_weights(config, in_blocks)
+    tokens = config.micro_batch_size(processes) * c.block_size
+    backward = copies + tokens * stored_activations(config) + stored_logits(config, tokens)
+    if config.accumulate > 1 or config.shard > 1:
+        backward += gradients
+
+    # The average of the gradients, which are copied into one message, and the update
+    update = gradients
+    if config.optim.name == "muon":
+        update += MUON_WORKSPACE_BYTES * largest_stack(c) / config.shard
+    if processes > 1 and config.shard == 1:
+        update = max(update, 2 * gradients)
+    return weights + optimizer + max(backward, update)
+
+
+# --- Weights --------------------------------------------------------------------------------------
+
+
+def matmul_bytes(config: ResolvedConfig) -> int:
+    """Return the bytes of a number in matrix products."""
+    return FLOAT32_BYTES if config.precision == "fp32" else 2
+
+
+def table_weights(c: GPTConfig) -> int:
+    """Count the weights of the embeddings, and of the output layer if it has its own."""
+    tables = c.vocab_size * (1 if c.tie_embeddings else 2)
+    positions = 0 if c.is_rotary else c.block_size
+    return (tables + positions) * c.n_embd
+
+
+def ngram_weights(c: GPTConfig) -> int:
+    """Count the weights of the n-gram table."""
+    return (c.ngram_rows or 0) * c.ngram_dim
+
+
+def weights_outside_blocks(c: GPTConfig) -> int:
+    """Count the weights outside of the blocks."""
+    return table_weights(c) + ngram_weights(c)
+
+
+def copied_weights(config: ResolvedConfig, in_blocks: int) -> float:
+    """Return the bytes of copies of the weights during the forward and backward passes.
+
+    Args:
+        config: The resolved configuration.
+        in_blocks: Number of weights in the blocks.
+    """
+    c, number_bytes = config.model, matmul_bytes(config)
+    head = c.vocab_size * c.n_embd
+    projections = c.n_layer * c.n_embd * qkv_width(c)
+    is_16_bit = config.precision != "fp32"
+
+    # The joined projections; the output layer, converted or padded
+    copies: float = number_bytes * projections
+    if is_16_bit or c.vocab_padding:
+        copies += number_bytes * head
+    if config.shard > 1:  # what the other processes store: the blocks arrive converted
+        copies += 2 * FLOAT32_BYTES * weights_outside_blocks(c)
+        copies += GATHERED_BLOCKS * number_bytes * in_blocks / c.n_layer
+    elif is_16_bit:  # autocast converts each matrix once
+        copies += number_bytes * (in_blocks - projections)
+    return copies
+
+
+def qkv_width(c: GPTConfig) -> int:
+    """Return the number of channels of the queries, keys and values of all heads."""
+    return (c.n_head + c.kv_heads) * c.key_dim + c.kv_heads * c.value_dim
+
+
+def largest_stack(c: GPTConfig) -> int:
+    """Count the weights of the largest stack of equal shapes, which Muon updates together."""
+    shapes = [
+        (c.n_head * c.key_dim, c.n_embd),
+        (c.kv_heads * c.key_dim, c.n_embd),
+        (c.kv_heads * c.value_dim, c.n_embd),
+        (c.n_embd, c.n_head * c.value_dim),
+    ]
+    if c.mlp != "none":
+        shapes += [(c.hidden_dim, c.n_embd), (c.n_embd, c.hidden_dim)]
+    if c.mlp == "swiglu":
+        shapes.append((c.hidden_dim, c.n_embd))
+    if c.gate_dim:
+        shapes.append((c.gate_dim, c.n_embd))
+    return c.n_layer * max(shapes.count(shape) * shape[0] * shape[1] for shape in shapes)
+
+
+# --- Activations ----------------------------------------------------------------------------------
+
+
+def stored_logits(config: ResolvedConfig, tokens: int) -> int:
+    """Return the bytes of the logits of some tokens, of their gradient and of the head's.
+
+    The logits are freed when the gradient of the output layer's weight is computed.
+    """
+    c, number_bytes = config.model, matmul_bytes(config)
+    logits = number_bytes * tokens * (c.vocab_size + c.vocab_padding)
+    head_gradient = FLOAT32_BYTES * c.vocab_size * c.n_embd
+    copies = 2
+    if config.compile:
+        copies = 3  # a gradient of 0 for the logits that the compiled code returns
+    elif config.device.partition(":")[0] not in MAX_FLOAT32_LOGITS:
+        copies += 2 * FLOAT32_BYTES // number_bytes  # torch's cross-entropy computes in float32
+    return max(copies * logits, logits + head_gradient)
+
+
+def stored_activations(config: ResolvedConfig) -> float:
+    """Return the bytes per token that the blocks keep from the forward to the backward pass."""
+    c = config.model
+    block = block_activations(config)
+    if config.checkpoint_activations:  # the inputs of all blocks, and one block computed again
+        return c.n_layer * FLOAT32_BYTES * c.n_embd + block
+    return c.n_layer * block
+
+
+def block_activations(config: ResolvedConfig) -> float:
+    """Return the bytes per token that a block keeps from the forward to the backward pass.
+
+    They are the operands of matrix products, in the precision of these, and the residual stream in
+    float32. Compiled code computes some of the others again.
+    """
+    c, number_bytes = config.model, matmul_bytes(config)
+    residual_stream = (FLOAT32_BYTES + number_bytes) * c.n_embd  # also normalized
+    stored = residual_stream + attention_activations(config)
+    if c.mlp != "none":
+        # The hidden layer before and after its non-linearity; SwiGLU's gate, and their product
+        hidden_layers = 2
+        if c.mlp == "swiglu":
+            hidden_layers = 3 if config.compile else 4
+        stored += residual_stream + number_bytes * hidden_layers * c.hidden_dim
+    if c.dropout:
+        stored += 2 * number_bytes * c.n_embd
+    return stored
+
+
+def attention_activations(config: ResolvedConfig) -> float:
+    """Return the bytes per token that an attention layer keeps besides its input."""
+    c, number_bytes = config.model, matmul_bytes(config)
+    is_16_bit = config.precision != "fp32"
+    queries_and_keys = (c.n_head + c.kv_heads) * c.key_dim
+    outputs = c.n_head * c.value_dim
+
+    stored = number_bytes * (qkv_width(c) + outputs)
+    if is_16_bit:  # converted to float32, and back for W_O
+        stored += number_bytes * outputs
+    if c.is_rotary or c.qk_norm:
+        stored += number_bytes * queries_and_keys
+    if c.qk_norm and not config.compile:
+        stored += FLOAT32_BYTES * queries_and_keys
+    if c.smear_keys:
+        stored += FLOAT32_BYTES * queries_and_keys
+    if c.gate_dim:
+        stored += number_bytes * (c.gate_dim + c.n_embd) + FLOAT32_BYTES * outputs
+
+    # The attention weights, which some kernels of a CPU keep
+    is_short = is_16_bit and c.block_size <= SHORT_ATTENTION_MAX_TOKENS
+    if config.device == "cpu" and (is_short or c.dropout):
+        copies = 3 if c.dropout else 1
+        stored += copies * number_bytes * c.n_head * c.block_size
+    return stored
