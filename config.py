@@ -18,6 +18,8 @@ MIN_BF16_DECODING_WIDTH = 384
 MUON_LR_MULTIPLE = 5
 # A model of the Hugging Face hub with its commit: owner/name@commit.
 HUB_MODEL = re.compile(r"(\w[\w.-]*/[\w.-]+)@([0-9a-f]{40})")
+# Steps before the first profiled one, in which code is compiled and memory allocated.
+PROFILE_WARM_UP_STEPS = 3
 
 
 # The tasks of data=synthetic, with the number of different symbols in each.
@@ -300,6 +302,12 @@ class Config:
         "compute each block again in the backward pass instead of keeping its activations: less "
         "memory, a third more operations",
     )
+    profile: int = setting(
+        0,
+        "number of training steps to profile after three of warm-up, for a table and trace.json.gz",
+        ge=0,
+        le=100,
+    )
     max_steps: int = setting(1000, "number of optimizer steps", ge=1, le=10**12)
     batch_size: int = setting(
         32,
@@ -328,6 +336,7 @@ class Config:
         for section in (self.model, self.attention, self.tokenizer, self.data):
             section.check()
         self._check_sequence_length()
+        self._check_run_length()
         if self.device.partition(":")[0] not in ("auto", "cpu", "cuda", "mps"):
             raise UserError(f"device={self.device} is not one of auto, cpu, cuda, cuda:N, mps")
         if self.batch_size % self.accumulate:
@@ -337,12 +346,6 @@ class Config:
             )
         if isinstance(self.shard, str) and self.shard != "auto":
             raise UserError(f"shard={self.shard} must be auto or a number of processes")
-        warmup = self.optim.count_warmup_steps(self.max_steps)
-        if warmup >= self.max_steps:
-            raise UserError(
-                f"optim.warmup_steps={warmup} must be below max_steps={self.max_steps}: "
-                "lower it, or raise max_steps"
-            )
         if self.tokenizer.name == "hf" and self.init_from is None:
             raise UserError(
                 "tokenizer.name=hf is the tokenizer of a model: use init_from=MODEL instead"
@@ -357,6 +360,20 @@ class Config:
         for path in filter(None, (self.run_dir, self.init_from)):
             if path.encode(errors="ignore").decode() != path:  # safetensors cannot open it
                 raise UserError(f"the path {path!a} is not valid UTF-8: choose another one")
+
+    def _check_run_length(self) -> None:
+        warmup = self.optim.count_warmup_steps(self.max_steps)
+        if warmup >= self.max_steps:
+            raise UserError(
+                f"optim.warmup_steps={warmup} must be below max_steps={self.max_steps}: "
+                "lower it, or raise max_steps"
+            )
+        shortest = PROFILE_WARM_UP_STEPS + self.profile
+        if self.profile and self.max_steps < shortest:
+            raise UserError(
+                f"profile={self.profile} begins after {PROFILE_WARM_UP_STEPS} steps of warm-up and "
+                f"needs max_steps={shortest} or more, not {self.max_steps}: change one of them"
+            )
 
     def _check_sequence_length(self) -> None:
         data, block_size = self.data, self.model.block_size

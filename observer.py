@@ -12,13 +12,14 @@ from model import GPT
 from report.page import write_page
 from training.evaluate import Windows
 from training.flops import memory_metrics, tokens_per_step
+from training.profiling import TRACE_FILE, TRACE_VIEWER, StepProfiler
 from training.record import Record, print_losses, print_summary
 from training.stopwatch import Stopwatch
 from training.time_left import TimeLeft
 
 
 class Observer:
-    """Records a run on rank 0. Its `record` is a context manager, which ends with the run.
+    """Records a run on rank 0, and profiles it. A context manager, which ends with the run.
 
     The text gives the probes, and the validation windows are those on which heads are ablated.
     Records up to `recorded_step` are kept; -1 for a new run.
@@ -40,6 +41,7 @@ class Observer:
         self.time_left = TimeLeft(config, clock, validation)
         self.record.progress_bar.set_time_left(self.time_left.estimate(recorded_step))
         self.record.progress_bar.show_activity("compiling" if config.compile else "starting")
+        self.profiler = StepProfiler(config, run_dir, clock, max(0, recorded_step))
         self.snapshots = Snapshots(
             config,
             run_dir,
@@ -48,11 +50,29 @@ class Observer:
             self.record.tolerate_errors,
         )
 
+    def __enter__(self) -> "Observer":
+        self.record.__enter__()
+        return self
+
+    def __exit__(self, error_type: type[BaseException] | None, *details: object) -> None:
+        self.profiler.close()
+        self.record.__exit__(error_type, *details)
+
     def show(self, step: int, row: dict[str, float]) -> None:
-        """Show the step, and its metrics if there are any, in the terminal."""
+        """Show the step, and its metrics or the profile if there are any, in the terminal."""
+        self._profile(step)
         self.record.progress_bar.set_time_left(self.time_left.estimate(step))
         memory = memory_metrics(self.config.device) if row else {}
         self.record.print_metrics({"step": step} | row | memory)
+
+    def _profile(self, step: int) -> None:
+        with self.record.tolerate_errors(TRACE_FILE):
+            profile = self.profiler.advance(step)
+            if profile is None:
+                return
+            for line in profile.table():
+                self.record.log(line)
+            self.record.log(f"         trace for {TRACE_VIEWER}: {self.profiler.path}")
 
     def take_snapshot(self, model: GPT, step: int) -> Snapshot | None:
         """Measure every attention head; may be interrupted anywhere and done again.

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch._dynamo.exc import TorchDynamoException
+from torch.profiler import record_function
 
 import interop
 import modes
@@ -47,6 +48,7 @@ from training.optimizers import clip_gradients
 from training.parallel import average_gradients, plain_copy, synchronize_gradients
 from training.plan import print_run, resolve
 from training.processes import Stopped, World, join
+from training.profiling import TRAIN_STEP
 from training.progress import Progress, read_progress
 from training.record import check_wandb
 from training.run_folder import restore_config, run_folder
@@ -239,6 +241,7 @@ def train_loop(run: Run, observer: Observer | None, log: Callable[[str], None]) 
         raise SystemExit(stopped.exit_status) from None
 
 
+@record_function(TRAIN_STEP)
 def train_step(
     state: TrainingState, step: int, inputs: np.ndarray, targets: np.ndarray
 ) -> StepResult:
@@ -340,7 +343,7 @@ def open_observer(run: Run, text: Tokens) -> Iterator[Observer | None]:
     observer = Observer(
         run.state.config, run.run_dir, text, run.splits.validation, run.clock, recorded_step
     )
-    with observer.record:
+    with observer:
         yield observer
 
 

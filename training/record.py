@@ -31,6 +31,7 @@ from common.manifest import CONFIG_FILE
 from common.metrics import METRICS, SAMPLES, best_row, read_rows
 from common.text import format_minutes, format_speed, format_with_error, pluralize
 from config import ResolvedConfig, WandbConfig
+from training.profiling import TRACE_FILE
 
 # What the terminal shows of a row: metric → function that formats it.
 SHOWN_METRICS: dict[str, Callable[[float], str]] = {
@@ -282,6 +283,8 @@ def print_summary(log: Callable[[str], None], run_dir: Path, seconds: dict[str, 
     lines = [("run", str(run_dir))]
     if grids:
         lines.append(("attention", str(grids[-1])))
+    if exists(run_dir / TRACE_FILE):
+        lines.append(("profile", str(run_dir / TRACE_FILE)))
     lines += [
         ("metrics", str(run_dir / METRICS)),
         ("page", str(run_dir / "report.html")),
