@@ -344,7 +344,8 @@ class GPT(nn.Module):
             cache: As in `run_blocks`.
 
         Returns:
-            Logits (B, T, V), and the mean loss in nats per token, or None without targets.
+            Logits (B, T, V), and the mean loss in nats per token, or None without targets. With
+            targets, gradients flow through the loss alone.
         """
         return self.predict(self.run_blocks(tokens, cache), targets)
 
@@ -359,6 +360,7 @@ class GPT(nn.Module):
         loss = None
         if targets is not None:
             loss = kernels.cross_entropy(logits.flatten(0, 1), targets.flatten())
+            logits = logits.detach()  # compiled code would add zeros of their size to the gradient
         return logits[..., :V] if padding else logits, loss
 
     @contextmanager

@@ -373,6 +373,14 @@ def test_the_loss_is_the_mean_over_targets_that_are_not_negative():
     assert loss.item() == pytest.approx(sum(losses) / 8, rel=1e-5)
 
 
+@pytest.mark.parametrize("vocab_multiple", [1, 64])
+def test_logits_beside_a_loss_need_no_gradient_and_others_do(vocab_multiple):
+    model, tokens = GPT(small(vocab_multiple=vocab_multiple)), random_tokens(2, 5)
+    logits, loss = model(tokens, tokens)
+    assert loss.requires_grad and not logits.requires_grad
+    assert model(tokens)[0].requires_grad
+
+
 def test_the_loss_of_a_model_in_bf16_is_computed_in_float32():
     model = lively(GPT(small())).bfloat16()
     tokens, targets = random_tokens(2, 16), random_tokens(2, 16, seed=1)

@@ -155,9 +155,7 @@ def stored_logits(config: ResolvedConfig, tokens: int) -> int:
     logits = number_bytes * tokens * (c.vocab_size + c.vocab_padding)
     head_gradient = FLOAT32_BYTES * c.vocab_size * c.n_embd
     copies = 2
-    if config.compile:
-        copies = 3  # a gradient of 0 for the logits that the compiled code returns
-    elif config.device.partition(":")[0] not in MAX_FLOAT32_LOGITS:
+    if not config.compile and config.device.partition(":")[0] not in MAX_FLOAT32_LOGITS:
         copies += 2 * FLOAT32_BYTES // number_bytes  # torch's cross-entropy computes in float32
     return max(copies * logits, logits + head_gradient)
 
