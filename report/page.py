@@ -50,6 +50,12 @@ CURVES = (
     "train/grad_norm",
     "train/tokens_per_second",
 )
+# The figures of the training speed, and their metrics.
+SPEED_FIGURES = {
+    "msPerStep": "train/ms_per_step",
+    "mfu": "train/mfu",
+    "peakGib": "memory/peak_gib",
+}
 # Where the time of a run went: the activity and its metric.
 ACTIVITIES = {
     "train": "train_seconds",
@@ -85,6 +91,8 @@ def write_page(run_dir: Path) -> Path:
     rows = read_rows(run_dir / METRICS)
     config = load_config(run_dir)
     latest = {key: value for row in rows for key, value in row.items()}
+    # Of one row: another machine, on which an earlier part of the run ran, has other figures.
+    speed: dict = next((row for row in reversed(rows) if "train/ms_per_step" in row), {})
     model = find_model(run_dir, latest)
     model_config = model.config if model else None
     if config and not model:
@@ -105,6 +113,7 @@ def write_page(run_dir: Path) -> Path:
         "tokens": finite_number(latest.get("tokens")),
         "maxCurvePoints": MAX_CURVE_POINTS,
         "curves": {key: metric_curve(rows, key, MAX_CURVE_POINTS) for key in curves},
+        "speed": {name: finite_number(speed.get(key)) for name, key in SPEED_FIGURES.items()},
         "seconds": {name: finite_number(latest.get(key)) for name, key in ACTIVITIES.items()},
         "samples": thin(samples, MAX_SAMPLES),
         "omittedSamples": max(0, len(samples) - MAX_SAMPLES),

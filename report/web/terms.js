@@ -263,6 +263,8 @@ const TERMS = {
   "gradient norm":
     "Length of the gradient before clipping; a sudden peak is a sign of unstable training.",
   throughput: "Tokens that the run trains on per second, on its own machine.",
+  "model FLOPs utilization":
+    "MFU: the share of the device's peak rate of operations that training reaches.",
   "training time":
     "Time for forward passes, backward passes and updates, without evaluation and saving.",
   parameter: "A trained weight of the model.",

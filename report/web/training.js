@@ -5,7 +5,7 @@ import { $, bdi, el } from "./dom.js";
 import { formatCount, formatDuration, formatNumber, pluralize, printable } from "./format.js";
 import { drawLineChart } from "./line_chart.js";
 import { columns, data, scoredSteps } from "./page_state.js";
-import { explanationOf, TASK_CHARTS } from "./terms.js";
+import { explanationOf, TASK_CHARTS, term } from "./terms.js";
 
 /** Activities of a run, their labels and colors. */
 const ACTIVITIES = {
@@ -169,6 +169,7 @@ function showFigures() {
   if (data.tokens)
     figures.push([formatCompact(Number(data.tokens.toPrecision(3))), "training tokens"]);
   if (totalSeconds()) figures.push([formatDuration(totalSeconds()), "total time"]);
+  figures.push(...speedFigures());
   const boxes = figures.map(([value, name]) =>
     el("div", {}, el("b", {}, value), el("span", {}, name)),
   );
@@ -176,6 +177,22 @@ function showFigures() {
   if (!boxes.length) {
     $("figures").append(el("p", { className: "quiet" }, "No metrics have been recorded yet."));
   }
+}
+
+/** @returns {[string, string | Node][]} the values that were measured, and what they are */
+function speedFigures() {
+  const { msPerStep, mfu, peakGib } = data.speed;
+  const figures = [];
+  if (msPerStep !== null) {
+    const isShort = msPerStep < 999.5;
+    const duration = isShort ? `${msPerStep.toPrecision(3)} ms` : formatDuration(msPerStep / 1000);
+    figures.push([duration, "per training step"]);
+  }
+  if (mfu !== null) {
+    figures.push([`${(100 * mfu).toFixed(1)}%`, term("model FLOPs utilization")]);
+  }
+  if (peakGib !== null) figures.push([`${peakGib.toPrecision(3)} GiB`, "peak memory"]);
+  return figures;
 }
 
 /** Show how much time each activity took. */

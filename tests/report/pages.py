@@ -106,6 +106,9 @@ def make_run(
                 "train/lr": 0.001,
                 "train/grad_norm": 1.0,
                 "train/tokens_per_second": 1000.0,
+                "train/ms_per_step": 250.0,
+                "train/mfu": 0.4,
+                "memory/peak_gib": 1.5,
             }
             if step in steps:
                 row |= {"val/loss": 3.5 - step / 20, "val/bits_per_byte": 2.0}

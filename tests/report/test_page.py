@@ -45,6 +45,16 @@ def test_a_run_that_has_only_begun_has_a_page(tmp_path):
     assert content["curves"]["train/loss"]["steps"] == []
 
 
+def test_the_speed_is_that_of_the_last_machine_which_may_not_know_its_peak_rate(tmp_path):
+    run = make_run(tmp_path / "run")
+    content, _ = read_back(page.write_page(run))
+    assert content["speed"] == {"msPerStep": 250.0, "mfu": 0.4, "peakGib": 1.5}
+    with (run / "metrics.jsonl").open("a") as metrics:
+        metrics.write('{"step": 21, "train/ms_per_step": 80.0}\n{"step": 22, "val/loss": 2.0}\n')
+    content, _ = read_back(page.write_page(run))
+    assert content["speed"] == {"msPerStep": 80.0, "mfu": None, "peakGib": None}
+
+
 def test_a_served_page_has_the_scores_of_one_step_and_may_ask_its_server(tmp_path):
     run = make_run(tmp_path / "run")
     scores = page.read_scores(read_rows(run / "metrics.jsonl"))
@@ -275,7 +285,9 @@ def test_scores_emergence_and_training_are_shown(open_page, tmp_path):
     box = tab.locator("#chart-loss svg").bounding_box()
     tab.mouse.move(box["x"] + box["width"] - 14, box["y"] + 60)
     assert "step 20" in tab.inner_text("#tip")
-    assert "2.500" in tab.inner_text("#figures") and "10.0 s" in tab.inner_text("#time-list")
+    figures = tab.inner_text("#figures")
+    assert all(value in figures for value in ("2.500", "250 ms", "40.0%", "1.50 GiB"))
+    assert "10.0 s" in tab.inner_text("#time-list")
     assert tab.inner_text("#sample") == "sample 20"
     tab.click("#sample-before")
     assert tab.inner_text("#sample") == "sample 10"
