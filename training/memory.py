@@ -14,6 +14,7 @@ from config import GPTConfig, ResolvedConfig
 from kernels import MAX_FLOAT32_LOGITS
 from model import GPT
 from training.flops import count_flops_per_token
+from training.parallel import is_replicated_by_fsdp
 
 FLOAT32_BYTES = 4
 # Share of a device's memory that the estimate may reach before the model is sharded.
@@ -45,31 +46,42 @@ def memory_needed(config: ResolvedConfig, processes: int) -> float:
     """Estimate the largest number of bytes that each process uses in training."""
     c = config.model
     parameters, _ = model_size(c)
-    in_blocks = parameters - weights_outside_blocks(c)
+    outside = weights_outside_blocks(c)
+    has_fsdp_replicas = is_replicated_by_fsdp(config, processes)
 
     # Weights and their gradients, and the optimizer's state
     weights = gradients = FLOAT32_BYTES * parameters / config.shard
     if config.optim.name == "muon":
-        moments = FLOAT32_BYTES * in_blocks + ADAMW_BYTES * table_weights(c)
+        moments = FLOAT32_BYTES * (parameters - outside) + ADAMW_BYTES * table_weights(c)
     else:
         moments = ADAMW_BYTES * (parameters - ngram_weights(c))
     optimizer = moments / config.shard
 
-    # The start of the backward pass, when all activations exist; gradients replace them one by one
-    # unless they exist already or are sharded
-    copies = copied_weights(config, in_blocks)
+    # The start of the backward pass, when all activations exist; gradients replace them one by one,
+    # unless they exist already
     tokens = config.micro_batch_size(processes) * c.block_size
-    backward = copies + tokens * stored_activations(config) + stored_logits(config, tokens)
-    if config.accumulate > 1 or config.shard > 1:
+    backward = copied_weights(config, parameters) + stored_logits(config, tokens)
+    backward += tokens * stored_activations(config)
+    if has_fsdp_replicas:
+        backward += FLOAT32_BYTES * parameters  # copied as if they came from other processes
+    elif config.shard > 1:
+        backward += gathered_weights(config, parameters)
+    if config.accumulate > 1:
         backward += gradients
 
-    # The average of the gradients, which are copied into one message, and the update
+    # The end of the backward pass: FSDP2 averages gradients outside of the blocks last; without it
+    # all gradients are copied into one message
+    averaging = gradients
+    if config.shard > 1 or has_fsdp_replicas:
+        averaging += 3 * FLOAT32_BYTES * outside  # weights, gradients and the message
+    elif processes > 1:
+        averaging += gradients
+
+    # The update
     update = gradients
     if config.optim.name == "muon":
         update += MUON_WORKSPACE_BYTES * largest_stack(c) / config.shard
-    if processes > 1 and config.shard == 1:
-        update = max(update, 2 * gradients)
-    return weights + optimizer + max(backward, update)
+    return weights + optimizer + max(backward, averaging, update)
 
 
 # --- Weights --------------------------------------------------------------------------------------
@@ -97,28 +109,35 @@ def weights_outside_blocks(c: GPTConfig) -> int:
     return table_weights(c) + ngram_weights(c)
 
 
-def copied_weights(config: ResolvedConfig, in_blocks: int) -> float:
-    """Return the bytes of copies of the weights during the forward and backward passes.
+def copied_weights(config: ResolvedConfig, parameters: int) -> float:
+    """Return the bytes of copies of the weights that the backward pass reads.
 
-    Args:
-        config: The resolved configuration.
-        in_blocks: Number of weights in the blocks.
+    They are the joined projections, and what is converted to 16 bits or padded. Sharded blocks
+    arrive converted.
     """
     c, number_bytes = config.model, matmul_bytes(config)
-    head = c.vocab_size * c.n_embd
+    in_blocks = parameters - weights_outside_blocks(c)
     projections = c.n_layer * c.n_embd * qkv_width(c)
     is_16_bit = config.precision != "fp32"
 
-    # The joined projections; the output layer, converted or padded
-    copies: float = number_bytes * projections
+    copies = 0.0
     if is_16_bit or c.vocab_padding:
-        copies += number_bytes * head
-    if config.shard > 1:  # what the other processes store: the blocks arrive converted
-        copies += 2 * FLOAT32_BYTES * weights_outside_blocks(c)
-        copies += GATHERED_BLOCKS * number_bytes * in_blocks / c.n_layer
-    elif is_16_bit:  # autocast converts each matrix once
+        copies += number_bytes * c.vocab_size * c.n_embd
+    if not config.checkpoint_activations:
+        copies += number_bytes * projections
+    # Autocast keeps what it has converted until the forward pass ends; compiled code needs it in
+    # the backward pass only.
+    if is_16_bit and config.shard == 1 and not (config.checkpoint_activations and config.compile):
         copies += number_bytes * (in_blocks - projections)
     return copies
+
+
+def gathered_weights(config: ResolvedConfig, parameters: int) -> float:
+    """Return the bytes of other processes' weights that a process has in the backward pass."""
+    c = config.model
+    outside = weights_outside_blocks(c)
+    block = (parameters - outside) / c.n_layer
+    return FLOAT32_BYTES * outside + GATHERED_BLOCKS * matmul_bytes(config) * block
 
 
 def qkv_width(c: GPTConfig) -> int:

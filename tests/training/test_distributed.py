@@ -1,8 +1,6 @@
 """Several ranks train one run: in the steps of one process, whatever their number and mesh, through
 deaths, signals and mistakes. Gloo, on this machine."""
 
-import ctypes
-import gc
 import os
 import re
 import signal
@@ -175,48 +173,6 @@ def test_each_rank_stores_its_share_of_model_and_optimizer_and_measures_the_same
     assert sum(mine for mine, *_ in results) == (total - whole) * size // shard + whole * size
     assert len({tuple(result[2:-1]) for result in results}) == 1
     assert [result[-1] for result in results] == [True] + [False] * (size - 1)
-
-
-@soak  # with -n 0: what a worker has from other tests counts with it
-@pytest.mark.skipif(
-    not Path("/proc/self/clear_refs").exists(),
-    reason="only Linux forgets the most memory that a process had",
-)
-@pytest.mark.parametrize(
-    "optim, accumulate, meshes",
-    [("adamw", 1, [(1, 1), (2, 1), (2, 2), (4, 4)]), ("muon", 2, [(2, 1), (4, 2), (2, 2)])],
-)
-def test_the_peak_memory_of_a_rank_is_close_to_the_estimate(tmp_path, optim, accumulate, meshes):
-    def memory(key):
-        return 1024 * int(re.search(rf"{key}:\s+(\d+)", Path("/proc/self/status").read_text())[1])
-
-    def work(world, shard):
-        libc = ctypes.CDLL("libc.so.6")
-        libc.mallopt(-3, 1 << 16)  # M_MMAP_THRESHOLD: what is freed goes back to the system
-        # the memory that torch itself takes
-        train_step(build_state(small_config(world.size), world), 0, *random_batch(world))
-        big = ResolvedConfig(
-            device="cpu",
-            precision="fp32",
-            accumulate=accumulate,
-            batch_size=2 * accumulate * world.size,
-            shard=shard,
-            model=GPTConfig(4000, block_size=128, n_layer=8, n_head=8, n_embd=512),
-            optim=OptimConfig(name=optim),
-        )
-        gc.collect()
-        libc.malloc_trim(0)
-        before = memory("VmRSS")
-        Path("/proc/self/clear_refs").write_text("5")
-        training = build_state(big, world)
-        tokens = torch.randint(4000, (2 * accumulate, 128)).numpy()
-        for step in range(3):
-            train_step(training, step, tokens, tokens)
-        return memory_needed(big, world.size), memory("VmHWM") - before
-
-    for size, shard in meshes:
-        for planned, real in in_ranks(tmp_path, size, partial(work, shard=shard)):
-            assert 0.85 < real / planned < 1.25, (size, shard, planned, real)
 
 
 def test_shard_auto_takes_the_smallest_number_of_processes_whose_memory_suffices():
