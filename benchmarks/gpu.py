@@ -1,21 +1,33 @@
-"""Measure everything on one GPU in at most 40 minutes: one JSON file, one table.
+r"""Measure everything on the GPUs of one machine in at most 20 minutes.
 
-    python -m benchmarks.gpu [json=gpu.json] [parts=tests,training,quality,decoding]
-                             [device=cuda] [sizes=10M,124M,350M] [peers=compiled] [seconds=15]
-                             [models=10.65M,124M] [batches=1,64] [tokens=256] [seeds=3]
-                             [experiment=shakespeare_gpu] [data.path=FILE] [max_steps=N …]
+    python -m benchmarks.gpu [json=gpu.json]
+                             [parts=tests,training,variants,processes,quality,decoding]
+                             [device=cuda] [sizes=10M,124M,350M] [peers=compiled] [seconds=5]
+                             [variant_size=67M] [process_size=12x768] [models=10.65M,124M]
+                             [batches=1,64] [tokens=128] [experiment=shakespeare_gpu] [seeds=1]
+                             [data.path=FILE] [max_steps=N …]
 
 The parts are:
-  tests     the tests that are marked gpu
-  training  speed, share of the matrix rate and memory, measured and planned, of training steps
-            beside nanoGPT's model and transformers (benchmarks.throughput)
-  quality   time to nanoGPT's published loss and to 1.44 (benchmarks.speedrun); other settings are
-            passed to these runs
-  decoding  benchmarks.sampling
+  tests      the tests that are marked gpu
+  training   speed, share of the matrix rate and memory, measured and planned, of training steps
+             beside nanoGPT's model and transformers (benchmarks.throughput)
+  variants   what single settings change: precision, torch.compile, checkpoint_activations,
+             model.vocab_multiple, cross-entropy in chunks; a profile (benchmarks.variants)
+  processes  torchrun with one process and with all GPUs, replicated and sharded, beside torch's
+             DDP (benchmarks.scaling)
+  quality    time to nanoGPT's published loss and to 1.44 (benchmarks.speedrun); other settings are
+             passed to these runs
+  decoding   benchmarks.sampling
 
-Each part runs in processes of its own and within its time limit. A part that fails is reported, and
-the next one starts. The file is written after each part. To try it on a CPU: device=cpu with sizes
-as small as 4x128 and peers=eager.
+Each part runs in processes of its own. The seconds that a part leaves of its time limit are added
+to the limit of the next one. A part that fails is reported, one that the machine cannot run is
+skipped with the reason, and the next one starts. The file is written after each part. The table is
+Markdown, for docs/benchmarks.md.
+
+Texts are downloaded, unless data.path says where they are. To try it on a CPU:
+
+    python -m benchmarks.gpu device=cpu sizes=4x128 peers=eager variant_size=4x128 \
+        process_size=4x128 models=0.8M experiment=speedrun
 """
 
 import json
@@ -26,16 +38,16 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
 from rich.console import Console
-from rich.table import Table
 
+from benchmarks.gpu_table import TARGET_LOSSES, markdown_table
 from benchmarks.harness import (
-    BYTES_PER_MB,
     ROOT,
     PassThroughOptions,
     read_options,
@@ -43,14 +55,24 @@ from benchmarks.harness import (
     select,
     write_json,
 )
-from benchmarks.speedrun import format_times
 from common.errors import UserError
 
-TARGET_LOSSES = ("1.4697", "1.44")  # nanoGPT's published loss, and a lower one
 TEST_FILE = "tests/test_on_gpu.py"  # has all tests that are marked gpu
 MAX_FAILURE_CHARS = 500  # of a failed test's message
-# Time limit of each part in seconds, together below 40 minutes; of training for each size.
-TIME_LIMITS = {"tests": 420, "training": 360, "quality": 480, "decoding": 360}
+CPU_PROCESSES = 2  # of torchrun, where the benchmark is tried without a GPU
+PROCESS_STEPS = 10
+# Seconds that a part has to end after Ctrl-C, in which pytest writes its results.
+SECONDS_TO_STOP = 5
+# Time limit of each part in seconds, of training for each size. With three sizes they add up to 20
+# minutes. They are estimates: nothing has been measured on a GPU yet.
+TIME_LIMITS = {
+    "tests": 220,
+    "training": 175,
+    "variants": 230,
+    "processes": 60,
+    "quality": 90,
+    "decoding": 75,
+}
 
 
 @dataclass
@@ -61,11 +83,13 @@ class GPUOptions(PassThroughOptions):
     device: str = "cuda"
     sizes: str = "10M,124M,350M"
     peers: str = "compiled"
-    seconds: float = 15.0
+    seconds: float = 5.0
+    variant_size: str = "67M"
+    process_size: str = "12x768"
     models: str = "10.65M,124M"
     batches: str = "1,64"
-    tokens: int = 256
-    seeds: int = 3
+    tokens: int = 128
+    seeds: int = 1
     experiment: str = "shakespeare_gpu"
 
 
@@ -77,52 +101,92 @@ class Part(NamedTuple):
         time_limit: Seconds after which it is stopped.
         arguments: Arguments of Python. The last one ends with "=", and the path of the file of
             results is appended to it.
+        obstacle: Why the machine cannot run it, or None if it can.
     """
 
     name: str
     time_limit: float
     arguments: list[str]
+    obstacle: str | None = None
 
 
-class TableRow(NamedTuple):
-    """One line of the table."""
-
-    label: str
-    text: str
-
-
-def make_parts(options: GPUOptions) -> list[Part]:
+def make_parts(options: GPUOptions, device: str) -> list[Part]:
     """Return the parts that the options name, with training split by size."""
-    make_arguments: dict[str, Callable[[GPUOptions], dict[str, list[str]]]] = {
-        "tests": lambda options: {"tests": _test_arguments()},
-        "training": _training_arguments,
-        "quality": lambda options: {"quality": _quality_arguments(options)},
-        "decoding": lambda options: {"decoding": _decoding_arguments(options)},
-    }
     parts = []
     for kind, time_limit in select("parts", options.parts, TIME_LIMITS).items():
-        for name, arguments in make_arguments[kind](options).items():
-            parts.append(Part(name, time_limit, arguments))
+        if kind == "training":
+            for size in options.sizes.split(","):
+                arguments = _training_arguments(size, options)
+                obstacle = find_training_obstacle(size, options.peers, device)
+                parts.append(Part(f"training {size}", time_limit, arguments, obstacle))
+        else:
+            parts.append(Part(kind, time_limit, ARGUMENTS[kind](options)))
     return parts
 
 
-def _test_arguments() -> list[str]:
-    options = ["-q", "-n", "0", "-m", "gpu", "-p", "no:cacheprovider"]
-    return ["-m", "pytest", *options, TEST_FILE, "--junitxml="]
+def find_training_obstacle(size: str, peers: str, device: str) -> str | None:
+    """Return why a device cannot train a model of a size beside its peers, or None."""
+    from benchmarks.throughput import PEERS, make_config
+    from benchmarks.variants import find_obstacle
+
+    (runners,) = select("peers", peers, PEERS).values()
+    for runner in runners.values():
+        obstacle = find_obstacle(make_config(size, runner.precision, runner.compile, device))
+        if obstacle:
+            return obstacle
+    return None
 
 
-def _training_arguments(options: GPUOptions) -> dict[str, list[str]]:
-    shared = [
+def count_processes(device: str) -> int:
+    """Return the number of processes that torchrun starts at most."""
+    import torch
+
+    return torch.cuda.device_count() if device.startswith("cuda") else CPU_PROCESSES
+
+
+def _test_arguments(options: GPUOptions) -> list[str]:
+    pytest_options = ["-q", "-n", "0", "-m", "gpu", "-p", "no:cacheprovider"]
+    return ["-m", "pytest", *pytest_options, TEST_FILE, "--junitxml="]
+
+
+def _training_arguments(size: str, options: GPUOptions) -> list[str]:
+    return [
+        "-m",
+        "benchmarks.throughput",
+        f"sizes={size}",
         f"device={options.device}",
         "rounds=1",
         f"peers={options.peers}",
         f"seconds={options.seconds}",
         "json=",
     ]
-    return {
-        f"training {size}": ["-m", "benchmarks.throughput", f"sizes={size}", *shared]
-        for size in options.sizes.split(",")
-    }
+
+
+def _variant_arguments(options: GPUOptions) -> list[str]:
+    return [
+        "-m",
+        "benchmarks.variants",
+        f"size={options.variant_size}",
+        f"compile={int(options.peers == 'compiled')}",
+        f"seconds={options.seconds}",
+        f"device={options.device}",
+        "json=",
+    ]
+
+
+def _process_arguments(options: GPUOptions) -> list[str]:
+    numbers = sorted({1, count_processes(options.device)})
+    return [
+        "-m",
+        "benchmarks.scaling",
+        f"sizes={options.process_size}",
+        f"processes={','.join(map(str, numbers))}",
+        f"steps={PROCESS_STEPS}",
+        "rounds=1",
+        "precision=auto",
+        f"device={options.device}",
+        "json=",
+    ]
 
 
 def _quality_arguments(options: GPUOptions) -> list[str]:
@@ -146,46 +210,75 @@ def _decoding_arguments(options: GPUOptions) -> list[str]:
         "benchmarks.sampling",
         f"device={options.device}",
         f"sizes={options.models}",
-        "rounds=2",
+        "rounds=1",
         f"batches={options.batches}",
         f"tokens={options.tokens}",
         "json=",
     ]
 
 
-def run_part(part: Part, device: str) -> dict[str, Any]:
+ARGUMENTS: dict[str, Callable[[GPUOptions], list[str]]] = {
+    "tests": _test_arguments,
+    "variants": _variant_arguments,
+    "processes": _process_arguments,
+    "quality": _quality_arguments,
+    "decoding": _decoding_arguments,
+}
+
+
+def run_part(part: Part, device: str, time_limit: float | None = None) -> dict[str, Any]:
     """Run a part, and end all of its processes at its time limit.
 
+    Args:
+        part: The part.
+        device: Where its tests run.
+        time_limit: Seconds; None: the part's own limit.
+
     Returns:
-        "seconds" it took, and either its "result" or an "error".
+        "seconds" it took, and its "result", an "error" or both: what it had measured until its
+        time limit. Only "skipped" if the machine cannot run it.
     """
+    if part.obstacle:
+        return {"seconds": 0.0, "skipped": part.obstacle}
+    if time_limit is None:
+        time_limit = part.time_limit
     start = time.perf_counter()
+    outcome: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "result")
-        process = subprocess.Popen(
-            [sys.executable, *part.arguments[:-1], f"{part.arguments[-1]}{path}"],
-            cwd=ROOT,
-            text=True,
-            env={**os.environ, "GLASSGPT_TEST_DEVICE": device},
-            start_new_session=True,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-        )
+        path, log = Path(folder, "result"), Path(folder, "log")
+        with log.open("w") as output:
+            process = subprocess.Popen(
+                [sys.executable, *part.arguments[:-1], f"{part.arguments[-1]}{path}"],
+                cwd=ROOT,
+                env={**os.environ, "GLASSGPT_TEST_DEVICE": device},
+                start_new_session=True,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
         try:
-            output, _ = process.communicate(timeout=part.time_limit)
-            if path.exists():
-                outcome = {"result": parse_result(path.read_text())}
-            else:
-                lines = output.strip().splitlines() or [f"exit status {process.returncode}"]
-                outcome = {"error": lines[-1]}
+            process.wait(max(0.0, time_limit - SECONDS_TO_STOP))
         except subprocess.TimeoutExpired:
-            outcome = {"error": f"not finished after {part.time_limit:,} s"}
+            outcome["error"] = f"not finished within {time_limit:,.0f} s"
         finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)  # and the processes that it started
-                process.wait()
+            stop_processes(process)
+        if path.exists():
+            outcome["result"] = parse_result(path.read_text())
+        elif "error" not in outcome:
+            lines = log.read_text(errors="replace").strip().splitlines()
+            outcome["error"] = lines[-1] if lines else f"exit status {process.returncode}"
     return {"seconds": time.perf_counter() - start, **outcome}
+
+
+def stop_processes(process: subprocess.Popen) -> None:
+    """End a process and those that it started: by Ctrl-C, and after some seconds by force."""
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGINT)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(SECONDS_TO_STOP)
+    with suppress(ProcessLookupError):  # nothing of it is left
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 def parse_result(text: str) -> Any:
@@ -227,63 +320,6 @@ def compare_memory(size: str, rows: dict[str, dict], device: str) -> dict[str, d
     return comparison
 
 
-def describe_result(part: str, result: Any) -> list[TableRow]:
-    """Return a part's result as lines of the table."""
-    if part == "tests":
-        return _describe_tests(result)
-    if part.startswith("training"):
-        return _describe_training(result)
-    if part == "quality":
-        return _describe_quality(result)
-    return _describe_decoding(result)
-
-
-def _describe_tests(result: dict[str, Any]) -> list[TableRow]:
-    failed = result["failed"]
-    counts = f"{result['passed']} passed, {len(failed)} failed, {result['skipped']} skipped"
-    return [
-        TableRow("marked gpu", counts),
-        *(TableRow(name, message) for name, message in failed.items()),
-    ]
-
-
-def _describe_training(result: dict[str, Any]) -> list[TableRow]:
-    (rows,) = result["sizes"].values()
-    table_rows = []
-    for name, row in rows.items():
-        speed = (
-            f"{row['tokens_per_second']:,.0f} tok/s, {row['share_of_matmul']:.0%} of the matrix "
-            f"rate, {row['ratio']:.2f}x"
-        )
-        table_rows.append(TableRow(name, speed))
-    for name, row in result["memory"].items():
-        measured, planned = row["measured"] / BYTES_PER_MB, row["planned"] / BYTES_PER_MB
-        memory = f"{measured:,.0f} MB, planned {planned:,.0f} ({row['ratio']:.2f}x)"
-        table_rows.append(TableRow(f"{name}, memory", memory))
-    return table_rows
-
-
-def _describe_quality(result: dict[str, list[dict]]) -> list[TableRow]:
-    ((name, runs),) = result.items()
-    table_rows = []
-    for target in TARGET_LOSSES:
-        times = format_times(run["seconds_to"][target] for run in runs)
-        table_rows.append(TableRow(f"{name}, to {target}", times))
-    losses = ", ".join(f"{run['loss']:.4f}" for run in runs)
-    return [*table_rows, TableRow(f"{name}, final loss", losses)]
-
-
-def _describe_decoding(result: dict[str, Any]) -> list[TableRow]:
-    table_rows = []
-    for row in result["decoding"]:
-        speed = (
-            f"{row['glassgpt']:,.0f} tok/s, {row['ratio']:.1f}x transformers, "
-            f"{row['glassgpt'] / row['bound']:.0%} of the memory bound"
-        )
-        table_rows.append(TableRow(f"{row['size']}, batch {row['batch']}", speed))
-    return table_rows
-
-
 def main(argv: list[str]) -> dict[str, Any]:
     """Run all parts, print a table and return their results."""
     options = read_options(argv, GPUOptions)
@@ -293,42 +329,31 @@ def main(argv: list[str]) -> dict[str, Any]:
 
     if options.device == "cuda" and not torch.cuda.is_available():
         raise UserError(
-            "torch finds no GPU on this machine; run this on one with a GPU, or try it with "
-            "device=cpu sizes=4x128 peers=eager"
+            "torch finds no GPU on this machine; run this on one with a GPU, or try it on a CPU "
+            "with the options that `python -m benchmarks.gpu help` ends with"
         )
     device = pick_device(options.device)
-    console = Console()
-    table = Table(title=f"{describe(device)}, torch {torch.__version__}")
-    for column in ("part", "what", ""):
-        table.add_column(column)
     result: dict[str, Any] = {
         "machine": describe(device),
+        "processes": count_processes(device),
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
         "parts": {},
     }
-    for part in make_parts(options):
-        with console.status(f"{part.name}, at most {part.time_limit} s"):
-            outcome = run_part(part, device)
+    parts = make_parts(options, device)
+    deadline = time.perf_counter() + sum(part.time_limit for part in parts)
+    for number, part in enumerate(parts, 1):
+        seconds_of_later_parts = sum(later.time_limit for later in parts[number:])
+        time_limit = deadline - seconds_of_later_parts - time.perf_counter()
+        with Console().status(f"{part.name}, at most {time_limit:.0f} s"):
+            outcome = run_part(part, device, time_limit)
         if part.name.startswith("training") and "result" in outcome:
-            ((size, rows),) = outcome["result"]["sizes"].items()
-            outcome["result"]["memory"] = compare_memory(size, rows, device)
+            for size, rows in outcome["result"]["sizes"].items():
+                outcome["result"]["memory"] = compare_memory(size, rows, device)
         result["parts"][part.name] = outcome
         write_json(options.json or "gpu.json", result)
-        add_rows(table, part.name, outcome)
-    console.print(table)
+    print(markdown_table(result))
     return result
-
-
-def add_rows(table: Table, part: str, outcome: dict[str, Any]) -> None:
-    """Show what `run_part` returned."""
-    if "result" in outcome:
-        rows = describe_result(part, outcome["result"])
-    else:
-        rows = [TableRow("FAILED", outcome["error"])]
-    for number, row in enumerate(rows):
-        label = f"{part} ({outcome['seconds']:.0f} s)" if number == 0 else ""
-        table.add_row(label, row.label, row.text)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from common.errors import UserError, did_you_mean, not_one_of
+from common.files import atomic_write
 from model_config import GPTConfig
 
 ROOT = Path(__file__).parents[1]
@@ -170,9 +171,10 @@ def median_step_seconds(
 
 
 def write_json(path: str, result: object) -> None:
-    """Write a result to a file; an empty path means none."""
+    """Write a result to a file, which is complete at any time; an empty path means none."""
     if path:
-        Path(path).write_text(json.dumps(result, indent=1) + "\n")
+        with atomic_write(Path(path)) as part:
+            part.write_text(json.dumps(result, indent=1) + "\n")
 
 
 def run_command(main: Callable[[list[str]], object], doc: str | None) -> None:

@@ -99,7 +99,7 @@ class ScalingRow:
 
     seconds: float
     of_ddp: float  # speed as a share of DDP's
-    error: float  # standard error of that
+    error: float | None  # standard error of that; None for one round
     memory: int  # bytes
 
 
@@ -265,8 +265,8 @@ def main(argv: list[str]) -> dict[str, dict]:
                 add_rows(table, size, processes, rows)
                 for method, row in rows.items():
                     figures[f"{size} {optim} {processes} {method}"] = asdict(row)
+                write_json(options.json, figures)
             console.print(table)
-    write_json(options.json, figures)
     return figures
 
 
@@ -288,7 +288,7 @@ def compare_methods(
 def summarize(method: str, rounds: list[dict[str, ProcessMeasurement]]) -> ScalingRow:
     """Reduce the rounds of a method to one row."""
     ratios = [round[DDP].seconds / round[method].seconds for round in rounds]
-    error = stdev(ratios) / len(ratios) ** 0.5 if len(ratios) > 1 else float("nan")
+    error = stdev(ratios) / len(ratios) ** 0.5 if len(ratios) > 1 else None
     return ScalingRow(
         seconds=median(round[method].seconds for round in rounds),
         of_ddp=mean(ratios),
@@ -317,7 +317,7 @@ def add_rows(table: Table, size: str, processes: int, rows: dict[str, ScalingRow
             str(processes),
             method if processes > 1 else SINGLE_PROCESS_NAMES[method],
             f"{shape.tokens_per_step / row.seconds:,.0f}",
-            f"{row.of_ddp:.2f} ± {row.error:.2f}",
+            f"{row.of_ddp:.2f}" if row.error is None else f"{row.of_ddp:.2f} ± {row.error:.2f}",
             f"{row.memory / BYTES_PER_MB:,.0f} MB",
         )
 

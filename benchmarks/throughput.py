@@ -17,10 +17,10 @@ product here in the same precision, and on a GPU with its data sheet.
 
 import itertools
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from statistics import median
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rich.console import Console
 from rich.progress import Progress
@@ -39,6 +39,10 @@ from benchmarks.harness import (
     write_json,
 )
 from config import OptimConfig, ResolvedConfig
+from model_config import GPU_VOCAB_MULTIPLE
+
+if TYPE_CHECKING:
+    from data.batches import Batches
 
 CPU_SHAPES = {
     "4x128": TrainingShape(4, 4, 128, 64, 12, 65),
@@ -47,6 +51,7 @@ CPU_SHAPES = {
 }
 GPU_SHAPES = {
     "10M": TrainingShape(6, 6, 384, 256, 64, 65),
+    "67M": TrainingShape(4, 12, 768, 1024, 16, 50257),
     "124M": TrainingShape(12, 12, 768, 1024, 16, 50257),
     "350M": TrainingShape(24, 16, 1024, 1024, 8, 50257),
 }
@@ -116,11 +121,13 @@ class ThroughputResult:
 
     Attributes:
         machine: The device.
+        published_flops: Operations per second in bf16 by the GPU's data sheet, or None.
         matmul: Operations per second of a matrix product, by precision.
         sizes: Rows by size and runner.
     """
 
     machine: str
+    published_flops: float | None
     matmul: dict[str, float] = field(default_factory=dict)
     sizes: dict[str, dict[str, ThroughputRow]] = field(default_factory=dict)
 
@@ -132,7 +139,8 @@ def make_config(size: str, precision: str, compile: bool | str, device: str) -> 
     from training.plan import should_compile
 
     shape = THROUGHPUT_SHAPES[size]
-    model = shape.model_config(bias=True)
+    vocab_multiple = GPU_VOCAB_MULTIPLE if device.startswith("cuda") else 1
+    model = replace(shape.model_config(bias=True), vocab_multiple=vocab_multiple)
     if compile == "auto":
         _, flops_per_token = model_size(model)
         run_flops = flops_per_token * shape.tokens_per_step * RUN_STEPS
@@ -202,15 +210,17 @@ def measure_transformers(
 def measure_nanogpt(
     size: str, precision: str, compile: bool | str, device: str, seconds: float
 ) -> StepMeasurement:
-    """Time a training step of nanoGPT's model."""
+    """Time a training step of nanoGPT's model, on a GPU with a padded vocabulary as in nanoGPT."""
     from benchmarks.plain import PlainGPT
 
     config = make_config(size, precision, compile, device)
+    padded_vocab_size = config.model.vocab_size + config.model.vocab_padding
 
     def compute_loss(forward: Callable, inputs: Any, targets: Any) -> Any:
         return forward(inputs, targets)
 
-    return measure_peer(PlainGPT(config.model), compute_loss, config, seconds)
+    model = PlainGPT(replace(config.model, vocab_size=padded_vocab_size))
+    return measure_peer(model, compute_loss, config, seconds)
 
 
 def measure_peer(
@@ -248,6 +258,17 @@ def measure_peer(
     return time_steps(train_step, model, config, seconds)
 
 
+def random_batches(config: ResolvedConfig) -> "Batches":
+    """Return batches of random tokens."""
+    import numpy as np
+
+    from data.batches import Batches
+
+    rng = np.random.default_rng(0)
+    tokens = rng.integers(0, config.model.vocab_size, RANDOM_TOKENS, dtype=np.uint16)
+    return Batches(tokens, config.model.block_size, config.batch_size, seed=0)
+
+
 def time_steps(
     train_step: Callable, model: Any, config: ResolvedConfig, seconds: float
 ) -> StepMeasurement:
@@ -259,14 +280,9 @@ def time_steps(
         config: Its configuration.
         seconds: How long to measure.
     """
-    import numpy as np
-
-    from data.batches import Batches
     from training.device import synchronize
 
-    rng = np.random.default_rng(0)
-    tokens = rng.integers(0, config.model.vocab_size, RANDOM_TOKENS, dtype=np.uint16)
-    batches = Batches(tokens, config.model.block_size, config.batch_size, seed=0)
+    batches = random_batches(config)
     numbers = itertools.count()
 
     def take_step() -> None:
@@ -291,8 +307,8 @@ EAGER_RUNNERS = {
 }
 COMPILED_RUNNERS = {
     "nanoGPT's model": Runner(measure_nanogpt, "bf16", True),
-    "transformers": Runner(measure_transformers, "bf16", True),
     "GlassGPT": Runner(measure_glassgpt, "bf16", True),
+    "transformers": Runner(measure_transformers, "bf16", True),
 }
 PEERS = {"eager": EAGER_RUNNERS, "compiled": COMPILED_RUNNERS}
 
@@ -313,8 +329,8 @@ def main(argv: list[str]) -> dict[str, Any]:
     from training.flops import PUBLISHED_BF16_FLOPS
 
     device = pick_device(options.device)
-    gpu_flops = PUBLISHED_BF16_FLOPS.get(describe(device))
-    console, result = Console(), ThroughputResult(describe(device))
+    published_flops = PUBLISHED_BF16_FLOPS.get(describe(device))
+    console, result = Console(), ThroughputResult(describe(device), published_flops)
     with Progress(console=console, transient=True) as progress:
         total = len(sizes) * options.rounds * len(runners) + 1
         task = progress.add_task("matrix products", total=total)
@@ -332,8 +348,9 @@ def main(argv: list[str]) -> dict[str, Any]:
                     args = (size, runner.precision, runner.compile, device, options.seconds)
                     rounds[name].append(run_in_process(runner.measure, *args))
                     progress.advance(task)
-            result.sizes[size] = summarize(size, rounds, result.matmul)
-            console.print(make_table(size, result.sizes[size], gpu_flops))
+                    result.sizes[size] = summarize(size, rounds, result.matmul)
+                    write_json(options.json, asdict(result))
+            console.print(make_table(size, result.sizes[size], published_flops))
     figures = asdict(result)
     write_json(options.json, figures)
     return figures
@@ -346,7 +363,7 @@ def summarize(
 
     Args:
         size: Key of `THROUGHPUT_SHAPES`.
-        rounds: A `StepMeasurement` and the memory of each round, by runner.
+        rounds: A `StepMeasurement` and the memory of each round so far, by runner.
         matmul: Operations per second of a matrix product, by precision.
     """
     from training.memory import model_size
@@ -354,6 +371,7 @@ def summarize(
     shape = THROUGHPUT_SHAPES[size]
     tokens = shape.tokens_per_step
     _, flops_per_token = model_size(shape.model_config(bias=True))
+    rounds = {name: measurements for name, measurements in rounds.items() if measurements}
     median_seconds = {
         name: median(measurement.seconds for measurement, _ in measurements)
         for name, measurements in rounds.items()
@@ -378,8 +396,8 @@ def summarize(
     return rows
 
 
-def make_table(size: str, rows: dict[str, ThroughputRow], gpu_flops: float | None) -> Table:
-    """Show the runners at one size; `gpu_flops` is the published rate of a GPU."""
+def make_table(size: str, rows: dict[str, ThroughputRow], published_flops: float | None) -> Table:
+    """Show the runners at one size; `published_flops` is the rate in a GPU's data sheet."""
     shape = THROUGHPUT_SHAPES[size]
     parameters = next(iter(rows.values())).parameters
     table = Table(
@@ -387,7 +405,7 @@ def make_table(size: str, rows: dict[str, ThroughputRow], gpu_flops: float | Non
         f"parameters, {shape.batch_size} × {shape.block_size} tokens per step"
     )
     columns = ["tok/s", "ratio", "GFLOP/s", "of matmul", "memory"]
-    if gpu_flops:
+    if published_flops:
         columns.append("of data sheet")
     table.add_column("")
     for column in columns:
@@ -404,8 +422,8 @@ def make_table(size: str, rows: dict[str, ThroughputRow], gpu_flops: float | Non
             f"{row.share_of_matmul:.0%}",
             f"{row.memory / BYTES_PER_MB:,.0f} MB",
         ]
-        if gpu_flops:
-            cells.append(f"{row.flops_per_second / gpu_flops:.0%}")
+        if published_flops:
+            cells.append(f"{row.flops_per_second / published_flops:.0%}")
         table.add_row(*cells)
     return table
 

@@ -1,0 +1,309 @@
+"""What single settings change: speed and memory of GlassGPT's training step, and its profile.
+
+    python -m benchmarks.variants [size=67M] [compile=1] [seconds=5] [profile=5] [device=auto]
+                                  [json=FILE]
+
+The first row is the fastest precision of the device, compiled and with a padded output layer. Each
+other row changes one thing: the precision, torch.compile, checkpoint_activations,
+model.vocab_multiple, or cross-entropy in one piece instead of chunks. Each runs in a process of its
+own, on random tokens, as in benchmarks.throughput. A row that the device cannot run has a reason
+instead. With compile=0 all run eagerly.
+
+The last table is the profile of the first row: the operations that take most of the time. The file
+is written after each row.
+"""
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from benchmarks.harness import (
+    BYTES_PER_MB,
+    Options,
+    ProcessResult,
+    read_options,
+    run_command,
+    run_in_process,
+    select,
+    write_json,
+)
+from benchmarks.throughput import (
+    THROUGHPUT_SHAPES,
+    StepMeasurement,
+    make_config,
+    random_batches,
+    time_steps,
+)
+from cli import first_line
+from config import PROFILE_WARM_UP_STEPS, ResolvedConfig
+from model_config import GPU_VOCAB_MULTIPLE
+
+SHOWN_OPERATIONS = 5
+MAX_NAME_CHARS = 60
+
+
+@dataclass
+class VariantOptions(Options):
+    """Options of this benchmark."""
+
+    size: str = "67M"
+    compile: int = 1
+    seconds: float = 5.0
+    profile: int = 5
+    device: str = "auto"
+
+
+class Variant(NamedTuple):
+    """Settings of a training step.
+
+    Attributes:
+        precision: Precision of matrix products.
+        compile: Whether to compile.
+        has_tf32: Whether float32 matrices are multiplied in TF32 on a GPU that has it.
+        checkpoint_activations: Whether blocks are computed again in the backward pass.
+        vocab_multiple: What the rows of the output layer are padded to a multiple of.
+        has_chunks: Whether eager cross-entropy converts a part of the logits at a time.
+    """
+
+    precision: str
+    compile: bool
+    has_tf32: bool = True
+    checkpoint_activations: bool = False
+    vocab_multiple: int = GPU_VOCAB_MULTIPLE
+    has_chunks: bool = True
+
+
+@dataclass
+class VariantResult:
+    """Everything that this benchmark measures.
+
+    Attributes:
+        machine: The device.
+        rows: What each variant measured, or why it was "skipped", or its "error".
+        profile: Milliseconds per step, and the operations in them.
+    """
+
+    machine: str
+    rows: dict[str, dict[str, Any]] = field(default_factory=dict)
+    profile: dict[str, Any] = field(default_factory=dict)
+
+
+def make_variants(precision: str, compile: bool) -> dict[str, Variant]:
+    """Return the variants by name; the others are compared with the first.
+
+    Args:
+        precision: The fastest precision of the device.
+        compile: Whether to compile, except where eager steps are measured.
+    """
+    mode = "compiled" if compile else "eager"
+    first = Variant(precision, compile)
+    variants = {f"{precision}, {mode}": first}
+    for other in ("bf16", "fp16", "fp32"):
+        variants.setdefault(f"{other}, {mode}", first._replace(precision=other))
+    exact = first._replace(precision="fp32", has_tf32=False)
+    return variants | {
+        f"fp32 without TF32, {mode}": exact,
+        f"checkpoint_activations=true, {mode}": first._replace(checkpoint_activations=True),
+        f"model.vocab_multiple=1, {mode}": first._replace(vocab_multiple=1),
+        f"{precision}, eager": first._replace(compile=False),
+        "cross-entropy in one piece, eager": first._replace(compile=False, has_chunks=False),
+    }
+
+
+def configure_variant(size: str, variant: Variant, device: str) -> ResolvedConfig:
+    """Return the configuration of a variant."""
+    config = make_config(size, variant.precision, variant.compile, device)
+    return replace(
+        config,
+        checkpoint_activations=variant.checkpoint_activations,
+        model=replace(config.model, vocab_multiple=variant.vocab_multiple),
+    )
+
+
+def find_obstacle(config: ResolvedConfig, needs_tf32: bool = False) -> str | None:
+    """Return why a device cannot run a configuration, or None if it can.
+
+    Args:
+        config: Device, precision, compiling and model.
+        needs_tf32: Whether the device has to have TF32.
+    """
+    import torch
+
+    from training.device import device_memory, has_compiler
+    from training.memory import MAX_MEMORY_SHARE, memory_needed
+
+    is_cuda = config.device.startswith("cuda")
+    capability = torch.cuda.get_device_capability(config.device)[0] if is_cuda else 0
+    if needs_tf32 and capability < 8:
+        return "the device has no TF32"
+    if is_cuda and config.precision == "bf16" and capability < 8:
+        return "the GPU has no matrix units for bf16"
+    if config.compile and not has_compiler():
+        return "torch.compile needs a C++ compiler, which is not installed"
+    needed, memory = memory_needed(config, 1), device_memory(config.device)
+    if memory is not None and needed > MAX_MEMORY_SHARE * memory:
+        return f"needs about {needed / 2**30:.1f} GiB of the device's {memory / 2**30:.1f}"
+    return None
+
+
+def measure_variant(size: str, variant: Variant, device: str, seconds: float) -> StepMeasurement:
+    """Time the training step of a variant."""
+    import torch
+
+    import kernels
+    from train import train_step
+    from training.device import configure_process
+    from training.processes import World
+    from training.state import build_state
+
+    config = configure_variant(size, variant, device)
+    configure_process(config)
+    if not variant.has_tf32:
+        torch.set_float32_matmul_precision("highest")
+    if not variant.has_chunks:
+        kernels.MAX_FLOAT32_LOGITS.clear()
+    state = build_state(config, World(), lambda model: None)
+    return time_steps(partial(train_step, state), state.model, config, seconds)
+
+
+def profile_variant(size: str, variant: Variant, device: str, steps: int) -> dict[str, Any]:
+    """Profile training steps as `profile=N` does, and return the operations in them."""
+    from train import train_step
+    from training.device import configure_process, synchronize
+    from training.processes import World
+    from training.profiling import StepProfiler
+    from training.state import build_state
+    from training.stopwatch import Stopwatch
+
+    config = configure_variant(size, variant, device)
+    config = replace(config, profile=steps, max_steps=PROFILE_WARM_UP_STEPS + steps)
+    configure_process(config)
+    state = build_state(config, World(), lambda model: None)
+    batches = random_batches(config)
+    clock = Stopwatch(partial(synchronize, device), {})
+    with TemporaryDirectory() as folder:
+        profiler = StepProfiler(config, Path(folder), clock, step=0)
+        profile, step = None, 0
+        while profile is None:
+            clock.switch("train")
+            train_step(state, step, *batches.batch(step))
+            step += 1
+            profile = profiler.advance(step)
+        trace_bytes = profiler.path.stat().st_size
+    return {
+        "ms_per_step": 1000 * profile.seconds / steps,
+        "trace_bytes": trace_bytes,
+        "operations": [
+            {
+                "name": operation.name,
+                "calls_per_step": operation.calls / steps,
+                "share": operation.seconds / profile.seconds,
+            }
+            for operation in profile.operations
+        ],
+    }
+
+
+def measure_rows(
+    variants: dict[str, Variant], options: VariantOptions, device: str
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the name and the row of each variant: measured, skipped or failed."""
+    first_seconds = None
+    for name, variant in variants.items():
+        config = configure_variant(options.size, variant, device)
+        obstacle = find_obstacle(config, needs_tf32=not variant.has_tf32)
+        if obstacle:
+            yield name, {"skipped": obstacle}
+            continue
+        try:
+            arguments = (options.size, variant, device, options.seconds)
+            measured = run_in_process(measure_variant, *arguments)
+        except Exception as e:  # of the other process: too little memory, an error of a compiler
+            yield name, {"error": first_line(e)}
+            continue
+        row = make_row(config, measured)
+        if first_seconds is None:
+            first_seconds = row["seconds"]
+        yield name, row | {"ratio": first_seconds / row["seconds"]}
+
+
+def make_row(config: ResolvedConfig, measured: ProcessResult) -> dict[str, Any]:
+    """Return the figures of a variant; "mfu" is None if the peak rate is not known."""
+    from training.flops import speed_metrics, tokens_per_step
+    from training.memory import memory_needed
+
+    tokens_per_second = tokens_per_step(config) / measured.value.seconds
+    metrics = speed_metrics(tokens_per_second, config, processes=1)
+    return {
+        "seconds": measured.value.seconds,
+        "tokens_per_second": tokens_per_second,
+        "mfu": metrics.get("train/mfu"),
+        "memory": measured.peak_memory,
+        "planned_memory": memory_needed(config, 1),
+    }
+
+
+def describe_row(row: dict[str, Any]) -> str:
+    """Return the figures of a variant in one line."""
+    if "skipped" in row:
+        return f"skipped: {row['skipped']}"
+    if "error" in row:
+        return f"FAILED: {row['error']}"
+    mfu = "" if row["mfu"] is None else f", MFU {row['mfu']:.0%}"
+    return (
+        f"{row['tokens_per_second']:,.0f} tok/s ({row['ratio']:.2f}x){mfu}, "
+        f"{row['memory'] / BYTES_PER_MB:,.0f} MB, planned "
+        f"{row['planned_memory'] / BYTES_PER_MB:,.0f}"
+    )
+
+
+def describe_operation(operation: dict[str, Any]) -> tuple[str, str]:
+    """Return the name of an operation, shortened, and its figures."""
+    name = operation["name"]
+    if len(name) > MAX_NAME_CHARS:
+        name = f"{name[: MAX_NAME_CHARS - 1]}…"
+    return name, f"{operation['share']:.1%} of a step, {operation['calls_per_step']:g} calls"
+
+
+def main(argv: list[str]) -> dict[str, Any]:
+    """Measure all variants and a profile, print tables and return the figures."""
+    options = read_options(argv, VariantOptions)
+    select("size", options.size, THROUGHPUT_SHAPES)
+    from training.device import describe, pick_device, pick_precision
+
+    device = pick_device(options.device)
+    precision = pick_precision("auto", device) if device.startswith("cuda") else "bf16"
+    variants = make_variants(precision, bool(options.compile))
+    console, result = Console(), VariantResult(describe(device))
+    with Progress(console=console, transient=True) as progress:
+        task = progress.add_task(options.size, total=len(variants) + 1)
+        for name, row in measure_rows(variants, options, device):
+            result.rows[name] = row
+            write_json(options.json, asdict(result))
+            progress.advance(task)
+        first = next(iter(variants.values()))
+        result.profile, _ = run_in_process(
+            profile_variant, options.size, first, device, options.profile
+        )
+    table = Table(title=f"{result.machine}, {options.size}")
+    table.add_column("variant")
+    table.add_column("")
+    for name, row in result.rows.items():
+        table.add_row(name, describe_row(row))
+    for operation in result.profile["operations"][:SHOWN_OPERATIONS]:
+        table.add_row(*describe_operation(operation))
+    console.print(table)
+    figures = asdict(result)
+    write_json(options.json, figures)
+    return figures
+
+
+if __name__ == "__main__":
+    run_command(main, __doc__)
