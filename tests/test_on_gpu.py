@@ -10,15 +10,23 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
+import torch.nn.functional as F
 from models import lively, random_tokens, small
 from processes import assert_same_run, copy_after_8_steps, same_tensors
+from torch.distributed.fsdp import FSDPModule
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from config import Config, GPTConfig, ResolvedConfig
+from config import Config, GPTConfig, OptimConfig, ResolvedConfig
 from decoder import Decoder
+from kernels import cross_entropy
 from model import GPT, SelfAttention, attention, causal_mask
+from precision import DTYPES
 from train import train_step
+from training import parallel
+from training.device import configure_process
 from training.processes import World
+from training.profiling import IDLE
 from training.state import build_state
 
 DEVICE = os.environ.get("GLASSGPT_TEST_DEVICE", "cuda")
@@ -135,3 +143,109 @@ def test_a_compiled_step_is_the_eager_one_within_rounding(precision):
         state, x = build_state(config, World()), random_tokens(4, 16).numpy()
         losses.append(torch.stack([train_step(state, step, x, x).loss for step in range(8)]))
     assert torch.allclose(*losses, rtol=1e-3 if precision == "fp32" else 3e-2)
+
+
+def losses_of_steps(config: ResolvedConfig, steps: int = 5, is_fsdp: bool = False) -> torch.Tensor:
+    """Train a model on one batch, and return the losses (steps,)."""
+    state = build_state(config, World())
+    assert isinstance(state.model, FSDPModule) == is_fsdp
+    x = random_tokens(config.batch_size, config.model.block_size).numpy()
+    return torch.stack([train_step(state, step, x, x).loss for step in range(steps)])
+
+
+@pytest.fixture
+def process_group():
+    """A process group of this process alone, with the backend of the device."""
+    backend = "nccl" if DEVICE == "cuda" else "gloo"
+    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_a_model_that_fsdp_manages_takes_the_same_steps(process_group, monkeypatch, optimizer):
+    config = ResolvedConfig(
+        device=DEVICE,
+        precision="fp32",
+        shard=1,
+        batch_size=8,
+        accumulate=2,
+        model=small(n_embd=64),
+        optim=OptimConfig(name=optimizer, warmup_steps=1),
+    )
+    expected = losses_of_steps(config)
+    monkeypatch.setattr(parallel, "is_replicated_by_fsdp", lambda config, size: True)
+    losses = losses_of_steps(config, is_fsdp=True)
+    assert torch.allclose(losses, expected, atol=1e-3)
+
+
+def test_recomputed_activations_change_no_bit():
+    config = ResolvedConfig(
+        device=DEVICE,
+        precision="bf16",
+        batch_size=4,
+        deterministic=True,
+        model=small(n_embd=64, dropout=0.1),
+    )
+    configure_process(config)
+    recomputed = replace(config, checkpoint_activations=True)
+    assert torch.equal(losses_of_steps(recomputed), losses_of_steps(config))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_padded_output_layer_gives_the_same_logits_and_gradients(precision):
+    config = small(n_embd=64)
+    logits, gradients = [], []
+    for multiple in (None, 64):
+        model = lively(GPT(replace(config, vocab_multiple=multiple))).to(DEVICE, DTYPES[precision])
+        tokens = random_tokens(4, 16).to(DEVICE)
+        logits.append(model(tokens)[0])
+        loss = model(tokens, tokens)[1]
+        gradients += [torch.autograd.grad(loss, model.head.weight)[0]]
+    tolerance = 1e-4 if precision == "fp32" else 2e-2
+    for a, b in (logits, gradients):
+        assert a.shape == b.shape and (a - b).abs().max() <= tolerance * b.abs().max()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_cross_entropy_in_chunks_agrees_and_needs_no_float32_logits(dtype):
+    N, V = 300, 5000  # tokens, vocabulary
+    generator = torch.Generator().manual_seed(0)
+    start = torch.randn(N, V, generator=generator).to(DEVICE, dtype)
+    targets = torch.randint(V, (N,), generator=generator).to(DEVICE)
+    targets[::7] = -1
+
+    losses, gradients, peaks = [], [], []
+    for max_float32_logits in (10 * V, None):
+        logits = start.clone().requires_grad_()
+        if DEVICE == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+            allocated = torch.cuda.memory_allocated()
+        if max_float32_logits is None:
+            loss = F.cross_entropy(logits.float(), targets, ignore_index=-1)
+        else:
+            loss = cross_entropy(logits, targets, max_float32_logits)
+        (gradient,) = torch.autograd.grad(loss, logits)
+        if DEVICE == "cuda":
+            peaks.append(torch.cuda.max_memory_allocated() - allocated)
+        losses.append(loss.detach())
+        gradients.append(gradient.float())
+
+    tolerance = 1e-5 if dtype == torch.float32 else 1e-2
+    assert torch.allclose(*losses, rtol=1e-5)
+    assert (gradients[0] - gradients[1]).abs().max() <= tolerance * gradients[1].abs().max()
+    if peaks and dtype != torch.float32:
+        logits_bytes = N * V * dtype.itemsize
+        assert peaks[0] < 1.5 * logits_bytes < peaks[1]
+
+
+def test_a_profile_attributes_the_time_of_the_device(on_device, train_in_process, capsys):
+    on_device.profile, on_device.attention.every = 3, 0
+    train_in_process(on_device)
+    assert (Path(on_device.run_dir) / "trace.json.gz").stat().st_size > 1000
+    output = capsys.readouterr().out
+    table = output[output.index("profile  steps 4 to 6") :].splitlines()[2:12]
+    shares = [float(line.split()[-1].rstrip("%")) for line in table]
+    assert 50 < sum(shares) < 101
+    if DEVICE == "cuda":
+        assert any(IDLE in line for line in table)
