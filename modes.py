@@ -20,9 +20,9 @@ from model import GPT
 from training import device
 from training.evaluate import Splits, evaluate, validation_windows
 from training.flops import estimate_step_seconds, tokens_per_step
-from training.memory import MAX_MEMORY_SHARE, memory_needed, model_size
+from training.memory import memory_needed, model_size
 from training.nonfinite import check_finite_weights
-from training.plan import print_run, resolve
+from training.plan import fits, print_run, process_memory, resolve
 from training.processes import World, count_processes
 from training.progress import Progress, read_progress
 from training.record import check_wandb, describe_task
@@ -117,7 +117,8 @@ def dry_run(config: Config, train_step: Callable, is_in_sweep: bool = False) -> 
     parameters, flops_per_token = model_size(resolved.model)
     num_steps = max(0, config.max_steps - progress.step)
     num_tokens = num_steps * tokens_per_step(resolved)
-    memory, available = memory_needed(resolved, processes), device.device_memory(resolved.device)
+    memory = memory_needed(resolved, processes)
+    available = process_memory(resolved.device, processes)
     step_seconds, source = time_step(resolved, processes, train_step)
     duration = "unknown"
     if step_seconds is not None:
@@ -156,8 +157,8 @@ def time_step(
     estimate = estimate_step_seconds(config, processes)
     alone = replace(config, batch_size=config.batch_size // processes, shard=1, compile=False)
     memory = device.device_memory(config.device)
-    fits = memory is None or memory_needed(alone, 1) < MAX_MEMORY_SHARE * memory
-    if not fits or (estimate or 0) > MAX_STEP_SECONDS:
+    is_too_large = memory is not None and not fits(alone, 1, memory)
+    if is_too_large or (estimate or 0) > MAX_STEP_SECONDS:
         return estimate, "estimated from the operations" if estimate else "too large to be timed"
     state = build_state(alone, World())
     shape = (alone.batch_size, alone.model.block_size)

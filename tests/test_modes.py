@@ -83,6 +83,18 @@ def test_a_dry_run_names_the_size_of_the_run_and_writes_no_folder(
 
 
 @pytest.mark.slow
+def test_a_dry_run_names_settings_with_which_a_run_fits_into_memory(text_file, capsys):
+    def plan(*settings):
+        train_from(*tiny_arguments(text_file), "device=cpu", "dry_run=true", *settings)
+        return re.findall(r"note +a step needs .*; set (.*)", capsys.readouterr().out)
+
+    too_large = ["batch_size=1000000", "optim.warmup_steps=0", "model.n_layer=100"]
+    (remedy,) = plan(*too_large)
+    assert plan(*too_large, *remedy.split()) == []
+    assert plan() == []
+
+
+@pytest.mark.slow
 def test_a_dry_run_refuses_what_the_run_would_refuse(tmp_path, monkeypatch, text_file):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "short.txt").write_text("too short for a context of 32 characters")

@@ -57,31 +57,33 @@ def memory_needed(config: ResolvedConfig, processes: int) -> float:
         moments = ADAMW_BYTES * (parameters - ngram_weights(c))
     optimizer = moments / config.shard
 
-    # The start of the backward pass, when all activations exist; gradients replace them one by one,
-    # unless they exist already
+    # The start of the backward pass, when all activations exist, and its end, when all gradients do
     tokens = config.micro_batch_size(processes) * c.block_size
-    backward = copied_weights(config, parameters) + stored_logits(config, tokens)
-    backward += tokens * stored_activations(config)
+    start = copied_weights(config, parameters) + stored_logits(config, tokens)
+    start += tokens * stored_activations(config)
+    end = gradients + tokens * block_activations(config)
     if has_fsdp_replicas:
-        backward += FLOAT32_BYTES * parameters  # copied as if they came from other processes
+        start += FLOAT32_BYTES * parameters  # copied as if they came from other processes
     elif config.shard > 1:
-        backward += gathered_weights(config, parameters)
+        gathered = gathered_weights(config, parameters)
+        start += gathered
+        end += gathered + FLOAT32_BYTES * outside  # gradients that are not averaged yet
     if config.accumulate > 1:
-        backward += gradients
+        start += gradients
 
-    # The end of the backward pass: FSDP2 averages gradients outside of the blocks last; without it
-    # all gradients are copied into one message
-    averaging = gradients
+    # The average: FSDP2 averages the gradients outside of the blocks last; without it all gradients
+    # are copied into one message
+    average = gradients
     if config.shard > 1 or has_fsdp_replicas:
-        averaging += 3 * FLOAT32_BYTES * outside  # weights, gradients and the message
+        average += 3 * FLOAT32_BYTES * outside  # weights, gradients and the message
     elif processes > 1:
-        averaging += gradients
+        average += gradients
 
     # The update
     update = gradients
     if config.optim.name == "muon":
         update += MUON_WORKSPACE_BYTES * largest_stack(c) / config.shard
-    return weights + optimizer + max(backward, averaging, update)
+    return weights + optimizer + max(start, end, average, update)
 
 
 # --- Weights --------------------------------------------------------------------------------------

@@ -3,8 +3,11 @@
 import os
 from collections.abc import Callable
 from dataclasses import fields, replace
+from itertools import product
+from typing import Any
 
 from common.errors import UserError
+from common.settings import format_value
 from common.text import pluralize
 from config import Config, GPTConfig, ResolvedConfig
 from data.tokens import Tokens
@@ -53,13 +56,10 @@ def resolve(config: Config, world: World, text: Tokens, steps_done: int = 0) -> 
     resolved = ResolvedConfig(**settings)
 
     check_batch_size(config, world.size)
-    machine_processes = int(os.environ.get("LOCAL_WORLD_SIZE", 1)) if world.size > 1 else 1
-    memory = device_memory(device)
-    if memory is not None and device == "cpu":
-        memory /= machine_processes
+    memory = process_memory(device, world.size)
     shard = config.shard
     if isinstance(shard, str):
-        shard = pick_shard(resolved, world.size, memory, machine_processes)
+        shard = pick_shard(resolved, world.size, memory, count_processes_here(world.size))
     check_shard(shard, world.size)
     resolved = replace(resolved, shard=shard)
     parameters, flops_per_token = model_size(resolved.model)
@@ -137,6 +137,19 @@ def check_shard(shard: int, processes: int) -> None:
         )
 
 
+def count_processes_here(processes: int) -> int:
+    """Return how many of the processes of a run are on this machine."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", 1)) if processes > 1 else 1
+
+
+def process_memory(device: str, processes: int) -> float | None:
+    """Return the bytes of memory of each process, or None if unknown; a CPU's memory is shared."""
+    memory = device_memory(device)
+    if memory is None or device != "cpu":
+        return memory
+    return memory / count_processes_here(processes)
+
+
 def check_memory(config: ResolvedConfig, parameters: int, memory: float | None) -> None:
     """Raise `UserError` if weights and gradients alone exceed the memory of a process in bytes."""
     tensors, bytes_each = ("weights and their gradients", 8)
@@ -163,10 +176,43 @@ def pick_shard(
     divisors = [n for n in range(1, processes + 1) if processes % n == 0]
     divisors.sort(key=lambda n: (n > machine_processes, n))
     for shard in divisors:
-        needed = memory_needed(replace(config, shard=shard), processes)
-        if needed < MAX_MEMORY_SHARE * memory:
+        if fits(replace(config, shard=shard), processes, memory):
             return shard
     return processes
+
+
+def fits(config: ResolvedConfig, processes: int, memory: float) -> bool:
+    """Return whether the memory of a process in bytes suffices, with some left over."""
+    return memory_needed(config, processes) < MAX_MEMORY_SHARE * memory
+
+
+def find_memory_remedy(config: ResolvedConfig, processes: int, memory: float) -> str:
+    """Say which settings make a run fit into the memory of each process, in bytes.
+
+    Sharding costs the least time, recomputed activations the most.
+    """
+    rows = config.micro_batch_size(processes)
+    factors = [factor for factor in range(1, rows + 1) if rows % factor == 0]
+    shard = pick_shard(config, processes, memory, count_processes_here(processes))
+    choices = product(
+        sorted({config.checkpoint_activations, True}),
+        [factor * config.accumulate for factor in factors],
+        sorted({config.shard, max(config.shard, shard)}),
+    )
+    for checkpoint_activations, accumulate, shard in choices:
+        settings: dict[str, Any] = {
+            "shard": shard,
+            "accumulate": accumulate,
+            "checkpoint_activations": checkpoint_activations,
+        }
+        if fits(replace(config, **settings), processes, memory):
+            changes = [
+                f"{name}={format_value(value)}"
+                for name, value in settings.items()
+                if value != getattr(config, name)
+            ]
+            return f"set {' '.join(changes)}"
+    return "lower model.n_layer or model.n_embd, or start more processes with shard=auto"
 
 
 def should_compile(device: str, flops: float) -> bool:
@@ -205,3 +251,11 @@ def print_run(
     if peak := peak_flops(config.device, config.precision):
         source = "measured here" if config.device == "cpu" else "data sheet"
         log(f"peak     {peak / 1e9:,.0f} GFLOP/s in a matrix product ({source})")
+    available = process_memory(config.device, processes)
+    if available and not fits(config, processes, available):
+        needed = memory_needed(config, processes)
+        log(
+            f"note     a step needs about {needed / 1e9:,.1f} GB of memory; {config.device} has "
+            f"{available / 1e9:,.1f} GB{' per process' if processes > 1 else ''}; "
+            + find_memory_remedy(config, processes, available)
+        )

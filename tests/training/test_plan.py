@@ -4,11 +4,13 @@ from dataclasses import asdict, replace
 from types import SimpleNamespace
 
 import pytest
+import yaml
 
 from common.errors import UserError
-from config import Config, ModelConfig
+from config import Config, GPTConfig, ModelConfig, ResolvedConfig
 from training import plan
-from training.plan import resolve
+from training.memory import memory_needed
+from training.plan import find_memory_remedy, fits, resolve
 from training.processes import World
 
 
@@ -34,3 +36,24 @@ def test_a_text_shorter_than_the_context_is_refused():
         resolve(config, World(), text)
     assert "model.block_size=128" in str(error.value)
     assert "model.block_size=64" in str(error.value)  # the remedy
+
+
+@pytest.mark.parametrize("processes", [1, 4])
+def test_the_remedy_for_too_little_memory_is_enough_if_there_is_one(processes):
+    config = ResolvedConfig(
+        model=GPTConfig(1000, block_size=512, n_layer=8, n_embd=64),
+        device="cpu",
+        precision="fp32",
+        batch_size=8,
+    )
+    needed = memory_needed(config, processes)
+    changed = set()
+    for share in (0.9, 0.5, 0.25, 0.1):
+        remedy = find_memory_remedy(config, processes, share * needed)
+        if remedy.startswith("set "):
+            changes = yaml.safe_load(remedy[4:].replace(" ", "\n").replace("=", ": "))
+            assert fits(replace(config, **changes), processes, share * needed)
+            changed |= changes.keys()
+    possible = {"accumulate", "checkpoint_activations"} | ({"shard"} if processes > 1 else set())
+    assert changed == possible
+    assert "model.n_layer" in find_memory_remedy(config, processes, 0.01 * needed)
