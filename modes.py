@@ -14,6 +14,7 @@ import interop
 from attention_maps.task_metrics import measure_task
 from cli.config_file import config_yaml
 from common.text import format_magnitude, pluralize
+from common.torchrun import count_processes
 from config import Config, ResolvedConfig
 from inputs import prepare_data, prepare_same_text, starting_point
 from model import GPT
@@ -23,7 +24,7 @@ from training.flops import estimate_step_seconds, tokens_per_step
 from training.memory import memory_needed, model_size
 from training.nonfinite import check_finite_weights
 from training.plan import fits, print_run, process_memory, resolve
-from training.processes import World, count_processes
+from training.processes import World
 from training.progress import Progress, read_progress
 from training.record import check_wandb, describe_task
 from training.run_folder import check_run_folder

@@ -48,6 +48,7 @@ ALWAYS_MANY = {
     "length",
     "len(steps)",
     "MIN_SEEDS",
+    "PROFILE_WARM_UP_STEPS",
     "MAX_BODY_BYTES",
     "format_magnitude(model.num_parameters(), None)",
     "window",

@@ -21,6 +21,7 @@ from torch import Tensor
 from cli import explain_error, first_line, print_stderr
 from common.errors import SharedError
 from common.signals import STOP_SIGNALS, set_handlers
+from common.torchrun import count_processes
 
 # In a training step all ranks compute the same, so one that is late by minutes hangs.
 STEP_TIMEOUT = timedelta(minutes=10)
@@ -176,12 +177,6 @@ class World:
         if self.size > 1:
             dist.all_reduce(values)
         return values
-
-
-def count_processes(alone: bool) -> int:
-    """Return the number of processes that torchrun started for a run, unless it is to have one."""
-    is_alone = alone or "TORCHELASTIC_RUN_ID" not in os.environ
-    return 1 if is_alone else int(os.environ["WORLD_SIZE"])
 
 
 @contextmanager

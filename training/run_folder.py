@@ -13,8 +13,8 @@ from common.errors import UserError
 from common.files import atomic_write, exists, list_folder, ordinary_file, refuse_link
 from common.manifest import CONFIG_FILE
 from common.paths import require_output_folder
+from common.torchrun import count_processes
 from config import Config
-from training.processes import count_processes
 
 # Seconds to wait for the lock of a machine that was lost; NFS releases it after 90 by default.
 LOST_LOCK_SECONDS = 120
