@@ -278,8 +278,9 @@ class Config:
     device: str = setting("auto", "auto, cpu, cuda, cuda:N or mps")
     precision: str = setting(
         "auto",
-        "floating-point format; auto: bf16 if the hardware multiplies it faster",
-        choices=("auto", "fp32", "bf16"),
+        "floating-point format of matrix products; auto: bf16, or fp16 on GPUs without it, if the "
+        "hardware multiplies it faster; fp32 is TF32 on newer GPUs",
+        choices=("auto", "fp32", "bf16", "fp16"),
     )
     compile: bool | str = setting(
         "auto",

@@ -62,10 +62,10 @@ def explore(config: ExploreConfig) -> None:
 
 
 def move_to_device(model: GPT, device: str, precision: str) -> None:
-    """Move a model to a device, with its weights in float32 unless the precision is bf16."""
-    import torch
+    """Move a model to a device, with its weights in a precision; "auto" is float32."""
+    from precision import DTYPES
 
-    model.to(device, torch.bfloat16 if precision == "bf16" else torch.float32)
+    model.to(device, DTYPES["fp32" if precision == "auto" else precision])
     model.compute_rotary(model.head.weight.device)  # this table stays in float32
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from math import nan
+from math import isfinite, nan
 from pathlib import Path
 from typing import NamedTuple
 
@@ -245,7 +245,7 @@ def train_loop(run: Run, observer: Observer | None, log: Callable[[str], None]) 
 def train_step(
     state: TrainingState, step: int, inputs: np.ndarray, targets: np.ndarray
 ) -> StepResult:
-    """Take one optimizer step.
+    """Take one optimizer step, which updates nothing if a gradient overflows in fp16.
 
     Args:
         state: The model, the optimizers and the ranks that take the step together.
@@ -268,20 +268,25 @@ def train_step(
         synchronize_gradients(state.model, config, is_last=micro_step == config.accumulate - 1)
         with autocast(config.device, config.precision):
             micro_loss = state.forward(*batch)[1]  # the logits are freed
-        (micro_loss / config.accumulate).backward()
+        state.scaler.scale(micro_loss / config.accumulate).backward()
         loss += micro_loss.detach() / (config.accumulate * world.size)
     average_gradients(state.model, world)  # those that FSDP2 has not averaged in the backward pass
 
     # Clipping
-    norms = clip_gradients(state.model, config.optim.grad_clip, world, config.shard)
+    norms = clip_gradients(
+        state.model, config.optim.grad_clip, world, config.shard, state.scaler.factor
+    )
     loss = world.sum(loss)
-    state.guard.check(step, loss, norms)
+    has_overflowed = state.scaler.has_overflowed(norms)
+    state.guard.check(step, loss, norms[:0] if has_overflowed else norms)
     state.mean_loss.add(loss)
 
     # Update
     for optimizer in state.optimizers:
-        optimizer.step()
+        if not has_overflowed:
+            optimizer.step()
         optimizer.zero_grad()
+    state.scaler.update(has_overflowed)
     return StepResult(loss, norms)
 
 
@@ -304,9 +309,12 @@ def training_metrics(run: Run, step: int, result: StepResult) -> dict[str, float
     """Return the metrics of the steps since the last logged one."""
     state = run.state
     speed = run.clock.speed(tokens_until(step, state.config))
+    metrics = {"train/loss": state.mean_loss.read()}
+    grad_norm = result.gradient_norms.norm().item()
+    if isfinite(grad_norm):  # otherwise fp16 overflowed, and the step was skipped
+        metrics["train/grad_norm"] = grad_norm
     return {
-        "train/loss": state.mean_loss.read(),
-        "train/grad_norm": result.gradient_norms.norm().item(),
+        **metrics,
         **speed_metrics(speed, state.config, state.world.size),
         **learning_rate_metrics(state.optimizers),
     }

@@ -25,6 +25,7 @@ from data.tokenizer import Tokenizer, encode_prompt
 from data.tokens import Tokens
 from decoding import GeneratedText, Sampling, generate_texts
 from model import GPT
+from precision import exact_float32
 
 ABLATION_TOKENS = 4096  # validation tokens on which head importance is measured
 # Token and head effects are measured at every snapshot if they process at most this share of the
@@ -76,6 +77,7 @@ class Snapshots:
         self._explains_always = _can_always_explain(config, length)
         self.folder.mkdir(exist_ok=True)
 
+    @exact_float32()  # TF32 would hide small effects on the loss
     def take(self, model: GPT, step: int, rows: list[dict]) -> Snapshot:
         """Measure every head after `step` optimizer steps, and write the snapshot's files.
 

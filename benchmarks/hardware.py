@@ -9,7 +9,7 @@ all-reduce is twice as long, or takes a tree if that has less latency.
 import math
 from typing import NamedTuple
 
-from training.flops import PUBLISHED_BF16_FLOPS
+from training.flops import PUBLISHED_16_BIT_FLOPS
 
 GPUS_PER_MACHINE = 8
 # Share of the data sheet's bandwidth, of links and of memory, that is reached: an assumption.
@@ -32,10 +32,10 @@ class Gpu(NamedTuple):
 
 GPUS = {
     # The H100 of torchtitan's cluster, with slower memory.
-    "H100-HBM2e": Gpu(PUBLISHED_BF16_FLOPS["NVIDIA H100 80GB HBM3"], 2.4e12, 450e9, 96e9),
-    "H100": Gpu(PUBLISHED_BF16_FLOPS["NVIDIA H100 80GB HBM3"], 3.35e12, 450e9, 80e9),
-    "A100-40GB": Gpu(PUBLISHED_BF16_FLOPS["NVIDIA A100-SXM4-40GB"], 1.555e12, 300e9, 40e9),
-    "A100": Gpu(PUBLISHED_BF16_FLOPS["NVIDIA A100-SXM4-80GB"], 2.04e12, 300e9, 80e9),
+    "H100-HBM2e": Gpu(PUBLISHED_16_BIT_FLOPS["NVIDIA H100 80GB HBM3"], 2.4e12, 450e9, 96e9),
+    "H100": Gpu(PUBLISHED_16_BIT_FLOPS["NVIDIA H100 80GB HBM3"], 3.35e12, 450e9, 80e9),
+    "A100-40GB": Gpu(PUBLISHED_16_BIT_FLOPS["NVIDIA A100-SXM4-40GB"], 1.555e12, 300e9, 40e9),
+    "A100": Gpu(PUBLISHED_16_BIT_FLOPS["NVIDIA A100-SXM4-80GB"], 2.04e12, 300e9, 80e9),
 }
 # Bytes per second and GPU, each way. Ethernet is one port of 100 Gb/s for a machine of 8 GPUs.
 NETWORKS = {"NDR": 50e9, "HDR": 25e9, "Ethernet": 12.5e9 / GPUS_PER_MACHINE}

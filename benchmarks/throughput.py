@@ -326,10 +326,10 @@ def main(argv: list[str]) -> dict[str, Any]:
     (runners,) = select("peers", options.peers, PEERS).values()
     sizes = select("sizes", options.sizes, THROUGHPUT_SHAPES)
     from training.device import describe, pick_device
-    from training.flops import PUBLISHED_BF16_FLOPS
+    from training.flops import PUBLISHED_16_BIT_FLOPS
 
     device = pick_device(options.device)
-    published_flops = PUBLISHED_BF16_FLOPS.get(describe(device))
+    published_flops = PUBLISHED_16_BIT_FLOPS.get(describe(device))
     console, result = Console(), ThroughputResult(describe(device), published_flops)
     with Progress(console=console, transient=True) as progress:
         total = len(sizes) * options.rounds * len(runners) + 1

@@ -36,8 +36,9 @@ class ExploreConfig:
     device: str = setting("auto", "auto, cpu, cuda, cuda:N or mps")
     precision: str = setting(
         "auto",
-        "floating-point format of the weights; auto: fp32; bf16 takes half the memory and rounds",
-        choices=("auto", "fp32", "bf16"),
+        "floating-point format of the weights; auto: fp32; bf16 and fp16 take half the memory and "
+        "round",
+        choices=("auto", "fp32", "bf16", "fp16"),
     )
 
     def check(self) -> None:

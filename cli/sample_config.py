@@ -54,8 +54,8 @@ class SampleConfig:
     device: str = setting("auto", "auto, cpu, cuda, cuda:N or mps")
     precision: str = setting(
         "auto",
-        "floating-point format of the weights; auto: bf16 if it decodes faster",
-        choices=("auto", "fp32", "bf16"),
+        "floating-point format of the weights; auto: bf16 or fp16 if it decodes faster",
+        choices=("auto", "fp32", "bf16", "fp16"),
     )
 
     def check(self) -> None:

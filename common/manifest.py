@@ -3,7 +3,7 @@
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from math import isfinite
+from math import inf, isfinite
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,7 @@ class Manifest:
         metrics: Metrics of this step.
         fingerprint: Hash of the text and of how it was prepared.
         losses: Sum and number of the training losses that no metrics row contains yet.
+        loss_scale: In fp16, the factor of the loss and the number of steps since it changed.
     """
 
     step: int
@@ -45,6 +46,7 @@ class Manifest:
     metrics: dict[str, float]
     fingerprint: str
     losses: tuple[float, int]
+    loss_scale: tuple[float, int] | None = None
 
 
 def _are_seconds(value: Any) -> bool:
@@ -62,6 +64,15 @@ def _are_losses(value: Any) -> bool:
     return isfinite(total) and count >= 0
 
 
+def _is_loss_scale(value: Any) -> bool:
+    if value is None:  # another precision
+        return True
+    if type(value) is not list or [type(x) for x in value] != [float, int]:
+        return False
+    factor, steps = value
+    return 0 < factor < inf and steps >= 0
+
+
 # Whether a manifest's value is valid, by its name.
 VALUE_CHECKS = {
     "step": lambda value: type(value) is int and value >= 0,
@@ -69,6 +80,7 @@ VALUE_CHECKS = {
     "metrics": _are_metrics,
     "fingerprint": lambda value: type(value) is str,
     "losses": _are_losses,
+    "loss_scale": _is_loss_scale,
 }
 
 
@@ -151,10 +163,12 @@ def _parse(content: dict, folder: Path) -> Manifest:
     if is_of_a_step and folder.name != step_name(content["step"]):
         raise ValueError(f"{MANIFEST_FILE} belongs to step {content['step']}")
     total, count = content["losses"]
+    loss_scale = content.get("loss_scale")
     return Manifest(
         step=content["step"],
         seconds=content["seconds"],
         metrics=content["metrics"],
         fingerprint=content["fingerprint"],
         losses=(total, count),
+        loss_scale=None if loss_scale is None else tuple(loss_scale),
     )

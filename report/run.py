@@ -126,7 +126,9 @@ def kv_cache_bytes(config: Config) -> int:
     """
     model = config.model
     elements = model.n_layer * model.kv_heads * model.block_size * (model.key_dim + model.value_dim)
+    is_on_gpu = config.device != "cpu"
     decodes_in_bf16 = config.precision == "bf16" and (
-        config.device != "cpu" or model.n_embd >= MIN_BF16_DECODING_WIDTH
+        is_on_gpu or model.n_embd >= MIN_BF16_DECODING_WIDTH
     )
-    return elements * (2 if decodes_in_bf16 else 4)
+    decodes_in_fp16 = config.precision == "fp16" and is_on_gpu
+    return elements * (2 if decodes_in_bf16 or decodes_in_fp16 else 4)

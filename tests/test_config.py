@@ -42,7 +42,7 @@ INVALID = [
     ({"accumulate": 5}, ["accumulate=5", "batch_size=32"]),
     ({"seed": 2**63}, [f"seed={2**63}", f"{2**63 - 1}"]),
     ({"device": "cuda0"}, ["device=cuda0", "cuda:N"]),
-    ({"precision": "fp16"}, ["precision=fp16", "auto, fp32, bf16", "bf16?"]),
+    ({"precision": "bf61"}, ["precision=bf61", "auto, fp32, bf16, fp16", "bf16?"]),
     ({"resume": "True"}, ["resume=True", "true, false, auto"]),
     ({"resume": True}, ["resume=true", "run_dir=PATH"]),
     ({"eval_only": True}, ["eval_only=true", "run_dir=PATH", "init_from=MODEL"]),

@@ -62,7 +62,7 @@ def test_a_prompt_arrives_as_typed(text):
         (["chekpoint=3"], ["chekpoint", "checkpoint?", "python explore.py --help"]),
         (["--port=8000"], ["--port=8000", "port=8000"]),
         (["checkpoint=first"], ["checkpoint=first"]),
-        (["precision=fp16"], ["precision=fp16", "bf16"]),
+        (["precision=fp8"], ["precision=fp8", "bf16"]),
         (["browser=maybe"], ["browser=maybe"]),
     ],
 )

@@ -88,6 +88,7 @@ class Checkpoints:
                 self.state.optimizers, self.state.model, folder / OPTIMIZER_FILE, manifest.step
             )
         self.state.mean_loss.restore(manifest.losses)
+        self.state.scaler.restore(manifest.loss_scale)
         self.last_step = manifest.step
         best = None
         if self.world.rank == 0:
@@ -129,7 +130,14 @@ class Checkpoints:
         problem = None
         if self.world.rank == 0:
             losses = self.state.mean_loss.state()
-            manifest = Manifest(step, clock.seconds, row, self.text.fingerprint, losses)
+            manifest = Manifest(
+                step,
+                clock.seconds,
+                row,
+                self.text.fingerprint,
+                losses,
+                self.state.scaler.state(),
+            )
             problem = self._write(manifest, tensors)
         problem = self.world.broadcast(problem)
         if problem is None:

@@ -16,6 +16,7 @@ from common.errors import UserError
 from common.text import pluralize
 from config import MIN_BF16_DECODING_WIDTH, ResolvedConfig
 from model import GPT
+from precision import DTYPES
 
 # cuBLAS reads this before its first product; deterministic=true needs it.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -60,10 +61,15 @@ def pick_device(device: str, processes: int = 1) -> str:
 
 
 def pick_precision(precision: str, device: str) -> str:
-    """Return "fp32" or "bf16"; "auto" becomes bf16 if the hardware multiplies it faster."""
+    """Return "fp32", "bf16" or "fp16"; "auto" becomes what the hardware multiplies fastest.
+
+    bf16 comes before fp16, whose small range needs loss scaling.
+    """
     if precision != "auto":
         return precision
-    return "bf16" if is_bf16_fast(device) else "fp32"
+    if is_bf16_fast(device):
+        return "bf16"
+    return "fp16" if has_only_fp16_tensor_cores(device) else "fp32"
 
 
 def is_bf16_fast(device: str) -> bool:
@@ -83,6 +89,20 @@ def is_bf16_fast(device: str) -> bool:
     return False
 
 
+def has_only_fp16_tensor_cores(device: str) -> bool:
+    """Return whether a GPU multiplies fp16 fast, but not bf16: compute capability 7, as V100, T4.
+
+    In bf16 such a GPU is slower than in float32.
+    """
+    return device.startswith("cuda") and torch.cuda.get_device_capability(device)[0] == 7
+
+
+def has_tf32(device: str) -> bool:
+    """Return whether a device multiplies float32 in TF32: NVIDIA's from compute capability 8."""
+    is_nvidia = device.startswith("cuda") and torch.version.hip is None
+    return is_nvidia and torch.cuda.get_device_capability(device)[0] >= 8
+
+
 def has_compiler() -> bool:
     """Return whether torch.compile finds a C++ compiler, which it needs for GPUs too."""
     candidates = (os.environ.get("CXX"), "g++", "clang++", "cl")
@@ -96,6 +116,9 @@ def configure_process(config: ResolvedConfig) -> None:
     On a CPU, compiled code is made deterministic, because its threads would add up an embedding's
     gradient in any order.
 
+    On a GPU, a run in float32 multiplies matrices in TF32: factors are rounded to 10 bits after the
+    leading one, as in fp16, and products are summed in float32. It is several times as fast.
+
     glibc returns large tensors to the system, which clears each page before it is used again. That
     took a seventh of a small model's step (LOG.md). Other C libraries have no such setting.
     """
@@ -104,6 +127,8 @@ def configure_process(config: ResolvedConfig) -> None:
         config.deterministic or is_compiled_for_cpu, warn_only=not config.deterministic
     )
     torch.utils.deterministic.fill_uninitialized_memory = False
+    uses_tf32 = config.precision == "fp32" and has_tf32(config.device)
+    torch.set_float32_matmul_precision("high" if uses_tf32 else "highest")
     if config.device.startswith("cuda"):
         torch.cuda.reset_peak_memory_stats()  # of earlier jobs of a sweep
     with suppress(AttributeError, OSError, TypeError):
@@ -115,15 +140,16 @@ def configure_process(config: ResolvedConfig) -> None:
 def move_for_sampling(model: GPT, device: str, precision: str = "auto") -> GPT:
     """Move a model to a device, with weights in the precision that decodes fastest there.
 
-    Decoding is limited by reading the weights, which bf16 halves. On a CPU however each bf16
-    product costs some ten microseconds more, so that narrow models are faster in float32 (LOG.md).
+    Decoding is limited by reading the weights, which bf16 and fp16 halve. On a CPU however each
+    bf16 product costs some ten microseconds more, so that narrow models are faster in float32
+    (LOG.md).
     """
     is_narrow = device.startswith("cpu") and model.config.n_embd < MIN_BF16_DECODING_WIDTH
     if precision == "auto":
-        precision = "bf16" if is_bf16_fast(device) and not is_narrow else "fp32"
+        precision = "fp32" if is_narrow else pick_precision(precision, device)
         if is_narrow:  # several threads take up to 40 times as long on a busy machine (LOG.md)
             torch.set_num_threads(1)
-    return model.to(device, torch.bfloat16 if precision == "bf16" else torch.float32)
+    return model.to(device, DTYPES[precision])
 
 
 def device_memory(device: str) -> float | None:

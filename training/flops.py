@@ -6,11 +6,12 @@ from functools import cache
 import torch
 
 from config import GPTConfig, ResolvedConfig
-from training.device import peak_memory, synchronize
+from precision import DTYPES
+from training.device import has_tf32, peak_memory, synchronize
 
-# Dense bf16 operations per second with float32 sums, from NVIDIA's data sheets, by the device's
-# exact name: variants of a card differ.
-PUBLISHED_BF16_FLOPS = {
+# Dense operations per second in bf16 or fp16 with float32 sums, from NVIDIA's data sheets, by the
+# device's exact name: variants of a card differ. TF32 has half the rate on each card that has it.
+PUBLISHED_16_BIT_FLOPS = {
     "NVIDIA B200": 2250e12,
     "NVIDIA H200": 989e12,
     "NVIDIA H100 80GB HBM3": 989e12,
@@ -23,6 +24,9 @@ PUBLISHED_BF16_FLOPS = {
     "NVIDIA L4": 121e12,
     "NVIDIA GeForce RTX 4090": 165e12,
     "NVIDIA GeForce RTX 3090": 71e12,
+    "Tesla V100-SXM2-16GB": 125e12,
+    "Tesla V100-SXM2-32GB": 125e12,
+    "Tesla T4": 65e12,
 }
 # Sizes of the square matrices that are multiplied to measure a device's rate; the fastest product
 # counts. On a CPU the small ones are rarely interrupted, and the large one occupies many cores.
@@ -60,13 +64,16 @@ def peak_flops(device: str, precision: str) -> float | None:
     """Return the operations per second that a device can perform, or None if unknown.
 
     For a CPU this is the measured rate of a matrix product with torch's current number of threads,
-    for a GPU in bf16 the published rate.
+    for a GPU the published rate of its tensor cores.
     """
     if device == "cpu":
         return measure_matmul_rate(device, precision)
-    if device.startswith("cuda") and precision == "bf16":
-        return PUBLISHED_BF16_FLOPS.get(torch.cuda.get_device_name(device))
-    return None
+    if not device.startswith("cuda"):
+        return None
+    rate = PUBLISHED_16_BIT_FLOPS.get(torch.cuda.get_device_name(device))
+    if rate is None or precision != "fp32":
+        return rate
+    return rate / 2 if has_tf32(device) else None
 
 
 @cache
@@ -75,10 +82,9 @@ def measure_matmul_rate(device: str, precision: str) -> float:
 
     It is measured once per process, and leaves the random state alone.
     """
-    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     rate = 0.0
     for size in GPU_MATRIX_SIZES if device.startswith("cuda") else CPU_MATRIX_SIZES:
-        a = torch.ones(size, size, dtype=dtype, device=device)
+        a = torch.ones(size, size, dtype=DTYPES[precision], device=device)
         now = time.perf_counter()
         end = now + SECONDS_PER_SIZE
         while now < end:

@@ -42,6 +42,8 @@ class NonFiniteGuard:
     def check(self, step: int, loss: Tensor, gradient_norms: Tensor) -> None:
         """Check the loss () and the gradient norms (parameters,) of the step after `step` others.
 
+        There are no gradient norms, (0,), if the step was skipped because fp16 overflowed.
+
         Raises:
             UserError: If a value is not finite, here or in the step before.
         """

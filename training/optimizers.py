@@ -10,6 +10,7 @@ from torch.distributed import DeviceMesh
 from torch.optim import AdamW, Optimizer
 
 from config import OptimConfig
+from precision import DTYPES
 from training.processes import World
 from training.tensors import is_distributed, local_part
 
@@ -17,6 +18,8 @@ from training.tensors import is_distributed, local_part
 # that small singular values grow quickly; in exchange they end near 1 instead of exactly at 1.
 NEWTON_SCHULZ_COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 NEWTON_SCHULZ_STEPS = 5
+# Added to the norm of a matrix by which it is divided, so that a matrix of zeros stays.
+MIN_MATRIX_NORM = 1e-7
 # Share of a row's running mean square that is kept at each step (NorMuon).
 ROW_SQUARES_DECAY = 0.9
 # Lower bound of a mean square before its root is taken, so that a row without a gradient stays.
@@ -27,17 +30,22 @@ def orthogonalize(matrices: Tensor, dtype: torch.dtype = torch.float32) -> Tenso
     """Move the singular values of each matrix near 1 (0.7 to 1.2) by Newton–Schulz iteration.
 
     The iteration consists of matrix products only and handles all matrices, (n, rows, columns), in
-    one batch. It computes in `dtype` and returns the dtype of the input.
+    one batch. It computes in `dtype` and returns the dtype of the input. In fp16, whose range small
+    gradients leave, the matrices are normalized before they are converted.
 
     Reference:
         Jordan et al. 2024, "Muon: An optimizer for hidden layers in neural networks".
     """
     a, b, c = NEWTON_SCHULZ_COEFFICIENTS
-    x = matrices.to(dtype)
+    x = matrices
+    if dtype == torch.float16:
+        x = x / (x.norm(dim=(-2, -1), keepdim=True) + MIN_MATRIX_NORM)
+    x = x.to(dtype)
     is_tall = x.shape[-2] > x.shape[-1]
     if is_tall:
         x = x.mT  # gives the smaller of the two Gram matrices
-    x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)  # all singular values are now at most 1
+    # All singular values become at most 1.
+    x = x / (x.norm(dim=(-2, -1), keepdim=True) + MIN_MATRIX_NORM)
     for _ in range(NEWTON_SCHULZ_STEPS):
         gram = x @ x.mT
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
@@ -78,8 +86,10 @@ def orthogonalize_distributed(
             stride=(rows * columns, columns, 1),
         )
 
-    own_matrices = distribute(matrices.to(dtype), by_rows).redistribute(placements=by_matrix)
-    orthogonal = distribute(orthogonalize(own_matrices.to_local(), dtype), by_matrix)
+    # In fp16, matrices are normalized first, which takes all of their rows.
+    sent = matrices if dtype == torch.float16 else matrices.to(dtype)
+    own_matrices = distribute(sent, by_rows).redistribute(placements=by_matrix)
+    orthogonal = distribute(orthogonalize(own_matrices.to_local(), dtype).to(dtype), by_matrix)
     return orthogonal.redistribute(placements=by_rows).to_local().to(matrices.dtype)
 
 
@@ -220,10 +230,8 @@ def build_optimizers(
     betas = (optim.beta1, optim.beta2)
     optimizers: list[Optimizer] = [AdamW(groups, lr=optim.lr, betas=betas, fused=True)]
     if matrices:
-        dtype = torch.bfloat16 if precision == "bf16" else torch.float32
-        optimizers.append(
-            Muon(matrices, optim.muon_peak_lr, optim.momentum, optim.weight_decay, dtype, mesh)
-        )
+        rates = (optim.muon_peak_lr, optim.momentum, optim.weight_decay)
+        optimizers.append(Muon(matrices, *rates, DTYPES[precision], mesh))
     if tables:
         optimizers.append(RowAdagrad(tables, optim.lr))
 
@@ -234,8 +242,12 @@ def build_optimizers(
 
 
 @torch.no_grad()
-def clip_gradients(model: nn.Module, max_norm: float, world: World, shard: int = 1) -> Tensor:
+def clip_gradients(
+    model: nn.Module, max_norm: float, world: World, shard: int = 1, loss_scale: float = 1.0
+) -> Tensor:
     """Scale all gradients in place so that their joint norm is at most `max_norm`; 0: no limit.
+
+    Gradients of a loss that was multiplied by `loss_scale` are divided by it first.
 
     Returns:
         The norm of each parameter's gradient before clipping, (parameters,), on the device.
@@ -252,6 +264,7 @@ def clip_gradients(model: nn.Module, max_norm: float, world: World, shard: int =
         copies = [world.size // shard if is_distributed(p) else world.size for p in params]
         squares = norms.double().square() / torch.tensor(copies, device=norms.device)
         norms = world.sum(squares).sqrt().float()
+    norms = norms / loss_scale
     scale = ((max_norm or math.inf) / (norms.norm() + 1e-6)).clamp(max=1.0)
-    torch._foreach_mul_(grads, scale)
+    torch._foreach_mul_(grads, scale / loss_scale)
     return norms

@@ -14,6 +14,7 @@ from torch.distributed import DeviceMesh, init_device_mesh
 
 from config import ResolvedConfig
 from model import GPT
+from precision import DTYPES
 from training.processes import World
 from training.tensors import full_tensor, is_distributed
 
@@ -50,8 +51,8 @@ def place_model(
 def apply_fsdp(model: GPT, config: ResolvedConfig, size: int) -> DeviceMesh:
     """Let FSDP2 gather the parameters of a model and average its gradients, block by block.
 
-    A sharded model in bf16 communicates matrices in bf16 and gradients in float32. Vectors of the
-    blocks, such as the gains of norms, stay in float32, whole on every rank.
+    A sharded model in bf16 or fp16 communicates matrices in that format, and gradients in float32.
+    Vectors of the blocks, such as the gains of norms, stay in float32, whole on every rank.
     """
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
@@ -63,8 +64,9 @@ def apply_fsdp(model: GPT, config: ResolvedConfig, size: int) -> DeviceMesh:
     if config.compile:
         compile_parts(model)
     policy = MixedPrecisionPolicy()
-    if config.precision == "bf16" and config.shard > 1:
-        policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
+    if config.precision != "fp32" and config.shard > 1:
+        dtype = DTYPES[config.precision]
+        policy = MixedPrecisionPolicy(dtype, torch.float32, cast_forward_inputs=False)
     vectors = {p for p in model.blocks.parameters() if p.dim() == 1}
     for vector in vectors:  # FSDP2 does not move what it ignores
         vector.data = vector.data.to(config.device)

@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from config import ResolvedConfig
 from model import GPT
 from precision import autocast
+from training.loss_scale import LossScaler
 from training.nonfinite import NonFiniteGuard
 from training.optimizers import build_optimizers
 from training.parallel import place_model
@@ -55,6 +56,7 @@ class TrainingState:
         model: The model, on its device and sharded if `config.shard` says so.
         forward: Runs the model's forward pass, compiled if `config.compile` says so.
         optimizers: Together update each parameter once.
+        scaler: Scales the loss if the run is in fp16.
         guard: Ends the run if the loss or a gradient is not finite.
         mean_loss: Mean training loss since the last logged row.
     """
@@ -64,6 +66,7 @@ class TrainingState:
     model: GPT
     forward: Callable
     optimizers: list[Optimizer]
+    scaler: LossScaler
     guard: NonFiniteGuard
     mean_loss: MeanLoss
 
@@ -103,5 +106,6 @@ def build_state(
     model.checkpoint_activations = config.checkpoint_activations
     forward, mesh = place_model(model, config, world.size)
     optimizers = build_optimizers(model, config.optim, config.precision, mesh)
+    scaler = LossScaler(config.precision == "fp16")
     guard, mean_loss = NonFiniteGuard(model), MeanLoss(config.device)
-    return TrainingState(config, world, model, forward, optimizers, guard, mean_loss)
+    return TrainingState(config, world, model, forward, optimizers, scaler, guard, mean_loss)

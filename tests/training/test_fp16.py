@@ -1,0 +1,212 @@
+"""Training in fp16: a loss scale keeps gradients in range, and steps that overflow are skipped."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from models import random_tokens, small
+from processes import assert_same_run, copy_after_8_steps, rows
+from ranks import in_ranks
+
+from common.errors import UserError
+from common.manifest import read_manifest
+from config import OptimConfig, ResolvedConfig
+from precision import autocast
+from train import train_step
+from training import device, loss_scale
+from training.loss_scale import GROWTH_INTERVAL, MIN_LOSS_SCALE, LossScaler
+from training.optimizers import orthogonalize
+from training.processes import World
+from training.state import TrainingState, build_state
+from training.tensors import full_tensor
+
+close = torch.testing.assert_close
+
+
+def make_state(world: World | None = None, **settings) -> TrainingState:
+    """The state of a small run in fp16 on a CPU."""
+    settings = {"precision": "fp16", "batch_size": 4, "model": small()} | settings
+    optim = OptimConfig(name="muon", warmup_steps=0)
+    return build_state(ResolvedConfig(device="cpu", optim=optim, **settings), world or World())
+
+
+def take_step(state: TrainingState, step: int = 0):
+    """Take a step on a batch of the number `step`."""
+    tokens = random_tokens(4 // state.world.size, 17, seed=step).numpy()
+    return train_step(state, step, tokens[:, :-1], tokens[:, 1:])
+
+
+def weights(state: TrainingState) -> dict[str, torch.Tensor]:
+    return {name: full_tensor(p.detach()).clone() for name, p in state.model.named_parameters()}
+
+
+def with_infinite_gradient(state: TrainingState) -> TrainingState:
+    """The state with the same loss and an infinite gradient of one weight: √x at 0."""
+
+    def forward(*batch):
+        logits, loss = state.forward(*batch)
+        return logits, loss + (state.model.token_embedding.weight[0, 0] * 0).abs().sqrt()
+
+    return replace(state, forward=forward)
+
+
+def test_steps_that_overflow_change_no_weight_and_halve_the_factor_until_it_fits():
+    state = make_state()
+    state.scaler.factor = 2.0**60
+    before, losses = weights(state), []
+    for step in range(60):
+        result = take_step(state)
+        losses.append(result.loss.item())
+        if step < 5:
+            assert not result.gradient_norms.isfinite().all()
+            close(weights(state), before, rtol=0, atol=0)
+            assert state.scaler.factor == 2.0 ** (59 - step)
+    assert 1 < state.scaler.factor < 2.0**30
+    assert losses[-1] < losses[0] - 0.2
+    assert all(torch.isfinite(weight).all() for weight in weights(state).values())
+
+
+def test_the_gradients_are_those_of_float32_whatever_the_factor():
+    norms = {}
+    for precision, factor in (("fp32", 1.0), ("fp16", 2.0**6), ("fp16", 2.0**16)):
+        state = make_state(precision=precision, accumulate=2)
+        state.scaler.factor = factor
+        norms[precision, factor] = take_step(state).gradient_norms
+    expected = norms.pop(("fp32", 1.0))
+    for measured in norms.values():
+        close(measured, expected, rtol=2e-2, atol=1e-4)
+
+
+def test_scaling_keeps_small_gradients_that_fp16_loses():
+    """A factor of 2⁻²⁴ makes every gradient in fp16 smaller than the smallest number."""
+
+    def gradient_norm(factor: float) -> float:
+        state = make_state(model=small(n_layer=1))
+        state.scaler.factor = factor
+        with autocast("cpu", "fp16"):
+            loss = state.forward(random_tokens(2, 16), random_tokens(2, 16, seed=1))[1]
+        state.scaler.scale(loss * 2**-24).backward()
+        return state.model.blocks[0].attention.W_V.weight.grad.norm().item() / factor
+
+    exact = gradient_norm(2.0**24)
+    assert exact > 0
+    assert gradient_norm(2.0**16) == pytest.approx(exact, rel=0.1)
+    assert gradient_norm(1.0) != pytest.approx(exact, rel=0.5)
+
+
+def test_the_factor_doubles_after_many_steps_without_an_overflow():
+    scaler = LossScaler(is_enabled=True)
+    scaler.factor = 8.0
+    for _ in range(GROWTH_INTERVAL - 1):
+        scaler.update(has_overflowed=False)
+    assert scaler.state() == (8.0, GROWTH_INTERVAL - 1)
+    scaler.update(has_overflowed=False)
+    assert scaler.state() == (16.0, 0)
+    scaler.update(has_overflowed=False)
+    scaler.update(has_overflowed=True)
+    assert scaler.state() == (8.0, 0)
+
+
+def test_gradients_that_overflow_with_the_smallest_factor_end_the_run():
+    state = with_infinite_gradient(make_state())
+    state.scaler.factor = MIN_LOSS_SCALE
+    before = weights(state)
+    with pytest.raises(UserError, match=r"step 4: the gradient of token_embedding\.weight"):
+        take_step(state, 3)
+    close(weights(state), before, rtol=0, atol=0)
+
+
+def test_a_loss_that_is_not_finite_ends_the_run_although_the_gradients_are_not_finite_either():
+    state = make_state()
+    forward = state.forward
+    state = replace(state, forward=lambda *batch: (None, forward(*batch)[1] * math.nan))
+    with pytest.raises(UserError, match="step 1: the loss"):
+        take_step(state)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_other_precisions_do_not_scale_and_refuse_what_is_not_finite(precision):
+    state = make_state(precision=precision)
+    loss = torch.ones(())
+    assert state.scaler.scale(loss) is loss and state.scaler.state() is None
+    with pytest.raises(UserError, match="gradient of token_embedding"):
+        take_step(with_infinite_gradient(state))
+
+
+@pytest.mark.parametrize("size", [1e-6, 1.0, 1e6])
+def test_matrices_of_any_size_are_orthogonalized_in_fp16(size):
+    torch.manual_seed(0)
+    matrices = torch.randn(3, 20, 12)
+    measured = orthogonalize(size * matrices, torch.float16)
+    assert measured.dtype == torch.float32
+    close(measured, orthogonalize(size * matrices), rtol=0, atol=2e-2)
+    assert not orthogonalize(0 * matrices, torch.float16).any()
+
+
+@pytest.mark.slow
+def test_a_resumed_run_has_the_same_bits_and_goes_on_with_its_loss_scale(
+    tiny, train_in_process, tmp_path, monkeypatch
+):
+    # The factor falls in the first steps, and rises in the others.
+    monkeypatch.setattr(loss_scale, "INITIAL_LOSS_SCALE", 2.0**22)
+    monkeypatch.setattr(loss_scale, "GROWTH_INTERVAL", 5)
+    tiny.checkpoint.keep, tiny.model.dropout = 9, 0.2
+    config = replace(tiny, precision="fp16")
+    train_in_process(config)
+    run = Path(config.run_dir)
+    scales = [
+        read_manifest(run / "checkpoints" / f"step_{step:08d}").loss_scale for step in (4, 8, 12)
+    ]
+    assert scales[1][0] < 2.0**22 and 0 < scales[1][1] < 5
+    skipped = [row["step"] for row in rows(run) if row["step"] and "train/grad_norm" not in row]
+    assert skipped[0] == 1 and 8 < skipped[-1] <= 12
+
+    resumed = copy_after_8_steps(run, tmp_path / "resumed")
+    train_in_process(replace(config, run_dir=str(resumed)), resume=True)
+    assert_same_run(run, resumed)
+    last = read_manifest(resumed / "checkpoints" / "step_00000012")
+    assert last.loss_scale == scales[2]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shard", [1, 2])
+def test_an_overflow_in_one_rank_skips_the_step_in_all(tmp_path, shard):
+    def work(world: World) -> list:
+        state = make_state(world, shard=shard)
+        take_step(state)
+        before = weights(state)
+        take_step(with_infinite_gradient(state) if world.rank == 1 else state, 1)
+        is_unchanged = all(torch.equal(before[name], w) for name, w in weights(state).items())
+        loss = take_step(state, 2).loss.item()
+        sums = [weight.double().sum().item() for weight in weights(state).values()]
+        return [is_unchanged, state.scaler.factor, loss, *sums]
+
+    first, second = in_ranks(tmp_path, 2, work)
+    assert first == second
+    assert first[:2] == [True, 2.0**15] and all(map(math.isfinite, first))
+
+
+@pytest.mark.parametrize(
+    "capability, precision, uses_tf32",
+    [((6, 1), "fp32", False), ((7, 0), "fp16", False), ((7, 5), "fp16", False)]
+    + [((8, 0), "bf16", True), ((9, 0), "bf16", True)],
+)
+def test_a_gpu_gets_the_format_that_its_tensor_cores_multiply(
+    capability, precision, uses_tf32, monkeypatch
+):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    assert device.pick_precision("auto", "cuda") == precision
+    assert device.has_tf32("cuda") == uses_tf32
+    assert device.pick_precision("fp16", "cpu") == "fp16"
+
+
+def test_a_run_on_a_cpu_after_one_in_tf32_multiplies_in_float32():
+    config = ResolvedConfig(device="cpu", precision="fp32", model=small())
+    torch.set_float32_matmul_precision("high")  # an earlier job of a sweep
+    try:
+        device.configure_process(config)
+        assert torch.get_float32_matmul_precision() == "highest"
+    finally:
+        torch.set_float32_matmul_precision("highest")
