@@ -151,15 +151,16 @@ class Checkpoints:
 
     def _gather(self) -> dict[str, dict[str, Tensor]]:
         """Return the tensors of each file, complete and on the CPU; none on ranks other than 0."""
-        sharded = {
-            MODEL_FILE: self.state.model.tensors(),
-            OPTIMIZER_FILE: optimizer_tensors(self.state.optimizers, self.state.model),
+        model = self.state.model
+        weights = sorted(model.tensors().items())  # in one order, because all ranks gather together
+        complete = {
+            MODEL_FILE: ((name, full_tensor(tensor.detach())) for name, tensor in weights),
+            OPTIMIZER_FILE: optimizer_tensors(self.state.optimizers, model),
         }
         gathered: dict[str, dict[str, Tensor]] = {}
-        for file_name, tensors in sharded.items():
+        for file_name, tensors in complete.items():
             gathered[file_name] = {}
-            for name in sorted(tensors):  # in one order, because all ranks gather together
-                tensor = full_tensor(tensors[name].detach())
+            for name, tensor in tensors:
                 if self.world.rank == 0:
                     gathered[file_name][name] = tensor.cpu().contiguous()
         return gathered

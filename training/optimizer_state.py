@@ -5,13 +5,14 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
 from common.errors import UserError
 from common.text import pluralize, printable
 from training.optimizers import Muon, RowAdagrad
-from training.tensors import copy_rows, local_part, open_safetensors
+from training.tensors import copy_rows, full_tensor, local_part, open_safetensors
 
 # The fields that each optimizer stores per parameter.
 STATE_FIELDS: dict[type[Optimizer], list[str]] = {
@@ -23,15 +24,20 @@ STATE_FIELDS: dict[type[Optimizer], list[str]] = {
 NEVER_NEGATIVE = ("row_squares", "exp_avg_sq")
 
 
-def optimizer_tensors(optimizers: list[Optimizer], model: nn.Module) -> dict[str, Tensor]:
-    """Return the optimizers' state by parameter and field, such as `head.weight/exp_avg`."""
+@torch.no_grad()
+def optimizer_tensors(
+    optimizers: list[Optimizer], model: nn.Module
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield the optimizers' state by parameter and field, such as `head.weight/exp_avg`.
+
+    Each tensor is complete and comes once, in the order of the names. All ranks take them together.
+    """
     names = {p: name for name, p in model.named_parameters()}
-    tensors = {}
-    for optimizer in optimizers:
-        for p, state in optimizer.state.items():
-            for field, tensor in state.items():
-                tensors[f"{names[p]}/{field}"] = tensor
-    return tensors
+    if not any(optimizer.state for optimizer in optimizers):  # before the first step
+        return
+    states = [(f"{names[p]}/{field}", o, p, field) for o, p, field in _state_of(optimizers)]
+    for name, optimizer, p, field in sorted(states, key=lambda state: state[0]):
+        yield name, _gather(optimizer, p, field)
 
 
 @torch.no_grad()
@@ -54,6 +60,8 @@ def load_optimizer_tensors(
             key = min(saved ^ expected)
             _refuse(key, "is missing" if key in expected else "is unexpected")
         for optimizer, p, field in _state_of(optimizers):
+            if isinstance(optimizer, Muon) and optimizer.owner(p) != optimizer.owners.rank:
+                continue
             key = f"{names[p]}/{field}"
             if field == "step":  # a scalar, which fused AdamW counts on the parameter's device
                 _check_tensor(file, key, [])
@@ -61,7 +69,7 @@ def load_optimizer_tensors(
                 if state.item() not in range(1, step + 1):
                     _refuse(key, f"is {state.item()} after {pluralize(step, 'step')}")
             else:
-                state = torch.empty_like(p[:, :1] if field == "row_squares" else p)
+                state = _empty_state(optimizer, p, field)
                 _check_tensor(file, key, list(state.shape))
                 copy_rows(file, key, state)
                 values = local_part(state)  # only squares may overflow to infinity
@@ -78,6 +86,28 @@ def _state_of(optimizers: list[Optimizer]) -> Iterator[tuple[Optimizer, Tensor, 
             for p in group["params"]:
                 for field in STATE_FIELDS[type(optimizer)]:
                     yield optimizer, p, field
+
+
+def _gather(optimizer: Optimizer, p: Tensor, field: str) -> Tensor:
+    """Return the complete state of a parameter; all ranks call this together."""
+    if not isinstance(optimizer, Muon):
+        return full_tensor(optimizer.state[p][field])
+    owner = optimizer.owner(p)
+    if owner == optimizer.owners.rank:
+        state = optimizer.state[p][field]
+    else:
+        state = _empty_state(optimizer, p, field)
+    if optimizer.owners.size > 1:
+        dist.broadcast(state, owner)
+    return state
+
+
+def _empty_state(optimizer: Optimizer, p: Tensor, field: str) -> Tensor:
+    """Return memory for the state of a parameter, sharded if both are to be."""
+    like = p[:, :1] if field == "row_squares" else p
+    if isinstance(optimizer, Muon):  # complete, with its owner
+        return torch.empty(like.shape, device=like.device)
+    return torch.empty_like(like)
 
 
 def _check_tensor(file: Any, key: str, shape: list[int]) -> None:

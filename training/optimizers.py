@@ -11,6 +11,7 @@ from torch.optim import AdamW, Optimizer
 
 from config import OptimConfig
 from precision import DTYPES
+from training.owners import Owners
 from training.processes import World
 from training.tensors import is_distributed, local_part
 
@@ -54,45 +55,6 @@ def orthogonalize(matrices: Tensor, dtype: torch.dtype = torch.float32) -> Tenso
     return x.to(matrices.dtype)
 
 
-def orthogonalize_distributed(
-    matrices: Tensor, parameter: Tensor, dtype: torch.dtype, mesh: DeviceMesh
-) -> Tensor:
-    """Orthogonalize matrices on all ranks of a mesh; each rank handles its share of the matrices.
-
-    Args:
-        matrices: (n, local rows, columns): this rank's rows of each matrix if `parameter` is
-            sharded, else all rows.
-        parameter: One of the parameters, whose placement the matrices share.
-        dtype: Precision of the iteration and of the messages between ranks.
-        mesh: The ranks.
-
-    Returns:
-        This rank's rows of the orthogonalized matrices, (n, local rows, columns).
-    """
-    from torch.distributed.tensor import DTensor, Replicate, Shard
-
-    n, (rows, columns) = len(matrices), parameter.shape
-    placements = getattr(parameter, "placements", [Replicate()])
-    by_rows = [Shard(1) if placement.is_shard() else placement for placement in placements]
-    by_matrix = [Shard(0)] * mesh.ndim
-
-    def distribute(tensor: Tensor, placements: list) -> DTensor:
-        return DTensor.from_local(
-            tensor,
-            mesh,
-            placements,
-            run_check=False,
-            shape=(n, rows, columns),
-            stride=(rows * columns, columns, 1),
-        )
-
-    # In fp16, matrices are normalized first, which takes all of their rows.
-    sent = matrices if dtype == torch.float16 else matrices.to(dtype)
-    own_matrices = distribute(sent, by_rows).redistribute(placements=by_matrix)
-    orthogonal = distribute(orthogonalize(own_matrices.to_local(), dtype).to(dtype), by_matrix)
-    return orthogonal.redistribute(placements=by_rows).to_local().to(matrices.dtype)
-
-
 class Muon(Optimizer):
     """Nesterov momentum with an orthogonalized, row-normalized update and decoupled weight decay.
 
@@ -100,8 +62,9 @@ class Muon(Optimizer):
     row of that update is first divided by the root of its running mean square, relative to the mean
     square that every row of an orthogonal matrix has on average.
 
-    Matrices of the same shape are orthogonalized in one batch, in `dtype`, by the ranks of `mesh`
-    together if there are several.
+    Matrices of the same shape form a stack, which is orthogonalized in one batch, in `dtype`. With
+    several ranks each matrix has an owner: the only rank that gets its gradient, stores its state
+    and computes its update, which the others receive in `dtype`.
 
     Reference:
         Jordan et al. 2024 (Muon); Li et al. 2025 (NorMuon, the row normalization).
@@ -118,56 +81,77 @@ class Muon(Optimizer):
     ) -> None:
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
         self.dtype = dtype
-        self.mesh = mesh
+        self.owners = Owners(mesh)
+
+    def stacks(self) -> list[list[Tensor]]:
+        """Return the matrices by shape."""
+        (group,) = self.param_groups
+        by_shape = defaultdict(list)
+        for p in group["params"]:
+            by_shape[p.shape].append(p)
+        return list(by_shape.values())
+
+    def owner(self, p: Tensor) -> int:
+        """Return the rank that owns a matrix."""
+        (stack,) = [stack for stack in self.stacks() if stack[0].shape == p.shape]
+        index = next(index for index, other in enumerate(stack) if other is p)
+        return self.owners.owner(stack, index)
+
+    @torch.no_grad()
+    def collect_gradients(self) -> None:
+        """Move gradients to the owners, after the backward pass; one process has them already."""
+        self.owners.collect_gradients(self.stacks())
 
     @torch.no_grad()
     def step(self) -> None:  # type: ignore[override]  # without torch's closure
-        """Update all matrices that have a gradient."""
-        for group in self.param_groups:
-            by_shape = defaultdict(list)
-            for p in group["params"]:
-                if p.grad is not None:
-                    by_shape[p.shape].append(p)
-            for params in by_shape.values():
-                self._update(params, group["lr"], group["momentum"], group["weight_decay"])
+        """Update all matrices, and free their gradients."""
+        (group,) = self.param_groups
+        stacks = self.stacks()
+        # The updates of a stack travel while those of the next one are computed.
+        updates = [
+            self.owners.send_updates(stack, self._compute_updates(stack), self.dtype)
+            for stack in stacks
+        ]
+        for stack, stack_updates in zip(stacks, updates):
+            rows, columns = stack[0].shape
+            step_size = group["lr"] * math.sqrt(max(1, rows / columns))
+            weights = [local_part(p) for p in stack]
+            torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])
+            own_updates = list(stack_updates.unbind())[: len(stack)]
+            torch._foreach_add_(weights, own_updates, alpha=-step_size)
 
-    def _update(
-        self, params: list[Tensor], lr: float, momentum: float, weight_decay: float
-    ) -> None:
-        """Update matrices of one shape (rows, columns), each whole or sharded by rows."""
-        rows, columns = params[0].shape
+    def _compute_updates(self, stack: list[Tensor]) -> Tensor:
+        """Return the updates of this rank's matrices in a stack, (n, rows, columns)."""
+        rows, columns = stack[0].shape
+        own = self.owners.own(stack)
+        if not own:
+            return torch.empty(0, rows, columns, device=stack[0].device)
+        momentum = self.param_groups[0]["momentum"]
         orthogonal_mean_square = 1 / max(rows, columns)
-        for p in params:
+        for p in own:
             if not self.state[p]:
-                self.state[p]["momentum"] = torch.zeros_like(p)
-                self.state[p]["row_squares"] = torch.full_like(p[:, :1], orthogonal_mean_square)
+                self.state[p]["momentum"] = torch.zeros_like(p.grad)
+                self.state[p]["row_squares"] = torch.full_like(
+                    p.grad[:, :1], orthogonal_mean_square
+                )
 
         # Nesterov momentum
-        momenta = [local_part(self.state[p]["momentum"]) for p in params]
-        grads = [local_part(p.grad) for p in params]
+        momenta = [self.state[p]["momentum"] for p in own]
+        grads = [p.grad for p in own]
         torch._foreach_lerp_(momenta, grads, 1 - momentum)
         nesterov = torch.stack(torch._foreach_lerp(grads, momenta, momentum))  # (n, rows, columns)
+        for p in own:
+            p.grad = None
 
         # Orthogonalization
-        if self.mesh is None:
-            updates = orthogonalize(nesterov, self.dtype)
-        else:
-            updates = orthogonalize_distributed(nesterov, params[0], self.dtype, self.mesh)
+        updates = orthogonalize(nesterov, self.dtype)
 
         # Row normalization
-        row_squares = [local_part(self.state[p]["row_squares"]) for p in params]
+        row_squares = [self.state[p]["row_squares"] for p in own]
         new_squares = updates.square().mean(dim=-1, keepdim=True)  # (n, rows, 1)
         mean_squares = torch.lerp(torch.stack(row_squares), new_squares, 1 - ROW_SQUARES_DECAY)
         torch._foreach_copy_(row_squares, list(mean_squares.unbind()))
-        updates = (
-            updates * (orthogonal_mean_square / mean_squares.clamp(min=MIN_MEAN_SQUARE)).sqrt()
-        )
-
-        # Weight decay and update
-        weights = [local_part(p) for p in params]
-        torch._foreach_mul_(weights, 1 - lr * weight_decay)
-        scale = math.sqrt(max(1, rows / columns))
-        torch._foreach_add_(weights, list(updates.unbind()), alpha=-lr * scale)
+        return updates * (orthogonal_mean_square / mean_squares.clamp(min=MIN_MEAN_SQUARE)).sqrt()
 
 
 class RowAdagrad(Optimizer):
@@ -255,16 +239,29 @@ def clip_gradients(
     for p in model.parameters():
         if p.grad is not None and p.grad.is_sparse:
             p.grad = p.grad.coalesce()  # adds up the gradients of a row that occurs several times
-    params = [p for p in model.parameters() if p.grad is not None]
-    grads = [local_part(p.grad) for p in params]
+    params = list(model.parameters())
+    absent = torch.empty(0, device=params[0].device)  # the gradient of another rank's matrix
+    grads = [absent if p.grad is None else local_part(p.grad) for p in params]
     grads = [grad.values() if grad.is_sparse else grad for grad in grads]
     norms = torch.stack(torch._foreach_norm(grads))
     if world.size > 1:
-        # Each row is on this many ranks.
-        copies = [world.size // shard if is_distributed(p) else world.size for p in params]
-        squares = norms.double().square() / torch.tensor(copies, device=norms.device)
-        norms = world.sum(squares).sqrt().float()
+        norms = sum_norms(norms, params, world, shard)
     norms = norms / loss_scale
     scale = ((max_norm or math.inf) / (norms.norm() + 1e-6)).clamp(max=1.0)
     torch._foreach_mul_(grads, scale / loss_scale)
     return norms
+
+
+def sum_norms(norms: Tensor, params: list[Tensor], world: World, shard: int) -> Tensor:
+    """Return the norms of complete gradients, (parameters,), from those of each rank's parts.
+
+    A gradient may be on all ranks, sharded by rows over `shard` ranks of each copy of the model, or
+    on one rank.
+    """
+    has_gradient = [float(p.grad is not None) for p in params]
+    parts = [float(shard if is_distributed(p.grad) else 1) for p in params]
+    factors = torch.tensor([parts, has_gradient], dtype=torch.float64)
+    sums = factors.to(norms.device, non_blocking=True)
+    sums[0] *= norms.double().square()
+    squares, ranks = world.sum(sums)
+    return (squares / ranks).sqrt().float()

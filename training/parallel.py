@@ -1,9 +1,9 @@
 """The model on the device of each rank: compiled, replicated or sharded, averaged and gathered.
 
-With shard=1 each rank has the complete model. On GPUs, torch's FSDP2 averages its gradients while
-the backward pass computes others; on CPUs one message averages them after it. With a larger `shard`
-FSDP2 shards the model on a mesh (processes / shard, shard): each group of `shard` ranks holds one
-copy.
+With shard=1 each rank has the complete model. On GPUs, torch's FSDP2 averages AdamW's gradients
+while the backward pass computes others. On CPUs one message averages them after it, and so it does
+with Muon, whose matrices travel to their owners. With a larger `shard` FSDP2 shards the model on a
+mesh (processes / shard, shard): each group of `shard` ranks holds one copy.
 """
 
 from collections.abc import Callable
@@ -11,10 +11,12 @@ from collections.abc import Callable
 import torch
 from torch import nn
 from torch.distributed import DeviceMesh, init_device_mesh
+from torch.optim import Optimizer
 
 from config import ResolvedConfig
 from model import GPT
 from precision import DTYPES
+from training.optimizers import Muon
 from training.processes import World
 from training.tensors import full_tensor, is_distributed
 
@@ -24,8 +26,12 @@ FSDP_DEVICES = ("cuda",)
 
 
 def is_replicated_by_fsdp(config: ResolvedConfig, size: int) -> bool:
-    """Return whether FSDP2 averages the gradients of a model that every rank has completely."""
-    return size > 1 and config.shard == 1 and config.device.partition(":")[0] in FSDP_DEVICES
+    """Return whether FSDP2 averages the gradients of a model that every rank has completely.
+
+    With Muon it does not, because it would average the matrices on all ranks, not on their owners.
+    """
+    is_replicated = size > 1 and config.shard == 1 and config.optim.name != "muon"
+    return is_replicated and config.device.partition(":")[0] in FSDP_DEVICES
 
 
 def place_model(
@@ -117,13 +123,20 @@ def synchronize_gradients(model: nn.Module, config: ResolvedConfig, is_last: boo
 
 
 @torch.no_grad()
-def average_gradients(model: GPT, world: World) -> None:
-    """Replace each gradient that FSDP2 does not manage by its mean over the ranks.
+def average_gradients(optimizers: list[Optimizer], world: World) -> None:
+    """Average the gradients that FSDP2 does not manage over the ranks.
 
-    They travel in one message, so that they are summed in the same order at every step.
-    DistributedDataParallel changes the order after its first step.
+    Muon's gradients move to their owners. The others travel in one message, so that they are
+    summed in the same order at every step. DistributedDataParallel changes the order after its
+    first step.
     """
-    grads = [p.grad for p in model.parameters() if not is_distributed(p)]
+    grads = []
+    for optimizer in optimizers:
+        if isinstance(optimizer, Muon):
+            optimizer.collect_gradients()
+        else:
+            params = [p for group in optimizer.param_groups for p in group["params"]]
+            grads += [p.grad for p in params if not is_distributed(p)]
     if world.size == 1 or not grads:
         return
     sums = world.sum(torch.cat([grad.flatten() for grad in grads]))

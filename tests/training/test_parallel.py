@@ -33,7 +33,7 @@ def own_batch(world, generator):
     return tokens[:, :-1], tokens[:, 1:]
 
 
-def losses_of(world, config, steps=5):
+def losses_of(world, config, steps=10):
     """The losses of the first steps, with FSDP2 also for a replicated model on a CPU."""
     parallel.FSDP_DEVICES = ("cuda", "cpu")
     state, generator = build_state(config, world), torch.Generator().manual_seed(0)
@@ -49,6 +49,9 @@ def losses_of(world, config, steps=5):
         (2, {"optim": "adamw", "accumulate": 3}),
         (3, {"optim": "muon", "accumulate": 2}),
         pytest.param(3, {"optim": "adamw", "checkpoint_activations": True}, marks=soak),
+        pytest.param(2, {"optim": "muon"}, marks=soak),
+        pytest.param(4, {"optim": "muon"}, marks=soak),
+        pytest.param(3, {"optim": "muon", "shard": 3}, marks=soak),
         pytest.param(4, {"optim": "muon", "shard": 2, "accumulate": 3}, marks=soak),
     ],
 )
@@ -67,7 +70,7 @@ class CollectiveCounter(TorchDispatchMode):
         self.counts = {}
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if "c10d" in func.namespace:
+        if "c10d" in func.namespace:  # of torch.distributed, and of its functional collectives
             name = func._schema.name.partition("::")[2].strip("_")
             self.counts[name] = self.counts.get(name, 0) + 1
         return func(*args, **kwargs or {})
@@ -88,6 +91,15 @@ def test_a_replicated_model_averages_each_block_once_per_step_whatever_the_micro
         work = partial(collectives_of, config=config_of("adamw", accumulate=accumulate))
         # 3 blocks, what is outside of them, the vectors; the norms and the loss
         assert in_ranks(tmp_path, 2, work)[0] == {"allreduce": 7}
+
+
+@slow
+def test_muon_sends_the_gradients_and_updates_of_each_stack_once_per_step(tmp_path):
+    work = partial(collectives_of, config=config_of("muon", accumulate=3))
+    # 3 shapes; the other gradients, the norms and the loss
+    expected = {"reduce_scatter_tensor": 3, "all_gather_into_tensor": 3, "allreduce": 3}
+    counts = in_ranks(tmp_path, 2, work)[0]
+    assert {name: counts[name] for name in expected} == expected
 
 
 @soak
@@ -116,10 +128,10 @@ def graphs_of(world, config):
 
 
 @slow
-@pytest.mark.parametrize("shard", [1, pytest.param(2, marks=soak)])
-def test_one_graph_is_compiled_for_all_blocks_and_one_for_the_prediction(tmp_path, shard):
-    eager = partial(losses_of, config=config_of(shard=shard), steps=2)
-    work = partial(graphs_of, config=config_of(shard=shard, compile=True))
+@pytest.mark.parametrize("optim, shard", [("adamw", 1), pytest.param("muon", 2, marks=soak)])
+def test_one_graph_is_compiled_for_all_blocks_and_one_for_the_prediction(tmp_path, optim, shard):
+    eager = partial(losses_of, config=config_of(optim, shard=shard), steps=2)
+    work = partial(graphs_of, config=config_of(optim, shard=shard, compile=True))
     losses, (block, prediction) = in_ranks(tmp_path, 2, work)[0]
     assert losses == pytest.approx(in_ranks(tmp_path, 2, eager)[0], abs=1e-6)
     assert block.count("layer_norm") == 2 and "scaled_dot_product_attention" in block
