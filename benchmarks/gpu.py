@@ -149,72 +149,67 @@ def _test_arguments(options: GPUOptions) -> list[str]:
     return ["-m", "pytest", *pytest_options, TEST_FILE, "--junitxml="]
 
 
+def _benchmark_arguments(name: str, options: GPUOptions, *more: str) -> list[str]:
+    """Return the arguments that run another benchmark on the device and write its results."""
+    return ["-m", f"benchmarks.{name}", f"device={options.device}", *more, "json="]
+
+
 def _training_arguments(size: str, options: GPUOptions) -> list[str]:
-    return [
-        "-m",
-        "benchmarks.throughput",
+    return _benchmark_arguments(
+        "throughput",
+        options,
         f"sizes={size}",
-        f"device={options.device}",
         "rounds=1",
         f"peers={options.peers}",
         f"seconds={options.seconds}",
-        "json=",
-    ]
+    )
 
 
 def _variant_arguments(options: GPUOptions) -> list[str]:
-    return [
-        "-m",
-        "benchmarks.variants",
+    return _benchmark_arguments(
+        "variants",
+        options,
         f"size={options.variant_size}",
         f"compile={int(options.peers == 'compiled')}",
         f"seconds={options.seconds}",
-        f"device={options.device}",
-        "json=",
-    ]
+    )
 
 
 def _process_arguments(options: GPUOptions) -> list[str]:
     numbers = sorted({1, count_processes(options.device)})
-    return [
-        "-m",
-        "benchmarks.scaling",
+    return _benchmark_arguments(
+        "scaling",
+        options,
         f"sizes={options.process_size}",
         f"processes={','.join(map(str, numbers))}",
         f"steps={PROCESS_STEPS}",
         "rounds=1",
         "precision=auto",
-        f"device={options.device}",
-        "json=",
-    ]
+    )
 
 
 def _quality_arguments(options: GPUOptions) -> list[str]:
-    return [
-        "-m",
-        "benchmarks.speedrun",
+    return _benchmark_arguments(
+        "speedrun",
+        options,
         f"baseline={options.experiment}",
         "runs=",
         f"pairs={options.seeds}",
         f"targets={','.join(TARGET_LOSSES)}",
-        f"device={options.device}",
         "eval.every=25",
         *options.settings,
-        "json=",
-    ]
+    )
 
 
 def _decoding_arguments(options: GPUOptions) -> list[str]:
-    return [
-        "-m",
-        "benchmarks.sampling",
-        f"device={options.device}",
+    return _benchmark_arguments(
+        "sampling",
+        options,
         f"sizes={options.models}",
         "rounds=1",
         f"batches={options.batches}",
         f"tokens={options.tokens}",
-        "json=",
-    ]
+    )
 
 
 ARGUMENTS: dict[str, Callable[[GPUOptions], list[str]]] = {

@@ -134,21 +134,20 @@ def find_obstacle(config: ResolvedConfig, needs_tf32: bool = False) -> str | Non
         config: Device, precision, compiling and model.
         needs_tf32: Whether the device has to have TF32.
     """
-    import torch
+    from training.device import device_memory, has_compiler, has_tf32, is_bf16_fast
+    from training.memory import memory_needed
+    from training.plan import fits
 
-    from training.device import device_memory, has_compiler
-    from training.memory import MAX_MEMORY_SHARE, memory_needed
-
-    is_cuda = config.device.startswith("cuda")
-    capability = torch.cuda.get_device_capability(config.device)[0] if is_cuda else 0
-    if needs_tf32 and capability < 8:
+    if needs_tf32 and not has_tf32(config.device):
         return "the device has no TF32"
-    if is_cuda and config.precision == "bf16" and capability < 8:
+    is_bf16_on_gpu = config.device.startswith("cuda") and config.precision == "bf16"
+    if is_bf16_on_gpu and not is_bf16_fast(config.device):
         return "the GPU has no matrix units for bf16"
     if config.compile and not has_compiler():
         return "torch.compile needs a C++ compiler, which is not installed"
-    needed, memory = memory_needed(config, 1), device_memory(config.device)
-    if memory is not None and needed > MAX_MEMORY_SHARE * memory:
+    memory = device_memory(config.device)
+    if memory is not None and not fits(config, 1, memory):
+        needed = memory_needed(config, 1)
         return f"needs about {needed / 2**30:.1f} GiB of the device's {memory / 2**30:.1f}"
     return None
 
