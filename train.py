@@ -270,9 +270,8 @@ def train_step(
             micro_loss = state.forward(*batch)[1]  # the logits are freed
         state.scaler.scale(micro_loss / config.accumulate).backward()
         loss += micro_loss.detach() / (config.accumulate * world.size)
-    average_gradients(
-        state.optimizers, world
-    )  # those that FSDP2 has not averaged in the backward pass
+    # Those that FSDP2 has not averaged in the backward pass
+    average_gradients(state.optimizers, world)
 
     # Clipping
     norms = clip_gradients(

@@ -1,4 +1,4 @@
-"""What torchrun tells the processes that it starts. Does not import torch."""
+"""Read what torchrun told this process when it started it. Does not import torch."""
 
 import os
 

@@ -117,8 +117,8 @@ class Muon(Optimizer):
             step_size = group["lr"] * math.sqrt(max(1, rows / columns))
             weights = [local_part(p) for p in stack]
             torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])
-            own_updates = list(stack_updates.unbind())[: len(stack)]
-            torch._foreach_add_(weights, own_updates, alpha=-step_size)
+            without_padding = list(stack_updates[: len(stack)].unbind())
+            torch._foreach_add_(weights, without_padding, alpha=-step_size)
 
     def _compute_updates(self, stack: list[Tensor]) -> Tensor:
         """Return the updates of this rank's matrices in a stack, (n, rows, columns)."""
