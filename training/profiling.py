@@ -61,8 +61,9 @@ class StepProfile(NamedTuple):
             f"         {'operation':<{NAME_WIDTH}} calls/step  ms/step  share",
         ]
         for name, calls, seconds in self.operations[:SHOWN_OPERATIONS]:
-            if len(name) > NAME_WIDTH:
-                name = f"{name[: NAME_WIDTH - 1]}…"
+            if len(name) > NAME_WIDTH:  # forward and backward operations differ at the end
+                start = NAME_WIDTH // 2
+                name = f"{name[:start]}…{name[start + 1 - NAME_WIDTH :]}"
             lines.append(
                 f"         {name:<{NAME_WIDTH}} {format_speed(calls / self.steps):>10} "
                 f"{1000 * seconds / self.steps:>8,.2f} {seconds / self.seconds:>6.1%}"

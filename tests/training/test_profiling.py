@@ -18,7 +18,7 @@ from torch.autograd.profiler_util import FunctionEvent
 import training.device
 from common.errors import UserError
 from config import Config
-from training.profiling import IDLE, PYTHON, TRAIN_STEP, StepProfile, summarize_events
+from training.profiling import IDLE, PYTHON, TRAIN_STEP, Operation, StepProfile, summarize_events
 
 
 def count_traced_steps(run_dir: str | Path) -> int:
@@ -131,7 +131,8 @@ def test_on_a_gpu_the_kernels_count_that_training_steps_launched():
     assert [seconds for *_, seconds in operations] == pytest.approx([80e-6, 80e-6, 40e-6])
 
 
-def test_long_names_fit_the_table():
-    operations = [(f"{'kernel' * 30}{n}", 4, 0.02) for n in range(30)]
+def test_long_names_fit_the_table_and_remain_different():
+    operations = [Operation(f"{'kernel' * 30}{n}", 4, 0.02) for n in range(30)]
     lines = StepProfile(4, 2, 1.0, operations).table()
     assert len(lines) == 12 and max(map(len, lines)) <= 80
+    assert len(read_table("\n".join(lines))) == 10
