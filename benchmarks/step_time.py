@@ -26,6 +26,7 @@ from model import GPT
 from model_config import GPTConfig
 from training.memory import model_size
 from training.optimizers import NEWTON_SCHULZ_STEPS
+from training.parallel import count_owners
 
 # Bytes that the forward and backward passes move outside of matrix products and fused attention:
 # for each token, layer and channel, by (MLP, is compiled), and for each logit. Counted on a CPU:
@@ -240,34 +241,37 @@ def simulate_step(config: ResolvedConfig, cluster: Cluster, engine: Engine = GLA
 
 
 def plan_muon(config: ResolvedConfig, cluster: Cluster) -> Update:
-    """Return the work of Muon, whose matrices of equal shape are divided among all GPUs.
+    """Return the work of Muon, whose matrices of equal shape are divided among owners.
 
-    A complete model reduce-scatters the gradients of such a stack to their owners after the
-    backward pass, and all-gathers the updates. A sharded one, whose gradients are reduced already,
-    moves its rows to the owners and the updates back, then across replicas. All in bf16, except the
-    gradients.
+    A complete model reduce-scatters the gradients of such a stack to the owners after the backward
+    pass, averages them over the groups of owners, and all-gathers the updates within each. A
+    sharded one, whose gradients are reduced already, moves its rows to the owners and the updates
+    back, then across copies. Gradients travel in float32 and updates in bf16, padded so that each
+    owner has the same number of matrices.
     """
     block, outside = count_parts(astuple(config.model))
     layers = config.model.n_layer
-    processes = cluster.processes
+    owners = count_owners(config, cluster.processes)
     shards = cluster.group(config.shard)
-    replicas = cluster.group(processes // config.shard, config.shard)
+    copies = cluster.group(owners // config.shard, config.shard)
+    groups = cluster.group(cluster.processes // owners, owners)
     matrix_parameters = layers * sum(math.prod(shape) for shape in block.matrices)
     other_parameters = layers * block.parameters + outside.parameters - matrix_parameters
 
     flops = communication = 0.0
     for (rows, columns), per_block in Counter(block.matrices).items():
-        count = layers * per_block
-        size = count * rows * columns
-        flops += math.ceil(count / processes) * newton_schulz_flops(rows, columns)
+        share = math.ceil(layers * per_block / owners)
+        own = share * rows * columns
+        flops += share * newton_schulz_flops(rows, columns)
         if config.shard == 1:
-            communication += replicas.scatter_seconds(4 * size) + replicas.scatter_seconds(2 * size)
+            communication += copies.scatter_seconds(4 * own * owners)
+            communication += groups.all_reduce_seconds(4 * own)
         else:
-            communication += 2 * shards.scatter_seconds(2 * size / processes)
-            communication += replicas.scatter_seconds(2 * size / config.shard)
+            communication += shards.scatter_seconds(4 * own) + shards.scatter_seconds(2 * own)
+        communication += copies.scatter_seconds(2 * own * owners / config.shard)
     moved = OPTIMIZER_BYTES * other_parameters / config.shard
     moved += MUON_WEIGHT_BYTES * matrix_parameters / config.shard
-    moved += MUON_STATE_BYTES * matrix_parameters / processes
+    moved += MUON_STATE_BYTES * matrix_parameters / owners
     return Update(moved, flops, communication)
 
 

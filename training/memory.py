@@ -5,7 +5,9 @@ and logits, but not all of them at the same time. docs/scaling.md says how far r
 the estimate.
 """
 
+from collections import Counter
 from dataclasses import replace
+from math import ceil, prod
 
 import torch
 
@@ -14,7 +16,7 @@ from config import GPTConfig, ResolvedConfig
 from kernels import MAX_FLOAT32_LOGITS
 from model import GPT
 from training.flops import count_flops_per_token
-from training.parallel import is_replicated_by_fsdp
+from training.parallel import count_owners, is_replicated_by_fsdp
 
 FLOAT32_BYTES = 4
 # Share of a device's memory that the estimate may reach before the model is sharded.
@@ -49,13 +51,7 @@ def memory_needed(config: ResolvedConfig, processes: int) -> float:
     outside = weights_outside_blocks(c)
     has_fsdp_replicas = is_replicated_by_fsdp(config, processes)
 
-    # Weights and their gradients, and the optimizer's state
     weights = gradients = FLOAT32_BYTES * parameters / config.shard
-    if config.optim.name == "muon":
-        moments = FLOAT32_BYTES * (parameters - outside) + ADAMW_BYTES * table_weights(c)
-    else:
-        moments = ADAMW_BYTES * (parameters - ngram_weights(c))
-    optimizer = moments / config.shard
 
     # The start of the backward pass, when all activations exist, and its end, when all gradients do
     tokens = config.micro_batch_size(processes) * c.block_size
@@ -71,19 +67,91 @@ def memory_needed(config: ResolvedConfig, processes: int) -> float:
     if config.accumulate > 1:
         start += gradients
 
-    # The average: FSDP2 averages the gradients outside of the blocks last; without it all gradients
-    # are copied into one message
-    average = gradients
-    if config.shard > 1 or has_fsdp_replicas:
-        average += 3 * FLOAT32_BYTES * outside  # weights, gradients and the message
-    elif processes > 1:
-        average += gradients
+    average = average_memory(config, parameters, processes)
+    update = update_memory(config, parameters, processes)
+    return weights + state_memory(config, parameters, processes) + max(start, end, average, update)
 
-    # The update
-    update = gradients
+
+# --- Optimizer ------------------------------------------------------------------------------------
+
+
+def state_memory(config: ResolvedConfig, parameters: int, processes: int) -> float:
+    """Return the bytes of the optimizers' state in each process."""
+    c = config.model
     if config.optim.name == "muon":
-        update += MUON_WORKSPACE_BYTES * largest_stack(c) / config.shard
-    return weights + optimizer + max(start, end, average, update)
+        moments = ADAMW_BYTES * table_weights(c) / config.shard
+        return moments + FLOAT32_BYTES * owned_weights(c, count_owners(config, processes))
+    return ADAMW_BYTES * (parameters - ngram_weights(c)) / config.shard
+
+
+def average_memory(config: ResolvedConfig, parameters: int, processes: int) -> float:
+    """Return the bytes of gradients and messages while the gradients are averaged."""
+    c = config.model
+    outside = FLOAT32_BYTES * weights_outside_blocks(c)
+    gradients = FLOAT32_BYTES * parameters / config.shard
+    if processes == 1:
+        return gradients
+
+    # Muon's stacks travel together; the gradients of each are freed after they are copied.
+    owned = collected = 0.0
+    if config.optim.name == "muon":
+        owners = count_owners(config, processes)
+        owned = FLOAT32_BYTES * owned_weights(c, owners)
+        largest = FLOAT32_BYTES * largest_stack(c)
+        collected = owned + (outside + owners * owned + largest) / config.shard
+
+    # FSDP2 averages the gradients outside of the blocks last; without it, all gradients but Muon's
+    # are copied into one message.
+    if config.shard > 1 or is_replicated_by_fsdp(config, processes):
+        average = gradients + 3 * outside  # weights, gradients and the message
+    elif config.optim.name == "muon":
+        average = owned + 2 * outside
+    else:
+        average = 2 * gradients
+    return max(collected, average)
+
+
+def update_memory(config: ResolvedConfig, parameters: int, processes: int) -> float:
+    """Return the bytes of gradients, and of Muon's updates, while the weights are updated."""
+    c = config.model
+    if config.optim.name != "muon":
+        return FLOAT32_BYTES * parameters / config.shard
+    owners = count_owners(config, processes)
+    owned = owned_weights(c, owners)
+    update = FLOAT32_BYTES * (owned + weights_outside_blocks(c) / config.shard)
+    update += MUON_WORKSPACE_BYTES * largest_stack(c, owners)
+    if processes > 1:  # the updates from all owners
+        update += matmul_bytes(config) * owners * owned / config.shard
+    return update
+
+
+def owned_weights(c: GPTConfig, owners: int) -> int:
+    """Count the weights of the matrices that the first of Muon's owners has; others have fewer."""
+    stacks = count_matrices(c)
+    return sum(ceil(n / owners) * prod(shape) for shape, n in stacks.items())
+
+
+def largest_stack(c: GPTConfig, owners: int = 1) -> int:
+    """Count the weights of an owner's share of the largest stack, which it updates together."""
+    stacks = count_matrices(c)
+    return max(ceil(n / owners) * prod(shape) for shape, n in stacks.items())
+
+
+def count_matrices(c: GPTConfig) -> Counter[tuple[int, int]]:
+    """Count the blocks' matrices by shape."""
+    shapes = [
+        (c.n_head * c.key_dim, c.n_embd),
+        (c.kv_heads * c.key_dim, c.n_embd),
+        (c.kv_heads * c.value_dim, c.n_embd),
+        (c.n_embd, c.n_head * c.value_dim),
+    ]
+    if c.mlp != "none":
+        shapes += [(c.hidden_dim, c.n_embd), (c.n_embd, c.hidden_dim)]
+    if c.mlp == "swiglu":
+        shapes.append((c.hidden_dim, c.n_embd))
+    if c.gate_dim:
+        shapes.append((c.gate_dim, c.n_embd))
+    return Counter(c.n_layer * shapes)
 
 
 # --- Weights --------------------------------------------------------------------------------------
@@ -145,23 +213,6 @@ def gathered_weights(config: ResolvedConfig, parameters: int) -> float:
 def qkv_width(c: GPTConfig) -> int:
     """Return the number of channels of the queries, keys and values of all heads."""
     return (c.n_head + c.kv_heads) * c.key_dim + c.kv_heads * c.value_dim
-
-
-def largest_stack(c: GPTConfig) -> int:
-    """Count the weights of the largest stack of equal shapes, which Muon updates together."""
-    shapes = [
-        (c.n_head * c.key_dim, c.n_embd),
-        (c.kv_heads * c.key_dim, c.n_embd),
-        (c.kv_heads * c.value_dim, c.n_embd),
-        (c.n_embd, c.n_head * c.value_dim),
-    ]
-    if c.mlp != "none":
-        shapes += [(c.hidden_dim, c.n_embd), (c.n_embd, c.hidden_dim)]
-    if c.mlp == "swiglu":
-        shapes.append((c.hidden_dim, c.n_embd))
-    if c.gate_dim:
-        shapes.append((c.gate_dim, c.n_embd))
-    return c.n_layer * max(shapes.count(shape) * shape[0] * shape[1] for shape in shapes)
 
 
 # --- Activations ----------------------------------------------------------------------------------

@@ -9,21 +9,38 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 
 from training.tensors import is_distributed, local_part
 
+Placements = tuple[Placement, ...]
+# Where a stack (matrices, rows, columns) is, by the dimensions of a mesh: groups of owners, copies
+# of the model in a group, and the shards of a copy. Complete on each rank, if there are no shards:
+COMPLETE: Placements = (Replicate(), Replicate())
+# The rows of each shard:
+ROWS: Placements = (Replicate(), Replicate(), Shard(1))
+# The matrices that each rank owns:
+OWNED: Placements = (Replicate(), Shard(0), Shard(0))
+# Gradients of a part of the batch, to be summed over all ranks, or by owners over the groups:
+SUMMANDS: Placements = (Partial(), Partial())
+OWNED_SUMMANDS: Placements = (Partial(), Shard(0))
+
 
 class Owners:
     """Divides stacks of matrices of the same shape among ranks, in their order.
 
-    A rank owns the same number of matrices of a stack as the others; the last ranks own fewer if
-    the ranks do not divide the stack.
+    Each owns the same number of matrices of a stack; the last ones own fewer if the ranks do not
+    divide the stack. There may be several groups of such ranks, which do the same.
 
     Args:
-        mesh: The ranks; None for one process, which owns all matrices.
+        mesh: The ranks by groups, copies of the model in a group, and shards if there are any; None
+            for one process, which owns all matrices.
+
+    Attributes:
+        size: Number of ranks of a group.
+        rank: Number of this rank in its group.
     """
 
     def __init__(self, mesh: DeviceMesh | None = None) -> None:
         self.mesh = mesh
-        self.size = 1 if mesh is None else mesh.size()
-        self.rank = 0 if mesh is None else mesh.get_rank()
+        self.size = 1 if mesh is None else mesh.size() // mesh.size(0)
+        self.rank = 0 if mesh is None else mesh.get_rank() % self.size
         self._dimensions = 0 if mesh is None else mesh.ndim
 
     def own(self, stack: list[Tensor]) -> list[Tensor]:
@@ -32,7 +49,7 @@ class Owners:
         return stack[self.rank * share : (self.rank + 1) * share]
 
     def owner(self, stack: list[Tensor], index: int) -> int:
-        """Return the rank that owns a matrix of a stack, by its index."""
+        """Return the rank, in each group, that owns a matrix of a stack, by its index."""
         return index // self._share(stack)
 
     def collect_gradients(self, stacks: list[list[Tensor]]) -> None:
@@ -46,7 +63,7 @@ class Owners:
         collected = [self._collect(stack) for stack in stacks]  # they travel together
         for stack, gradients in zip(stacks, collected):
             if not is_distributed(stack[0]):
-                gradients = gradients / self.size
+                gradients = gradients / self.mesh.size()
             for p, gradient in zip(self.own(stack), gradients.unbind()):
                 p.grad = gradient
 
@@ -67,7 +84,8 @@ class Owners:
         shape = (self._share(stack), *updates.shape[1:])
         message = torch.zeros(shape, dtype=dtype, device=updates.device)
         message[: len(updates)] = updates
-        return self._redistribute(message, stack, self._by_owner(), self._by_rows(stack))
+        target = ROWS if is_distributed(stack[0]) else COMPLETE
+        return self._redistribute(message, stack, OWNED, target)
 
     def _share(self, stack: list[Tensor]) -> int:
         """Return the number of matrices of a stack that a rank owns at most."""
@@ -85,38 +103,25 @@ class Owners:
         message = torch.stack(gradients + padding * [torch.zeros_like(gradients[0])])
         for p in stack:
             p.grad = None
-        placements = self._by_rows(stack)
-        if not is_distributed(stack[0]):
-            placements = [Partial()] * self._dimensions
-        return self._redistribute(message, stack, placements, self._by_owner())
-
-    def _by_owner(self) -> list[Placement]:
-        """Return the placements of a stack of which each rank has the matrices that it owns."""
-        return [Shard(0)] * self._dimensions
-
-    def _by_rows(self, stack: list[Tensor]) -> list[Placement]:
-        """Return the placements of a stack of which each rank has the rows of its weights."""
-        if not is_distributed(stack[0]):
-            return [Replicate()] * self._dimensions
-        return [
-            Shard(1) if placement.is_shard() else placement for placement in stack[0].placements
-        ]
+        if is_distributed(stack[0]):
+            return self._redistribute(message, stack, ROWS, OWNED)
+        return self._redistribute(message, stack, SUMMANDS, OWNED_SUMMANDS, OWNED)
 
     def _redistribute(
-        self,
-        message: Tensor,
-        stack: list[Tensor],
-        source: list[Placement],
-        target: list[Placement],
+        self, message: Tensor, stack: list[Tensor], source: Placements, *targets: Placements
     ) -> Tensor:
-        """Move a padded stack from one placement to another, without waiting for it."""
+        """Move a padded stack between placements, without waiting for the last message."""
         rows, columns = stack[0].shape
-        whole = DTensor.from_local(
+        distributed = DTensor.from_local(
             message,
             self.mesh,
-            source,
+            source[: self._dimensions],
             run_check=False,
             shape=torch.Size((self.size * self._share(stack), rows, columns)),
             stride=(rows * columns, columns, 1),
         )
-        return whole.redistribute(placements=target, async_op=True).to_local()
+        for target in targets:
+            distributed = distributed.redistribute(
+                placements=target[: self._dimensions], async_op=True
+            )
+        return distributed.to_local()

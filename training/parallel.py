@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import torch
 from torch import nn
-from torch.distributed import DeviceMesh, init_device_mesh
+from torch.distributed import DeviceMesh, init_device_mesh, is_initialized
 from torch.optim import Optimizer
 
 from config import ResolvedConfig
@@ -34,27 +34,50 @@ def is_replicated_by_fsdp(config: ResolvedConfig, size: int) -> bool:
     return is_replicated and config.device.partition(":")[0] in FSDP_DEVICES
 
 
-def place_model(
-    model: GPT, config: ResolvedConfig, size: int
-) -> tuple[Callable, DeviceMesh | None]:
+def count_owners(config: ResolvedConfig, size: int) -> int:
+    """Return the number of ranks among which Muon's matrices are divided.
+
+    They are the ranks of one copy of the model, or of several if each of them gets a matrix of
+    every shape. Other copies repeat their work, because each message would be padded to as many
+    matrices as there are owners.
+    """
+    copies = size // config.shard
+    divisors = [n for n in range(1, copies + 1) if copies % n == 0]
+    owner_copies = max(n for n in divisors if n == 1 or n * config.shard <= config.model.n_layer)
+    return owner_copies * config.shard
+
+
+def owners_mesh(config: ResolvedConfig, size: int) -> DeviceMesh | None:
+    """Return the ranks by groups of owners, copies of the model in a group, and shards if any.
+
+    One process without a process group has no mesh.
+    """
+    if not is_initialized():
+        return None
+    owners = count_owners(config, size)
+    shape: tuple[int, ...] = (size // owners, owners // config.shard, config.shard)
+    names: tuple[str, ...] = ("group", "copy", "shard")
+    dimensions = 2 if config.shard == 1 else 3
+    return init_device_mesh(config.device, shape[:dimensions], mesh_dim_names=names[:dimensions])
+
+
+def place_model(model: GPT, config: ResolvedConfig, size: int) -> Callable:
     """Move a model to the device, compile it if configured, and let FSDP2 manage it if it should.
 
     Returns:
-        What to call for a forward pass in training, and the mesh of the ranks (None for one rank).
+        What to call for a forward pass in training.
     """
     model.rotary_at(0, config.model.block_size)  # a compiled forward pass cannot grow the table
     if config.shard > 1 or is_replicated_by_fsdp(config, size):
-        return model, apply_fsdp(model, config, size)
+        apply_fsdp(model, config, size)
+        return model
     model.to(config.device)
     if size == 1 and model.ngrams is not None:
         model.ngrams.sparse = True  # several ranks average dense gradients instead
-    forward = compile_model(model) if config.compile else model
-    if size == 1:
-        return forward, None
-    return forward, init_device_mesh(config.device, (size,), mesh_dim_names=("replicate",))
+    return compile_model(model) if config.compile else model
 
 
-def apply_fsdp(model: GPT, config: ResolvedConfig, size: int) -> DeviceMesh:
+def apply_fsdp(model: GPT, config: ResolvedConfig, size: int) -> None:
     """Let FSDP2 gather the parameters of a model and average its gradients, block by block.
 
     A sharded model in bf16 or fp16 communicates matrices in that format, and gradients in float32.
@@ -86,7 +109,6 @@ def apply_fsdp(model: GPT, config: ResolvedConfig, size: int) -> DeviceMesh:
             ignored_params=vectors,
         )
     fully_shard(model, mesh=mesh, reshard_after_forward=False, ignored_params=vectors)
-    return mesh
 
 
 def compile_model(model: GPT) -> Callable:

@@ -14,7 +14,7 @@ from precision import autocast
 from training.loss_scale import LossScaler
 from training.nonfinite import NonFiniteGuard
 from training.optimizers import build_optimizers
-from training.parallel import place_model
+from training.parallel import owners_mesh, place_model
 from training.processes import World
 
 
@@ -104,7 +104,8 @@ def build_state(
     with world.share_errors():
         init(model)
     model.checkpoint_activations = config.checkpoint_activations
-    forward, mesh = place_model(model, config, world.size)
+    forward = place_model(model, config, world.size)
+    mesh = owners_mesh(config, world.size)
     optimizers = build_optimizers(model, config.optim, config.precision, mesh)
     scaler = LossScaler(config.precision == "fp16")
     guard, mean_loss = NonFiniteGuard(model), MeanLoss(config.device)

@@ -129,14 +129,14 @@ def test_any_number_of_ranks_takes_the_steps_of_one_and_another_number_goes_on(
     assert_same_steps(tmp_path / "one", tmp_path / "run")
 
 
-def small_config(shard: int) -> ResolvedConfig:
+def small_config(shard: int, n_layer: int = 3) -> ResolvedConfig:
     """A small model whose sizes no number of ranks divides."""
     return ResolvedConfig(
         device="cpu",
         precision="fp32",
         batch_size=8,
         shard=shard,
-        model=GPTConfig(97, block_size=16, n_layer=3, n_head=2, n_embd=36),
+        model=GPTConfig(97, block_size=16, n_layer=n_layer, n_head=2, n_embd=36),
         optim=OptimConfig(name="muon"),
     )
 
@@ -170,35 +170,41 @@ def test_each_rank_stores_its_share_of_the_model_and_measures_the_same_loss(tmp_
 
 
 @slow
-@pytest.mark.parametrize("size, shard", [(3, 1), pytest.param(4, 2, marks=soak)])
-def test_one_rank_stores_the_state_of_each_matrix_and_all_have_the_same_weights(
-    tmp_path, size, shard
+@pytest.mark.parametrize(
+    "size, shard, n_layer, owners",
+    [
+        (3, 1, 3, 3),
+        pytest.param(4, 1, 3, 2, marks=soak),
+        pytest.param(4, 2, 3, 2, marks=soak),
+        pytest.param(4, 2, 4, 4, marks=soak),
+    ],
+)
+def test_each_matrix_has_its_state_on_one_owner_and_all_copies_of_the_model_are_equal(
+    tmp_path, size, shard, n_layer, owners
 ):
     def work(world):
-        training = build_state(replace(small_config(shard), batch_size=12, precision="bf16"), world)
+        config = replace(small_config(shard, n_layer), batch_size=12, precision="bf16")
+        training = build_state(config, world)
         for step in range(4):
             train_step(training, step, *random_batch(world, 12))
         (muon,) = [o for o in training.optimizers if isinstance(o, Muon)]
         names = {p: name for name, p in training.model.named_parameters()}
-        shapes = {names[p]: [list(t.shape) for t in s.values()] for p, s in muon.state.items()}
-        rows = [local_part(p.detach()) for p in training.model.parameters()]
-        weights = hashlib.sha256(b"".join(part.numpy().tobytes() for part in rows)).hexdigest()
-        return [shapes, len(names), weights]
+        owned = {names[p]: [list(t.shape) for t in s.values()] for p, s in muon.state.items()}
+        rows = [local_part(p.detach()) for p in names]
+        return owned, hashlib.sha256(b"".join(part.numpy().tobytes() for part in rows)).hexdigest()
 
     results = in_ranks(tmp_path, size, work)
-    owned = [name for shapes, *_ in results for name in shapes]
     with torch.device("meta"):
-        model = GPT(small_config(shard).model)
-    matrices = {p: name for name, p in model.named_parameters() if name in owned}
-    assert sorted(owned) == sorted(
-        name for name, p in model.named_parameters() if "blocks" in name and p.dim() == 2
-    )
-    for p, name in matrices.items():
-        (shapes,) = [shapes[name] for shapes, *_ in results if name in shapes]
-        assert shapes == [list(p.shape), [len(p), 1]]
-    # The copies of the model are equal; the ranks of a copy have different rows.
-    copies = [[weights for *_, weights in results[i::shard]] for i in range(shard)]
-    assert all(len(set(copy)) == 1 for copy in copies)
+        named = dict(GPT(small_config(shard, n_layer).model).named_parameters())
+    matrices = [name for name, p in named.items() if name.startswith("blocks.") and p.dim() == 2]
+    for group in range(0, size, owners):
+        owned = [name for owned, _ in results[group : group + owners] for name in owned]
+        assert sorted(owned) == sorted(matrices)
+    for owned, _ in results:
+        for name, shapes in owned.items():
+            assert shapes == [list(named[name].shape), [len(named[name]), 1]]
+    for first in range(shard):  # these ranks have the same rows
+        assert len({weights for _, weights in results[first::shard]}) == 1
 
 
 @slow

@@ -20,6 +20,7 @@ from training.processes import World
 from training.state import build_state
 
 M_MMAP_THRESHOLD = -3
+MUON = OptimConfig(name="muon")
 LLAMA = {"n_kv_head": 2, "norm": "rmsnorm", "position": "rope", "mlp": "swiglu"}
 CONFIG = ResolvedConfig(
     device="cpu",
@@ -98,7 +99,7 @@ pytestmark = [
         soak(change(CONFIG, {"dropout": 0.1, "qk_norm": True, "position": "rope"})),
         soak(change(CONFIG, {"attention_gate": "channel", "smear_keys": True})),
         soak(change(CONFIG, {"mlp": "none", "tie_embeddings": False}, precision="bf16")),
-        soak(change(WIDE, {}, accumulate=2, optim=OptimConfig(name="muon"))),
+        soak(change(WIDE, {}, accumulate=2, optim=MUON)),
         soak(change(CONFIG, LLAMA, precision="bf16", compile=True)),
         soak(change(CONFIG, {"vocab_size": 20_000}, compile=True)),
         soak(change(CONFIG, {}, compile=True, checkpoint_activations=True, precision="bf16")),
@@ -116,6 +117,11 @@ def test_the_peak_memory_of_one_process_is_close_to_the_estimate(tmp_path, confi
         soak(2, {}, False),
         soak(2, {}, True),
         soak(2, {"accumulate": 2}, True),
+        soak(2, {"optim": MUON}, False),
+        soak(4, {"optim": MUON, "precision": "bf16"}, False),
+        soak(3, {"optim": MUON, "accumulate": 2}, False),
+        soak(2, {"optim": MUON, "shard": 2}, False),
+        soak(4, {"optim": MUON, "shard": 2}, False),
         soak(4, {"shard": 2, "precision": "bf16", "accumulate": 2}, False),
         soak(4, {"shard": 4, "checkpoint_activations": True}, False),
         soak(2, {"shard": 2, "compile": True, "precision": "bf16"}, False),

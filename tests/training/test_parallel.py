@@ -16,12 +16,12 @@ from training.state import build_state
 slow, soak = pytest.mark.slow, pytest.mark.soak
 
 
-def config_of(optim: str = "muon", **settings) -> ResolvedConfig:
+def config_of(optim: str = "muon", n_layer: int = 3, **settings) -> ResolvedConfig:
     """A small model whose sizes no number of ranks divides, and a batch of 12 sequences."""
     return ResolvedConfig(
         device="cpu",
         batch_size=12,
-        model=GPTConfig(97, block_size=16, n_layer=3, n_head=2, n_embd=36),
+        model=GPTConfig(97, block_size=16, n_layer=n_layer, n_head=2, n_embd=36),
         optim=OptimConfig(name=optim, warmup_steps=1),
         **({"precision": "fp32", "shard": 1} | settings),
     )
@@ -51,6 +51,8 @@ def losses_of(world, config, steps=10):
         pytest.param(3, {"optim": "adamw", "checkpoint_activations": True}, marks=soak),
         pytest.param(2, {"optim": "muon"}, marks=soak),
         pytest.param(4, {"optim": "muon"}, marks=soak),
+        pytest.param(4, {"optim": "muon", "n_layer": 4}, marks=soak),
+        pytest.param(4, {"optim": "muon", "n_layer": 4, "shard": 2}, marks=soak),
         pytest.param(3, {"optim": "muon", "shard": 3}, marks=soak),
         pytest.param(4, {"optim": "muon", "shard": 2, "accumulate": 3}, marks=soak),
     ],
