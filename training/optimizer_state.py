@@ -98,7 +98,7 @@ def _gather(optimizer: Optimizer, p: Tensor, field: str) -> Tensor:
     else:
         state = _empty_state(optimizer, p, field)
     if optimizer.owners.size > 1:
-        dist.broadcast(state, owner)
+        dist.broadcast(state, owner)  # from the first group to all ranks
     return state
 
 

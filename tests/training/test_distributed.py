@@ -352,7 +352,8 @@ def test_a_signal_to_one_rank_saves_once_and_all_leave_with_its_status(
     ranks = Ranks(tmp_path, 2, *argv, fault=of(1, *call, kill(number)))
     assert ranks.wait() == [128 + number] * 2, ranks.output()
     assert ranks.output().count("resume=true") == 1
-    assert find_checkpoint(tmp_path / "run", "last", pytest.fail)[1].step in (step, step + 1)
+    saved = find_checkpoint(tmp_path / "run", "last", pytest.fail)[1].step
+    assert step <= saved <= step + 2  # at the latest after the evaluation of step 10
 
 
 @slow
