@@ -278,8 +278,8 @@ class Config:
     device: str = setting("auto", "auto, cpu, cuda, cuda:N or mps")
     precision: str = setting(
         "auto",
-        "floating-point format of matrix products; auto: bf16, or fp16 on GPUs without it, if the "
-        "hardware multiplies it faster; fp32 is TF32 on newer GPUs",
+        "floating-point format of matrix products; auto: the one of bf16, fp16 and fp32 that the "
+        "hardware multiplies fastest; fp32 is TF32 on NVIDIA GPUs from compute capability 8",
         choices=("auto", "fp32", "bf16", "fp16"),
     )
     compile: bool | str = setting(
@@ -301,7 +301,7 @@ class Config:
     checkpoint_activations: bool = setting(
         False,
         "compute each block again in the backward pass instead of keeping its activations: less "
-        "memory, a third more operations",
+        "memory, a third more operations in the blocks",
     )
     profile: int = setting(
         0,

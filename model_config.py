@@ -75,8 +75,8 @@ class ModelConfig:
     tie_embeddings: bool = setting(True, "use the token embedding as the output layer's weight")
     vocab_multiple: int | None = setting(
         None,
-        "round the columns of the output layer's matrix product up to a multiple of this, which is "
-        f"faster on a GPU; null: {GPU_VOCAB_MULTIPLE} with CUDA, else 1",
+        "pad the logits to a multiple of this while they are computed, which is faster on a GPU; "
+        f"null: {GPU_VOCAB_MULTIPLE} with CUDA, else 1",
         ge=1,
         le=65_536,
     )

@@ -4,7 +4,7 @@
                                  [utilization=0.5] [optim=adamw] [json=FILE]
 
 gpu: H100, A100, H100-HBM2e or A100-40GB; network: NDR or HDR InfiniBand, or Ethernet. memory: the
-planned memory of one GPU; limits: a step with a fixed number of tokens per GPU, and with a fixed
+estimated memory of one GPU; limits: a step with a fixed number of tokens per GPU, and with a fixed
 batch; check: the error of the simulation for published speeds. Nothing is measured.
 benchmarks/step_time.py and benchmarks/hardware.py state the assumptions; docs/scaling.md contains
 the tables.
@@ -31,8 +31,8 @@ SEQUENCES_PER_BATCH = 1024  # if the batch is fixed
 MIN_COMPUTE_SHARE = 0.9  # from here on, a step is limited by compute
 MODELS = {
     "124 M": GPTConfig(50257, block_size=1024, n_layer=12, n_head=12, n_embd=768),
-    "1.2 G": GPTConfig(50257, block_size=2048, n_layer=22, n_head=16, n_embd=2048),
-    "7 G": GPTConfig(
+    "1.2 B": GPTConfig(50257, block_size=2048, n_layer=22, n_head=16, n_embd=2048),
+    "7 B": GPTConfig(
         32000,
         block_size=4096,
         n_layer=32,
@@ -47,7 +47,7 @@ MODELS = {
 }
 
 
-# Models whose memory on one GPU is planned, each with the sequences of a micro-step.
+# Models whose memory on one GPU is estimated, each with the sequences of a micro-step.
 GPT2 = replace(MODELS["124 M"], bias=True)
 MEMORY_MODELS = {
     "GPT-2, 124 M": (GPT2, 16),
@@ -80,7 +80,7 @@ class Scenario(NamedTuple):
 
 @dataclass
 class Result:
-    """What is simulated of a scenario."""
+    """The simulated step of a scenario."""
 
     model: str
     processes: int
@@ -93,7 +93,7 @@ class Result:
     seconds: float
     compute_share: float
     tokens_per_second: float
-    memory: float  # bytes of a GPU, as planned
+    memory: float  # estimated bytes of a GPU
     limit: str  # "memory", "compute", "bandwidth", "latency" or "optimizer"
 
 
@@ -116,7 +116,7 @@ def list_scenarios() -> list[Scenario]:
 
 
 def simulate_scenario(scenario: Scenario, options: ClusterOptions) -> Result:
-    """Simulate a step of a scenario and plan its memory."""
+    """Simulate a step of a scenario and estimate its memory."""
     name, processes, shard, is_batch_fixed = scenario
     model = MODELS[name]
     sequences = TOKENS_PER_GPU // model.block_size
@@ -135,10 +135,11 @@ def simulate_scenario(scenario: Scenario, options: ClusterOptions) -> Result:
     memory = memory_needed(config, processes)
     without_latency = simulate_step(config, cluster._replace(has_latency=False))
     latency = step.exposed - without_latency.exposed
+    compute_share = round(step.compute / step.seconds, 2)
 
     if memory > MAX_MEMORY_SHARE * gpu.memory:
         limit = "memory"
-    elif step.compute >= MIN_COMPUTE_SHARE * step.seconds:
+    elif compute_share >= MIN_COMPUTE_SHARE:
         limit = "compute"
     else:
         losses = {
@@ -153,7 +154,7 @@ def simulate_scenario(scenario: Scenario, options: ClusterOptions) -> Result:
         tokens,
         *step,
         step.seconds,
-        step.compute / step.seconds,
+        compute_share,
         tokens / step.seconds,
         memory,
         limit,
@@ -163,7 +164,8 @@ def simulate_scenario(scenario: Scenario, options: ClusterOptions) -> Result:
 def format_results(results: list[Result]) -> str:
     """Return a Markdown table: a row for a model and a number of GPUs, columns for `shard`."""
     lines = [
-        "| parameters | GPUs | memory | 1 | 8 | all | 1 | 8 | all |",
+        "| parameters | GPUs | memory | `shard=1` | `shard=8` | `shard=all` "
+        "| fixed batch, `shard=1` | `shard=8` | `shard=all` |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for key, group in groupby(results, key=lambda result: (result.model, result.processes)):
@@ -183,15 +185,15 @@ def format_results(results: list[Result]) -> str:
 
 
 def format_result(result: Result) -> str:
-    """Return a cell: the share of the step in which the GPU computes, and the limit if another."""
+    """Return a cell: the share of compute, and the letter of the limit if it is another one."""
     if result.limit == "memory":
         return "M"
     limit = "" if result.limit == "compute" else f" {result.limit[0].upper()}"
     return f"{result.compute_share:.0%}{limit}"
 
 
-def plan_memory() -> MarkdownTable:
-    """Plan the memory of models on one GPU: eager, compiled, and with recomputed activations."""
+def estimate_memory() -> MarkdownTable:
+    """Estimate the memory on one GPU: eager, compiled, and with recomputed activations."""
     lines = [
         "| model | sequences | weights, gradients, AdamW | eager | compiled "
         "| `checkpoint_activations` |",
@@ -225,7 +227,7 @@ def make_table(part: str, options: ClusterOptions) -> MarkdownTable:
         AssertionError: A predicted speed differs too much from the published one.
     """
     if part == "memory":
-        return plan_memory()
+        return estimate_memory()
     if part == "check":
         predictions = predict_published()
         check_predictions(predictions)

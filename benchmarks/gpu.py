@@ -9,20 +9,19 @@ r"""Measure everything on the GPUs of one machine in at most 20 minutes.
 
 The parts are:
   tests      the tests that are marked gpu
-  training   speed, share of the matrix rate and memory, measured and planned, of training steps
-             beside nanoGPT's model and transformers (benchmarks.throughput)
+  training   speed, share of the matrix rate and memory, measured and estimated, of training steps
+             compared with nanoGPT's model and transformers (benchmarks.throughput)
   variants   what single settings change: precision, torch.compile, checkpoint_activations,
              model.vocab_multiple, cross-entropy in chunks; a profile (benchmarks.variants)
-  processes  torchrun with one process and with all GPUs, replicated and sharded, beside torch's
-             DDP (benchmarks.scaling)
+  processes  torchrun with one process and with all GPUs, replicated and sharded, compared
+             with torch's DDP (benchmarks.scaling)
   quality    time to nanoGPT's published loss and to 1.44 (benchmarks.speedrun); other settings are
              passed to these runs
   decoding   benchmarks.sampling
 
-Each part runs in processes of its own. The seconds that a part leaves of its time limit are added
-to the limit of the next one. A part that fails is reported, one that the machine cannot run is
-skipped with the reason, and the next one starts. The file is written after each part. The table is
-Markdown, for docs/benchmarks.md.
+Each part runs in processes of its own. The next part can use the time that a part leaves of its
+limit. What the machine cannot run is skipped with the reason, and a part that fails is reported.
+The file is written after each part. The table is Markdown, for docs/benchmarks.md.
 
 Texts are downloaded, unless data.path says where they are. To try it on a CPU:
 
@@ -230,8 +229,8 @@ def run_part(part: Part, device: str, time_limit: float | None = None) -> dict[s
         time_limit: Seconds; None: the part's own limit.
 
     Returns:
-        "seconds" it took, and its "result", an "error" or both: what it had measured until its
-        time limit. Only "skipped" if the machine cannot run it.
+        The "seconds" it took, and its "result", an "error", or both if it reached its time limit;
+        or "skipped", the reason why the machine cannot run it.
     """
     if part.obstacle:
         return {"seconds": 0.0, "skipped": part.obstacle}
@@ -292,7 +291,7 @@ def parse_result(text: str) -> Any:
 
 
 def compare_memory(size: str, rows: dict[str, dict], device: str) -> dict[str, dict[str, float]]:
-    """Return planned and measured bytes of memory of GlassGPT's rows.
+    """Return estimated and measured bytes of memory of GlassGPT's rows.
 
     Args:
         size: Size of the model, as in benchmarks.throughput.
@@ -306,11 +305,11 @@ def compare_memory(size: str, rows: dict[str, dict], device: str) -> dict[str, d
     for name, row in rows.items():
         if "GlassGPT" in name:
             config = make_config(size, row["precision"], row["compiled"], device)
-            planned = memory_needed(config, 1)
+            estimated = memory_needed(config, 1)
             comparison[name] = {
-                "planned": planned,
+                "estimated": estimated,
                 "measured": row["memory"],
-                "ratio": row["memory"] / planned,
+                "ratio": row["memory"] / estimated,
             }
     return comparison
 

@@ -24,7 +24,7 @@ def markdown_table(result: dict[str, Any]) -> str:
     lines = [
         f"{result['machine']}, torch {result['torch']}{cuda}",
         "",
-        "| part | what | result |",
+        "| part | measurement | result |",
         "|---|---|---|",
     ]
     for name, outcome in result["parts"].items():
@@ -94,8 +94,8 @@ def _describe_training(result: dict[str, Any]) -> list[TableRow]:
         )
         table_rows.append(TableRow(name, speed))
     for name, row in result.get("memory", {}).items():
-        measured, planned = row["measured"] / BYTES_PER_MB, row["planned"] / BYTES_PER_MB
-        memory = f"{measured:,.0f} MB, planned {planned:,.0f} ({row['ratio']:.2f}x)"
+        measured, estimated = row["measured"] / BYTES_PER_MB, row["estimated"] / BYTES_PER_MB
+        memory = f"{measured:,.0f} MB, estimated {estimated:,.0f} ({row['ratio']:.2f}x)"
         table_rows.append(TableRow(f"{name}, memory", memory))
     return table_rows
 

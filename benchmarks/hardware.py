@@ -1,9 +1,9 @@
-"""GPUs, networks, and the time of collectives by a model; nothing is measured.
+"""GPUs, networks, and an estimate of the time of collectives; nothing is measured.
 
-A collective of n ranks on m machines with B bytes takes NCCL's ring: B (n - 1) / n at
-`BANDWIDTH_SHARE` of the slowest link, and a latency for each of the n - 1 steps. A ring enters a
-machine through one network card, so a group that has 8 ranks in a machine uses 8 cards. An
-all-reduce is twice as long, or takes a tree if that has less latency.
+A collective of n ranks with B bytes uses NCCL's rings: B (n - 1) / n at `BANDWIDTH_SHARE` of the
+slowest link, and a latency for each of the n - 1 steps. NCCL builds a ring for each network card,
+so a group with 8 ranks in each machine uses 8 cards. An all-reduce takes twice as long, or uses a
+tree if that has less latency.
 """
 
 import math
@@ -51,7 +51,7 @@ class Cluster(NamedTuple):
     has_latency: bool = True
 
     def group(self, ranks: int, stride: int = 1) -> "Group":
-        """Return the links between every `stride`-th of neighboring ranks."""
+        """Return the links of a group of ranks that are `stride` apart."""
         per_machine = min(ranks, max(1, GPUS_PER_MACHINE // stride))
         machines = math.ceil(ranks / per_machine)
         bandwidth = self.gpu.nvlink

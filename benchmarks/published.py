@@ -1,4 +1,4 @@
-"""Published training speeds, and how far the model of benchmarks/step_time.py is from them.
+"""Published training speeds, and how far the simulation is from them.
 
 A row of published.csv states the program and its settings, the sequences per GPU and micro-step,
 and the speed in tokens per second and GPU. The first row of a program on a kind of GPU fixes the
@@ -21,12 +21,13 @@ from typing import NamedTuple
 
 from benchmarks.hardware import GPUS, NETWORKS, Cluster
 from benchmarks.step_time import Engine, make_config, simulate_step
+from common.text import pluralize
 from model_config import GPTConfig
 from training.flops import tokens_per_step
 
 MAX_ERROR = 0.15
 # Smaller micro-steps are predicted, but not checked: matrix products are slower then, which the
-# model ignores.
+# simulation ignores.
 MIN_CHECKED_TOKENS = 8192
 BISECTIONS = 20
 LLAMA = GPTConfig(
@@ -103,7 +104,7 @@ class Prediction(NamedTuple):
 
     @property
     def is_checked(self) -> bool:
-        """Whether the model should hold for the row."""
+        """Whether the simulation should hold for the row."""
         tokens = self.row.sequences * MODELS[self.row.model].block_size
         return tokens >= MIN_CHECKED_TOKENS
 
@@ -119,7 +120,7 @@ def read_published() -> list[Row]:
 
 
 def predict_speed(row: Row, utilization: float) -> float:
-    """Return the tokens per second and GPU that the model predicts for a row."""
+    """Return the tokens per second and GPU that the simulation predicts for a row."""
     config = make_config(
         MODELS[row.model],
         row.gpus,
@@ -134,7 +135,7 @@ def predict_speed(row: Row, utilization: float) -> float:
 
 
 def fit_utilization(row: Row) -> float:
-    """Return the utilization with which the model predicts the speed of a row."""
+    """Return the utilization with which the simulation predicts the speed of a row."""
     low, high = 0.0, 1.0
     for _ in range(BISECTIONS):
         middle = (low + high) / 2
@@ -168,8 +169,8 @@ def check_predictions(predictions: list[Prediction]) -> None:
 def format_predictions(predictions: list[Prediction]) -> str:
     """Return a Markdown table with the range of the errors for each program and GPU."""
     lines = [
-        "| program, GPU | utilization | fitted to | predicted speeds | error |",
-        "|---|---|---|---|---|",
+        "| program, GPU | utilization | fitted to | predicted | models | GPUs | error |",
+        "|---|---|---|---|---|---|---|",
     ]
     for _, series in groupby(predictions, key=lambda prediction: prediction.row[:2]):
         fitted, *others = series
@@ -183,12 +184,13 @@ def format_predictions(predictions: list[Prediction]) -> str:
                 f"{row.program}, {row.gpu}",
                 f"{fitted.utilization:.2f}",
                 f"{row.model} on {row.gpus}",
-                f"{len(group)}: {format_range(models)} on "
-                + format_range(sorted({prediction.row.gpus for prediction in group})),
+                pluralize(len(group), "speed"),
+                format_range(models),
+                format_range(sorted({prediction.row.gpus for prediction in group})),
                 format_range([f"{error:+.0%}" for error in sorted(p.error for p in group)]),
             ]
             if not is_checked:
-                cells[3] += f", fewer than {MIN_CHECKED_TOKENS:,} tokens"
+                cells[3] += f", micro-steps of fewer than {MIN_CHECKED_TOKENS:,} tokens"
             lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 

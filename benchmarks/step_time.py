@@ -1,4 +1,4 @@
-"""A model of the duration of a training step on a cluster of GPUs; nothing is measured.
+"""Simulate the duration of a training step on a cluster of GPUs; nothing is measured.
 
 Assumptions:
 
@@ -7,8 +7,8 @@ Assumptions:
   Neither rate depends on the size of the micro-batch.
 - Collectives take the time that benchmarks/hardware.py estimates.
 - A block is gathered while the block before computes, and its gradients are reduced while the next
-  one computes; the collectives of a group run one after the other. What no compute hides counts.
-  Collectives do not slow the compute that hides them.
+  one computes; the collectives of a group run one after the other. Only the time in which they run
+  and nothing computes is added. Collectives do not slow the compute that hides them.
 - The optimizer reads and writes its tensors once.
 """
 
@@ -40,11 +40,12 @@ MOVED_BYTES = {
 }
 MOVED_LOGIT_BYTES = {False: 46, True: 12}
 # Bytes per parameter that AdamW and the clipping of gradients move: each gradient is read for its
-# norm, read and written when it is scaled; then weight, gradient and two moments are read, and
+# norm, and read and written when it is scaled; weight, gradient and two moments are read; and
 # weight and moments are written.
 OPTIMIZER_BYTES = 4 + 8 + 16 + 12
-# Bytes per parameter of Muon's matrices: update and weight; and with their owner the gradient, its
-# norm and scaling, the momentum, and the update in bf16.
+# Bytes per parameter of Muon's matrices: the update is read, the weight is read and written; and by
+# their owner, the gradient is read for its norm, read and written when it is scaled, and read; the
+# momentum is read and written, and the update is written in bf16.
 MUON_WEIGHT_BYTES = 2 + 8
 MUON_STATE_BYTES = 4 + 8 + 4 + 8 + 2
 
@@ -192,8 +193,8 @@ def plan_work(config: ResolvedConfig, cluster: Cluster, engine: Engine = GLASSGP
 def simulate_micro_step(work: Work) -> float:
     """Return the seconds of a forward and backward pass with overlapped communication.
 
-    The variables `gpu`, `shards` and `replicas` are the times from which on the GPU, the links of
-    the shards' group and those between replicas are free.
+    The variables `gpu`, `shards` and `replicas` are the times at which the GPU, the links within
+    the group of shards, and the links between replicas become free.
     """
     # Forward pass: a block is gathered while the block before computes
     shards = work.gather_outside
@@ -226,9 +227,10 @@ def simulate_micro_step(work: Work) -> float:
 def simulate_step(config: ResolvedConfig, cluster: Cluster, engine: Engine = GLASSGPT) -> Step:
     """Return the duration of a training step."""
     work = plan_work(config, cluster, engine)
+    # Gradients are averaged over replicas in the last micro-step only.
+    earlier = work._replace(average_block=0.0, average_outside=0.0)
     exposed = simulate_micro_step(work) - work.compute
-    if config.shard > 1:  # a complete model communicates in the last micro-step only
-        exposed *= config.accumulate
+    exposed += (config.accumulate - 1) * (simulate_micro_step(earlier) - work.compute)
     block, outside = count_parts(astuple(config.model))
     parameters = config.model.n_layer * block.parameters + outside.parameters
     update = Update(OPTIMIZER_BYTES * parameters / config.shard)
@@ -261,14 +263,14 @@ def plan_muon(config: ResolvedConfig, cluster: Cluster) -> Update:
     flops = communication = 0.0
     for (rows, columns), per_block in Counter(block.matrices).items():
         share = math.ceil(layers * per_block / owners)
-        own = share * rows * columns
+        owned = share * rows * columns
         flops += share * newton_schulz_flops(rows, columns)
         if config.shard == 1:
-            communication += copies.scatter_seconds(4 * own * owners)
-            communication += groups.all_reduce_seconds(4 * own)
+            communication += copies.scatter_seconds(4 * owned * owners)
+            communication += groups.all_reduce_seconds(4 * owned)
         else:
-            communication += shards.scatter_seconds(4 * own) + shards.scatter_seconds(2 * own)
-        communication += copies.scatter_seconds(2 * own * owners / config.shard)
+            communication += shards.scatter_seconds(4 * owned) + shards.scatter_seconds(2 * owned)
+        communication += copies.scatter_seconds(2 * owned * owners / config.shard)
     moved = OPTIMIZER_BYTES * other_parameters / config.shard
     moved += MUON_WEIGHT_BYTES * matrix_parameters / config.shard
     moved += MUON_STATE_BYTES * matrix_parameters / owners

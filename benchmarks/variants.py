@@ -3,11 +3,11 @@
     python -m benchmarks.variants [size=67M] [compile=1] [seconds=5] [profile=5] [device=auto]
                                   [json=FILE]
 
-The first row is the fastest precision of the device, compiled and with a padded output layer. Each
-other row changes one thing: the precision, torch.compile, checkpoint_activations,
-model.vocab_multiple, or cross-entropy in one piece instead of chunks. Each runs in a process of its
-own, on random tokens, as in benchmarks.throughput. A row that the device cannot run has a reason
-instead. With compile=0 all run eagerly.
+The first row is what precision=auto chooses on a GPU, and bf16 on a CPU; it is compiled and has
+padded logits. Other rows change the precision, torch.compile, checkpoint_activations,
+model.vocab_multiple, or compute cross-entropy in one piece instead of chunks. Each runs in a
+process of its own, on random tokens, as in benchmarks.throughput. A row that the device cannot run
+has a reason instead. With compile=0 all run eagerly.
 
 The last table is the profile of the first row: the operations that take most of the time. The file
 is written after each row.
@@ -68,7 +68,7 @@ class Variant(NamedTuple):
         compile: Whether to compile.
         has_tf32: Whether float32 matrices are multiplied in TF32 on a GPU that has it.
         checkpoint_activations: Whether blocks are computed again in the backward pass.
-        vocab_multiple: What the rows of the output layer are padded to a multiple of.
+        vocab_multiple: Logits are padded to a multiple of this.
         has_chunks: Whether eager cross-entropy converts a part of the logits at a time.
     """
 
@@ -245,7 +245,7 @@ def make_row(config: ResolvedConfig, measured: ProcessResult) -> dict[str, Any]:
         "tokens_per_second": tokens_per_second,
         "mfu": metrics.get("train/mfu"),
         "memory": measured.peak_memory,
-        "planned_memory": memory_needed(config, 1),
+        "estimated_memory": memory_needed(config, 1),
     }
 
 
@@ -258,8 +258,8 @@ def describe_row(row: dict[str, Any]) -> str:
     mfu = "" if row["mfu"] is None else f", MFU {row['mfu']:.0%}"
     return (
         f"{row['tokens_per_second']:,.0f} tok/s ({row['ratio']:.2f}x){mfu}, "
-        f"{row['memory'] / BYTES_PER_MB:,.0f} MB, planned "
-        f"{row['planned_memory'] / BYTES_PER_MB:,.0f}"
+        f"{row['memory'] / BYTES_PER_MB:,.0f} MB, estimated "
+        f"{row['estimated_memory'] / BYTES_PER_MB:,.0f}"
     )
 
 

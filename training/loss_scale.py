@@ -14,15 +14,15 @@ class LossScaler:
     """Multiplies the loss, so that small gradients do not underflow in fp16.
 
     When a gradient overflows, the step is skipped and the factor is halved. After many steps
-    without an overflow it is doubled. The factor is a power of two, so it changes no digit.
+    without an overflow it is doubled. The factor is a power of two, so scaling is exact.
 
     torch.amp.GradScaler does the same, but decides for each optimizer and each rank by the
     gradients that it finds there. Here one decision, by norms that all ranks have computed
     together, serves all optimizers and ranks, also for gradients that only one rank has.
 
     Attributes:
-        is_enabled: False, unless the run is in fp16: the factor is 1 and no step is skipped.
-        factor: By which the loss and therefore all gradients are multiplied.
+        is_enabled: Whether the run is in fp16. If not, the factor is 1 and no step is skipped.
+        factor: The loss scale, by which the loss and therefore all gradients are multiplied.
         steps: Number of steps since the factor changed or a step was skipped.
 
     Reference: Micikevicius et al. 2018, "Mixed Precision Training".
@@ -38,10 +38,10 @@ class LossScaler:
         return loss * self.factor if self.is_enabled else loss
 
     def has_overflowed(self, gradient_norms: Tensor) -> bool:
-        """Return whether the step has to be skipped, and repeated with smaller gradients.
+        """Return whether a gradient overflowed, so that the step has to be skipped.
 
-        It waits for the device. Without fp16 the answer is False, at once; and so it is for a
-        factor that cannot be lowered, because those gradients are an error.
+        In fp16 this waits for the device. The answer is False without fp16, and at the smallest
+        factor, where gradients that are not finite are an error.
         """
         if not self.is_enabled or self.factor <= MIN_LOSS_SCALE:
             return False

@@ -55,13 +55,13 @@ def memory_needed(config: ResolvedConfig, processes: int) -> float:
 
     # The start of the backward pass, when all activations exist, and its end, when all gradients do
     tokens = config.micro_batch_size(processes) * c.block_size
-    start = copied_weights(config, parameters) + stored_logits(config, tokens)
+    start = copied_weight_bytes(config, parameters) + stored_logit_bytes(config, tokens)
     start += tokens * stored_activations(config)
     end = gradients + tokens * block_activations(config)
     if has_fsdp_replicas:
         start += FLOAT32_BYTES * parameters  # copied as if they came from other processes
     elif config.shard > 1:
-        gathered = gathered_weights(config, parameters)
+        gathered = gathered_weight_bytes(config, parameters)
         start += gathered
         end += gathered + FLOAT32_BYTES * outside  # gradients that are not averaged yet
     if config.accumulate > 1:
@@ -126,7 +126,7 @@ def update_memory(config: ResolvedConfig, parameters: int, processes: int) -> fl
 
 
 def owned_weights(c: GPTConfig, owners: int) -> int:
-    """Count the weights of the matrices that the first of Muon's owners has; others have fewer."""
+    """Count the weights of the matrices that the first of Muon's owners has, the most of all."""
     stacks = count_matrices(c)
     return sum(ceil(n / owners) * prod(shape) for shape, n in stacks.items())
 
@@ -179,7 +179,7 @@ def weights_outside_blocks(c: GPTConfig) -> int:
     return table_weights(c) + ngram_weights(c)
 
 
-def copied_weights(config: ResolvedConfig, parameters: int) -> float:
+def copied_weight_bytes(config: ResolvedConfig, parameters: int) -> float:
     """Return the bytes of copies of the weights that the backward pass reads.
 
     They are the joined projections, and what is converted to 16 bits or padded. Sharded blocks
@@ -202,7 +202,7 @@ def copied_weights(config: ResolvedConfig, parameters: int) -> float:
     return copies
 
 
-def gathered_weights(config: ResolvedConfig, parameters: int) -> float:
+def gathered_weight_bytes(config: ResolvedConfig, parameters: int) -> float:
     """Return the bytes of other processes' weights that a process has in the backward pass."""
     c = config.model
     outside = weights_outside_blocks(c)
@@ -218,7 +218,7 @@ def qkv_width(c: GPTConfig) -> int:
 # --- Activations ----------------------------------------------------------------------------------
 
 
-def stored_logits(config: ResolvedConfig, tokens: int) -> int:
+def stored_logit_bytes(config: ResolvedConfig, tokens: int) -> int:
     """Return the bytes of the logits of some tokens, of their gradient and of the head's.
 
     The logits are freed when the gradient of the output layer's weight is computed.

@@ -60,7 +60,7 @@ def load_optimizer_tensors(
             key = min(saved ^ expected)
             _refuse(key, "is missing" if key in expected else "is unexpected")
         for optimizer, p, field in _state_of(optimizers):
-            if isinstance(optimizer, Muon) and optimizer.owner(p) != optimizer.owners.rank:
+            if isinstance(optimizer, Muon) and optimizer.find_owner(p) != optimizer.owners.rank:
                 continue
             key = f"{names[p]}/{field}"
             if field == "step":  # a scalar, which fused AdamW counts on the parameter's device
@@ -92,7 +92,7 @@ def _gather(optimizer: Optimizer, p: Tensor, field: str) -> Tensor:
     """Return the complete state of a parameter; all ranks call this together."""
     if not isinstance(optimizer, Muon):
         return full_tensor(optimizer.state[p][field])
-    owner = optimizer.owner(p)
+    owner = optimizer.find_owner(p)
     if owner == optimizer.owners.rank:
         state = optimizer.state[p][field]
     else:

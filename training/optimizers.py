@@ -91,11 +91,11 @@ class Muon(Optimizer):
             by_shape[p.shape].append(p)
         return list(by_shape.values())
 
-    def owner(self, p: Tensor) -> int:
+    def find_owner(self, p: Tensor) -> int:
         """Return the rank that owns a matrix."""
         (stack,) = [stack for stack in self.stacks() if stack[0].shape == p.shape]
         index = next(index for index, other in enumerate(stack) if other is p)
-        return self.owners.owner(stack, index)
+        return self.owners.find_owner(stack, index)
 
     @torch.no_grad()
     def collect_gradients(self) -> None:
@@ -123,7 +123,7 @@ class Muon(Optimizer):
     def _compute_updates(self, stack: list[Tensor]) -> Tensor:
         """Return the updates of this rank's matrices in a stack, (n, rows, columns)."""
         rows, columns = stack[0].shape
-        own = self.owners.own(stack)
+        own = self.owners.owned_matrices(stack)
         if not own:
             return torch.empty(0, rows, columns, device=stack[0].device)
         momentum = self.param_groups[0]["momentum"]

@@ -10,14 +10,15 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 from training.tensors import is_distributed, local_part
 
 Placements = tuple[Placement, ...]
-# Where a stack (matrices, rows, columns) is, by the dimensions of a mesh: groups of owners, copies
-# of the model in a group, and the shards of a copy. Complete on each rank, if there are no shards:
+# DTensor placements of a stack (matrices, rows, columns) on the mesh of `parallel.owners_mesh`:
+# groups of owners, copies of the model in a group, and the shards of a copy, if there are any.
+# All of the stack, if there are no shards:
 COMPLETE: Placements = (Replicate(), Replicate())
 # The rows of each shard:
 ROWS: Placements = (Replicate(), Replicate(), Shard(1))
 # The matrices that each rank owns:
 OWNED: Placements = (Replicate(), Shard(0), Shard(0))
-# Gradients of a part of the batch, to be summed over all ranks, or by owners over the groups:
+# Gradients of a part of the batch, which have to be summed over all ranks, or over the groups:
 SUMMANDS: Placements = (Partial(), Partial())
 OWNED_SUMMANDS: Placements = (Partial(), Shard(0))
 
@@ -25,8 +26,8 @@ OWNED_SUMMANDS: Placements = (Partial(), Shard(0))
 class Owners:
     """Divides stacks of matrices of the same shape among ranks, in their order.
 
-    Each owns the same number of matrices of a stack; the last ones own fewer if the ranks do not
-    divide the stack. There may be several groups of such ranks, which do the same.
+    Of n matrices each rank owns ceil(n / size); the last ranks own fewer or none. There may be
+    several groups of such ranks, which do the same.
 
     Args:
         mesh: The ranks by groups, copies of the model in a group, and shards if there are any; None
@@ -43,12 +44,12 @@ class Owners:
         self.rank = 0 if mesh is None else mesh.get_rank() % self.size
         self._dimensions = 0 if mesh is None else mesh.ndim
 
-    def own(self, stack: list[Tensor]) -> list[Tensor]:
+    def owned_matrices(self, stack: list[Tensor]) -> list[Tensor]:
         """Return the matrices of a stack that this rank owns."""
         share = self._share(stack)
         return stack[self.rank * share : (self.rank + 1) * share]
 
-    def owner(self, stack: list[Tensor], index: int) -> int:
+    def find_owner(self, stack: list[Tensor], index: int) -> int:
         """Return the rank, in each group, that owns a matrix of a stack, by its index."""
         return index // self._share(stack)
 
@@ -64,7 +65,7 @@ class Owners:
         for stack, gradients in zip(stacks, collected):
             if not is_distributed(stack[0]):
                 gradients = gradients / self.mesh.size()
-            for p, gradient in zip(self.own(stack), gradients.unbind()):
+            for p, gradient in zip(self.owned_matrices(stack), gradients.unbind()):
                 p.grad = gradient
 
     def send_updates(self, stack: list[Tensor], updates: Tensor, dtype: torch.dtype) -> Tensor:
@@ -77,7 +78,7 @@ class Owners:
 
         Returns:
             This rank's rows of all updates, then padding: (at least len(stack), local rows,
-            columns). Several ranks wait for them when they are first read.
+            columns). They arrive asynchronously: the first operation that reads them waits.
         """
         if self.mesh is None:
             return updates

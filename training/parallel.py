@@ -1,9 +1,10 @@
 """The model on the device of each rank: compiled, replicated or sharded, averaged and gathered.
 
-With shard=1 each rank has the complete model. On GPUs, torch's FSDP2 averages AdamW's gradients
-while the backward pass computes others. On CPUs one message averages them after it, and so it does
-with Muon, whose matrices travel to their owners. With a larger `shard` FSDP2 shards the model on a
-mesh (processes / shard, shard): each group of `shard` ranks holds one copy.
+With shard=1 each rank has the complete model. On GPUs with AdamW, torch's FSDP2 averages gradients
+while the backward pass computes others. On CPUs, and with Muon, they are averaged after it: Muon's
+are reduce-scattered to the owners of their matrices, all others summed in one message. With a
+larger `shard`, FSDP2 shards the model on a mesh (processes / shard, shard): each group of `shard`
+ranks holds one copy.
 """
 
 from collections.abc import Callable
@@ -20,13 +21,13 @@ from training.optimizers import Muon
 from training.processes import World
 from training.tensors import full_tensor, is_distributed
 
-# Devices on which FSDP2 averages the gradients of a model that every rank has completely. On a CPU
-# one message after the backward pass is faster than FSDP2's hooks (LOG.md).
+# Devices on which FSDP2 averages the gradients of a replicated model. On a CPU, one message after
+# the backward pass is faster than FSDP2's hooks (LOG.md).
 FSDP_DEVICES = ("cuda",)
 
 
 def is_replicated_by_fsdp(config: ResolvedConfig, size: int) -> bool:
-    """Return whether FSDP2 averages the gradients of a model that every rank has completely.
+    """Return whether FSDP2 averages the gradients of a replicated model.
 
     With Muon it does not, because it would average the matrices on all ranks, not on their owners.
     """
@@ -37,9 +38,9 @@ def is_replicated_by_fsdp(config: ResolvedConfig, size: int) -> bool:
 def count_owners(config: ResolvedConfig, size: int) -> int:
     """Return the number of ranks among which Muon's matrices are divided.
 
-    They are the ranks of one copy of the model, or of several if each of them gets a matrix of
-    every shape. Other copies repeat their work, because each message would be padded to as many
-    matrices as there are owners.
+    They are the ranks of one copy of the model, or of several copies as long as there are no more
+    owners than layers. Other copies repeat their work, because each message is padded to a
+    multiple of the owners.
     """
     copies = size // config.shard
     divisors = [n for n in range(1, copies + 1) if copies % n == 0]
@@ -48,9 +49,9 @@ def count_owners(config: ResolvedConfig, size: int) -> int:
 
 
 def owners_mesh(config: ResolvedConfig, size: int) -> DeviceMesh | None:
-    """Return the ranks by groups of owners, copies of the model in a group, and shards if any.
+    """Return the mesh (groups of owners, copies of the model in a group, shards) of the ranks.
 
-    One process without a process group has no mesh.
+    It has no third dimension if the model is not sharded. Without a process group there is no mesh.
     """
     if not is_initialized():
         return None
@@ -65,7 +66,7 @@ def place_model(model: GPT, config: ResolvedConfig, size: int) -> Callable:
     """Move a model to the device, compile it if configured, and let FSDP2 manage it if it should.
 
     Returns:
-        What to call for a forward pass in training.
+        The function that computes a forward pass in training.
     """
     model.rotary_at(0, config.model.block_size)  # a compiled forward pass cannot grow the table
     if config.shard > 1 or is_replicated_by_fsdp(config, size):
@@ -80,8 +81,9 @@ def place_model(model: GPT, config: ResolvedConfig, size: int) -> Callable:
 def apply_fsdp(model: GPT, config: ResolvedConfig, size: int) -> None:
     """Let FSDP2 gather the parameters of a model and average its gradients, block by block.
 
-    A sharded model in bf16 or fp16 communicates matrices in that format, and gradients in float32.
-    Vectors of the blocks, such as the gains of norms, stay in float32, whole on every rank.
+    A sharded model in bf16 or fp16 communicates the blocks' matrices in that format, and everything
+    else, gradients included, in float32. Vectors of the blocks, such as the gains of norms, stay
+    whole on every rank.
     """
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
@@ -112,7 +114,7 @@ def apply_fsdp(model: GPT, config: ResolvedConfig, size: int) -> None:
 
 
 def compile_model(model: GPT) -> Callable:
-    """Return a model that torch.compile compiles as a whole at its first step."""
+    """Return a model that torch.compile compiles as a whole when it is first called."""
     # On a CPU two generated files instead of fifty, because their headers dominate the time. torch
     # 2.13 cannot generate them for attention in float32 that is computed again.
     has_cpp_wrapper = model.head.weight.device.type == "cpu" and not model.checkpoint_activations
@@ -146,7 +148,7 @@ def synchronize_gradients(model: nn.Module, config: ResolvedConfig, is_last: boo
 
 @torch.no_grad()
 def average_gradients(optimizers: list[Optimizer], world: World) -> None:
-    """Average the gradients that FSDP2 does not manage over the ranks.
+    """Average over the ranks the gradients that FSDP2 does not manage.
 
     Muon's gradients move to their owners. The others travel in one message, so that they are
     summed in the same order at every step. DistributedDataParallel changes the order after its

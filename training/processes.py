@@ -23,7 +23,7 @@ from common.errors import SharedError
 from common.signals import STOP_SIGNALS, set_handlers
 from common.torchrun import count_processes
 
-# In a training step all ranks compute the same, so one that is late by minutes hangs.
+# All ranks do the same amount of work in a training step, so one that is late by minutes hangs.
 STEP_TIMEOUT = timedelta(minutes=10)
 # Other ranks wait this long for rank 0, which may draw or save for hours. A process that dies is
 # noticed at once nevertheless, because its connection closes.
@@ -51,7 +51,8 @@ class World:
     """The ranks of a run and the stop signals that they received.
 
     As a context manager it notes SIGINT and SIGTERM for `check_stop`. A second Ctrl-C ends the
-    process at once. A signal after the last check ends it when the block is left.
+    process at once. After the last check, a signal ends a single process when the block is left;
+    several processes ignore it.
 
     Args:
         rank: Number of this process.
@@ -230,7 +231,7 @@ def _explain_lost_connection(error: Exception) -> str | None:
 
 
 def _print_own_error(error: Exception, rank: int) -> None:
-    """Print an error that rank 0, which prints its own at the end, does not have."""
+    """Print an error of another rank than rank 0, which prints its own at the end."""
     sentence = explain_error(error)
     if rank > 0 and sentence and not isinstance(error, SharedError):
         print_stderr(f"error: {_rank_name(rank)}: {sentence}")

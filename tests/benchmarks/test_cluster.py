@@ -111,15 +111,16 @@ def test_communication_is_hidden_up_to_its_ends_or_limits_the_step(shard):
     assert max(link, replicas) - work.compute <= exposed <= link + replicas
 
 
-def test_one_gpu_communicates_nothing_and_accumulation_repeats_only_sharded_communication():
+def test_one_gpu_communicates_nothing_and_replicas_are_averaged_in_the_last_micro_step():
     assert simulate_step(make_config(SMALL, 1, 1, 8), make_cluster(1)).exposed == 0
-    for shard, times in ((1, 1), (8, 4)):
-        one, four = (
-            simulate_step(make_config(SMALL, 8, shard, 8, accumulate), make_cluster(8))
-            for accumulate in (1, 4)
-        )
-        assert four.compute == pytest.approx(4 * one.compute)
-        assert four.exposed == pytest.approx(times * one.exposed) and one.exposed > 0
+
+    def exposed(processes, shard, accumulate):
+        config = make_config(SMALL, processes, shard, 8, accumulate)
+        return simulate_step(config, make_cluster(processes)).exposed
+
+    assert exposed(8, 1, 4) == exposed(8, 1, 1) > 0
+    assert exposed(8, 8, 4) == pytest.approx(4 * exposed(8, 8, 1))
+    assert exposed(64, 8, 4) == pytest.approx(exposed(64, 8, 1) + 3 * exposed(8, 8, 1))
 
 
 def test_recomputed_activations_repeat_the_forward_pass_of_the_blocks():

@@ -85,7 +85,7 @@ def test_the_whole_benchmark_runs_on_a_cpu_and_fills_its_table(test_data, tmp_pa
     assert 0.5 < sum(row["share"] for row in variants["profile"]["operations"]) < 1.01
 
     lines = capsys.readouterr().out.splitlines()
-    table = lines[lines.index("| part | what | result |") :]
+    table = lines[lines.index("| part | measurement | result |") :]
     assert all(line.count(" | ") == 2 for line in table[2:])
     for part in parts:
         assert sum(line.startswith(f"| {part} (") for line in table) == 1

@@ -180,7 +180,7 @@ def measure_update(world: World, config: ResolvedConfig) -> float:
 
 @pytest.mark.parametrize("size", [8, 64])
 @pytest.mark.parametrize("optim", ["adamw", "muon"])
-@pytest.mark.parametrize("model", ["124 M", "1.2 G"])
+@pytest.mark.parametrize("model", ["124 M", "1.2 B"])
 def test_the_peak_memory_of_averaging_and_updating_is_close_to_the_estimate(
     first_of_many, model, optim, size
 ):
