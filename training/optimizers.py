@@ -240,10 +240,13 @@ def clip_gradients(
         if p.grad is not None and p.grad.is_sparse:
             p.grad = p.grad.coalesce()  # adds up the gradients of a row that occurs several times
     params = list(model.parameters())
-    absent = torch.empty(0, device=params[0].device)  # the gradient of another rank's matrix
-    grads = [absent if p.grad is None else local_part(p.grad) for p in params]
+    none = torch.empty(0, device=params[0].device)  # of a matrix that another rank owns
+    grads = [none if p.grad is None else local_part(p.grad) for p in params]
     grads = [grad.values() if grad.is_sparse else grad for grad in grads]
-    norms = torch.stack(torch._foreach_norm(grads))
+    # Among the norms of many gradients, torch can confuse those after an empty one on a GPU.
+    norm_of_next = iter(torch._foreach_norm([grad for grad in grads if grad.numel() > 0]))
+    zero = torch.zeros((), device=params[0].device)
+    norms = torch.stack([next(norm_of_next) if grad.numel() > 0 else zero for grad in grads])
     if world.size > 1:
         norms = sum_norms(norms, params, world, shard)
     norms = norms / loss_scale
