@@ -177,12 +177,14 @@ def plain_copy(model: GPT, world: World) -> GPT | None:
     """
     if world.size == 1:
         return model
-    tensors = {name: full_tensor(tensor) for name, tensor in model.state_dict().items()}
+    tensors = {name: full_tensor(tensor) for name, tensor in model.tensors().items()}
     if world.rank > 0:
         return None
     with torch.device("meta"):
         plain = GPT(model.config)
-    plain.load_state_dict(tensors, assign=True)
+    plain.load_state_dict(tensors, strict=False, assign=True)
+    if model.config.tie_embeddings:  # `tensors` has the shared parameter once
+        plain.head.weight = plain.token_embedding.weight
     plain.rotary = model.rotary
     return plain.train(model.training)
 

@@ -159,6 +159,8 @@ def test_each_rank_stores_its_share_of_the_model_and_measures_the_same_loss(tmp_
             whole += 0 if is_distributed(p) else p.numel()
         plain = plain_copy(gpt, world)
         works = plain is not None and plain(torch.zeros(1, 4).long())[0].isfinite().all().item()
+        if works:  # it has the same parameters, a shared one once
+            assert plain.tensors().keys() == gpt.tensors().keys()
         return [mine, gpt.num_parameters(), whole, loss.item(), *norms.tolist(), works]
 
     results = in_ranks(tmp_path, size, work)
