@@ -258,6 +258,12 @@ class GPT(nn.Module):
             tensors["ngrams.keys"] = self.ngrams.keys
         return tensors
 
+    def assign(self, tensors: dict[str, Tensor]) -> None:
+        """Use tensors, with the names that `tensors` gives them, as parameters without a copy."""
+        self.load_state_dict(tensors, strict=False, assign=True)
+        if self.config.tie_embeddings:
+            self.head.weight = self.token_embedding.weight
+
     def compute_rotary(self, device: torch.device | None = None) -> None:
         """Compute the start of the rotary table in float32, if positions are rotary."""
         if self.config.is_rotary:

@@ -135,11 +135,11 @@ def simulate_scenario(scenario: Scenario, options: ClusterOptions) -> Result:
     memory = memory_needed(config, processes)
     without_latency = simulate_step(config, cluster._replace(has_latency=False))
     latency = step.exposed - without_latency.exposed
-    compute_share = round(step.compute / step.seconds, 2)
+    compute_share = step.compute / step.seconds
 
     if memory > MAX_MEMORY_SHARE * gpu.memory:
         limit = "memory"
-    elif compute_share >= MIN_COMPUTE_SHARE:
+    elif round(compute_share, 2) >= MIN_COMPUTE_SHARE:  # as the table shows it
         limit = "compute"
     else:
         losses = {

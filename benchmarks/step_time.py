@@ -14,17 +14,15 @@ Assumptions:
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import astuple, replace
 from functools import cache
 from typing import NamedTuple
 
-import torch
-
 from benchmarks.hardware import BANDWIDTH_SHARE, Cluster
 from config import ResolvedConfig
-from model import GPT
 from model_config import GPTConfig
-from training.memory import model_size
+from training.memory import matrix_shapes, model_size
 from training.optimizers import NEWTON_SCHULZ_STEPS
 from training.parallel import count_owners
 
@@ -68,7 +66,7 @@ class Part(NamedTuple):
 
     parameters: int
     flops: int  # of a training step, per token
-    matrices: tuple[tuple[int, int], ...] = ()  # shapes, for Muon
+    matrices: Sequence[tuple[int, ...]] = ()  # shapes, for Muon
 
 
 class Step(NamedTuple):
@@ -145,10 +143,7 @@ def count_parts(settings: tuple) -> tuple[Part, Part]:
     two_layers = Part(*model_size(replace(model, n_layer=2)))
     parameters = two_layers.parameters - one_layer.parameters
     flops = two_layers.flops - one_layer.flops
-    with torch.device("meta"):
-        weights = list(GPT(replace(model, n_layer=1)).blocks.parameters())
-    shapes = tuple((*weight.shape,) for weight in weights if weight.dim() == 2)
-    block = Part(parameters, flops, shapes)
+    block = Part(parameters, flops, matrix_shapes(settings))
     return block, Part(one_layer.parameters - parameters, one_layer.flops - flops)
 
 

@@ -121,9 +121,7 @@ class ExternalCheckpoint:
         with torch.device("meta"):
             model = GPT(self.config)
         state = {name: tensor.to(dtype) for name, tensor in self._read_parameters()}
-        model.load_state_dict(state, strict=False, assign=True)
-        if self.config.tie_embeddings:
-            model.head.weight = model.token_embedding.weight
+        model.assign(state)
         model.compute_rotary()
         return model.eval()
 

@@ -6,7 +6,8 @@ the estimate.
 """
 
 from collections import Counter
-from dataclasses import replace
+from dataclasses import astuple, replace
+from functools import cache
 from math import ceil, prod
 
 import torch
@@ -137,21 +138,21 @@ def largest_stack(c: GPTConfig, owners: int = 1) -> int:
     return max(ceil(n / owners) * prod(shape) for shape, n in stacks.items())
 
 
-def count_matrices(c: GPTConfig) -> Counter[tuple[int, int]]:
+def count_matrices(c: GPTConfig) -> Counter[tuple[int, ...]]:
     """Count the blocks' matrices by shape."""
-    shapes = [
-        (c.n_head * c.key_dim, c.n_embd),
-        (c.kv_heads * c.key_dim, c.n_embd),
-        (c.kv_heads * c.value_dim, c.n_embd),
-        (c.n_embd, c.n_head * c.value_dim),
-    ]
-    if c.mlp != "none":
-        shapes += [(c.hidden_dim, c.n_embd), (c.n_embd, c.hidden_dim)]
-    if c.mlp == "swiglu":
-        shapes.append((c.hidden_dim, c.n_embd))
-    if c.gate_dim:
-        shapes.append((c.gate_dim, c.n_embd))
-    return Counter(c.n_layer * shapes)
+    return Counter(c.n_layer * matrix_shapes(astuple(c)))
+
+
+@cache
+def matrix_shapes(settings: tuple) -> list[tuple[int, ...]]:
+    """Return the shapes of a block's matrices.
+
+    Args:
+        settings: The fields of a `GPTConfig`, which unlike it can be the key of a cache.
+    """
+    with torch.device("meta"):
+        (block,) = GPT(replace(GPTConfig(*settings), n_layer=1)).blocks
+    return [tuple(p.shape) for p in block.parameters() if p.dim() == 2]
 
 
 # --- Weights --------------------------------------------------------------------------------------

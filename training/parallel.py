@@ -182,9 +182,7 @@ def plain_copy(model: GPT, world: World) -> GPT | None:
         return None
     with torch.device("meta"):
         plain = GPT(model.config)
-    plain.load_state_dict(tensors, strict=False, assign=True)
-    if model.config.tie_embeddings:  # `tensors` has the shared parameter once
-        plain.head.weight = plain.token_embedding.weight
+    plain.assign(tensors)
     plain.rotary = model.rotary
     return plain.train(model.training)
 

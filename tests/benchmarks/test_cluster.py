@@ -114,13 +114,18 @@ def test_communication_is_hidden_up_to_its_ends_or_limits_the_step(shard):
 def test_one_gpu_communicates_nothing_and_replicas_are_averaged_in_the_last_micro_step():
     assert simulate_step(make_config(SMALL, 1, 1, 8), make_cluster(1)).exposed == 0
 
-    def exposed(processes, shard, accumulate):
-        config = make_config(SMALL, processes, shard, 8, accumulate)
-        return simulate_step(config, make_cluster(processes)).exposed
-
-    assert exposed(8, 1, 4) == exposed(8, 1, 1) > 0
-    assert exposed(8, 8, 4) == pytest.approx(4 * exposed(8, 8, 1))
-    assert exposed(64, 8, 4) == pytest.approx(exposed(64, 8, 1) + 3 * exposed(8, 8, 1))
+    once, four_times = {}, {}
+    for size in ((8, 1), (8, 8), (64, 8)):
+        once[size], four_times[size] = (
+            simulate_step(make_config(SMALL, *size, 8, accumulate), make_cluster(size[0]))
+            for accumulate in (1, 4)
+        )
+        assert four_times[size].compute == pytest.approx(4 * once[size].compute)
+        assert once[size].exposed > 0
+    assert four_times[8, 1].exposed == once[8, 1].exposed
+    assert four_times[8, 8].exposed == pytest.approx(4 * once[8, 8].exposed)
+    within_copy = once[8, 8].exposed
+    assert four_times[64, 8].exposed == pytest.approx(once[64, 8].exposed + 3 * within_copy)
 
 
 def test_recomputed_activations_repeat_the_forward_pass_of_the_blocks():
@@ -138,7 +143,7 @@ def test_muon_divides_its_matrices_among_all_gpus_and_hides_no_communication():
     assert flops == counter.get_total_flops()
 
     updates = {}
-    for processes, shard in ((1, 1), (4, 1), (16, 1), (2, 2), (16, 2)):
+    for processes, shard in ((1, 1), (4, 1), (16, 1), (2, 2), (16, 2), (8, 8), (64, 8)):
         config = make_config(SMALL, processes, shard, 8)
         config = replace(config, optim=OptimConfig(name="muon"))
         updates[processes, shard] = plan_muon(config, make_cluster(processes, has_latency=False))
@@ -146,12 +151,20 @@ def test_muon_divides_its_matrices_among_all_gpus_and_hides_no_communication():
     assert updates[1, 1].communication == 0
     assert updates[4, 1].flops == updates[16, 1].flops == pytest.approx(updates[1, 1].flops / 4)
     assert updates[16, 2].flops == pytest.approx(updates[2, 2].flops / 2)
+    assert updates[64, 8] == updates[8, 8]  # eight owners in each copy are more than layers
+    assert updates[8, 8].flops < updates[4, 1].flops
 
     matrices = 4 * 12 * 256**2
     bandwidth = BANDWIDTH_SHARE * H100.nvlink
     assert updates[4, 1].communication == pytest.approx(3 / 4 * 6 * matrices / bandwidth)
-    assert updates[16, 1].communication > updates[4, 1].communication
+    network = 2 * BANDWIDTH_SHARE * NETWORKS["NDR"]  # two of four groups of owners in a machine
+    between_groups = 2 * 3 / 4 * 4 * matrices / 4 / network
+    expected = updates[4, 1].communication + between_groups
+    assert updates[16, 1].communication == pytest.approx(expected)
     assert updates[2, 2].communication == pytest.approx(1 / 2 * 6 * matrices / 2 / bandwidth)
+    padded = (16 + 2 * 8 * 4) * 256**2  # 8 instead of 4 matrices of both shapes in the MLP
+    expected = 7 / 8 * 6 * padded / 8 / bandwidth
+    assert updates[8, 8].communication == pytest.approx(expected)
     between_copies = 1 / 2 * 2 * matrices / 2 / bandwidth
     within_copy = 1 / 2 * 6 * matrices / 4 / bandwidth
     assert updates[16, 2].communication == pytest.approx(between_copies + within_copy)
