@@ -31,11 +31,11 @@ def main() -> None:
 
 def explore(config: ExploreConfig) -> None:
     """Load a model and answer the requests of its page until Ctrl-C."""
-    from explorer.checkpoints import RunFollower, load_exploration
-    from explorer.jobs import Jobs
-    from explorer.requests import make_requests
-    from explorer.server import serve
-    from explorer.session import Session
+    from glass.live.checkpoints import RunFollower, load_exploration
+    from glass.live.jobs import Jobs
+    from glass.live.requests import make_requests
+    from glass.live.server import serve
+    from glass.live.session import Session
     from training.device import describe, pick_device
 
     device = pick_device(config.device)

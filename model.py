@@ -25,8 +25,8 @@ from attention import (
     shift_keys,
 )
 from common.errors import UserError, not_one_of
-from decoder import Decoder, KVCache
-from decoding import generate
+from generation.decoder import Decoder, KVCache
+from generation.sampling import generate
 from initial_weights import init_weights
 from model_config import GPTConfig
 from ngrams import NGramEmbedding

@@ -28,7 +28,7 @@ from common.text_files import normalize_text, open_text
 
 if TYPE_CHECKING:  # importing torch takes a second, so that the command line is checked first
     from data.tokenizer import Tokenizer
-    from decoding import GeneratedText
+    from generation.sampling import GeneratedText
     from model import GPT
 
 MAX_BATCH_SIZE = 64  # texts that are generated at once
@@ -96,7 +96,7 @@ def sample(
 def task_prompt(folder: Path, tokenizer: Tokenizer) -> str:
     """Return the prompt of a run of generated data, such as 3+4=; "" for another model."""
     from data.synthetic import Task
-    from report.run import load_config
+    from glass.page.run import load_config
 
     with suppress(UserError, OSError):
         config = load_config(folder)
@@ -216,7 +216,7 @@ def write_texts(
     The texts are generated in batches and shown one after the other.
     """
     from data.tokenizer import encode_prompt
-    from decoding import GeneratedText, Sampling, generate_texts
+    from generation.sampling import GeneratedText, Sampling, generate_texts
 
     # The texts, not yet generated
     prompt_ids = encode_prompt(tokenizer, prompt)
@@ -289,7 +289,7 @@ def write_now(text: str, stream: TextIO) -> None:
 
 def write_score(config: SampleConfig, model: GPT, tokenizer: Tokenizer, text: str) -> None:
     """Print the loss of a text, and write a page of its tokens' losses if `attention` names one."""
-    from scoring import score_text
+    from generation.scoring import score_text
 
     score = score_text(model, tokenizer, text)
     print(score.describe(), flush=True)
@@ -307,13 +307,13 @@ def write_attention(
 
     `facts` are those of `write_prompt_page`.
     """
-    from attention_maps.analysis import analyze
-    from attention_maps.capture import float16_weights
-    from attention_maps.findings import summarize
-    from attention_maps.rendering import render
-    from report.embedded_model import EmbeddedModel
-    from report.pack import PackedWeights, pack_weights
-    from report.page import write_prompt_page
+    from glass.heads.analysis import analyze
+    from glass.heads.capture import float16_weights
+    from glass.heads.findings import summarize
+    from glass.heads.rendering import render
+    from glass.page.embedded_model import EmbeddedModel
+    from glass.page.pack import PackedWeights, pack_weights
+    from glass.page.write import write_prompt_page
 
     path.parent.mkdir(parents=True, exist_ok=True)
     analysis = analyze(model, tokenizer, tokens, print_stderr)

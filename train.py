@@ -25,8 +25,6 @@ from torch._dynamo.exc import TorchDynamoException
 from torch.profiler import record_function
 
 import interop
-import modes
-import sweeps
 from common.checkpoints import best_saved_row
 from common.errors import UserError
 from common.files import exists
@@ -36,18 +34,19 @@ from config import Config, ResolvedConfig
 from data.batches import Batches
 from data.synthetic import Task
 from data.tokens import Tokens
-from inputs import init_weights, prepare_data, starting_point
-from observer import Observer, tokens_until
+from distributed.parallel import average_gradients, plain_copy, synchronize_gradients
+from distributed.processes import Stopped, World, join
+from glass.observer import Observer, tokens_until
+from glass.page.write import write_page
 from precision import autocast
-from report.page import write_page
-from training import device
+from sweeps import jobs
+from training import device, modes
 from training.checkpoint import Checkpoints
 from training.evaluate import Splits, evaluate, make_splits
 from training.flops import speed_metrics
+from training.inputs import init_weights, prepare_data, starting_point
 from training.optimizers import clip_gradients
-from training.parallel import average_gradients, plain_copy, synchronize_gradients
 from training.plan import print_run, resolve
-from training.processes import Stopped, World, join
 from training.profiling import TRAIN_STEP
 from training.progress import Progress, read_progress
 from training.record import check_wandb
@@ -66,7 +65,7 @@ from training.stopwatch import Stopwatch
 def main(launch: cli.Launch) -> None:
     """Train the run, or the runs of the sweep, that the command line asks for."""
     if launch.job is None:
-        sweeps.run_sweep(launch.command_line, run)
+        jobs.run_sweep(launch.command_line, run)
     else:
         run(launch.job)
 

@@ -28,8 +28,8 @@ import nbformat
 from benchmarks import cluster
 from benchmarks.exploring import open_explorer
 from benchmarks.harness import ROOT, Options, read_options, run_command, select
-from report import page
-from report.studies import STUDIES
+from glass.page import write as page
+from studies.claims import STUDIES
 
 DOCS = ROOT / "docs"
 TYPED_TEXT = "class Reader:\n    def read_line(self):\n        return self.read_line"

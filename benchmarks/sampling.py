@@ -187,7 +187,7 @@ def time_grouped(n_kv_head: int, context: int, device: str, seconds: float) -> G
     """Time the token after `context` - 1 others, with a cache of `n_kv_head` key/value heads."""
     import torch
 
-    from decoder import Decoder
+    from generation.decoder import Decoder
     from model import GPT, GPTConfig
     from training.device import move_for_sampling, synchronize
 

@@ -45,7 +45,7 @@ from config import OptimConfig, ResolvedConfig
 if TYPE_CHECKING:
     import numpy as np
 
-    from training.processes import World
+    from distributed.processes import World
 
 
 SCALING_SHAPES = {
@@ -178,8 +178,8 @@ def measure_in_process(case: Case, folder: Path) -> None:
     """
     import torch
 
+    from distributed.processes import join
     from training.device import pick_device, synchronize
-    from training.processes import join
 
     torch.set_num_threads(1)
     with join(alone=False) as world:

@@ -21,10 +21,10 @@ from typing import NamedTuple
 
 from benchmarks.hardware import BANDWIDTH_SHARE, Cluster
 from config import ResolvedConfig
+from distributed.parallel import count_owners
 from model_config import GPTConfig
 from training.memory import matrix_shapes, model_size
 from training.optimizers import NEWTON_SCHULZ_STEPS
-from training.parallel import count_owners
 
 # Bytes that the forward and backward passes move outside of matrix products and fused attention:
 # for each token, layer and channel, by (MLP, is compiled), and for each logit. Counted on a CPU:

@@ -169,9 +169,9 @@ def measure_glassgpt(
     size: str, precision: str, compile: bool | str, device: str, seconds: float
 ) -> StepMeasurement:
     """Time the training step of train.py."""
+    from distributed.processes import World
     from train import train_step
     from training.device import configure_process
-    from training.processes import World
     from training.state import build_state
 
     config = make_config(size, precision, compile, device)
@@ -236,9 +236,9 @@ def measure_peer(
     """
     import torch
 
+    from distributed.processes import World
     from precision import autocast
     from train import micro_batches
-    from training.processes import World
 
     model.to(config.device)
     forward = torch.compile(model) if config.compile else model

@@ -157,9 +157,9 @@ def measure_variant(size: str, variant: Variant, device: str, seconds: float) ->
     import torch
 
     import kernels
+    from distributed.processes import World
     from train import train_step
     from training.device import configure_process
-    from training.processes import World
     from training.state import build_state
 
     config = configure_variant(size, variant, device)
@@ -174,9 +174,9 @@ def measure_variant(size: str, variant: Variant, device: str, seconds: float) ->
 
 def profile_variant(size: str, variant: Variant, device: str, steps: int) -> dict[str, Any]:
     """Profile training steps as `profile=N` does, and return the operations in them."""
+    from distributed.processes import World
     from train import train_step
     from training.device import configure_process, synchronize
-    from training.processes import World
     from training.profiling import StepProfiler
     from training.state import build_state
     from training.stopwatch import Stopwatch

@@ -4,7 +4,11 @@ Does not import torch.
 """
 
 from cli.arguments import CommandLine, parse_command_line
-from cli.command import (
+from cli.compose import Job, compose_job, compose_settings, configure
+from cli.launch import Launch, prepare_launch, read_job, run_hydra
+from cli.presets import find_presets
+from cli.settings import explore_help, read_settings, sample_help, settings_help
+from common.terminal import (
     Terminal,
     error_reason,
     error_sentence,
@@ -20,7 +24,3 @@ from cli.command import (
     start,
     tolerate_errors,
 )
-from cli.compose import Job, compose_job, compose_settings, configure
-from cli.launch import Launch, prepare_launch, read_job, run_hydra
-from cli.presets import find_presets
-from cli.settings import explore_help, read_settings, sample_help, settings_help

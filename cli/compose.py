@@ -15,7 +15,6 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from cli.arguments import quote
-from cli.command import error_sentence
 from cli.config_file import PER_COMMAND, absolute_paths, read_run_config
 from cli.presets import CONFIGS, SETTINGS
 from cli.unused import refuse_unused, refuse_unused_in_files
@@ -24,6 +23,7 @@ from common.errors import UserError
 from common.files import list_folder
 from common.paths import expand_home, expand_model_name
 from common.settings import iterate_settings
+from common.terminal import error_sentence
 from config import Config, TokenizerConfig
 
 # Settings that a resumed run keeps: its weights, data order and best loss depend on them.

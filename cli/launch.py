@@ -8,13 +8,13 @@ import hydra
 from omegaconf import DictConfig
 
 from cli.arguments import CommandLine, parse_command_line
-from cli.command import Terminal, printer, process_rank, start
 from cli.compose import Job, compose_job, configure
 from cli.presets import CONFIGS
 from cli.settings import train_help
 from common.errors import UserError
 from common.paths import require_path
 from common.signals import exit_on_stop_signals
+from common.terminal import Terminal, printer, process_rank, start
 
 
 @dataclass(frozen=True)

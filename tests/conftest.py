@@ -28,7 +28,7 @@ from config import (
     TokenizerConfig,
     WandbConfig,
 )
-from report.bundle import bundle
+from glass.page.bundle import bundle
 
 # Set before torch is imported, here and in the processes that tests start: models this small run
 # faster on one thread.
@@ -259,7 +259,7 @@ def chromium():
 def engine_tab(chromium):
     """Return a tab in which tests reach modules of the page's JavaScript as `engine`."""
     tab = chromium.new_page()
-    tab.add_script_tag(content=bundle(ROOT / "tests" / "report" / "engine_in_page.js"))
+    tab.add_script_tag(content=bundle(ROOT / "tests" / "glass" / "page" / "engine_in_page.js"))
     return tab
 
 

@@ -1,4 +1,4 @@
-"""Decode the frames of explorer/frames.py, as the page does."""
+"""Decode the frames of glass/live/frames.py, as the page does."""
 
 import json
 import struct

@@ -7,10 +7,10 @@ import torch.nn.functional as F
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 
-from attention_maps.capture import ForwardPass
-from attention_maps.interventions import Interventions
-from decoder import Decoder
-from decoding import Sampling, stream
+from generation.decoder import Decoder
+from generation.sampling import Sampling, stream
+from glass.heads.capture import ForwardPass
+from glass.heads.interventions import Interventions
 from model import GPT
 from model_config import GPTConfig
 from taps import chain_taps

@@ -14,10 +14,10 @@ from models import small
 from processes import Process
 
 import cli
-from attention_maps.capture import capture, next_tokens, token_losses
 from cli.explore_config import ExploreConfig, translate_model
 from common.errors import UserError
 from explore import move_to_device
+from glass.heads.capture import capture, next_tokens, token_losses
 from model import GPT
 from training.checkpoint import load_run
 

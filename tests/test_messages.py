@@ -71,7 +71,7 @@ def counts_beside_plurals():
                         is_decimal = value.format_spec and "." in ast.unparse(value.format_spec)
                         if not is_decimal:
                             yield f"{name}:{value.lineno}", ast.unparse(value.value)
-    for path in sorted((ROOT / "report" / "web").glob("*.js")):
+    for path in sorted((ROOT / "glass" / "page" / "web").glob("*.js")):
         for match in IN_JAVASCRIPT.finditer(path.read_text(encoding="utf-8")):
             yield path.name, match[1]
 

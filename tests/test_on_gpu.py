@@ -18,14 +18,14 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from config import Config, GPTConfig, OptimConfig, ResolvedConfig
-from decoder import Decoder
+from distributed import parallel
+from distributed.processes import World
+from generation.decoder import Decoder
 from kernels import cross_entropy
 from model import GPT, SelfAttention, attention, causal_mask
 from precision import DTYPES
 from train import train_step
-from training import parallel
 from training.device import configure_process
-from training.processes import World
 from training.profiling import IDLE
 from training.state import build_state
 

@@ -11,7 +11,6 @@ from processes import drop_privileges, rows, run_to_end, tiny_arguments
 
 import interop.__main__
 import sample
-import sweeps
 from cli.config_file import read_config
 from cli.sample_config import SampleConfig
 from common.errors import UserError
@@ -19,6 +18,7 @@ from common.paths import expand_home, require_output_file
 from config import Config
 from interop import save_hf
 from model import GPT
+from sweeps import jobs
 from training.run_folder import run_folder
 
 
@@ -123,7 +123,7 @@ def use_page(path: str) -> None:
 
 
 def open_sweep(path: str) -> None:
-    sweeps.open_sweep(str(expand_home("hydra.sweep.dir", path)), resume=False)
+    jobs.open_sweep(str(expand_home("hydra.sweep.dir", path)), resume=False)
 
 
 @pytest.mark.parametrize("path", UNUSABLE_FOLDERS)

@@ -14,11 +14,12 @@ from conftest import TINY
 import cli
 import interop.__main__
 import sample
-import sweeps
 import train
 from common.errors import UserError
 from common.signals import STOP_SIGNALS
-from report.job import JobNote, write_job
+from sweeps import jobs
+from sweeps.__main__ import main as summarize_or_compare
+from sweeps.note import JobNote, write_job
 
 
 class OnlyWrites:
@@ -93,7 +94,7 @@ def run_command(argv: list[str]) -> int:
         elif name == "sample.py":
             cli.start(sample.main, cli.sample_help)
         elif name == "sweeps":
-            cli.start(sweeps.main, str)
+            cli.start(summarize_or_compare, str)
         else:
             cli.start(interop.__main__.main, interop.__main__.export_help)
     except SystemExit as e:
@@ -201,7 +202,7 @@ def test_a_sweep_leaves_no_group_in_the_environment(named, monkeypatch):
     monkeypatch.delenv("WANDB_RUN_GROUP", raising=False)
     if named is not None:
         monkeypatch.setenv("WANDB_RUN_GROUP", named)
-    with sweeps.wandb_group("sweep"):
+    with jobs.wandb_group("sweep"):
         assert os.environ["WANDB_RUN_GROUP"] == (named or "sweep")
     assert os.environ.get("WANDB_RUN_GROUP") == named
 

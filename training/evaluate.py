@@ -10,16 +10,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attention_maps.task_metrics import measure_task
 from config import Config
 from data.batches import NO_TARGET
 from data.synthetic import Sequences, Task
 from data.tokenizer import Tokenizer
 from data.tokens import Tokens
+from distributed.parallel import plain_copy, reshard
+from distributed.processes import World
+from glass.heads.task_metrics import measure_task
 from model import GPT
 from precision import autocast
-from training.parallel import plain_copy, reshard
-from training.processes import World
 
 # Tokens per forward pass: enough to keep a processor busy.
 MAX_BATCH_TOKENS = 8192

@@ -14,10 +14,10 @@ import torch
 
 from attention import SHORT_ATTENTION_MAX_TOKENS
 from config import GPTConfig, ResolvedConfig
+from distributed.parallel import count_owners, is_replicated_by_fsdp
 from kernels import MAX_FLOAT32_LOGITS
 from model import GPT
 from training.flops import count_flops_per_token
-from training.parallel import count_owners, is_replicated_by_fsdp
 
 FLOAT32_BYTES = 4
 # Share of a device's memory that the estimate may reach before the model is sharded.

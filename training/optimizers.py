@@ -10,9 +10,9 @@ from torch.distributed import DeviceMesh
 from torch.optim import AdamW, Optimizer
 
 from config import OptimConfig
+from distributed.owners import Owners
+from distributed.processes import World
 from precision import DTYPES
-from training.owners import Owners
-from training.processes import World
 from training.tensors import is_distributed, local_part
 
 # Coefficients of Muon's quintic iteration (Jordan et al. 2024). The polynomial is steep at 0, so

@@ -11,6 +11,7 @@ from common.settings import format_value
 from common.text import pluralize
 from config import Config, GPTConfig, ResolvedConfig
 from data.tokens import Tokens
+from distributed.processes import World
 from model_config import GPU_VOCAB_MULTIPLE
 from training.device import (
     describe,
@@ -21,7 +22,6 @@ from training.device import (
 )
 from training.flops import peak_flops, tokens_per_step
 from training.memory import MAX_MEMORY_SHARE, memory_needed, model_size
-from training.processes import World
 
 # Floating-point operations of a whole run from which compiling saves time, by kind of device.
 # Measured on CPUs (LOG.md); an estimate for GPUs.

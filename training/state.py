@@ -9,13 +9,13 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from config import ResolvedConfig
+from distributed.parallel import owners_mesh, place_model
+from distributed.processes import World
 from model import GPT
 from precision import autocast
 from training.loss_scale import LossScaler
 from training.nonfinite import NonFiniteGuard
 from training.optimizers import build_optimizers
-from training.parallel import owners_mesh, place_model
-from training.processes import World
 
 
 class MeanLoss:

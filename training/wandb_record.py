@@ -16,18 +16,18 @@ from pydantic import ValidationError
 from requests.utils import get_netrc_auth
 from wandb.sdk import wandb_setup
 
-from attention_maps.metrics import (
+from cli import error_reason, first_line, is_out_of_processes
+from common.errors import UserError
+from common.files import atomic_write, ordinary_file
+from common.text import pluralize
+from config import ResolvedConfig, WandbConfig
+from glass.heads.metrics import (
     StrongestHeads,
     aggregate_heads,
     composition_table,
     emergence_metrics,
     head_table,
 )
-from cli import error_reason, first_line, is_out_of_processes
-from common.errors import UserError
-from common.files import atomic_write, ordinary_file
-from common.text import pluralize
-from config import ResolvedConfig, WandbConfig
 from training.memory import model_size
 
 # Seconds to wait for the server, unless W&B's own settings set them. W&B's defaults would

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attention_maps.probes import make_probes
 from common.errors import UserError
 from config import TASK_SYMBOLS, Config, DataConfig, ModelConfig
 from data.synthetic import BATCH, CHARACTERS, VALIDATION, Task, generate_tokens, walk
 from data.tokenizer import CharTokenizer
+from glass.heads.probes import make_probes
 
 TASKS = list(TASK_SYMBOLS)
 seeds, steps = st.integers(0, 2**63 - 1), st.integers(0, 10**9)

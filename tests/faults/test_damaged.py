@@ -27,11 +27,9 @@ from processes import Process, assert_same_run, copy_after_8_steps, fault_at_cal
 from processes import tiny_arguments as typed
 from safetensors.torch import load_file, save_file
 
-import attention_maps.snapshot
-import sweeps
+import glass.heads.snapshot
 import training.device
 import training.evaluate
-from cli.command import explain_error
 from cli.config_file import read_config, read_run_config
 from common.checkpoints import find_checkpoint, read_pointer, remove_path, saved_steps
 from common.errors import UserError
@@ -43,8 +41,10 @@ from common.manifest import (
     read_manifest,
     seal,
 )
+from common.terminal import explain_error
 from data.tokens import Tokens, prepare
-from report.page import write_page
+from glass.page.write import write_page
+from sweeps import jobs
 from training.checkpoint import load_run
 from training.evaluate import WindowLoss
 
@@ -235,7 +235,7 @@ def read_folder(place: Path) -> None:
     run = place / "sweep" / "job"
     for read in (
         lambda: read_config(run / "config.yaml"),
-        lambda: sweeps.summarize(place / "sweep"),
+        lambda: jobs.summarize(place / "sweep"),
         lambda: write_page(run),
         lambda: find_checkpoint(run, "best", pytest.fail),
     ):
@@ -484,7 +484,7 @@ def test_a_failing_snapshot_leaves_the_checkpoint_of_its_step(tmp_path, text_fil
     process = Process(
         tmp_path,
         *typed(text_file, "attention.every=8"),
-        fault=fault_at_call(attention_maps.snapshot.Snapshots, "take", 2, fail),
+        fault=fault_at_call(glass.heads.snapshot.Snapshots, "take", 2, fail),
     )
     assert process.wait() == 1 and "on purpose" in process.output()
     assert find_checkpoint(tmp_path / "run", "last", pytest.fail)[1].step == 8

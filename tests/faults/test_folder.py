@@ -31,9 +31,9 @@ from cli.compose import Job, configure
 from common.checkpoints import find_checkpoint, find_newest_run
 from common.errors import UserError
 from data.sources import find_text_files
-from report.page import write_page
-from report.sweep import is_sweep, read_sweep
-from sweeps import open_sweep
+from glass.page.write import write_page
+from sweeps.jobs import open_sweep
+from sweeps.runs import is_sweep, read_sweep
 from training.checkpoint import load_run
 from training.progress import read_progress
 

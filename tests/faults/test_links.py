@@ -10,7 +10,7 @@ from processes import assert_same_run, copy_after_8_steps, fault_at_call, run_to
 from processes import tiny_arguments as typed
 
 import training.device
-from sweeps import open_sweep
+from sweeps.jobs import open_sweep
 from training.run_folder import run_folder
 
 pytestmark = pytest.mark.slow

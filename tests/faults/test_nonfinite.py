@@ -8,18 +8,18 @@ import torch
 from processes import assert_same_run, rows, run_to_end, tiny_arguments
 
 import model
-from attention_maps.analysis import analyze
-from attention_maps.snapshot import sample_text
 from common.checkpoints import find_checkpoint
 from common.errors import UserError
 from common.metrics import parse_row
 from config import GPTConfig, ResolvedConfig
 from data.tokenizer import CharTokenizer
-from scoring import score_text
+from distributed.processes import World
+from generation.scoring import score_text
+from glass.heads.analysis import analyze
+from glass.heads.snapshot import sample_text
 from training.checkpoint import Checkpoints
 from training.nonfinite import NonFiniteGuard, PendingCheck, check_finite_weights
 from training.optimizers import clip_gradients
-from training.processes import World
 from training.record import Record
 from training.state import build_state
 from training.stopwatch import Stopwatch

@@ -24,9 +24,9 @@ from tokenizers import Regex, Tokenizer, pre_tokenizers, trainers
 from tokenizers import models as library_models
 
 from attention import rotary_frequencies
-from attention_maps.analysis import analyze
-from attention_maps.findings import summarize
 from common.errors import UserError
+from glass.heads.analysis import analyze
+from glass.heads.findings import summarize
 from interop import ExternalCheckpoint, load, load_hf
 from interop.gguf_file import infer_llama3_rope
 from interop.layout import map_tensors

@@ -9,9 +9,9 @@ from models import random_tokens, small
 from ranks import in_ranks
 
 from config import GPTConfig, OptimConfig, ResolvedConfig
+from distributed.processes import World
 from model import GPT
 from train import train_step
-from training.processes import World
 from training.state import build_state
 from training.tensors import full_tensor
 

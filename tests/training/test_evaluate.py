@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from config import Config, DataConfig, GPTConfig, ModelConfig
 from data.tokenizer import CharTokenizer
+from distributed.processes import World
 from model import GPT
 from training.evaluate import NO_TARGET, Splits, Windows, evaluate, in_context_scores, make_splits
-from training.processes import World
 
 
 def config_of(block_size: int, **data) -> Config:

@@ -13,12 +13,12 @@ from ranks import in_ranks
 from common.errors import UserError
 from common.manifest import read_manifest
 from config import OptimConfig, ResolvedConfig
+from distributed.processes import World
 from precision import autocast
 from train import train_step
 from training import device, loss_scale
 from training.loss_scale import GROWTH_INTERVAL, MIN_LOSS_SCALE, LossScaler
 from training.optimizers import orthogonalize
-from training.processes import World
 from training.state import TrainingState, build_state
 from training.tensors import full_tensor
 

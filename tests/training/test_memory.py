@@ -16,15 +16,15 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-import training.parallel
+import distributed.parallel
 from benchmarks.cluster import MODELS
 from config import GPTConfig, OptimConfig, ResolvedConfig
+from distributed.parallel import average_gradients, owners_mesh
+from distributed.processes import World
 from model import GPT
 from train import train_step
 from training.memory import average_memory, memory_needed, model_size, state_memory, update_memory
 from training.optimizers import build_optimizers
-from training.parallel import average_gradients, owners_mesh
-from training.processes import World
 from training.state import build_state
 
 M_MMAP_THRESHOLD = -3
@@ -62,7 +62,7 @@ def measure_peak(world: World, config: ResolvedConfig, uses_fsdp: bool = False) 
     """Bytes by which two steps raise the resident memory, relative to the estimate."""
     # What is freed goes back to the system.
     ctypes.CDLL("libc.so.6").mallopt(M_MMAP_THRESHOLD, 1 << 16)
-    training.parallel.FSDP_DEVICES = ("cpu",) if uses_fsdp else ()
+    distributed.parallel.FSDP_DEVICES = ("cpu",) if uses_fsdp else ()
     rows = config.batch_size // world.size
     tokens = torch.randint(config.model.vocab_size, (rows, config.model.block_size)).numpy()
 

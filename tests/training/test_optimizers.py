@@ -10,6 +10,7 @@ from safetensors.torch import save_file
 
 from common.errors import UserError
 from config import GPTConfig, OptimConfig
+from distributed.processes import World
 from model import GPT
 from training.optimizer_state import load_optimizer_tensors, optimizer_tensors
 from training.optimizers import (
@@ -20,7 +21,6 @@ from training.optimizers import (
     clip_gradients,
     orthogonalize,
 )
-from training.processes import World
 
 
 @given(st.integers(1, 3), st.integers(2, 24), st.integers(2, 24), st.integers(0, 1000))

@@ -8,10 +8,10 @@ import yaml
 
 from common.errors import UserError
 from config import Config, GPTConfig, ModelConfig, ResolvedConfig
+from distributed.processes import World
 from training import plan
 from training.memory import memory_needed
 from training.plan import find_memory_remedy, fits, resolve
-from training.processes import World
 
 
 def test_a_resolved_configuration_has_no_auto_and_resolves_to_itself(monkeypatch):

@@ -12,7 +12,6 @@ import wandb
 from conftest import TINY
 from rich.text import Text
 
-from attention_maps.metrics import PLOTTED_HEADS, aggregate_heads, head_table
 from cli import Terminal
 from cli.config_file import read_config
 from common.errors import UserError
@@ -21,6 +20,7 @@ from common.metrics import read_rows
 from common.settings import iterate_settings
 from common.text import format_with_error
 from config import WandbConfig
+from glass.heads.metrics import PLOTTED_HEADS, aggregate_heads, head_table
 from training.record import (
     SHOWN_METRICS,
     ProgressBar,

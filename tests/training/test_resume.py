@@ -9,7 +9,7 @@ from statistics import fmean
 import pytest
 from processes import assert_same_run, fault_at_call, rows, same_tensors
 
-import attention_maps.snapshot
+import glass.heads.snapshot
 import training.device
 from common.checkpoints import find_checkpoint
 from common.manifest import write_manifest
@@ -74,7 +74,7 @@ def test_extra_snapshots_are_the_same_after_a_stop(
     tiny: Config, train_in_process, tmp_path, monkeypatch
 ):
     tiny.attention.check_every = 1
-    monkeypatch.setattr(attention_maps.snapshot, "MIN_CHANGE", 2e-5)
+    monkeypatch.setattr(glass.heads.snapshot, "MIN_CHANGE", 2e-5)
     train_in_process(tiny)
     snapshots = snapshot_steps(rows(tiny.run_dir))
     assert {0, 6, 12} < set(snapshots)

@@ -5,9 +5,9 @@ from types import SimpleNamespace
 import pytest
 
 from config import AttentionConfig, EvalConfig, GPTConfig, ResolvedConfig
+from distributed.processes import World
 from training import stopwatch
 from training.flops import estimate_step_seconds
-from training.processes import World
 from training.schedule import is_due
 from training.stopwatch import Stopwatch
 from training.time_left import TimeLeft

@@ -10,11 +10,11 @@ from config import GPTConfig, OptimConfig, ResolvedConfig
 from data.batches import Batches
 from data.ngrams import count_ngrams
 from data.tokens import prepare
+from distributed.processes import World
 from model import GPT
 from train import train_step
 from training.checkpoint import load_run
 from training.plan import resolve
-from training.processes import World
 from training.state import build_state
 
 

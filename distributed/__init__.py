@@ -1,0 +1,1 @@
+"""Train with more than one process."""

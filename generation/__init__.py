@@ -1,0 +1,1 @@
+"""Generate text from a model: the KV cache, the cached decoder, drawing tokens, scoring."""

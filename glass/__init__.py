@@ -1,0 +1,1 @@
+"""Look inside a model: measure its attention heads, show them, and serve them live."""

@@ -1,0 +1,311 @@
+"""Ablations: measure how the loss changes without a head's output, or without a token.
+
+Each effect is measured by running the model; earlier layers and tokens are not recomputed.
+"""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from glass.heads import scores
+from glass.heads.cached_pass import rewind_cache
+from glass.heads.capture import (
+    ForwardPass,
+    in_float32_or_finer,
+    max_logit_rows,
+    next_tokens,
+    token_losses,
+)
+from glass.heads.interventions import NO_INTERVENTIONS, Interventions
+from glass.heads.results import Estimates
+from model import GPT, KVCache
+from precision import autocast
+from taps import Taps, chain_taps
+
+MAX_TOKENS_PER_PASS = 4096
+# A pass recomputes all tokens after its first hidden one. Hiding a quarter as many tokens in one
+# pass limits this; with fewer than 8 hidden tokens the overhead of a pass dominates.
+RECOMPUTED_PER_HIDDEN_TOKEN = 4
+MIN_HIDDEN_TOKENS = 8
+
+
+def rows_per_pass(model: GPT, length: int) -> int:
+    """Return the maximum number of rows of `length` tokens in one batch."""
+    return max(1, min(MAX_TOKENS_PER_PASS, max_logit_rows(model)) // length)
+
+
+# --- head ablation --------------------------------------------------------------------------------
+
+
+class HeadAblation(NamedTuple):
+    """Losses in nats of W windows of T tokens, with and without each head; nan without a target."""
+
+    loss: np.ndarray  # of the unchanged model, (W, T)
+    loss_without_head: np.ndarray  # with the output of one head zeroed, (L, H, W, T)
+
+
+@torch.no_grad()
+def ablate_heads(model: GPT, x: Tensor, y: Tensor, precision: str = "fp32") -> HeadAblation:
+    """Compute the losses for inputs x and targets y (W, T), with and without each head."""
+    losses, losses_without = [], []
+    with model.evaluating(), autocast(x.device.type, precision):
+        for tokens, targets in zip(x[:, None], y[:, None]):  # (1, T)
+            residuals: list[Tensor] = []
+            layers = range(model.config.n_layer)
+            taps: Taps = {("residual", layer): residuals.append for layer in layers}
+            taps["embedding", 0] = residuals.append
+            model.run_blocks(tokens, taps=taps)
+            losses.append(token_losses(model, residuals[-1], targets))
+            losses_without.append(_losses_without_heads(model, tokens, targets, residuals))
+    return HeadAblation(
+        torch.cat(losses).cpu().numpy(), torch.stack(losses_without, dim=2).cpu().numpy()
+    )
+
+
+def head_importance(ablation: HeadAblation) -> Estimates:
+    """Compute head importance (L, H): the increase of the mean loss when a head's output is zeroed.
+
+    It is in nats/token, with its standard error over windows. The mean is over all targets, because
+    windows may have different numbers of targets.
+
+    Reference: Michel et al. 2019, "Are Sixteen Heads Really Better than One?".
+    """
+    difference = ablation.loss_without_head.astype(np.float64) - ablation.loss
+    increases = np.nansum(difference, axis=-1)  # (L, H, W)
+    return scores.ratio(increases, (~np.isnan(ablation.loss)).sum(axis=-1))
+
+
+@torch.no_grad()
+def measure_head_effects(
+    model: GPT, forward: ForwardPass, max_rows: int | None = None
+) -> np.ndarray:
+    """Measure how much the loss of each prediction rises when one head's output is zeroed.
+
+    `forward` is a pass over one text. `max_rows` limits the batch size; None chooses one that fits.
+
+    Returns:
+        Increases in nats, (L, H, T). Element [l, h, i] is about the prediction of token i + 1; the
+        last one is nan, because its target is unknown.
+    """
+    targets = next_tokens(forward.tokens)  # (1, T)
+    residuals = list(forward.residuals)
+    with model.evaluating():
+        without = _losses_without_heads(model, forward.tokens, targets, residuals, max_rows)
+    return (without - token_losses(model, residuals[-1], targets)).cpu().numpy()
+
+
+def _losses_without_heads(
+    model: GPT,
+    tokens: Tensor,
+    targets: Tensor,
+    residuals: list[Tensor],
+    max_rows: int | None = None,
+) -> Tensor:
+    """Compute the losses (L, H, T) of one text with each head zeroed, from its layer's input on."""
+    max_rows = max_rows or rows_per_pass(model, tokens.shape[1])
+    losses = []
+    for layer in range(model.config.n_layer):
+        for x in _run_without_heads(model, tokens, residuals[layer], layer, max_rows):
+            losses.append(token_losses(model, x, targets.expand(len(x), -1)))
+    return torch.cat(losses).unflatten(0, (model.config.n_layer, model.config.n_head))
+
+
+@torch.no_grad()
+def iterate_head_effects(
+    model: GPT,
+    forward: ForwardPass,
+    i: int,
+    target: int,
+    interventions: Interventions = NO_INTERVENTIONS,
+) -> Iterator[tuple[int, np.ndarray]]:
+    """Measure the effect of each head on one prediction, and yield it layer by layer.
+
+    Args:
+        model: The model.
+        forward: A pass over one text with the interventions.
+        i: Token after which `target` is predicted; later tokens are not run.
+        target: Id of the token whose loss is measured.
+        interventions: What is changed besides, in both runs; hidden tokens are at most i.
+
+    Yields:
+        A layer, and the increase of the loss in nats without each of its heads, (H,).
+    """
+    forward = forward.first_tokens(i + 1)
+    ids = torch.tensor([target], device=forward.tokens.device)
+    loss = token_losses(model, forward.residuals[-1, :, -1], ids)  # (1,)
+    max_rows = rows_per_pass(model, i + 1)
+    with model.evaluating():
+        for layer in range(model.config.n_layer):
+            effects = []
+            for x in _run_without_heads(
+                model, forward.tokens, forward.residuals[layer], layer, max_rows, interventions
+            ):
+                effects.append(token_losses(model, x[:, -1], ids.expand(len(x))) - loss)
+            yield layer, torch.cat(effects).cpu().numpy()
+
+
+def _run_without_heads(
+    model: GPT,
+    tokens: Tensor,
+    x: Tensor,
+    layer: int,
+    max_rows: int,
+    interventions: Interventions = NO_INTERVENTIONS,
+) -> Iterator[Tensor]:
+    """Yield the final residual streams (n, T, C) of one text without each head of a layer.
+
+    The passes begin with the layer's input x (1, T, C) and have at most `max_rows` rows.
+    """
+    mask = interventions.mask(tokens.shape[1], tokens.device)
+    for heads in torch.arange(model.config.n_head).split(max_rows):
+        ablate: Taps = {("heads", layer): partial(_zero_heads, heads)}
+        taps = chain_taps(ablate, interventions.taps())
+        yield model.run_blocks(tokens, mask=mask, taps=taps, entry=(layer, x))
+
+
+def _zero_heads(heads: Tensor, y: Tensor) -> Tensor:
+    """Tap: copy the head outputs y (1, T, H, d_v) n times; copy r lacks the output of heads[r]."""
+    y = y.repeat(len(heads), 1, 1, 1)
+    y[torch.arange(len(heads)), :, heads] = 0
+    return y
+
+
+# --- attention knockout of tokens -----------------------------------------------------------------
+
+
+class TokenEffects(NamedTuple):
+    """Effect [i, j] of hiding token j from later queries on the prediction after token i, in nats.
+
+    It is 0 if j ≥ i, and nan if token i or j was left out.
+    """
+
+    loss: np.ndarray  # increase of the loss, (T, T); nan in the last row, whose target is unknown
+    kl: np.ndarray  # KL(p ‖ p with j hidden) between the predicted distributions, (T, T)
+
+
+@torch.no_grad()
+def measure_token_effects(
+    model: GPT, forward: ForwardPass, first: int = 0, max_rows: int | None = None
+) -> TokenEffects:
+    """Measure how each prediction of one text depends on each earlier token (attention knockout).
+
+    A hidden token is masked from all later queries, in all layers and heads, from later n-grams and
+    from the smeared key of the next token. Each pass recomputes only the tokens after its first
+    hidden one, and reads the earlier keys and values from a cache. Tokens before `first` are read,
+    but neither hidden nor explained. `max_rows` limits the batch size; None chooses one that fits.
+
+    Reference: Geva et al. 2023, "Dissecting Recall of Factual Associations".
+    """
+    T = forward.tokens.shape[1]
+    dtype = torch.promote_types(forward.residuals.dtype, torch.float32)
+    effects = torch.full((2, T, T), torch.nan, dtype=dtype).numpy()
+    effects[:, first:, first:] = 0
+    for hidden, loss, kl in iterate_token_effects(model, forward, first=first, max_rows=max_rows):
+        effects[:, hidden.start + 1 :, hidden.start : hidden.stop] = loss, kl
+    effects[0, -1] = np.nan
+    return TokenEffects(*effects)
+
+
+@torch.no_grad()
+def iterate_token_effects(
+    model: GPT,
+    forward: ForwardPass,
+    interventions: Interventions = NO_INTERVENTIONS,
+    first: int = 0,
+    max_rows: int | None = None,
+) -> Iterator[tuple[range, np.ndarray, np.ndarray]]:
+    """Measure token effects as `measure_token_effects`, and yield them, the last tokens first.
+
+    Args:
+        model: The model.
+        forward: A pass over one text of T tokens with the interventions.
+        interventions: What is changed besides, in all runs.
+        first: Token from which on tokens are hidden and explained.
+        max_rows: Maximum number of rows in a batch; None chooses one that fits.
+
+    Yields:
+        The R tokens hidden in turn; and their effects on the loss and on the prediction (KL
+        divergence) after each later token, (S, R) with S = T - hidden.start - 1, in nats. The last
+        loss is nan.
+    """
+    T = forward.tokens.shape[1]
+    log_p = _log_probabilities(model, forward.residuals[-1, 0, first:])  # (T - first, V)
+    targets = next_tokens(forward.tokens)[0]  # (T,)
+    for hidden in reversed(list(_plan_passes(model, first, T, max_rows))):
+        log_q = _predict_with_hidden_tokens(model, forward, hidden, interventions)
+        after = hidden.start + 1
+        effects = _compare_predictions(log_p[after - first :], log_q, targets[after:], hidden)
+        effects[0, -1] = torch.nan
+        loss, kl = effects.cpu().numpy()
+        yield hidden, loss, kl
+
+
+def _plan_passes(model: GPT, start: int, length: int, max_rows: int | None) -> Iterator[range]:
+    """Yield the range of tokens from `start` that each pass hides, one token per row."""
+    while start < length - 1:
+        recomputed = length - start - 1
+        rows = min(
+            max_rows or rows_per_pass(model, recomputed),
+            max(MIN_HIDDEN_TOKENS, recomputed // RECOMPUTED_PER_HIDDEN_TOKEN),
+        )
+        hidden = range(start, min(length - 1, start + rows))
+        yield hidden
+        start = hidden.stop
+
+
+def _predict_with_hidden_tokens(
+    model: GPT, forward: ForwardPass, hidden: range, interventions: Interventions
+) -> Tensor:
+    """Return next-token log-probabilities (R, S, V) at the S tokens after `hidden.start`.
+
+    Row r hides token hidden[r] from later queries and n-grams, besides those of `interventions`.
+    """
+    tokens, R, first = forward.tokens, len(hidden), hidden.start + 1
+    T = tokens.shape[1]
+    positions = torch.arange(T, device=tokens.device)
+    queries = positions[first:, None]  # (S, 1)
+    hidden_positions = positions[hidden.start : hidden.stop, None, None]  # (R, 1, 1)
+    is_hidden = positions == hidden_positions[:, :, 0]  # (R, T)
+    is_hidden_from_query = is_hidden[:, None] & (queries > hidden_positions)  # (R, S, T)
+    mask = (positions <= queries) & ~is_hidden_from_query  # (R, S, T)
+    if interventions.hidden:
+        mask &= interventions.mask(T, tokens.device, first)
+        is_hidden |= interventions.is_hidden(T, tokens.device)
+
+    cache = KVCache(model.config, R, T, tokens.device, forward.k.dtype)
+    cache.keys.copy_(forward.k)
+    cache.values.copy_(forward.v)
+    rewind_cache(model, cache, forward.residuals, first)
+
+    cached, recomputed = tokens.expand(R, -1).tensor_split([first], dim=1)  # (R, first), (R, S)
+    with model.evaluating():
+        x = model.embed(recomputed, cached, is_hidden)
+        x = model.run_blocks(recomputed, cache, mask[:, None], interventions.taps(), entry=(0, x))
+    return _log_probabilities(model, x)
+
+
+def _compare_predictions(log_p: Tensor, log_q: Tensor, targets: Tensor, hidden: range) -> Tensor:
+    """Return the loss increase and the KL divergence, stacked (2, S, R), in nats.
+
+    `log_p` (S, V) are log-probabilities if no token is hidden, `log_q` (R, S, V) if row r hides
+    token hidden[r]. Targets (S,) are -1 if unknown.
+    """
+    R, S, _ = log_q.shape
+    ids = targets.clamp(min=0)[:, None]  # (S, 1)
+    loss = log_p.gather(1, ids)[:, 0] - log_q.gather(2, ids.expand(R, -1, 1))[..., 0]  # (R, S)
+    p = log_p.exp()
+    kl = (p * log_p).sum(-1) - torch.einsum("sv,rsv->rs", p, log_q)  # (R, S)
+    # Row r hides token hidden.start + r, which affects only predictions after later tokens. The
+    # first prediction follows token hidden.start + 1.
+    offsets = torch.arange(max(R, S), device=log_q.device)
+    is_unaffected = offsets[:S] < offsets[:R, None]  # (R, S)
+    return torch.stack((loss, kl)).masked_fill(is_unaffected, 0).mT
+
+
+def _log_probabilities(model: GPT, x: Tensor) -> Tensor:
+    """Return the next-token log-probabilities (…, V) for a final residual stream x (…, C)."""
+    return in_float32_or_finer(model.head(model.norm(x))).log_softmax(dim=-1)

@@ -1,0 +1,259 @@
+"""Measure the attention heads of a model: run it on all probes and compute every measurement.
+
+Training snapshots, `sample.py attention=…` and the Python API share this code.
+"""
+
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+
+from common.errors import UserError
+from common.text import pluralize
+from data.tokenizer import Tokenizer, encode_prompt
+from generation.sampling import NON_FINITE_PREDICTIONS
+from glass.heads import capture, composition, scores
+from glass.heads.circuit import find_induction_circuit, reported_copying_gain
+from glass.heads.emergence import threshold, update_emergence
+from glass.heads.faithfulness import IsolatedHeads, measure_faithfulness
+from glass.heads.logit_attribution import (
+    copying_scores,
+    count_explained_tokens,
+    explain_predictions,
+)
+from glass.heads.metrics import flatten
+from glass.heads.probes import Probes, make_probes, spell_tokens
+from glass.heads.results import (
+    CompositionShare,
+    Estimates,
+    Faithfulness,
+    Head,
+    Measurements,
+    Scores,
+)
+from model import GPT
+
+RANDOM_ROW_TOKENS = 32  # tokens in each random row that `analyze` draws
+EXPECTED_TOKENS = 1 << 16  # sampled to estimate the token frequencies of random rows
+# In larger models fewer heads and components are measured, no sufficient heads are found, and
+# `analyze` omits faithfulness.
+LARGE_MODEL_PARAMETERS = 20_000_000
+MAX_COMPONENTS_OF_LARGE_MODEL = 4
+
+
+@dataclass(frozen=True)
+class Analysis(Measurements):
+    """Measurements of a model's attention heads, with arrays for one text of T tokens.
+
+    Scores, composition, copying gain and faithfulness are measured on random tokens.
+
+    `arrays` has the attention patterns `text` (L, H, T, T) of L layers with H heads;
+    `text_value_norms` (L, H, T), see `glass.heads.capture.value_norms`; the tokens as `text_ids`
+    and `text_tokens` (T,); and those of `glass.heads.logit_attribution.explain_predictions`,
+    which explain only the last tokens of a text that is too long for the model.
+    """
+
+    arrays: dict[str, np.ndarray] = field(default_factory=dict)
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The measurements as a flat dict with the keys of metrics.jsonl."""
+        return {"step": self.step, **flatten(self)}
+
+
+def analyze(
+    model: GPT, tokenizer: Tokenizer, text: str | Sequence[int], log: Callable[[str], None] = print
+) -> Analysis:
+    """Measure every attention head on a text and on random tokens.
+
+    The random tokens are sampled from the model's own predictions on the text. The training data
+    of an imported model is unknown, and its heads may not work on tokens that it never saw.
+
+    Only the last `block_size` tokens of the text are used. `log` is called with a line of progress
+    before each stage.
+    """
+    model = capture.in_float32(model)
+    given_ids = encode_prompt(tokenizer, text) if isinstance(text, str) else text
+    ids = np.array(given_ids[-model.config.block_size :])
+    text_pass = capture.capture(model, ids[None])
+    measurements = _call_with_lines(measure_heads(model, tokenizer, text_pass), log)
+    norms = capture.value_norms(model, text_pass.v)[:, 0]
+    arrays = {
+        "text": text_pass.weights[:, 0].cpu().numpy(),
+        "text_value_norms": norms.cpu().numpy(),
+        "text_ids": ids,
+        "text_tokens": np.array(spell_tokens(tokenizer, ids)),
+    }
+
+    count = count_explained_tokens(model, len(ids))
+    of_all = f", the last of {len(ids):,}" if count < len(ids) else ""
+    log(f"attention: token and head effects on {pluralize(count, 'prediction')}{of_all}")
+    arrays |= explain_predictions(model, text_pass, tokenizer)
+    return Analysis(**vars(measurements), arrays=arrays)
+
+
+def measure_heads(
+    model: GPT, tokenizer: Tokenizer, text: capture.ForwardPass
+) -> Generator[str, None, Measurements]:
+    """Measure every attention head on random tokens, as `analyze` does.
+
+    `text` is a pass of the model over one text, from whose predictions the random tokens are drawn.
+
+    Yields:
+        A line of progress before each stage.
+
+    Returns:
+        Scores, composition, copying gain and, of a small model, faithfulness.
+    """
+    expected = draw_expected_tokens(model, text, tokenizer.vocab_size)
+    length = min(RANDOM_ROW_TOKENS, model.config.block_size)
+    probes = make_probes(expected, expected, tokenizer, length, seed=0)
+    windows = probes.control if len(probes.control) else probes.windows
+
+    yield "attention: scores of every head on random tokens"
+    run = ProbeRun(model, replace(probes, windows=windows), text)
+    head_scores = run.score_heads()
+
+    yield "attention: composition of the strongest heads"
+    measurements = run.measure(0, head_scores)
+    emergence = update_emergence(measurements, measurements, run.window_length)
+    measurements = replace(measurements, emergence=emergence)  # heads that pass now
+    if not run.is_large:
+        measurements = replace(measurements, faithfulness=run.measure_faithfulness(measurements))
+    return measurements
+
+
+def _call_with_lines(
+    stages: Generator[str, None, Measurements], log: Callable[[str], None]
+) -> Measurements:
+    """Run all stages, call `log` with the line of each, and return their result."""
+    while True:
+        try:
+            log(next(stages))
+        except StopIteration as end:
+            return end.value
+
+
+@torch.no_grad()
+def draw_expected_tokens(model: GPT, text: capture.ForwardPass, vocab_size: int) -> np.ndarray:
+    """Sample `EXPECTED_TOKENS` ids from the mean of the model's predictions on a text.
+
+    Raises:
+        UserError: If the predictions are NaN.
+    """
+    logits = model.head(model.norm(text.residuals[-1, 0]))  # (T, V)
+    probabilities = logits[:, :vocab_size].double().softmax(dim=-1).mean(dim=0).cpu().numpy()
+    if not np.isfinite(probabilities).all():
+        raise UserError(NON_FINITE_PREDICTIONS)
+    probabilities = probabilities / probabilities.sum()
+    return np.random.default_rng(0).choice(vocab_size, EXPECTED_TOKENS, p=probabilities)
+
+
+class ProbeRun:
+    """Run a model on all probes, and compute measurements from these forward passes."""
+
+    def __init__(self, model: GPT, probes: Probes, text: capture.ForwardPass | None = None) -> None:
+        """Run the model on the probes, or use `text` as the pass over `probes.text`."""
+        self.model, self.probes = model, probes
+        # Whether fewer heads and components are measured.
+        self.is_large = model.num_parameters() > LARGE_MODEL_PARAMETERS
+        self.text = capture.capture(model, probes.text[None]) if text is None else text
+        self.random = capture.capture(model, probes.random)
+        self._control = capture.split_random_rows(self.random)[2]
+        is_control = probes.windows is probes.control
+        self._windows = self._control if is_control else capture.capture(model, probes.windows)
+        self.arrays = capture.snapshot_arrays(model, self.text, self.random)
+        self.window_length = self._windows.tokens.shape[1]  # tokens in each scored window
+        self._has_random_rows = len(probes.periods) > 0
+
+    def score_heads(self) -> Scores:
+        """Compute every score of every head, except head importance."""
+        head_scores = scores.score_heads(
+            self._windows.weights.cpu().numpy(),
+            self.arrays.get("repeated"),
+            self.arrays.get("control"),
+            self.probes.periods,
+            self.model.config.attention_sink,
+        )
+        if self._has_random_rows:
+            mean, error = head_scores["induction"]
+            measured = np.ones(mean.shape, bool)
+            if self.is_large:  # measure induction heads only
+                measured = mean - error >= threshold("induction", self.window_length)
+            head_scores["copying"] = copying_scores(self.model, self._control, measured)
+        return head_scores
+
+    def measure(
+        self, step: int, head_scores: Scores, previous: Measurements | None = None
+    ) -> Measurements:
+        """Compute all measurements except faithfulness, after `step` optimizer steps.
+
+        `previous` holds the measurements at the run's previous snapshot; None at the first.
+        """
+        measurements = Measurements(step, head_scores)
+        emergence = update_emergence(previous, measurements, self.window_length)
+        measurements = replace(measurements, emergence=emergence)
+        if not self._has_random_rows:
+            return measurements
+        names = ("repeated_loss", "reshuffled_loss", "repeated_correct")
+        repeated, reshuffled, correct = (
+            scores.second_half_means(self.arrays[name], self.probes.periods) for name in names
+        )
+        return replace(
+            measurements,
+            copying_gain=scores.mean_estimate(reshuffled - repeated),
+            repeated_loss=scores.mean_estimate(repeated),
+            repeated_accuracy=scores.mean_estimate(correct),
+            composition=self._measure_composition(head_scores),
+        )
+
+    def _measure_composition(self, head_scores: Scores) -> tuple[CompositionShare, ...]:
+        most = dict.fromkeys(composition.MEASURED_SCORES, composition.MAX_MEASURED_HEADS)
+        if self.is_large:
+            most = {"induction": 1}
+        heads = {}
+        for name, count in most.items():
+            minimum = threshold(name, self.window_length)
+            heads[name] = strongest_heads(head_scores[name], minimum)[:count]
+        P = len(self.probes.periods)
+        repeated_and_control = [*range(P), *range(2 * P, 3 * P)]
+        shares = composition.measure_composition(
+            self.model,
+            self._windows,
+            self.random.rows(repeated_and_control),
+            self.probes.periods,
+            heads,
+            MAX_COMPONENTS_OF_LARGE_MODEL if self.is_large else None,
+        )
+        return tuple(shares)
+
+    def measure_faithfulness(
+        self, measurements: Measurements, finds_sufficient: bool = True
+    ) -> Faithfulness | None:
+        """Measure the induction circuit's faithfulness; None if no copying gain is reported."""
+        if reported_copying_gain(measurements) is None:
+            return None
+        repeated_and_reshuffled = self.random.rows(range(2 * len(self.probes.periods)))
+        isolated = IsolatedHeads(self.model, repeated_and_reshuffled, self.probes.periods)
+        circuit = find_induction_circuit(measurements)
+        finds_sufficient = finds_sufficient and not self.is_large
+        return measure_faithfulness(
+            isolated.copying_gains, isolated.all_heads, circuit, finds_sufficient
+        )
+
+
+def highest_induction_score(model: GPT, probes: Probes) -> float:
+    """Return the highest prefix-matching score of any head: a cheap part of `ProbeRun`."""
+    ids = np.concatenate((probes.repeated, probes.control))
+    tokens = torch.from_numpy(ids).to(model.head.weight.device)
+    A = model.attention_maps(tokens).cpu().numpy()  # (L, 2 P, H, T, T)
+    repeated, control = np.split(A, 2, axis=1)
+    return float(scores.induction(repeated, control, probes.periods).mean(axis=-1).max())
+
+
+def strongest_heads(head_scores: Estimates, minimum: float) -> list[Head]:
+    """Return the heads whose score minus its standard error reaches `minimum`, strongest first."""
+    passing = np.argwhere(head_scores.mean - head_scores.error >= minimum)
+    heads = [Head(*index) for index in passing.tolist()]
+    return sorted(heads, key=lambda head: -head_scores.mean[head])

@@ -1,0 +1,140 @@
+"""Draw the attention grid: one PNG with the attention maps of all heads."""
+
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
+
+from common.files import atomic_write
+
+# The color scale of the page (glass/page/web/), whose lightness falls in even steps.
+SCALE_HEX = "fcf7d4 f5daa0 f7b968 f79138 f16828 e04039 c41c4d a1025b 780660 4e0f57 291041 0c0c22"
+SCALE_STOPS = np.frombuffer(bytes.fromhex(SCALE_HEX), np.uint8).reshape(-1, 3)
+_POSITIONS = np.linspace(0, len(SCALE_STOPS) - 1, 256)  # of the colors among the stops
+COLORS = np.stack(
+    [np.interp(_POSITIONS, np.arange(len(SCALE_STOPS)), channel) for channel in SCALE_STOPS.T],
+    axis=-1,
+).astype(np.uint8)  # (256, 3)
+MASKED_COLOR = (243, 241, 238)  # color of keys after the query
+TEXT_COLOR = (29, 27, 38)
+NOTE_COLOR = (99, 95, 109)
+FRAME_COLOR = (59, 111, 181)
+
+MAX_GRID_WIDTH = 1800  # pixels of a layer's maps; tokens are thinned to fit
+MIN_GRID_WIDTH = 620  # pixels, so that the title fits
+MAX_CELL = 10  # pixels per side of the square of one weight
+MIN_LABELED_CELL = 7  # pixels; token labels on smaller squares would be illegible
+MIN_SINK_WEIGHT = 0.01  # more than the rounding of float16 weights can leave
+MARGIN = 16  # pixels
+HEADER_HEIGHT = 74  # pixels
+HEAD_GAP = 14  # pixels between maps of a layer; doubled between groups
+LAYER_GAP = 34  # pixels between layers, which leave room for the names of the heads
+MAX_LABEL = 12  # characters of a token label
+VISIBLE_SPACES = str.maketrans({"\n": "\\n", "\r": "\\r", "\t": "\\t", " ": "·"})
+
+
+class Layout(NamedTuple):
+    """Pixel positions of the maps in an attention grid."""
+
+    width: int  # of one attention map
+    side: int  # height of one attention map
+    lefts: np.ndarray  # edges of the maps in a layer, one per head, (H,)
+    tops: np.ndarray  # edges of the maps, one per layer, (L,)
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Width and height of the image, in pixels."""
+        width, height = int(self.lefts[-1]) + self.width + 20, int(self.tops[-1]) + self.side + 20
+        return max(MIN_GRID_WIDTH, width), height
+
+
+def draw(maps: np.ndarray, tokens: list[str], path: Path, groups: int, title: str) -> None:
+    """Draw a row of attention maps for each layer, and write the grid as a PNG.
+
+    The color encodes the square root of a weight, so that small weights remain visible. `maps` are
+    the attention patterns (L, H, T, T) of L layers with H heads; the T tokens label the queries.
+    If there are fewer key/value heads (`groups`) than H, a frame joins the heads that share one. If
+    the weights of a query sum to less than 1, a last column shows the rest: the sink's.
+    """
+    L, H, T, _ = maps.shape
+    sink = 1 - maps.sum(axis=-1, dtype=np.float32)  # (L, H, T)
+    has_sink = bool(sink.max() > MIN_SINK_WEIGHT)
+    cell = min(MAX_CELL, max(1, MAX_GRID_WIDTH // (max(L, H) * T)))
+    if max(L, H) * T > MAX_GRID_WIDTH:
+        count = max(1, MAX_GRID_WIDTH // max(L, H))
+        kept = np.linspace(0, T, count, endpoint=False).astype(int)
+        maps, tokens = maps[:, :, kept[:, None], kept], [tokens[i] for i in kept]
+        sink = sink[..., kept]
+    if has_sink:
+        maps = np.concatenate((maps, sink[..., None]), axis=-1)  # (L, H, T, T + 1)
+    labels = [token_label(token) for token in tokens] if cell >= MIN_LABELED_CELL else []
+    font = ImageFont.load_default(max(8, cell))
+    label_width = max((int(font.getlength(label)) for label in labels), default=8)
+    side, width = cell * maps.shape[-2], cell * maps.shape[-1]
+    layout = _make_layout((L, H), (width, side), groups, label_width)
+
+    image = Image.new("RGB", layout.size, "white")
+    pen = ImageDraw.Draw(image)
+    _write_header(pen, title, is_grouped=groups < H, has_sink=has_sink)
+    for layer, top in enumerate(layout.tops.tolist()):
+        for head, left in enumerate(layout.lefts.tolist()):
+            pixels = Image.fromarray(colorize(maps[layer, head]))
+            size = (layout.width, layout.side)
+            image.paste(pixels.resize(size, Image.Resampling.NEAREST), (left, top))
+            name = f"L{layer}H{head}"
+            pen.text((left, top - 15), name, fill=TEXT_COLOR, font=ImageFont.load_default(11))
+        for row, label in enumerate(labels):
+            place = (layout.lefts[0] - 6, top + (row + 0.5) * cell)
+            pen.text(place, label, fill=TEXT_COLOR, font=font, anchor="rm")
+        if groups < H:
+            _frame_groups(pen, layout, top, groups)
+    with atomic_write(path) as part:
+        image.save(part, format="png", compress_level=1)
+
+
+def _make_layout(
+    shape: tuple[int, int], size: tuple[int, int], groups: int, label_width: int
+) -> Layout:
+    (L, H), (width, side) = shape, size
+    lefts = MARGIN + label_width + np.arange(H) * (width + HEAD_GAP)
+    if groups < H:
+        lefts = lefts + np.arange(H) // (H // groups) * HEAD_GAP
+    tops = HEADER_HEIGHT + np.arange(L) * (side + LAYER_GAP)
+    return Layout(width, side, lefts, tops)
+
+
+def _write_header(pen: ImageDraw.ImageDraw, title: str, is_grouped: bool, has_sink: bool) -> None:
+    pen.text((MARGIN, 8), title, fill=TEXT_COLOR, font=ImageFont.load_default(15))
+    note = "First tokens of the validation data; row: query token, column: key token"
+    if has_sink:
+        note += "; last column: sink"
+    if is_grouped:
+        note += "; frame: heads that share keys and values"
+    pen.text((MARGIN, 30), note, fill=NOTE_COLOR, font=ImageFont.load_default(11))
+
+
+def _frame_groups(pen: ImageDraw.ImageDraw, layout: Layout, top: int, groups: int) -> None:
+    for lefts in layout.lefts.reshape(groups, -1).tolist():
+        box = (lefts[0] - 5, top - 18, lefts[-1] + layout.width + 4, top + layout.side + 4)
+        pen.rectangle(box, outline=FRAME_COLOR)
+
+
+def colorize(A: np.ndarray) -> np.ndarray:
+    """Map an attention pattern (T, T), or (T, T + 1) with a sink's column, to RGB colors.
+
+    Keys after the query are gray; unknown weights (nan) have the color of 0.
+    """
+    image = COLORS[np.rint(255 * np.sqrt(np.nan_to_num(A).clip(0, 1))).astype(int)]
+    T = len(A)
+    image[:, :T][np.triu(np.ones((T, T), bool), 1)] = MASKED_COLOR
+    return image
+
+
+def token_label(token: str) -> str:
+    """Shorten a token to a label with visible white space; ¤ replaces characters beyond Latin-1."""
+    shortened_runs = re.sub(r"(\s)\1{2,}", lambda run: f"{run[1]}×{len(run[0])}", token)
+    visible = shortened_runs.translate(VISIBLE_SPACES)
+    label = re.sub(r"[^ -~\xa1-\xff]|\xad", "¤", visible)  # printable Latin-1 is kept
+    return label if len(label) <= MAX_LABEL else label[: MAX_LABEL - 1] + "…"

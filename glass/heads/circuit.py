@@ -1,0 +1,103 @@
+"""Select the heads of a circuit from statistically significant measurements."""
+
+from statistics import NormalDist
+from typing import NamedTuple
+
+from glass.heads.results import Estimate, Head, Measurements, parse_head
+
+READINGS = 16  # windows or rows from which each standard error is estimated
+MAX_NAMED_HEADS = 2  # heads of one kind that findings name and circuits include
+MIN_UPSTREAM_SHARE = 0.2  # of a head's score, for an upstream head to join the circuit
+# A copying gain must exceed both limits to be reported.
+MIN_REPORTED_GAIN_NATS = 0.1
+MIN_REPORTED_GAIN_ERRORS = 3
+
+
+class UpstreamHead(NamedTuple):
+    """An upstream head on whose output the score of another (downstream) head depends."""
+
+    head: Head
+    input: str  # of the downstream head, through which it depends: "queries" or "keys"
+    share: Estimate  # of the downstream head's score that is lost when the upstream head is ablated
+    is_previous_token_head: bool  # whether the upstream head passes the previous-token threshold
+
+
+def max_errors_by_chance(count: int, probability: float = 0.05) -> float:
+    """Return the significance bound, in standard errors, for the largest of `count` means.
+
+    If all true means are 0, the largest estimate exceeds the bound with at most this probability.
+    Each estimate is the mean of `READINGS` readings. The bound is a quantile of Student's t with
+    Bonferroni correction, computed by its series in the normal quantile.
+    """
+    z = NormalDist().inv_cdf(1 - probability / max(1, count))
+    freedom = READINGS - 1
+    first_order = (z**3 + z) / (4 * freedom)
+    second_order = (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
+    return z + first_order + second_order
+
+
+def reported_copying_gain(measurements: Measurements) -> Estimate | None:
+    """Return the copying gain, or None if it is small or not significant."""
+    gain = measurements.copying_gain
+    return gain if gain is not None and is_reported_gain(gain) else None
+
+
+def is_reported_gain(gain: Estimate) -> bool:
+    """Return whether a copying gain is large and significant enough to be reported."""
+    return gain.exceeds(MIN_REPORTED_GAIN_NATS, MIN_REPORTED_GAIN_ERRORS)
+
+
+def find_active_heads(
+    measurements: Measurements, score: str, most: int | None = MAX_NAMED_HEADS
+) -> list[Head]:
+    """Return at most `most` heads that emerged and are not lost, strongest first: see `Emergence`.
+
+    The score of a head must exceed two standard errors. If `most` is None, all such heads are
+    returned.
+    """
+    emerged = measurements.emergence.emerged.get(score, {})
+    lost = measurements.emergence.lost.get(score, {})
+    active = [
+        head
+        for head in emerged
+        if head not in lost and measurements.score(score, head).exceeds(errors=2)
+    ]
+    active.sort(key=lambda head: -measurements.score(score, head).value)
+    return active[:most]
+
+
+def find_upstream_head(measurements: Measurements, score: str, head: Head) -> UpstreamHead | None:
+    """Return the upstream head on which a head's score depends most; None if none is significant.
+
+    For an induction head, previous-token heads take precedence over larger shares, because in an
+    induction circuit they mark each key with the token before it.
+    """
+    previous_token_heads = find_active_heads(measurements, "previous_token")
+    candidates = []
+    for entry in measurements.composition:
+        upstream = parse_head(entry.upstream)
+        if (
+            upstream is not None
+            and (entry.score, entry.head) == (score, head)
+            and entry.input != "values"  # values do not decide where a head attends
+            and entry.share.exceeds(MIN_UPSTREAM_SHARE, errors=0)
+        ):
+            is_previous = upstream in previous_token_heads
+            candidates.append(UpstreamHead(upstream, entry.input, entry.share, is_previous))
+    if score == "induction":
+        candidates = [one for one in candidates if one.is_previous_token_head] or candidates
+    strongest = max(candidates, key=lambda one: one.share.value, default=None)
+    comparisons = 2 * len(measurements.scored_heads(score))  # queries and keys of every head
+    if strongest is None or not strongest.share.exceeds(errors=max_errors_by_chance(comparisons)):
+        return None
+    return strongest
+
+
+def find_induction_circuit(measurements: Measurements) -> list[Head]:
+    """Return the strongest induction heads, and the upstream head of the strongest one."""
+    heads = set(find_active_heads(measurements, "induction"))
+    for strongest in find_active_heads(measurements, "induction", most=1):
+        upstream = find_upstream_head(measurements, "induction", strongest)
+        if upstream is not None:
+            heads.add(upstream.head)
+    return sorted(heads)

@@ -1,0 +1,59 @@
+"""Detect at which snapshots of a run attention heads emerge and are lost."""
+
+import numpy as np
+
+from glass.heads.results import Emergence, Head, Measurements
+
+# Thresholds, as shares of the range from the score of uniform attention to 1.
+THRESHOLD_SHARES = {
+    "current_token": 0.25,
+    "previous_token": 0.25,
+    "duplicate_token": 0.2,
+    "induction": 0.2,
+    "sink": 0.25,
+}
+# The score on control rows is subtracted from these, so uniform attention scores 0.
+CONTROLLED_SCORES = ("duplicate_token", "induction")
+
+
+def threshold(score: str, length: int) -> float:
+    """Return the threshold of a score: a head passes if score minus standard error reaches it.
+
+    `length` is the number of tokens in a scored window, because uniform attention scores less on
+    longer windows.
+    """
+    # Uniform attention of query i to any one token is 1 / (i + 1); queries begin at i = 1.
+    uniform = 0.0 if score in CONTROLLED_SCORES else float((1 / np.arange(2, length + 1)).mean())
+    return uniform + THRESHOLD_SHARES[score] * (1 - uniform)
+
+
+def update_emergence(
+    previous: Measurements | None, current: Measurements, length: int
+) -> Emergence:
+    """Return the steps at which heads emerged and were lost, updated with the current snapshot.
+
+    A head emerges at the first snapshot at which it passes the threshold, if it also passes at the
+    next one; this step never changes later. It is lost when its score falls below the threshold by
+    more than two standard errors, until it passes again. `previous` is None at the first snapshot,
+    and `length` is the number of tokens in a scored window.
+    """
+    if previous is None:
+        return Emergence()
+    emerged = {score: dict(steps) for score, steps in previous.emergence.emerged.items()}
+    lost = {score: dict(steps) for score, steps in previous.emergence.lost.items()}
+    for score in THRESHOLD_SHARES:
+        minimum = threshold(score, length)
+        for head in current.scored_heads(score):
+            passes = _passes(current, score, head, minimum)
+            if passes and _passes(previous, score, head, minimum):
+                emerged.setdefault(score, {}).setdefault(head, previous.step)
+            if passes:
+                lost.get(score, {}).pop(head, None)
+            elif head in emerged.get(score, {}) and current.score(score, head).is_below(minimum):
+                lost.setdefault(score, {}).setdefault(head, previous.step)
+    return Emergence(emerged, lost)
+
+
+def _passes(measurements: Measurements, score: str, head: Head, minimum: float) -> bool:
+    value, error = measurements.score(score, head)
+    return value - error >= minimum  # False if either is unknown (nan)

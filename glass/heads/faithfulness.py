@@ -1,0 +1,125 @@
+"""Measure the faithfulness of a circuit: the behavior that remains if it works alone."""
+
+import math
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from glass.heads import scores
+from glass.heads.ablation import rows_per_pass
+from glass.heads.capture import ForwardPass, next_tokens, token_losses
+from glass.heads.results import Estimate, Faithfulness, Head
+from model import GPT
+from taps import Taps
+
+SUFFICIENT_SHARE = 0.9  # of the copying gain, which a sufficient set of heads keeps
+# The best of many sets looks better than it is, so its share is measured on rows that were not used
+# to find it. Both halves have rows of every period.
+ALL_ROWS, SELECTION_ROWS, HELD_OUT_ROWS = slice(None), slice(0, None, 2), slice(1, None, 2)
+
+
+class IsolatedHeads:
+    """Run a model with only some heads active; all other heads output their mean over tokens."""
+
+    def __init__(self, model: GPT, forward: ForwardPass, periods: np.ndarray) -> None:
+        """Take a pass over P repeated, then P reshuffled rows, and the repeats' periods (P,)."""
+        self.model, self.forward, self.periods = model, forward, periods
+        shape = model.config.n_layer, model.config.n_head
+        self.all_heads = [Head(*index) for index in np.ndindex(shape)]
+
+    def copying_gains(self, heads: list[Head], rows: slice = ALL_ROWS) -> np.ndarray:
+        """Return the copying gain in nats of some of the P rows, with only `heads` active."""
+        tokens = self.forward.tokens.unflatten(0, (2, -1))[:, rows].flatten(0, 1)
+        repeated, reshuffled = np.split(self.losses(heads, tokens), 2)
+        return scores.copying_gains(repeated, reshuffled, self.periods[rows])
+
+    @torch.no_grad()
+    def losses(self, heads: list[Head], rows: Tensor) -> np.ndarray:
+        """Return next-token losses in nats of token rows (B, T) with only `heads` active.
+
+        The last loss of each row is nan.
+        """
+        forward = self.forward
+        works = torch.zeros_like(forward.heads[:, 0, 0, :, :1], dtype=torch.bool)  # (L, H, 1)
+        for head in heads:
+            works[head] = True
+        means = forward.heads.mean(dim=(1, 2))  # (L, H, d_v)
+        taps: Taps = {
+            ("heads", layer): partial(_ablate_others, works[layer], means[layer])
+            for layer in range(len(means))
+        }
+        losses = []
+        with self.model.evaluating():
+            for tokens in rows.split(rows_per_pass(self.model, rows.shape[1])):
+                x = self.model.run_blocks(tokens, taps=taps)
+                losses.append(token_losses(self.model, x, next_tokens(tokens)))
+        return torch.cat(losses).cpu().numpy()
+
+
+def _ablate_others(works: Tensor, means: Tensor, y: Tensor) -> Tensor:
+    """Tap: replace the outputs y (B, T, H, d_v) of inactive heads by their means (H, d_v)."""
+    return torch.where(works, y, means)
+
+
+def measure_faithfulness(
+    copying_gains: Callable[[list[Head], slice], np.ndarray],
+    all_heads: list[Head],
+    circuit: list[Head],
+    finds_sufficient: bool = True,
+) -> Faithfulness:
+    """Measure the share of the copying gain that remains with only some heads active.
+
+    `copying_gains` returns the gains of some rows with only the given heads active, such as
+    `IsolatedHeads.copying_gains`. With `all_heads` of the model active, the share is 1. The
+    sufficient heads are found unless `finds_sufficient` is False.
+
+    Reference: Wang et al. 2022, "Interpretability in the Wild"; Hanna et al. 2024, "Have Faith in
+    Faithfulness".
+    """
+    gains_of_all = copying_gains(all_heads, ALL_ROWS)
+
+    def share(heads: list[Head], rows: slice = ALL_ROWS) -> Estimate:
+        return scores.ratio(copying_gains(heads, rows), gains_of_all[rows]).at(())
+
+    layer_0 = [head for head in all_heads if head.layer == 0]
+    sufficient, sufficient_share = [], Estimate(math.nan)
+    if finds_sufficient:
+        sufficient = find_sufficient_heads(
+            lambda heads: share(heads, SELECTION_ROWS).value, all_heads
+        )
+        sufficient_share = share(sufficient, HELD_OUT_ROWS)
+    return Faithfulness(
+        circuit_heads=tuple(circuit),
+        sufficient_heads=tuple(sufficient),
+        none=share([]),
+        circuit=share(circuit),
+        circuit_and_layer_0=share(sorted({*circuit, *layer_0})),
+        sufficient=sufficient_share,
+    )
+
+
+def find_sufficient_heads(
+    share: Callable[[list[Head]], float], all_heads: list[Head]
+) -> list[Head]:
+    """Find a small set of heads whose share reaches `SUFFICIENT_SHARE`, by backward elimination.
+
+    A head is removed if the remaining ones still reach it. Heads are tried in the order of the
+    share that remains without them, highest first, until none of those left can be removed.
+
+    Reference: Conmy et al. 2023, "Towards Automated Circuit Discovery", which removes edges.
+    """
+
+    def without(head: Head, heads: list[Head]) -> list[Head]:
+        return [other for other in heads if other != head]
+
+    heads = sorted(all_heads, key=lambda head: -share(without(head, all_heads)))
+    is_smaller = True
+    while is_smaller:
+        is_smaller = False
+        for head in list(heads):
+            if share(without(head, heads)) >= SUFFICIENT_SHARE:
+                heads, is_smaller = without(head, heads), True
+    return sorted(heads)

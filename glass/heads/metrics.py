@@ -1,0 +1,278 @@
+"""Convert measurements to flat metrics and back; no other module builds or parses these keys.
+
+The metrics have the keys of metrics.jsonl, W&B and the page.
+"""
+
+import math
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from heapq import nlargest
+from typing import NamedTuple
+
+import numpy as np
+
+from common.metrics import COMPANION_SUFFIXES, is_scored
+from glass.heads.results import (
+    CompositionShare,
+    Emergence,
+    Estimate,
+    Estimates,
+    Faithfulness,
+    Head,
+    Measurements,
+    parse_head,
+)
+
+# Prefixes of the metrics that snapshots measure.
+SNAPSHOT_PREFIXES = ("heads/", "emerged/", "lost/", "composition/", "probe/", "faithfulness")
+# Heads of each score whose lines W&B plots.
+PLOTTED_HEADS = 3
+# Measurements on random rows, each with its error.
+PROBE_MEASUREMENTS = ("copying_gain", "repeated_loss", "repeated_accuracy")
+FAITHFULNESS_SETS = ("none", "circuit", "circuit_and_layer_0", "sufficient")
+_HEAD_KEY = re.compile(r"(heads|emerged|lost)/(\w+)/(L\d+H\d+)")
+_COMPOSITION_KEY = re.compile(r"composition/(previous_token|induction)/(L\d+H\d+)/(\w+)/(\w+)")
+
+
+# --- measurements to metrics ----------------------------------------------------------------------
+
+
+def flatten(measurements: Measurements) -> dict[str, float]:
+    """Convert measurements to flat metrics, without unknown (nan) values."""
+    row: dict[str, float] = {}
+    for name, estimates in measurements.scores.items():
+        row |= _flatten_table(name, estimates.mean)
+    for name, estimates in measurements.scores.items():
+        if not name.endswith(COMPANION_SUFFIXES):
+            row |= _flatten_table(f"{name}_se", estimates.error)
+    for kind in ("emerged", "lost"):
+        for score, steps in getattr(measurements.emergence, kind).items():
+            row |= {f"{kind}/{score}/{head}": step for head, step in steps.items()}
+    for name in PROBE_MEASUREMENTS:
+        if (estimate := getattr(measurements, name)) is not None:
+            row |= _flatten_estimate(f"probe/{name}", "", estimate)
+    for entry in measurements.composition:
+        place = f"/{entry.head}/{entry.input}/{entry.upstream}"
+        for suffix, (value, error) in (("", entry.share), ("_direct", entry.direct)):
+            row[f"composition/{entry.score}{suffix}{place}"] = value
+            row[f"composition/{entry.score}{suffix}_se{place}"] = error
+    if measurements.faithfulness is not None:
+        row |= {f"circuit/{head}": 1 for head in measurements.faithfulness.circuit_heads}
+        row |= {f"sufficient/{head}": 1 for head in measurements.faithfulness.sufficient_heads}
+        for name in FAITHFULNESS_SETS:
+            share = getattr(measurements.faithfulness, name)
+            row |= _flatten_estimate("faithfulness", f"/{name}", share)
+    return row
+
+
+def _flatten_estimate(name: str, suffix: str, estimate: Estimate) -> dict[str, float]:
+    both = {f"{name}{suffix}": estimate.value, f"{name}_se{suffix}": estimate.error}
+    return {key: value for key, value in both.items() if math.isfinite(value)}
+
+
+def _flatten_table(name: str, table: np.ndarray) -> dict[str, float]:
+    return {
+        f"heads/{name}/{Head(*index)}": float(value)
+        for index, value in np.ndenumerate(table)
+        if not np.isnan(value)
+    }
+
+
+# --- metrics to measurements ----------------------------------------------------------------------
+
+
+class GainAt(NamedTuple):
+    """The copying gain at the snapshot of a step."""
+
+    step: int
+    gain: Estimate  # in nats/token; nan if it was not measured
+
+
+def read_gain_history(rows: list[dict]) -> list[GainAt]:
+    """Return the copying gain at every snapshot of a run."""
+    key = "probe/copying_gain"
+    return [
+        GainAt(row["step"], _read_estimate(row, key, f"{key}_se")) for row in rows if is_scored(row)
+    ]
+
+
+def read_latest(rows: list[dict]) -> Measurements | None:
+    """Return the measurements of a run's last snapshot; None if there is none."""
+    row = next(filter(is_scored, reversed(rows)), None)
+    return None if row is None else read_measurements(row)
+
+
+def read_measurements(row: dict) -> Measurements:
+    """Convert a row of metrics to measurements: the inverse of `flatten`."""
+    on_random_rows = {
+        name: _read_estimate(row, f"probe/{name}", f"probe/{name}_se")
+        for name in PROBE_MEASUREMENTS
+        if f"probe/{name}" in row
+    }
+    return Measurements(
+        step=row["step"],
+        scores=_read_scores(row),
+        emergence=Emergence(read_emergence(row, "emerged"), read_emergence(row, "lost")),
+        composition=tuple(_read_composition(row)),
+        faithfulness=_read_faithfulness(row),
+        **on_random_rows,
+    )
+
+
+def read_emergence(row: dict, kind: str = "emerged") -> dict[str, dict[Head, int]]:
+    """Return the step at which each head emerged (or was lost, if `kind` is "lost"), by score."""
+    return {
+        score: {head: int(step) for head, step in steps.items()}
+        for score, steps in read_head_values(row, kind).items()
+    }
+
+
+def read_head_values(row: dict, group: str) -> dict[str, dict[Head, float]]:
+    """Return the finite per-head values in a row of metrics, as {score: {head: value}}.
+
+    `group` is "heads" for the scores, without their standard errors and other companions. With
+    "emerged" or "lost" the values are the steps at which that happened.
+    """
+    finite_values = {}
+    for score, values in _all_head_values(row, group).items():
+        finite = {head: value for head, value in values.items() if math.isfinite(value)}
+        if finite and not score.endswith(COMPANION_SUFFIXES):
+            finite_values[score] = finite
+    return finite_values
+
+
+def _all_head_values(row: dict, group: str) -> dict[str, dict[Head, float]]:
+    values: dict[str, dict[Head, float]] = defaultdict(dict)
+    for key, value in row.items():
+        match = _HEAD_KEY.fullmatch(key) if key.startswith(group) else None
+        if match and (head := parse_head(match[3])):
+            values[match[2]][head] = value
+    return dict(values)
+
+
+def _read_scores(row: dict) -> dict[str, Estimates]:
+    values = _all_head_values(row, "heads")
+    heads = {head for by_head in values.values() for head in by_head}
+    shape = tuple(1 + max(indices) for indices in zip(*heads))  # (n_layer, n_head)
+
+    def table(name: str) -> np.ndarray:
+        filled = np.full(shape, np.nan)
+        for head, value in values.get(name, {}).items():
+            filled[head] = value
+        return filled
+
+    names = [name for name in values if not name.endswith("_se")]
+    return {name: Estimates(table(name), table(f"{name}_se")) for name in names}
+
+
+def _read_estimate(row: dict, value_key: str, error_key: str) -> Estimate:
+    return Estimate(row.get(value_key, math.nan), row.get(error_key, math.nan))
+
+
+def _read_composition(row: dict) -> Iterator[CompositionShare]:
+    for key in row:
+        match = _COMPOSITION_KEY.fullmatch(key) if key.startswith("composition/") else None
+        if not match or not (head := parse_head(match[2])):
+            continue
+        score, name, read, upstream = match.groups()
+        prefix, place = f"composition/{score}", f"/{name}/{read}/{upstream}"
+        share = _read_estimate(row, key, f"{prefix}_se{place}")
+        direct = _read_estimate(row, f"{prefix}_direct{place}", f"{prefix}_direct_se{place}")
+        yield CompositionShare(score, head, read, upstream, share, direct)
+
+
+def _read_faithfulness(row: dict) -> Faithfulness | None:
+    if not any(f"faithfulness/{name}" in row for name in FAITHFULNESS_SETS):
+        return None
+
+    def heads_of(name: str) -> tuple[Head, ...]:
+        heads = (parse_head(key.removeprefix(name)) for key in row if key.startswith(name))
+        return tuple(filter(None, heads))
+
+    shares = (
+        _read_estimate(row, f"faithfulness/{name}", f"faithfulness_se/{name}")
+        for name in FAITHFULNESS_SETS
+    )
+    return Faithfulness(heads_of("circuit/"), heads_of("sufficient/"), *shares)
+
+
+# --- for W&B and the page -------------------------------------------------------------------------
+
+
+def is_snapshot_metric(key: str) -> bool:
+    """Return whether a metric belongs to a snapshot, not to training."""
+    return key.startswith(SNAPSHOT_PREFIXES)
+
+
+def emergence_metrics(row: dict) -> dict[str, float]:
+    """Return the metrics of a row that hold steps of emergence."""
+    return {key: value for key, value in row.items() if key.startswith("emerged/")}
+
+
+def aggregate_heads(row: dict) -> dict[str, float]:
+    """Replace the metrics of single heads by `heads/<score>/max`, the strongest head's score.
+
+    Standard errors and other companions of metrics are left out.
+    """
+    aggregated = {}
+    for key, value in row.items():
+        is_companion = any(part.endswith(COMPANION_SUFFIXES) for part in key.split("/"))
+        if not is_companion and not re.search(r"/L\d+H\d+(/|$)", key):
+            aggregated[key] = value
+    for score, values in read_head_values(row, "heads").items():
+        aggregated[f"heads/{score}/max"] = max(values.values())
+    return aggregated
+
+
+class StrongestHeads:
+    """Selects the heads that are plotted: of each score those with the highest values so far.
+
+    Args:
+        rows: Rows of metrics that a resumed run has recorded before.
+    """
+
+    def __init__(self, rows: Iterable[dict]) -> None:
+        self._highest: dict[str, dict[Head, float]] = defaultdict(dict)
+        for row in rows:
+            self.select(row)
+
+    def select(self, row: dict) -> dict[str, float]:
+        """Return the metrics of the selected heads in the next row."""
+        selected = {}
+        for score, values in read_head_values(row, "heads").items():
+            highest = self._highest[score]
+            for head, value in values.items():
+                highest[head] = max(value, highest.get(head, value))
+            for head in nlargest(PLOTTED_HEADS, values, key=highest.__getitem__):
+                selected[f"heads/{score}/{head}"] = values[head]
+        return selected
+
+
+class Table(NamedTuple):
+    """Names of columns, and rows of as many values."""
+
+    columns: list[str]
+    rows: list[list]
+
+
+def head_table(row: dict) -> Table:
+    """Return the scores, standard errors and steps of emergence of every head, a row for each."""
+    columns = {
+        score if group == "heads" else f"{group}/{score}": values
+        for group in ("heads", "emerged", "lost")
+        for score, values in _all_head_values(row, group).items()
+    }
+    heads = sorted({head for values in columns.values() for head in values})
+    rows = [[str(head), *(values.get(head) for values in columns.values())] for head in heads]
+    return Table(["head", *columns], rows)
+
+
+def composition_table(row: dict) -> Table:
+    """Return the composition shares that were measured, a row for each."""
+    columns = ["score", "head", "input", "upstream", "share", "share_se", "direct", "direct_se"]
+    rows = [
+        [entry.score, str(entry.head), entry.input, entry.upstream, *entry.share, *entry.direct]
+        for entry in _read_composition(row)
+    ]
+    return Table(columns, rows)

@@ -1,0 +1,170 @@
+"""Attention-score attribution: which components of the model produced one attention score.
+
+Reference: Kamath et al. 2025, "Tracing Attention Computation Through Feature Interactions".
+"""
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from attention import rotate
+from glass.heads.capture import ForwardPass
+from glass.heads.logit_attribution import norm_scales
+from glass.heads.results import Head
+from model import GPT, SelfAttention
+
+
+class ScoreTerm(NamedTuple):
+    """The part of a score that comes from one pair of components."""
+
+    query: str  # the component that wrote the query's part, such as "embedding" or "L0 MLP"
+    key: str  # the one that wrote the key's; "previous …" in the smeared key of the token after it
+    value: float
+
+
+@torch.no_grad()
+def attribute_score(
+    model: GPT, forward: ForwardPass, head: Head, i: int, j: int, hidden: Sequence[int] = ()
+) -> list[ScoreTerm]:
+    """Attribute the pre-softmax score of query i and key j to pairs of components.
+
+    Norms have the scales of the whole residual stream, so that queries and keys are sums over the
+    components below the head's layer: the embedding, heads, biases of W_O, and MLPs, and last the
+    biases of the norm and of the projection, if there are any. In smeared keys, the components of
+    the previous token are listed separately.
+
+    Args:
+        model: The model of the pass.
+        forward: A pass over one text.
+        head: The head whose score it is.
+        i: Query token.
+        j: Key token, at most i.
+        hidden: Tokens that were hidden from later ones in the pass.
+
+    Returns:
+        A term for each component of the query and each of the key, of which the key's vary fastest.
+        They sum to the score minus its mean over the tokens that the query may attend to.
+    """
+    c, (layer, number) = model.config, head
+    forward = forward.first_tokens(i + 1)
+    visible = [t for t in range(i + 1) if t == i or t not in hidden]
+    group = number // (c.n_head // c.kv_heads)
+    names, vectors = _project_components(model, forward, layer, "Q", number)  # (N, T, d_k)
+    queries = _rotate(model, vectors)[:, i]  # (N, d_k)
+    key_names, keys = _project_components(model, forward, layer, "K", group)
+    smear = model.blocks[layer].attention.smear
+    if smear is not None:
+        key_names, keys = _smear(smear[group], key_names, keys, hidden)
+    keys = _rotate(model, keys)  # (K, T, d_k)
+    centered = keys[:, j] - keys[:, visible].mean(dim=1)  # (K, d_k)
+    values = queries @ centered.T / c.key_dim**0.5  # (N, K)
+    return [
+        ScoreTerm(query, key, value)
+        for query, row in zip(names, values.tolist())
+        for key, value in zip(key_names, row)
+    ]
+
+
+def _project_components(
+    model: GPT, forward: ForwardPass, layer: int, which: Literal["Q", "K"], number: int
+) -> tuple[list[str], Tensor]:
+    """Project what each component below a layer wrote to the queries or keys of one head.
+
+    Returns:
+        The names of N components, and a vector for each component and token, (N, T, d_k): before
+        smearing and rotation. They sum to the head's queries or keys.
+    """
+    block, config = model.blocks[layer], model.config
+    dtype = torch.promote_types(forward.residuals.dtype, torch.float32)
+    residuals, heads = forward.residuals[:, 0].to(dtype), forward.heads[:, 0].to(dtype)
+    linear = getattr(block.attention, f"W_{which}")
+    rows = slice(number * config.key_dim, (number + 1) * config.key_dim)
+    W = linear.weight[rows].to(dtype)  # (d_k, C)
+
+    # With its scale fixed, the norm is linear: it becomes a part of the matrix.
+    matrix = (W * block.norm_1.weight.to(dtype)).T  # (C, d_k)
+    if isinstance(block.norm_1, nn.LayerNorm):
+        matrix = matrix - matrix.mean(dim=0)
+
+    names, vectors = ["embedding"], [residuals[0] @ matrix]  # (T, d_k) each
+    for lower in range(layer):
+        added_names, added = _project_layer(
+            model.blocks[lower].attention,
+            residuals[lower + 1] - residuals[lower],
+            heads[lower],
+            matrix,
+        )
+        names += added_names
+        vectors += added
+    stacked = torch.stack(vectors) * norm_scales(block.norm_1, residuals[layer])
+
+    norm_bias, bias = getattr(block.norm_1, "bias", None), linear.bias
+    if norm_bias is not None or bias is not None:
+        biases = W.new_zeros(config.key_dim)
+        if norm_bias is not None:
+            biases = W @ norm_bias.to(dtype)
+        if bias is not None:
+            biases = biases + bias[rows]
+        names.append("biases")
+        stacked = torch.cat((stacked, biases.expand(1, *stacked.shape[1:])))
+
+    if config.qk_norm:
+        stacked = stacked * _qk_norm_factors(block.attention, which, stacked.sum(dim=0))
+    return names, stacked
+
+
+def _project_layer(
+    attention: SelfAttention, written: Tensor, heads: Tensor, matrix: Tensor
+) -> tuple[list[str], list[Tensor]]:
+    """Project what the heads, the bias of W_O and the MLP of one layer wrote by a matrix (C, d_k).
+
+    `written` (T, C) is their sum, and `heads` (T, H, d_v) are the outputs of the heads.
+    """
+    T, H, d_v = heads.shape
+    head_matrices = (attention.W_O.weight.to(matrix.dtype).T @ matrix).view(H, d_v, -1)
+    head_vectors = heads.transpose(0, 1) @ head_matrices  # (H, T, d_k)
+    layer = attention.layer
+    names = [str(Head(layer, number)) for number in range(H)]
+    vectors = [*head_vectors]
+    if attention.W_O.bias is not None:
+        names.append(f"L{layer} bias")
+        vectors.append((attention.W_O.bias.to(matrix.dtype) @ matrix).expand(T, -1))
+    mlp = written @ matrix - torch.stack(vectors).sum(dim=0)
+    return [*names, f"L{layer} MLP"], [*vectors, mlp]
+
+
+def _qk_norm_factors(attention: SelfAttention, which: Literal["Q", "K"], x: Tensor) -> Tensor:
+    """Return the factors (T, d_k) by which QK-norm scales the queries or keys x (T, d_k)."""
+    has_gains = attention.config.qk_norm == "gains"
+    eps = attention.config.norm_eps if has_gains else torch.finfo(x.dtype).eps
+    factors = (x.square().mean(dim=-1, keepdim=True) + eps).rsqrt()
+    if not has_gains:
+        return factors.expand_as(x)
+    norm = attention.norm_q if which == "Q" else attention.norm_k
+    return factors * norm.weight.to(x.dtype)
+
+
+def _smear(
+    smear_logit: Tensor, names: list[str], keys: Tensor, hidden: Sequence[int]
+) -> tuple[list[str], Tensor]:
+    """Split smeared keys into the part of the token itself and that of the token before.
+
+    The parts of each of N components (N, T, d_k) follow each other: (2 N, T, d_k).
+    """
+    own_share = smear_logit.sigmoid().to(keys.dtype)
+    previous = F.pad(keys[:, :-1], (0, 0, 1, 0))  # no token is before the first one
+    for t in hidden:
+        if t + 1 < keys.shape[1]:
+            previous[:, t + 1] = 0
+    parts = torch.stack((own_share * keys, (1 - own_share) * previous), dim=1)  # (N, 2, T, d_k)
+    part_names = [part for name in names for part in (name, f"previous {name}")]
+    return part_names, parts.flatten(0, 1)
+
+
+def _rotate(model: GPT, vectors: Tensor) -> Tensor:
+    """Turn queries or keys (N, T, d_k) by the angles of their positions, if these are rotary."""
+    rotary = model.rotary_at(0, vectors.shape[1])
+    return vectors if rotary is None else rotate(vectors, rotary)

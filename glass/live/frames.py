@@ -1,0 +1,62 @@
+"""Frames: the values that the server streams to the page, as JSON with binary arrays.
+
+A frame is two little-endian uint32, the sizes in bytes of its JSON and of its binary part, followed
+by the two. The JSON is an object with one key, the frame's kind. It stands for a NumPy array as
+{"array": its type, "offset": bytes from the beginning of the binary part, "length": elements}.
+"""
+
+import json
+import struct
+import traceback
+from typing import Any, Literal
+
+import numpy as np
+
+from common.errors import UserError
+from common.terminal import explain_error, print_stderr
+
+ARRAY_TYPES = {"float32": "<f4", "float16": "<f2", "int32": "<i4"}
+ALIGNMENT = 4  # bytes; a Float32Array of JavaScript begins at a multiple of it
+
+
+def encode_frame(kind: Literal["part", "answer", "error"], value: Any) -> bytes:
+    """Return a frame.
+
+    Args:
+        kind: a request is answered by any number of parts, then by an answer or an error.
+        value: what JSON can represent, with NumPy arrays of a type in `ARRAY_TYPES` anywhere in it.
+            Arrays are flattened.
+
+    Raises:
+        TypeError: If a value or an array is of another type.
+        ValueError: If a number outside arrays is not finite, which JSON cannot represent.
+    """
+    binary = bytearray()
+
+    def add_array(array: object) -> dict[str, str | int]:
+        if not isinstance(array, np.ndarray) or array.dtype.name not in ARRAY_TYPES:
+            found = getattr(array, "dtype", type(array).__name__)
+            raise TypeError(f"a value of type {found} cannot be sent: {array!r}")
+        name = array.dtype.name
+        offset = len(binary)
+        binary.extend(array.astype(ARRAY_TYPES[name], copy=False).tobytes())
+        binary.extend(bytes(-len(binary) % ALIGNMENT))
+        return {"array": name, "offset": offset, "length": array.size}
+
+    text = json.dumps({kind: value}, default=add_array, allow_nan=False).encode()
+    return struct.pack("<II", len(text), len(binary)) + text + binary
+
+
+def encode_error(error: Exception) -> bytes:
+    """Return the error frame of an exception, and print the traceback of a bug to stderr.
+
+    The error's name is the class of a `UserError`, "UserError" for any other error that the user
+    can fix, such as too little memory, or "InternalError" for a bug.
+    """
+    explanation = explain_error(error)
+    if explanation is None:
+        print_stderr("".join(traceback.format_exception(error)))
+        reason = f"{type(error).__name__} in explore.py: see the terminal for the details"
+        return encode_frame("error", {"name": "InternalError", "message": reason})
+    name = type(error).__name__ if isinstance(error, UserError) else "UserError"
+    return encode_frame("error", {"name": name, "message": explanation})

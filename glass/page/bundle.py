@@ -1,0 +1,50 @@
+"""Bundle the ES modules of a page into one script, which runs without a server.
+
+A page is one HTML file that opens from disk, where a browser loads no modules. Each module becomes
+a function that is called once and returns its exports; modules stand in the order of their imports.
+"""
+
+import re
+from pathlib import Path
+
+# The only forms that glass/page/web uses: named imports of files beside the importing one, and
+# exports of declarations whose binding never changes.
+IMPORT = re.compile(r'^import (?:\{([^}]*)\} from )?"(\.[^"]+\.js)";\n', re.MULTILINE)
+EXPORT = re.compile(r"^export ((?:async )?function\*?|class|const) (\$|\w+)", re.MULTILINE)
+UNSUPPORTED = re.compile(r"^(?:import|export)\b.*", re.MULTILINE)
+
+
+def bundle(entry: Path) -> str:
+    """Return one script that evaluates the module `entry` after all modules that it imports.
+
+    Raises:
+        ValueError: If modules import each other in a circle, or if a module uses another form of
+            `import` or `export` than those above.
+    """
+    scripts: dict[Path, str] = {}
+    _add_module(entry.resolve(), scripts, ())
+    return '"use strict";\n' + "".join(scripts.values())
+
+
+def _add_module(path: Path, scripts: dict[Path, str], importers: tuple[Path, ...]) -> None:
+    """Add a module and those that it imports to `scripts`, in the order of evaluation."""
+    if path in scripts:
+        return
+    if path in importers:
+        raise ValueError(f"{path.name} imports itself through {importers[-1].name}")
+    source = path.read_text(encoding="utf-8")
+    bindings = []
+    for names, address in IMPORT.findall(source):
+        imported = (path.parent / address).resolve()
+        _add_module(imported, scripts, (*importers, path))
+        if names:
+            names = names.replace(" as ", ": ")
+            bindings.append(f"const {{{names}}} = module_{imported.stem};\n")
+    exports = ", ".join(name for _, name in EXPORT.findall(source))
+    body = EXPORT.sub(r"\1 \2", IMPORT.sub("", source))
+    if unsupported := UNSUPPORTED.search(body):
+        raise ValueError(f"{path.name}: glass/page/bundle.py does not support {unsupported[0]!r}")
+    scripts[path] = (
+        f"const module_{path.stem} = (() => {{\n"
+        f"{''.join(bindings)}{body}return {{ {exports} }};\n}})();\n"
+    )

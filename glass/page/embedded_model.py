@@ -1,0 +1,108 @@
+"""Embed a model in a page, which runs it on the reader's text."""
+
+import json
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from safetensors import safe_open
+
+from cli.config_file import read_config
+from common.checkpoints import saved_steps, step_folder
+from common.errors import UserError
+from common.files import ordinary_file, read_json_object
+from common.manifest import CONFIG_FILE, MODEL_FILE, TOKENIZER_FILE, verify_checkpoint
+from glass.heads.stored_weights import list_stored_weights, order_by_importance
+from glass.page.pack import NGRAM_KEYS, Blobs, PackedWeights, pack_weights, to_base64
+from model_config import GPTConfig
+
+MAX_WEIGHTS_BYTES = 15_500_000  # of a page, for weights
+MAX_EMBEDDED_STEPS = 16  # of small models, so that their pages stay small
+TOKENIZERS = ("char", "bpe")  # the kinds that a page can run
+
+
+class EmbeddedModel(NamedTuple):
+    """A model that a page can run."""
+
+    config: GPTConfig
+    tokenizer: dict[str, Any]  # contents of tokenizer.json
+    size: int  # bytes of its weights in float16
+    # For each step a function that packs its weights, or returns None if they cannot be read; the
+    # most important steps first.
+    weights: Mapping[int, Callable[[], PackedWeights | None]]
+
+
+def find_model(run_dir: Path, latest: dict[str, float]) -> EmbeddedModel | None:
+    """Return the model of a run, with the weights that its snapshots have stored.
+
+    The newest checkpoint has the configuration and the tokenizer. `latest` has the latest value of
+    each metric. The result is None if the run has no checkpoint yet, or if it cannot be read.
+    """
+    paths = list_stored_weights(run_dir / "attention")
+    steps = saved_steps(run_dir)
+    if not steps:
+        return None
+    newest = step_folder(run_dir, steps[-1])
+    stats = {}
+    for step in order_by_importance([*paths], latest):
+        with suppress(OSError):
+            stats[step] = ordinary_file(paths[step]).stat()
+    with suppress(ValueError, OSError, UserError):
+        verify_checkpoint(newest, [CONFIG_FILE, TOKENIZER_FILE])
+        config = GPTConfig.from_settings(read_config(newest / CONFIG_FILE).model)
+        float32_size = (newest / MODEL_FILE).stat().st_size
+        size = max((stat.st_size for stat in stats.values()), default=float32_size // 2)
+        weights = {
+            step: partial(_pack_file, paths[step], stat.st_mtime_ns) for step, stat in stats.items()
+        }
+        return EmbeddedModel(config, read_json_object(newest / TOKENIZER_FILE), size, weights)
+    return None
+
+
+@lru_cache(maxsize=MAX_EMBEDDED_STEPS)  # steps of the run in progress
+def _pack_file(path: Path, modified_ns: int) -> PackedWeights | None:
+    """Pack the weights of a snapshot; return None if they cannot be read."""
+    try:
+        with safe_open(path, "np") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except Exception:  # safetensors and NumPy raise many types for damaged files
+        return None
+    types = {tensor.dtype for name, tensor in tensors.items() if name != NGRAM_KEYS}
+    return pack_weights(tensors) if types == {np.dtype(np.float16)} else None
+
+
+def embed_weights(model: EmbeddedModel | None, blobs: Blobs) -> dict[str, Any] | None:
+    """Add the weights of the most important steps that fit, and the tokenizer, to `blobs`.
+
+    Return what the page needs to know of them: only the size of the weights if they are too large;
+    None if the page cannot run the model.
+    """
+    if model is None or model.tokenizer.get("kind") not in TOKENIZERS:
+        return None
+    if model.size > MAX_WEIGHTS_BYTES:
+        return {"bytes": model.size}
+    tensors: list[tuple[str, tuple[int, ...]]] = []
+    blob_of_step: dict[int, int] = {}
+    room, is_too_large = MAX_WEIGHTS_BYTES, False
+    for step, pack in model.weights.items():
+        packed = pack()
+        if packed is None or (tensors and packed[0] != tensors):
+            continue
+        if len(packed[1]) > room or len(blob_of_step) == MAX_EMBEDDED_STEPS:
+            is_too_large = True
+            break
+        room -= len(packed[1])
+        tensors, weights = packed
+        blob_of_step[step] = len(blobs)
+        blobs.append(weights)
+    if not blob_of_step:
+        return {"bytes": model.size} if is_too_large else None
+    blobs.append(to_base64(json.dumps(model.tokenizer).encode()))
+    return {
+        "tensors": tensors,
+        "blobs": dict(sorted(blob_of_step.items())),
+        "tokenizer": len(blobs) - 1,
+    }

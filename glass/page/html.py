@@ -1,0 +1,59 @@
+"""Format a page: its template with data, as one HTML text that needs no other file."""
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from common.files import atomic_write
+from glass.page.bundle import bundle
+
+CONNECTIONS = "{connections}"  # in a template: what its content security policy lets a page send
+WEB_FOLDER = Path(__file__).parent / "web"
+INCLUDE = re.compile(r"(?:/\*|<!--) (\w+\.(?:html|css|js)) (?:\*/|-->)\n")
+
+
+def write_html(path: Path, template: str, content: dict[str, Any], blobs: Sequence[str]) -> Path:
+    """Write a page atomically and return its path; see `format_html`."""
+    with atomic_write(path) as part, part.open("w", encoding="utf-8", newline="\n") as f:
+        f.writelines(format_html(template, content, blobs))
+    return path
+
+
+def format_html(
+    template: str, content: dict[str, Any], blobs: Sequence[str] = (), is_served: bool = False
+) -> Iterator[str]:
+    """Yield the parts of a page.
+
+    Args:
+        template: Name of an HTML file in glass/page/web.
+        content: The page's data.
+        blobs: Compressed data in base64, to which `content` refers by number. The page has an
+            element for each.
+        is_served: Whether a server sends the page, which may send requests to that server.
+    """
+    connections = "connect-src 'self';" if is_served else ""
+    head, foot = expand_template(template).split("<!-- data -->")
+    yield head.replace(CONNECTIONS, connections)
+    yield f'<script type="application/json" id="data">{embed_json(content)}</script>\n'
+    for blob in blobs:
+        yield f'<script type="text/plain" class="blob">{blob}</script>\n'
+    yield foot
+
+
+def expand_template(name: str) -> str:
+    """Return a file of glass/page/web with the files that it names in comments inserted.
+
+    A JavaScript file is the entry of a bundle.
+    """
+    if name.endswith(".js"):
+        return bundle(WEB_FOLDER / name)
+    text = (WEB_FOLDER / name).read_text(encoding="utf-8")
+    return INCLUDE.sub(lambda match: expand_template(match[1]), text)
+
+
+def embed_json(value: object) -> str:
+    """Return JSON in ASCII that cannot end or open an HTML element: < > & are escaped."""
+    text = json.dumps(value, allow_nan=False, separators=(",", ":"))
+    return re.sub("[<>&]", lambda match: f"\\u{ord(match[0]):04x}", text)

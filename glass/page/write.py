@@ -1,0 +1,280 @@
+"""Write the page of a run (report.html) or of a prompt: one file that works offline.
+
+It shows the training curves, the attention of every head step by step and the findings. The page
+that explore.py serves has none of this stored: it asks the server.
+"""
+
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from common.metrics import METRICS, SAMPLES, is_scored, read_rows, snapshot_steps
+from glass.heads.findings import emergence_interval
+from glass.heads.metrics import is_snapshot_metric, read_emergence
+from glass.heads.rendering import RenderedFinding, describe_run, format_interval
+from glass.page.embedded_model import EmbeddedModel, embed_weights, find_model
+from glass.page.html import embed_json, expand_template, format_html, write_html
+from glass.page.pack import Blobs
+from glass.page.run import flatten_settings, load_config
+from glass.page.snapshots import (
+    PROBES,
+    Snapshot,
+    list_snapshots,
+    pack_fitting_maps,
+    pack_fitting_predictions,
+)
+from glass.page.values import clip_text, finite_number, metric_curve, thin
+from model_config import GPTConfig
+
+MAX_PAGE_BYTES = 24_500_000
+MAX_PREDICTIONS_BYTES = 6_000_000  # of the page, for what explains predictions
+MAX_DESCRIPTION_BYTES = 100_000  # of the page, for tokens and numbers beside the maps
+MAX_CURVE_POINTS = 1500
+MAX_SCORED_STEPS = 200  # steps of which the page has the scores of every head
+MAX_SETTING_LENGTH = 2000  # characters
+MAX_TITLE_LENGTH = 200
+MAX_SAMPLE_LENGTH = 4000
+MAX_SAMPLES = 60
+CURVES = (
+    "train/loss",
+    "val/loss",
+    "val/bits_per_byte",
+    "val/in_context_score",
+    "val/in_context_score_se",
+    "train/lr",
+    "train/muon_lr",
+    "train/grad_norm",
+    "train/tokens_per_second",
+)
+# The figures of the training speed, and their metrics.
+SPEED_FIGURES = {
+    "msPerStep": "train/ms_per_step",
+    "mfu": "train/mfu",
+    "peakGib": "memory/peak_gib",
+}
+# Where the time of a run went: the activity and its metric.
+ACTIVITIES = {
+    "train": "train_seconds",
+    "evaluate": "seconds/evaluate",
+    "attention": "seconds/attention",
+    "save": "seconds/save",
+}
+
+
+class HeadScores(NamedTuple):
+    """Measurements of the heads at one step, and what they show."""
+
+    row: Mapping[str, float]  # with the keys of metrics.jsonl
+    findings: Sequence[RenderedFinding]
+
+
+@dataclass(frozen=True)
+class ExploredModel:
+    """The facts that a page of explore.py shows without asking the model."""
+
+    title: str
+    config: GPTConfig
+    step: int = 0  # of the checkpoint; 0 for a model outside of a run
+    max_steps: int | None = None  # of the run; None for a model outside of a run
+    is_following: bool = False  # whether newer checkpoints are loaded as the run saves them
+    prompt: str = ""  # the text that is shown first
+    scores: HeadScores | None = None  # None: the heads are measured when the reader asks for it
+
+
+def write_page(run_dir: Path) -> Path:
+    """Write report.html of a run from what its folder holds so far, and return its path."""
+    run_dir = Path(run_dir)
+    rows = read_rows(run_dir / METRICS)
+    config = load_config(run_dir)
+    latest = {key: value for row in rows for key, value in row.items()}
+    # Of one row: another machine, on which an earlier part of the run ran, has other figures.
+    speed: dict = next((row for row in reversed(rows) if "train/ms_per_step" in row), {})
+    model = find_model(run_dir, latest)
+    model_config = model.config if model else None
+    if config and not model:
+        model_config = GPTConfig.from_settings(config.model)
+    samples = [
+        {"step": row["step"], "text": clip_text(row["text"], MAX_SAMPLE_LENGTH)}
+        for row in read_rows(run_dir / SAMPLES)
+        if isinstance(row.get("text"), str)
+    ]
+    settings = flatten_settings(config).items() if config else ()
+    curves = [*CURVES, *(key for key in latest if key.startswith("task/"))]
+    content = {
+        "kind": "run",
+        "title": run_dir.resolve().name,
+        **_describe_model(model_config),
+        "step": latest.get("step"),
+        "maxSteps": config.max_steps if config else None,
+        "tokens": finite_number(latest.get("tokens")),
+        "maxCurvePoints": MAX_CURVE_POINTS,
+        "curves": {key: metric_curve(rows, key, MAX_CURVE_POINTS) for key in curves},
+        "speed": {name: finite_number(speed.get(key)) for name, key in SPEED_FIGURES.items()},
+        "seconds": {name: finite_number(latest.get(key)) for name, key in ACTIVITIES.items()},
+        "samples": thin(samples, MAX_SAMPLES),
+        "omittedSamples": max(0, len(samples) - MAX_SAMPLES),
+        "config": [[name, clip_text(value, MAX_SETTING_LENGTH)] for name, value in settings],
+        "emergenceIntervals": _emergence_intervals(rows),
+        "scored": _head_metrics(rows),
+        "findings": [finding._asdict() for finding in describe_run(rows)],
+    }
+    return _write_with_attention(
+        run_dir / "report.html", content, list_snapshots(run_dir), PROBES, model
+    )
+
+
+def write_prompt_page(
+    path: Path,
+    facts: Mapping[str, Any],
+    arrays: Mapping[str, np.ndarray],
+    model: EmbeddedModel,
+    metrics: Mapping[str, float] | None = None,
+    findings: Sequence[RenderedFinding] = (),
+) -> Path:
+    """Write the page of the attention over one text, and return its path.
+
+    `arrays` and `metrics` are those of an `Analysis` (glass/heads/analysis.py), and `findings`
+    what they show. The page runs the model if it is small enough. `facts` hold the `title`, and
+    either the number of `promptTokens`, after which the model generated the text, or the `losses`
+    of a scored text (`Score.page_content`).
+    """
+    step = int(arrays.get("step", 0))
+    snapshot = Snapshot(step, lambda: nullcontext(arrays))
+    content = {
+        "kind": "prompt",
+        **facts,
+        "title": clip_text(facts["title"], MAX_TITLE_LENGTH),
+        **_describe_model(model.config),
+        **_describe_scores(measured_scores(step, metrics or {}, findings)),
+    }
+    return _write_with_attention(Path(path), content, [snapshot], PROBES[:1], model)
+
+
+def render_explore_page(explored: ExploredModel, version: int, max_tokens: int) -> str:
+    """Return the HTML of a page that asks the server that sends it.
+
+    `version` increases whenever a newer page would show something else. Texts have at most
+    `max_tokens` tokens.
+    """
+    content = {
+        "kind": "explore",
+        "title": clip_text(explored.title, MAX_TITLE_LENGTH),
+        **_describe_model(explored.config),
+        "step": explored.step,
+        "maxSteps": explored.max_steps,
+        "steps": [explored.step],
+        "shape": [explored.config.n_layer, explored.config.n_head],
+        "snapshotCount": 0,
+        "unreadableSnapshots": 0,
+        "probes": [],
+        "words": {},
+        "weights": None,
+        **_describe_scores(explored.scores),
+        "server": {
+            "maxTokens": max_tokens,
+            "prompt": explored.prompt,
+            "version": version,
+            "isFollowing": explored.is_following,
+            "canMeasure": explored.scores is None,
+        },
+    }
+    return "".join(format_html("run.html", content, is_served=True))
+
+
+def read_scores(rows: list[dict]) -> HeadScores | None:
+    """Return the latest scores in rows of a run's metrics.jsonl, or None without any."""
+    row = next(filter(is_scored, reversed(rows)), None)
+    return None if row is None else measured_scores(row["step"], row, describe_run(rows))
+
+
+def measured_scores(
+    step: int, metrics: Mapping[str, float], findings: Sequence[RenderedFinding]
+) -> HeadScores:
+    """Return the scores of one step, without the steps at which heads emerged."""
+    row = {key: value for key, value in metrics.items() if not key.startswith("emerged/")}
+    return HeadScores({**row, "step": step}, findings)
+
+
+def _describe_scores(scores: HeadScores | None) -> dict[str, Any]:
+    """Return what a page shows of the heads' scores at one step."""
+    return {
+        "emergenceIntervals": {},
+        "scored": _head_metrics([] if scores is None else [scores.row]),
+        "findings": [] if scores is None else [one._asdict() for one in scores.findings],
+    }
+
+
+def _describe_model(config: GPTConfig | None) -> dict[str, Any]:
+    """Return what a page needs to know of its model's configuration."""
+    if config is None:
+        return {"groups": None, "tiedEmbeddings": None, "modelConfig": None}
+    return {
+        "groups": config.kv_heads,
+        "tiedEmbeddings": config.tie_embeddings,
+        "modelConfig": asdict(config),
+    }
+
+
+def _head_metrics(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the steps at which heads were scored, and each metric of a snapshot as a column."""
+    scored = thin([row for row in rows if is_scored(row)], MAX_SCORED_STEPS)
+    keys = dict.fromkeys(key for row in scored for key in row if is_snapshot_metric(key))
+    return {
+        "steps": [row["step"] for row in scored],
+        "columns": {key: [finite_number(row.get(key), 4) for row in scored] for key in keys},
+    }
+
+
+def _emergence_intervals(rows: Sequence[dict]) -> dict[str, str]:
+    """Return the interval in which each head emerged, as the findings state it, by metric."""
+    snapshots = snapshot_steps(rows)
+    latest: dict = next((row for row in reversed(rows) if is_scored(row)), {})
+    return {
+        f"emerged/{score}/{head}": format_interval(emergence_interval(step, snapshots))
+        for score, emerged in read_emergence(latest).items()
+        for head, step in emerged.items()
+    }
+
+
+def _write_with_attention(
+    path: Path,
+    content: dict[str, Any],
+    snapshots: Sequence[Snapshot],
+    probes: Sequence[str],
+    model: EmbeddedModel | None,
+) -> Path:
+    """Write a page with as much of the model and the snapshots as its size limits allow."""
+    readable = [snapshot for snapshot in snapshots if snapshot.probes]
+    blobs = Blobs()
+    content["unreadableSnapshots"] = len(snapshots) - len(readable)
+    content["weights"] = embed_weights(model, blobs)
+
+    # The weights first, then the predictions; the maps take what is left.
+    used = len(expand_template("run.html")) + len(embed_json(content)) + sum(map(len, blobs))
+    predictions = pack_fitting_predictions(readable, probes, MAX_PREDICTIONS_BYTES)
+    used += sum(packed.size for packed in predictions.values())
+    room = MAX_PAGE_BYTES - MAX_DESCRIPTION_BYTES - used
+    steps_with_weights = (content["weights"] or {}).get("blobs", ())
+    maps = (
+        pack_fitting_maps(readable, probes, room, blobs, steps_with_weights)
+        or pack_fitting_maps(readable, probes[:1], room, blobs, steps_with_weights)
+        or pack_fitting_maps(readable, probes[:1], room, blobs)
+        or {"steps": [], "snapshotCount": len(readable), "shape": None, "probes": []}
+    )
+
+    for probe in maps["probes"]:
+        name = probe["name"]
+        of_steps = [predictions.get((name, step)) for step in maps["steps"]]
+        probe["tokenEffects"] = [packed and blobs.put(packed) for packed in of_steps]
+        if content["kind"] == "prompt":  # heads of other models are often attention sinks
+            without_first = readable[-1].pack_maps(name, "maps_without_first")
+            fits = 2 * without_first.size < room
+            probe["withoutFirst"] = [blobs.put(without_first)] if fits else []
+    words: dict[int, str] = {}
+    for packed in predictions.values():
+        words |= packed.words
+    return write_html(path, "run.html", {**content, **maps, "words": words}, blobs)

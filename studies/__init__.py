@@ -1,0 +1,1 @@
+"""Published claims about attention, tested on the runs of a sweep."""

@@ -1,0 +1,309 @@
+"""The studies: published claims about attention, and what reproduces each of them.
+
+A study is the sweep preset configs/sweep/<name>.yaml with the claims of its papers as tests on the
+metrics of its runs. studies/verdicts.py carries the tests out; docs/papers.md has the results.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+
+class Arm(NamedTuple):
+    """One condition of a study: the runs whose resolved settings have these values."""
+
+    name: str
+    settings: dict[str, str]  # as typed: {"model.n_layer": "2"}
+
+
+class Emergence(NamedTuple):
+    """An event: the first evaluation at which a metric is past a threshold, and at the next too."""
+
+    name: str
+    metric: str
+    threshold: float
+    is_rise: bool = True  # past means above; if false, below
+
+
+class Quantity(NamedTuple):
+    """The value of a metric at the end of the runs of an arm.
+
+    `step of <emergence>` is a metric too: the step of the event, or the last step if it has not
+    happened.
+    """
+
+    metric: str
+    arm: str
+
+
+class Exceeds(NamedTuple):
+    """The claim that one quantity exceeds another by at least `margin`."""
+
+    larger: Quantity
+    smaller: Quantity
+    margin: float  # the least difference that would bear out the claim
+
+
+class CostsAtMost(NamedTuple):
+    """The claim that one quantity exceeds another by at most `margin`."""
+
+    larger: Quantity
+    smaller: Quantity
+    margin: float
+
+
+class Order(NamedTuple):
+    """The claim that each of these metrics is the lowest one for a time, in this order."""
+
+    arm: str
+    metrics: Sequence[str]
+
+
+class Coincidence(NamedTuple):
+    """The claim that events of an arm happen together: in each seed, within some evaluations."""
+
+    arm: str
+    emergences: Sequence[str]
+    evaluations: int
+
+
+class Claim(NamedTuple):
+    """A claim that gets a verdict: it is reproduced if all tests say so."""
+
+    text: str
+    tests: Sequence[Exceeds | CostsAtMost | Order | Coincidence]
+    needs: Sequence[tuple[str, str]] = ()  # (emergence, arm): most seeds must have these events
+
+
+class Study(NamedTuple):
+    """Claims of papers, and the arms, events and metrics that test them."""
+
+    title: str
+    papers: str
+    arms: Sequence[Arm]
+    emergences: Sequence[Emergence]
+    claims: Sequence[Claim]
+    plot: Sequence[str]  # metrics whose curves the page shows
+    has_log_steps: bool = False  # whether the steps of these curves are on a logarithmic axis
+
+
+def between_arms(metric: str, larger: str, smaller: str, margin: float) -> Exceeds:
+    """Return the claim that a metric of one arm exceeds that of another."""
+    return Exceeds(Quantity(metric, larger), Quantity(metric, smaller), margin)
+
+
+def within_arm(arm: str, larger: str, smaller: str, margin: float) -> Exceeds:
+    """Return the claim that one metric of an arm exceeds another one."""
+    return Exceeds(Quantity(larger, arm), Quantity(smaller, arm), margin)
+
+
+# Names of the studies' metrics in tables and charts.
+METRIC_NAMES = {
+    "val/in_context_score": "In-context learning score (nats)",
+    "task/repeated_loss": "Loss of repeated tokens (nats/token)",
+    "task/repeated_accuracy": "Accuracy on repeated tokens",
+    "task/induction": "Induction score",
+    "task/previous_token": "Previous-token score",
+    "task/sink_nothing_to_find": "Weight on the first token, nothing to find",
+    "task/sink_something_to_find": "Weight on the first token, something to find",
+    "task/attention_sum_nothing_to_find": "Sum of the weights, nothing to find",
+    "task/kl_uniform": "KL to uniform (nats)",
+    "task/kl_unigram": "KL to in-context unigrams (nats)",
+    "task/kl_bigram": "KL to in-context bigrams (nats)",
+    "task/same_state": "Weight on tokens after the same state",
+    "task/train_accuracy": "Training accuracy",
+    "task/accuracy": "Test accuracy",
+    "task/loss": "Test loss (nats)",
+    "task/fourier_share": "Share of the strongest frequencies",
+}
+
+INDUCTION_HEAD, PREVIOUS_HEAD = "induction head", "previous-token head"
+LOSS_FALL, LEARNING = "fall of the repeated loss", "in-context learning"
+TWO_LAYERS, ONE_LAYER, SMEARED = "two layers", "one layer", "one layer, smeared"
+INDUCTION = Study(
+    title="Induction needs two layers, or keys that contain the previous token",
+    papers="Elhage et al. 2021; Olsson et al. 2022",
+    arms=[
+        Arm(TWO_LAYERS, {"model.n_layer": "2", "model.smear_keys": "false"}),
+        Arm(ONE_LAYER, {"model.n_layer": "1", "model.smear_keys": "false"}),
+        Arm(SMEARED, {"model.n_layer": "1", "model.smear_keys": "true"}),
+        Arm("two layers, smeared", {"model.n_layer": "2", "model.smear_keys": "true"}),
+    ],
+    emergences=[
+        Emergence(LOSS_FALL, "task/repeated_loss", 1.4, is_rise=False),
+        Emergence(INDUCTION_HEAD, "task/induction", 0.2),
+        Emergence(PREVIOUS_HEAD, "task/previous_token", 0.12),
+        Emergence(LEARNING, "val/in_context_score", 1.5),
+    ],
+    claims=[
+        Claim(
+            "Two layers learn to predict repeated tokens; one layer does not.",
+            [between_arms("task/repeated_loss", ONE_LAYER, TWO_LAYERS, margin=0.5)],
+            needs=[(LOSS_FALL, TWO_LAYERS)],
+        ),
+        Claim(
+            "One layer learns it if its keys contain the previous token.",
+            [between_arms("task/repeated_loss", ONE_LAYER, SMEARED, margin=0.5)],
+        ),
+        Claim(
+            "The loss of repeated tokens falls when the induction head, the previous-token head "
+            "and in-context learning emerge.",
+            [Coincidence(TWO_LAYERS, [LOSS_FALL, INDUCTION_HEAD, PREVIOUS_HEAD, LEARNING], 2)],
+            needs=[(LOSS_FALL, TWO_LAYERS)],
+        ),
+    ],
+    plot=["task/repeated_loss", "task/induction", "task/previous_token", "val/in_context_score"],
+)
+
+MARKOV = Study(
+    title="In-context Markov chains are learned in phases",
+    papers="Edelman et al. 2024",
+    arms=[Arm(TWO_LAYERS, {"model.n_layer": "2"}), Arm(ONE_LAYER, {"model.n_layer": "1"})],
+    emergences=[
+        Emergence(PREVIOUS_HEAD, "task/previous_token", 0.5),
+        Emergence("statistical induction head", "task/same_state", 0.6),
+    ],
+    claims=[
+        Claim(
+            "Two layers are closest to the uniform prediction first, then to in-context unigrams, "
+            "then to in-context bigrams.",
+            [Order(TWO_LAYERS, ["task/kl_uniform", "task/kl_unigram", "task/kl_bigram"])],
+        ),
+        Claim(
+            "One layer stays at unigrams.",
+            [
+                between_arms("task/kl_bigram", ONE_LAYER, TWO_LAYERS, margin=0.03),
+                within_arm(ONE_LAYER, "task/kl_bigram", "task/kl_unigram", margin=0.03),
+            ],
+        ),
+    ],
+    plot=[
+        "task/kl_uniform",
+        "task/kl_unigram",
+        "task/kl_bigram",
+        "task/previous_token",
+        "task/same_state",
+    ],
+)
+
+SOFTMAX, SINK_LOGIT, GATE = "softmax", "sink logit", "gate"
+SINKS = Study(
+    title="A head that finds nothing attends to the first token",
+    papers="Xiao et al. 2023; Gu et al. 2024; gpt-oss 2025; Qiu et al. 2025",
+    arms=[
+        Arm(SOFTMAX, {"model.attention_sink": "false", "model.attention_gate": "none"}),
+        Arm(SINK_LOGIT, {"model.attention_sink": "true", "model.attention_gate": "none"}),
+        Arm(GATE, {"model.attention_sink": "false", "model.attention_gate": "channel"}),
+        Arm("both", {"model.attention_sink": "true", "model.attention_gate": "channel"}),
+    ],
+    emergences=[Emergence(INDUCTION_HEAD, "task/induction", 0.2)],
+    claims=[
+        Claim(
+            "The strongest induction head attends to the first token if there is nothing to find, "
+            "and not if there is something.",
+            [
+                within_arm(
+                    SOFTMAX, "task/sink_nothing_to_find", "task/sink_something_to_find", margin=0.3
+                )
+            ],
+            needs=[(INDUCTION_HEAD, SOFTMAX)],
+        ),
+        Claim(
+            "A learned sink logit removes this.",
+            [between_arms("task/sink_nothing_to_find", SOFTMAX, SINK_LOGIT, margin=0.3)],
+            needs=[(INDUCTION_HEAD, SOFTMAX), (INDUCTION_HEAD, SINK_LOGIT)],
+        ),
+        Claim(
+            "A gate on the heads' outputs removes this.",
+            [between_arms("task/sink_nothing_to_find", SOFTMAX, GATE, margin=0.3)],
+            needs=[(INDUCTION_HEAD, SOFTMAX), (INDUCTION_HEAD, GATE)],
+        ),
+    ],
+    plot=[
+        "task/repeated_loss",
+        "task/induction",
+        "task/sink_nothing_to_find",
+        "task/sink_something_to_find",
+        "task/attention_sum_nothing_to_find",
+    ],
+)
+
+DECAY, NO_DECAY = "weight decay", "no weight decay"
+GROKKING = Study(
+    title="Modular addition generalizes long after it is memorized",
+    papers="Power et al. 2022; Nanda et al. 2023",
+    arms=[
+        Arm(DECAY, {"optim.weight_decay": "1.0"}),
+        Arm(NO_DECAY, {"optim.weight_decay": "0.0"}),
+    ],
+    emergences=[
+        Emergence("memorization", "task/train_accuracy", 0.99),
+        Emergence("half of the test sums", "task/accuracy", 0.5),
+        Emergence("generalization", "task/accuracy", 0.9),
+        Emergence("Fourier structure", "task/fourier_share", 0.75),
+    ],
+    claims=[
+        Claim(
+            "Test accuracy rises long after training accuracy.",
+            [within_arm(DECAY, "step of generalization", "step of memorization", margin=500)],
+            needs=[("memorization", DECAY), ("generalization", DECAY)],
+        ),
+        Claim(
+            "Fourier structure appears when half of the test sums are right.",
+            [
+                between_arms("task/fourier_share", DECAY, NO_DECAY, margin=0.1),
+                Coincidence(DECAY, ["half of the test sums", "Fourier structure"], 6),
+            ],
+            needs=[("half of the test sums", DECAY)],
+        ),
+        Claim(
+            "Without weight decay it does not generalize within the same number of steps.",
+            [between_arms("task/accuracy", DECAY, NO_DECAY, margin=0.3)],
+            needs=[("memorization", NO_DECAY), ("generalization", DECAY)],
+        ),
+    ],
+    plot=["task/train_accuracy", "task/accuracy", "task/loss", "task/fourier_share"],
+    has_log_steps=True,
+)
+
+FOUR_LARGE, ONE_LARGE = "4 key/value heads of 32", "1 key/value head of 32"
+FOUR_SMALL, ONE_SMALL = "4 key/value heads of 8", "1 key/value head of 8"
+SHARING = Study(
+    title="Fewer key/value heads save cache at little loss",
+    papers="Shazeer 2019; Ainslie et al. 2023",
+    arms=[
+        Arm(FOUR_LARGE, {"model.n_kv_head": "4", "model.head_dim": "32"}),
+        Arm(ONE_LARGE, {"model.n_kv_head": "1", "model.head_dim": "32"}),
+        Arm(FOUR_SMALL, {"model.n_kv_head": "4", "model.head_dim": "8"}),
+        Arm(ONE_SMALL, {"model.n_kv_head": "1", "model.head_dim": "8"}),
+    ],
+    emergences=[Emergence("recall", "task/repeated_loss", 0.5, is_rise=False)],
+    claims=[
+        Claim(
+            "One key/value head instead of four of the same size, a quarter of the cache, costs "
+            "little recall.",
+            [
+                CostsAtMost(
+                    Quantity("task/repeated_loss", ONE_LARGE),
+                    Quantity("task/repeated_loss", FOUR_LARGE),
+                    margin=0.1,
+                )
+            ],
+            needs=[("recall", FOUR_LARGE)],
+        ),
+        Claim(
+            "With the same cache, one large key/value head recalls more than four small ones.",
+            [between_arms("task/repeated_loss", FOUR_SMALL, ONE_LARGE, margin=0.1)],
+            needs=[("recall", ONE_LARGE)],
+        ),
+    ],
+    plot=["task/repeated_loss", "task/repeated_accuracy", "task/induction"],
+)
+
+# The studies by the names of their sweep presets.
+STUDIES = {
+    "paper_induction": INDUCTION,
+    "paper_markov": MARKOV,
+    "paper_sinks": SINKS,
+    "paper_grokking": GROKKING,
+    "paper_sharing": SHARING,
+}

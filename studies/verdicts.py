@@ -1,0 +1,363 @@
+"""Test the claims of a study on its runs: a verdict with its reason for each, and the tables."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from math import ceil, inf, isfinite
+from statistics import fmean
+from typing import NamedTuple
+
+from common.statistics import (
+    Difference,
+    censored_median,
+    fisher_p,
+    paired_difference,
+    standard_error,
+    welch_difference,
+)
+from common.text import format_with_error
+from studies.claims import (
+    METRIC_NAMES,
+    STUDIES,
+    Claim,
+    Coincidence,
+    CostsAtMost,
+    Emergence,
+    Exceeds,
+    Order,
+    Quantity,
+    Study,
+)
+from sweeps.runs import ARM, Run
+
+REPRODUCED = "reproduced"
+NOT_REPRODUCED = "not reproduced"
+UNTESTABLE = "cannot be tested at this scale"
+MIN_SEEDS = 5  # finished seeds in each arm of a test
+# In standard errors: how far an effect is from 0 if it is reproduced (with 5 seeds, p < 0.01 by
+# Student's t), and how far below its margin if it is not.
+MIN_ERRORS = 5
+MIN_ERRORS_TO_REFUTE = 3
+STEP_OF = "step of "
+
+
+class Verdict(NamedTuple):
+    """The verdict of the runs on a claim, and its reason in one sentence."""
+
+    verdict: str
+    reason: str
+
+
+class ResultTable(NamedTuple):
+    """A table of texts; the first columns up to `text_columns` are aligned to the left."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    text_columns: int = 1
+
+
+def find_study(runs: Sequence[Run]) -> Study | None:
+    """Return the study that runs belong to, or None if they are not the arms of one."""
+    names = {run.overrides.get("sweep", "") for run in runs if ARM in run.settings}
+    return STUDIES[names.pop()] if len(names) == 1 else None
+
+
+class StudyResults:
+    """The finished runs of a study by arm, and what they show."""
+
+    def __init__(self, study: Study, runs: Sequence[Run]) -> None:
+        self.study = study
+        finished = [run for run in runs if run.status == "finished"]
+        finished.sort(key=lambda run: (run.config.seed if run.config else 0, run.name))
+        self.runs = {
+            arm.name: [run for run in finished if run.settings.get(ARM) == arm.name]
+            for arm in study.arms
+        }
+        self.emergences = {emergence.name: emergence for emergence in study.emergences}
+
+    # --- measurements -----------------------------------------------------------------------------
+
+    def steps(self, emergence: str, arm: str) -> list[int | None]:
+        """Return the step at which an event happened in each run of an arm, or None."""
+        return [find_step(run, self.emergences[emergence]) for run in self.runs[arm]]
+
+    def value(self, run: Run, metric: str) -> float | None:
+        """Return a metric at the end of a run, or None if it was not measured.
+
+        The step of an event that did not happen is the last step.
+        """
+        if metric.startswith(STEP_OF):
+            step = find_step(run, self.emergences[metric.removeprefix(STEP_OF)])
+            return run.steps if step is None else step
+        return next((row[metric] for row in reversed(run.rows) if metric in row), None)
+
+    def values(self, quantity: Quantity) -> list[float]:
+        """Return a quantity of each run that has it, in the order of the seeds."""
+        values = (self.value(run, quantity.metric) for run in self.runs[quantity.arm])
+        return [value for value in values if value is not None]
+
+    def difference(self, test: Exceeds | CostsAtMost) -> Difference:
+        """Return the difference of two quantities, of pairs if both are of the same runs."""
+        if test.larger.arm != test.smaller.arm:
+            return welch_difference(self.values(test.larger), self.values(test.smaller))
+        metrics = test.larger.metric, test.smaller.metric
+        pairs = ([self.value(run, m) for m in metrics] for run in self.runs[test.larger.arm])
+        complete = [(a, b) for a, b in pairs if a is not None and b is not None]
+        return paired_difference([a for a, _ in complete], [b for _, b in complete])
+
+    # --- verdicts ---------------------------------------------------------------------------------
+
+    def verdict(self, claim: Claim) -> Verdict:
+        """Return the verdict on a claim: the least favorable one of its tests."""
+        for emergence, arm in claim.needs:
+            count, total = count_events(self.steps(emergence, arm))
+            if 2 * count <= total:
+                return Verdict(UNTESTABLE, f"{arm}: {emergence} in only {count} of {total} seeds.")
+        verdicts = [self.check(test) for test in claim.tests]
+        for kind in (NOT_REPRODUCED, UNTESTABLE):
+            for verdict in verdicts:
+                if verdict.verdict == kind:
+                    return verdict
+        return Verdict(REPRODUCED, " ".join(verdict.reason for verdict in verdicts))
+
+    def check(self, test: Exceeds | CostsAtMost | Order | Coincidence) -> Verdict:
+        """Return the verdict of one test of a claim."""
+        if isinstance(test, (Exceeds, CostsAtMost)):
+            counts = {side.arm: len(self.values(side)) for side in (test.larger, test.smaller)}
+        else:
+            counts = {test.arm: len(self.runs[test.arm])}
+        for arm, count in counts.items():
+            if count < MIN_SEEDS:
+                return Verdict(UNTESTABLE, f"{arm}: {count} of at least {MIN_SEEDS} seeds.")
+        match test:
+            case Exceeds():
+                return check_excess(test, self.difference(test))
+            case CostsAtMost():
+                return check_cost(test, self.difference(test))
+            case Order():
+                return self._check_order(test)
+            case Coincidence():
+                return self._check_coincidence(test)
+
+    def _check_order(self, test: Order) -> Verdict:
+        firsts = [first_steps_of_phases(run, test.metrics) for run in self.runs[test.arm]]
+        is_in_order = [
+            all(a is not None and b is not None and a < b for a, b in pairwise(steps))
+            for steps in firsts
+        ]
+        medians = format_medians([metric_name(metric) for metric in test.metrics], firsts)
+        return count_verdict(is_in_order, f"are lowest in this order ({medians})")
+
+    def _check_coincidence(self, test: Coincidence) -> Verdict:
+        steps = list(zip(*(self.steps(name, test.arm) for name in test.emergences)))
+        config = self.runs[test.arm][0].config
+        window = test.evaluations * config.eval.every if config else 0
+        is_close = [None not in events and max(events) - min(events) <= window for events in steps]
+        medians = format_medians(test.emergences, steps)
+        return count_verdict(is_close, f"happen within {window} steps ({medians})")
+
+    # --- tables -----------------------------------------------------------------------------------
+
+    def tables(self, extra_metrics: Sequence[str] = ()) -> list[ResultTable]:
+        """Return the tables of the study that have rows: values by seed, events and differences.
+
+        Values are of the metrics that claims compare, and of the extra ones.
+        """
+        compared = [quantity.metric for test in self._comparisons() for quantity in test[:2]]
+        metrics = dict.fromkeys([*compared, *extra_metrics])
+        tables = [self._value_table(metric) for metric in metrics if STEP_OF not in metric]
+        tables += [self._emergence_table(), self._difference_table()]
+        return [table for table in tables if table.rows]
+
+    def _comparisons(self) -> list[Exceeds | CostsAtMost]:
+        tests = [test for claim in self.study.claims for test in claim.tests]
+        return [test for test in tests if isinstance(test, (Exceeds, CostsAtMost))]
+
+    def _value_table(self, metric: str) -> ResultTable:
+        rows = []
+        for arm in self.study.arms:
+            values = self.values(Quantity(metric, arm.name))
+            if not values:
+                continue
+            errors = self.values(Quantity(f"{metric}_se", arm.name))
+            mean = format_with_error(fmean(values), standard_error(values))
+            within = f"{round(fmean(errors), 6):.2g}" if errors else "–"
+            rows.append([arm.name, " ".join(map(format_value, values)), mean, within])
+        columns = ["arm", self._seeds_heading(), "mean ± SE", "SE in a run"]
+        return ResultTable(METRIC_NAMES.get(metric, metric), columns, rows, text_columns=2)
+
+    def _is_censored(self, quantity: Quantity) -> bool:
+        """Return whether a quantity is the step of an event that some runs do not have."""
+        name = quantity.metric.removeprefix(STEP_OF)
+        return name in self.emergences and None in self.steps(name, quantity.arm)
+
+    def _seeds_heading(self) -> str:
+        seeds = {tuple(run.settings.get("seed", "") for run in runs) for runs in self.runs.values()}
+        return f"seed {', '.join(seeds.pop())}" if len(seeds) == 1 else "by seed"
+
+    def _emergence_table(self) -> ResultTable:
+        rows: list[list[str]] = []
+        for name in self.emergences:
+            first_steps = self.steps(name, self.study.arms[0].name)
+            for arm in self.study.arms:
+                steps = self.steps(name, arm.name)
+                if not steps:
+                    continue
+                by_seed = " ".join("–" if step is None else f"{step:,}" for step in steps)
+                count, total = count_events(steps)
+                p = "–"
+                if arm != self.study.arms[0] and first_steps:
+                    p = format_p(fisher_p(*count_events(first_steps), count, total))
+                event = "" if name in (row[0] for row in rows) else name
+                median = format_step(censored_median(steps))
+                rows.append([event, arm.name, by_seed, median, f"{count} of {total}", p])
+        columns = ["event", "arm", "step by seed", "median", "seeds", "p"]
+        return ResultTable("Emergence", columns, rows, text_columns=3)
+
+    def _difference_table(self) -> ResultTable:
+        rows = []
+        for test in self._comparisons():
+            difference = self.difference(test)
+            if isfinite(difference.value) and not self._is_censored(test.larger):
+                value = format_with_error(difference.value, difference.error)
+                texts = format_errors(difference.in_errors), format_p(difference.p_value)
+                rows.append([" − ".join(name_sides(test)), value, *texts])
+        return ResultTable("Differences", ["difference", "mean ± SE", "in SE", "p"], rows)
+
+    def page_content(self) -> dict:
+        """Return what the page of the sweep shows of the study."""
+        return {
+            "title": self.study.title,
+            "papers": self.study.papers,
+            "claims": [[claim.text, *self.verdict(claim)] for claim in self.study.claims],
+            "tables": [table._asdict() for table in self.tables(self.study.plot)],
+            "plot": [[metric, METRIC_NAMES.get(metric, metric)] for metric in self.study.plot],
+            "hasLogSteps": self.study.has_log_steps,
+            "events": [name_event(emergence) for emergence in self.study.emergences],
+        }
+
+
+# --- measurements of one run ----------------------------------------------------------------------
+
+
+def find_step(run: Run, emergence: Emergence) -> int | None:
+    """Return the first evaluation past the threshold that the next one confirms, or None."""
+    rows = [row for row in run.rows if emergence.metric in row]
+    is_past = [(row[emergence.metric] > emergence.threshold) == emergence.is_rise for row in rows]
+    pairs = zip(rows, pairwise(is_past))
+    return next((row["step"] for row, is_confirmed in pairs if all(is_confirmed)), None)
+
+
+def first_steps_of_phases(run: Run, metrics: Sequence[str]) -> list[int | None]:
+    """Return for each metric the first step at which it is the lowest of all."""
+    rows = [row for row in run.rows if all(metric in row for metric in metrics)]
+    lowest = [min(metrics, key=lambda metric: row[metric]) for row in rows]
+    return [
+        next((row["step"] for row, name in zip(rows, lowest) if name == metric), None)
+        for metric in metrics
+    ]
+
+
+# --- verdicts -------------------------------------------------------------------------------------
+
+
+def check_excess(test: Exceeds, difference: Difference) -> Verdict:
+    """Return whether a quantity exceeds another by a margin."""
+    value, error, _ = difference
+    larger, smaller = name_sides(test)
+    by = format_with_error(value, error)
+    if value >= test.margin and difference.in_errors >= MIN_ERRORS:
+        effect = f"({format_errors(difference.in_errors)} standard errors)"
+        return Verdict(REPRODUCED, f"{larger} exceeds {smaller} by {by} {effect}.")
+    if value + MIN_ERRORS_TO_REFUTE * error < test.margin:
+        text = f"{larger} does not exceed {smaller} by {test.margin:g}: the difference is {by}."
+        return Verdict(NOT_REPRODUCED, text)
+    return too_uncertain(difference, f"{larger} exceeds {smaller} by {by}", value, test.margin)
+
+
+def check_cost(test: CostsAtMost, difference: Difference) -> Verdict:
+    """Return whether a quantity exceeds another by no more than a margin."""
+    value, error, _ = difference
+    larger, smaller = name_sides(test)
+    by = f"{larger} exceeds {smaller} by {format_with_error(value, error)}"
+    if value + MIN_ERRORS * error <= test.margin:
+        text = f"{by}, at least {MIN_ERRORS} standard errors below {test.margin:g}."
+        return Verdict(REPRODUCED, text)
+    if value - MIN_ERRORS_TO_REFUTE * error > test.margin:
+        return Verdict(NOT_REPRODUCED, f"{by}, more than {test.margin:g}.")
+    return too_uncertain(difference, by, test.margin - value, test.margin)
+
+
+def too_uncertain(difference: Difference, text: str, distance: float, margin: float) -> Verdict:
+    """Return the verdict of a difference whose error is too large for either verdict."""
+    times = MIN_ERRORS * difference.error / abs(distance) if distance else inf
+    needed = f"; about {ceil(times**2)} times the seeds would decide" if 1 < times < 10 else ""
+    return Verdict(UNTESTABLE, f"{text}, too uncertain to compare with {margin:g}{needed}.")
+
+
+def count_verdict(is_as_claimed: Sequence[bool], text: str) -> Verdict:
+    """Return the verdict on what should hold in every seed: not reproduced if in at most half."""
+    count, total = sum(is_as_claimed), len(is_as_claimed)
+    failure = NOT_REPRODUCED if 2 * count <= total else UNTESTABLE
+    verdict = REPRODUCED if count == total else failure
+    return Verdict(verdict, f"In {count} of {total} seeds they {text}.")
+
+
+# --- texts ----------------------------------------------------------------------------------------
+
+
+def metric_name(metric: str) -> str:
+    """Return a metric's name without its unit."""
+    return METRIC_NAMES.get(metric, metric).partition(" (")[0]
+
+
+def name_event(emergence: Emergence) -> str:
+    """Return an event with its threshold: "recall (loss of repeated tokens below 0.5)"."""
+    name = metric_name(emergence.metric)
+    past = "above" if emergence.is_rise else "below"
+    return f"{emergence.name} ({name[0].lower()}{name[1:]} {past} {emergence.threshold:g})"
+
+
+def name_sides(test: Exceeds | CostsAtMost) -> tuple[str, str]:
+    """Return what is compared: "Loss: one layer" and "two layers", or two metrics of an arm."""
+    larger, smaller = metric_name(test.larger.metric), metric_name(test.smaller.metric)
+    if test.larger.arm == test.smaller.arm:
+        return f"{test.larger.arm}: {larger}", smaller
+    return f"{larger}: {test.larger.arm}", test.smaller.arm
+
+
+def format_errors(in_errors: float) -> str:
+    """Format a number of standard errors: 28, 4.2, −1.3."""
+    if abs(in_errors) == inf:
+        return "∞" if in_errors > 0 else "-∞"
+    if not isfinite(in_errors):
+        return "–"
+    return f"{in_errors:.0f}" if abs(in_errors) >= 10 else f"{in_errors:.1f}"
+
+
+def format_p(p: float) -> str:
+    """Format a p-value: 0.008, < 0.001."""
+    if not isfinite(p):
+        return "–"
+    return "< 0.001" if p < 0.001 else f"{p:.2g}" if p < 0.1 else f"{p:.2f}"
+
+
+def format_value(value: float) -> str:
+    """Format one seed's value with three decimals, or without any from 100."""
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3f}"
+
+
+def format_step(step: float) -> str:
+    """Format a median step, or a dash if it lies past the end of the runs."""
+    return f"{step:,.0f}" if isfinite(step) else "–"
+
+
+def format_medians(names: Sequence[str], steps: Sequence[Sequence[int | None]]) -> str:
+    """Format the median step of each event, from its steps in each seed."""
+    medians = [format_step(censored_median(of_event)) for of_event in zip(*steps)]
+    return "median steps: " + ", ".join(f"{n} {step}" for n, step in zip(names, medians))
+
+
+def count_events(steps: Sequence[int | None]) -> tuple[int, int]:
+    """Return in how many runs an event happened, and the number of runs."""
+    return len(steps) - steps.count(None), len(steps)

@@ -1,0 +1,1 @@
+"""Many runs: the jobs of a sweep, and what their folders show."""

@@ -1,0 +1,79 @@
+"""The attention grid: its size, its colors and its labels."""
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from glass.heads.attention_grid import COLORS, draw, token_label
+
+
+def make_maps(L: int, H: int, T: int) -> np.ndarray:
+    A = np.tril(np.random.default_rng(0).random((L, H, T, T)).astype(np.float32) ** 4 + 1e-6)
+    return A / A.sum(axis=-1, keepdims=True)
+
+
+def draw_image(path, L: int, H: int, tokens: list[str], groups: int = 1) -> np.ndarray:
+    """Draw maps of these tokens and return the image (height, width, 3)."""
+    draw(make_maps(L, H, len(tokens)), tokens, path / "map.png", groups, "a title")
+    assert [p.name for p in path.iterdir()] == ["map.png"]
+    return np.asarray(Image.open(path / "map.png"))
+
+
+@pytest.mark.parametrize(
+    ("L", "H", "groups", "T"), [(1, 1, 1, 2), (2, 4, 2, 12), (3, 6, 1, 48), (12, 12, 12, 512)]
+)
+@pytest.mark.slow
+def test_a_grid_is_drawn_for_any_number_of_heads_groups_and_tokens(tmp_path, L, H, groups, T):
+    image = draw_image(tmp_path, L, H, [f"t{i}" for i in range(T)], groups)
+    assert image.shape[0] > 90 and 600 < image.shape[1] < 2600
+
+
+def test_the_colors_of_the_cells_are_those_of_the_weights(tmp_path):
+    image = draw_image(tmp_path, 1, 2, ["t"] * 8, groups=2)
+    A, cell = make_maps(1, 2, 8), 10
+    left = (
+        (image[75] == COLORS[-1]).all(-1).argmax()
+    )  # the first cell of the first map has weight 1
+    for head in range(2):
+        for i in range(8):
+            for j in range(i + 1):
+                x = left + head * (8 * cell + 14) + j * cell + 5
+                expected = COLORS[int(np.rint(255 * np.sqrt(A[0, head, i, j])))]
+                assert (image[74 + i * cell + 5, x] == expected).all()
+
+
+def test_what_the_weights_of_a_query_leave_is_a_last_column(tmp_path):
+    A = make_maps(1, 2, 8) * np.linspace(0, 1, 8, dtype=np.float32)[:, None]  # of the sum of a row
+    draw(A, ["t"] * 8, tmp_path / "map.png", 1, "a title")
+    image = np.asarray(Image.open(tmp_path / "map.png"))
+    sink = COLORS[np.rint(255 * np.sqrt(1 - np.linspace(0, 1, 8))).astype(int)]
+    assert (image[74] == COLORS[0]).all(-1).any()  # the first query has no weight on tokens
+    right = np.flatnonzero((image[79] == COLORS[-1]).all(-1))  # but all on the sink
+    assert len(right) == 2 * 10  # in both maps
+    columns = image[79 : 79 + 80 : 10, right[[5, 15]]].astype(int)
+    assert np.abs(columns - sink[:, None]).max() <= 2
+
+
+@pytest.mark.filterwarnings("error")
+def test_any_token_is_drawn_as_text_without_a_warning(tmp_path):
+    tokens = [
+        "</script>",
+        "\0",
+        "😀",
+        "שלום",
+        "\n\n    ",
+        "$x^2",
+        "a" * 5000,
+        "\\frac",
+        "\ufffd",
+        "",
+        " ",
+        "\u202e",
+        "\r\n",
+        "a\r\n\r\n\r\n",
+        "\t\x0b\x0c",
+        "👩\u200d👧",
+        "日本語",
+    ]
+    draw_image(tmp_path, 1, 1, tokens)
+    assert token_label("\r\n") == "\\r\\n" and token_label("    ") == "·×4"

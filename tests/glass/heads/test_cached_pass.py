@@ -1,0 +1,153 @@
+"""Cached passes over edited texts, against a fresh pass over each text."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from models import VOCAB_SIZE, configs, induction_model, lively, random_tokens, small
+
+from glass.heads.cached_pass import CachedPass
+from glass.heads.capture import ForwardPass, capture
+from glass.heads.interventions import Interventions
+from glass.heads.results import Head
+from model import GPT
+from taps import Taps, chain_taps
+
+edits = st.lists(
+    st.tuples(
+        st.integers(0, 15),  # tokens kept of the text before
+        st.lists(st.integers(0, VOCAB_SIZE - 1), max_size=8),  # tokens after them
+        st.sets(st.integers(0, 15), max_size=3),  # hidden tokens
+    ),
+    min_size=1,
+    max_size=5,
+)
+ablations = st.lists(st.builds(Head, st.integers(0, 1), st.integers(0, 3)), max_size=3)
+
+
+@torch.no_grad()
+def fresh_pass(model: GPT, ids: list[int], interventions: Interventions) -> ForwardPass:
+    """Return the activations of a pass over the whole text."""
+    tokens, T = torch.tensor([ids]), len(ids)
+    names, layers = ("residual", "k", "v", "heads", "weights"), range(model.config.n_layer)
+    stored = {name: [] for name in names}
+    records: Taps = {(name, layer): stored[name].append for name in names for layer in layers}
+    x = model.embed(tokens, hidden=interventions.is_hidden(T, tokens.device))
+    stored["residual"].append(x)
+    mask = interventions.mask(T, tokens.device)
+    taps = chain_taps(interventions.taps(), records)
+    model.run_blocks(tokens, mask=mask, taps=taps, entry=(0, x))
+    return ForwardPass(tokens, *(torch.stack(stored[name]) for name in names))
+
+
+def assert_same_pass(actual: ForwardPass, expected: ForwardPass, tolerance: float = 1e-9) -> None:
+    for name, values in vars(expected).items():
+        found = getattr(actual, name)
+        assert found.dtype == values.dtype and found.shape == values.shape
+        assert torch.allclose(found, values, rtol=tolerance, atol=tolerance), name
+
+
+@given(configs, ablations, edits)
+def test_an_edited_text_has_the_activations_of_a_fresh_pass(config, ablated, edits):
+    model, ids = lively(GPT(config)).double(), []
+    cached = CachedPass(model, ablated)
+    for kept, added, hidden in edits:
+        ids = (ids[:kept] + added)[: config.block_size] or [0]
+        hidden = sorted(j for j in hidden if j < len(ids))
+        actual = cached.read(ids, hidden)
+        interventions = Interventions(tuple(ablated), tuple(hidden))
+        assert cached.interventions == interventions
+        assert_same_pass(actual, fresh_pass(model, ids, interventions))
+    if not ablated:
+        assert_same_pass(cached.read(ids), capture(model, torch.tensor([ids]).numpy()))
+
+
+@pytest.mark.parametrize(
+    "dtype, tolerance", [(torch.float32, 1e-5), (torch.bfloat16, 0.1)], ids=["float32", "bf16"]
+)
+def test_a_pass_has_the_precision_of_capture(dtype, tolerance):
+    config = small(position="rope", n_kv_head=2, smear_keys=True, ngrams=3, ngram_rows=600)
+    model, ids = lively(GPT(config)).to(dtype), random_tokens(16).tolist()
+    cached = CachedPass(model)
+    for length in (5, 6, 16):
+        captured = capture(model, torch.tensor([ids[:length]]).numpy())
+        assert_same_pass(cached.read(ids[:length]), captured, tolerance)
+
+
+def test_long_texts_keep_what_was_cached_when_the_buffers_grow():
+    model, ids = lively(GPT(small(block_size=200))), random_tokens(200).tolist()
+    cached = CachedPass(model)
+    for length in (1, 64, 65, 190, 3, 200):
+        captured = capture(model, torch.tensor([ids[:length]]).numpy())
+        assert_same_pass(cached.read(ids[:length]), captured, 1e-5)
+    assert cached.first_changed == 3
+
+
+@pytest.fixture
+def computed():
+    """A cached pass over tokens 0 … 9, and the numbers of tokens that its model computes next."""
+    model = lively(GPT(small(smear_keys=True)))
+    cached, counts = CachedPass(model), []
+    cached.read(range(10))
+    model.blocks[-1].register_forward_pre_hook(
+        lambda block, inputs: counts.append(len(inputs[0][0]))
+    )
+    return cached, counts
+
+
+def test_only_tokens_from_the_first_change_on_are_computed(computed):
+    cached, counts = computed
+    texts = [
+        ([*range(11)], [], 1),  # one token more
+        ([*range(11)], [4], 6),  # tokens after the hidden one
+        ([*range(11), 0], [4], 1),
+        ([*range(12)], [4], 1),  # another last token
+        ([*range(12)], [11, 4], 0),  # nothing follows the hidden token
+        ([*range(9)], [4], 0),  # a shorter text
+        ([0, 1, 9, *range(3, 9)], [], 7),
+    ]
+    for ids, hidden, count in texts:
+        counts.clear()
+        cached.read(ids, hidden)
+        assert sum(counts) == count
+        assert cached.first_changed == len(ids) - count
+
+
+def test_a_pass_that_was_interrupted_leaves_no_trace(computed):
+    cached, _ = computed
+
+    def interrupt(block, inputs):
+        raise InterruptedError
+
+    hook = cached.model.blocks[1].register_forward_pre_hook(interrupt)
+    with hook, pytest.raises(InterruptedError):
+        cached.read([0, 1, 2, 3, 9, 9, 9, 9, 9, 9], [1])
+    ids = [0, 1, 2, 3, 9, 9, 9, 4]
+    assert_same_pass(cached.read(ids), fresh_pass(cached.model, ids, Interventions()), 1e-5)
+    assert cached.first_changed == 2  # the interrupted pass hid token 1
+
+
+def test_reading_needs_no_dropout_and_changes_no_random_state():
+    model = GPT(small(dropout=0.5)).train()
+    state = torch.get_rng_state()
+    first, second = CachedPass(model).read([1, 2, 3]), CachedPass(model).read([1, 2, 3])
+    assert_same_pass(first, second)
+    assert model.training and torch.equal(state, torch.get_rng_state())
+
+
+def test_an_induction_head_attends_to_the_token_after_the_first_copy():
+    cached = CachedPass(induction_model(8, 12))
+    ids = [3, 1, 4, 5, 6, 3]
+    assert cached.read(ids).weights[1, 0, 1, 5].argmax() == 1  # of the second 3, to the 1
+
+    assert cached.read([*ids, 1]).weights[1, 0, 1, 6].argmax() == 2
+    assert cached.read([3, 1, 7, 4, 3, 1], []).weights[1, 0, 1, 5].argmax() == 2
+
+    # Token 1 cannot attend to token 0, so its key no longer says that a 3 is before it.
+    weights = cached.read(ids, hidden=[0]).weights
+    assert weights[:, 0, :, 1:, 0].abs().max() == 0
+    assert weights[1, 0, 1, 5].argmax() != 1
+
+    # Without the heads of layer 0, all keys of the induction head are 0.
+    without = CachedPass(cached.model, [Head(0, 0), Head(0, 1)])
+    assert without.read(ids).weights[1, 0, 1, 5, :6].tolist() == pytest.approx([1 / 6] * 6)

@@ -1,0 +1,175 @@
+"""Scores of attention patterns built by hand, for which the right answer is known."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from glass.heads import scores
+
+LENGTHS = (8, 48, 512)
+
+
+def attend_to(target: Callable[[int], int], length: int) -> np.ndarray:
+    """Return a pattern (T, T) whose query i puts all its weight on key target(i)."""
+    A = np.zeros((length, length), np.float32)
+    for i in range(length):
+        A[i, min(i, max(0, target(i)))] = 1.0
+    return A
+
+
+def uniform(length: int) -> np.ndarray:
+    A = np.tril(np.ones((length, length)))
+    return A / A.sum(axis=-1, keepdims=True)
+
+
+def periods(length: int) -> np.ndarray:
+    return np.array([length // 4, length // 2])
+
+
+def score(text: np.ndarray, repeated=None, control=None) -> dict[str, float]:
+    """Return the scores of one head: text (T, T), repeated and control by period."""
+
+    def by_period(pattern):
+        rows = [pattern(p) for p in periods(len(text))]
+        return np.stack(rows)[None, :, None]  # (1, P, 1, T, T)
+
+    repeated, control = repeated or (lambda p: text), control or (lambda p: text)
+    windows = text[None, None, None]  # (1, 1, 1, T, T)
+    readings = scores.readings(windows, by_period(repeated), by_period(control), periods(len(text)))
+    return {name: scores.mean_and_error(values).mean.item() for name, values in readings.items()}
+
+
+def test_the_weight_of_a_sink_logit_is_one_more_outcome():
+    A = np.tril(np.ones((8, 8))) / np.arange(2, 10)[:, None]  # uniform, over the sink too
+    assert scores.entropy(A, has_sink=True) == pytest.approx(1)
+    assert scores.entropy(0 * A, has_sink=True) == pytest.approx(0)
+    half = scores.entropy(np.eye(8) / 2, has_sink=True)
+    assert half == pytest.approx(np.log(2) / np.log(np.arange(3, 10)))
+
+
+def attend_to_first_occurrence(length: int, shift: int):
+    """Attend to the token `shift` after the first occurrence, or to the token itself."""
+    return lambda p: attend_to(lambda i: i - p + shift if p <= i < 2 * p else i, length)
+
+
+@pytest.mark.parametrize("T", LENGTHS)
+def test_every_score_of_a_hand_built_head_has_the_known_value(T):
+    harmonic = (1 / np.arange(2, T + 1)).mean()
+    current = attend_to(lambda i: i, T)
+    without_repeats = dict.fromkeys(("duplicate_token", "induction"), 0.0)
+    # Query 1's previous token is the first token.
+    for text, repeated, expected in (
+        (
+            attend_to(lambda i: i - 1, T),
+            (),
+            {"previous_token": 1, "sink": 1 / (T - 1), "entropy": 0, "distance": (T - 1) / T},
+        ),
+        (
+            attend_to(lambda i: 0, T),
+            (),
+            {"previous_token": 1 / (T - 1), "sink": 1, "entropy": 0, "distance": (T - 1) / 2},
+        ),
+        (
+            uniform(T),
+            (),
+            {"previous_token": harmonic, "sink": harmonic, "entropy": 1, "distance": (T - 1) / 4},
+        ),
+        (
+            current,
+            (attend_to_first_occurrence(T, 0),),
+            {
+                "current_token": 1,
+                "previous_token": 0,
+                "sink": 0,
+                "entropy": 0,
+                "distance": 0,
+                "duplicate_token": 1,
+            },
+        ),
+        (current, (attend_to_first_occurrence(T, 1),), {"induction": 1}),
+        # Half of the weight of each query on the token before it, half on the first.
+        (
+            (attend_to(lambda i: i - 1, T) + attend_to(lambda i: 0, T)) / 2,
+            (),
+            {"previous_token": (1 + (T - 2) / 2) / (T - 1), "sink": (1 + (T - 2) / 2) / (T - 1)},
+        ),
+    ):
+        found = score(text, *repeated)
+        for name, value in (without_repeats | expected).items():
+            assert found[name] == pytest.approx(value, abs=1e-6), name
+
+
+def test_the_copying_gain_compares_a_reshuffled_with_an_exact_repeat():
+    rng, periods = np.random.default_rng(0), np.array([3, 5])
+    repeated, reshuffled = rng.random((2, 2, 10))  # [r, i]: loss of the token after i
+    gains = [
+        np.mean([reshuffled[r, p + k - 1] - repeated[r, p + k - 1] for k in range(1, p)])
+        for r, p in enumerate(periods)
+    ]
+    gain = scores.mean_estimate(scores.copying_gains(repeated, reshuffled, periods))
+    assert gain.value == pytest.approx(np.mean(gains))
+    assert gain.error == pytest.approx(np.std(gains, ddof=1) / np.sqrt(2))
+    assert not scores.mean_estimate(np.array([0.5])).is_known
+
+
+@pytest.mark.parametrize("T", LENGTHS)
+def test_companion_scores_leave_out_the_attention_sink(T):
+    """A previous-token head that leaves nine tenths of its weight on the first token."""
+    A = 0.9 * attend_to(lambda i: 0, T) + 0.1 * attend_to(lambda i: i - 1, T)
+    found = score(A)
+    assert found["previous_token"] == pytest.approx((1 + 0.1 * (T - 2)) / (T - 1))
+    # Query 1 attends to the first token alone, so it gives no reading.
+    assert found["previous_token_without_first"] == pytest.approx(1)
+    assert found["entropy_without_first"] == pytest.approx(0, abs=1e-6)
+    of_uniform = score(uniform(T))
+    assert of_uniform["entropy_without_first"] == pytest.approx(1)
+    assert of_uniform["previous_token_without_first"] == pytest.approx((1 / np.arange(2, T)).mean())
+    assert np.isnan(score(attend_to(lambda i: 0, T))["previous_token_without_first"])
+
+
+@pytest.mark.parametrize("distance", range(1, 24))
+def test_a_purely_positional_head_scores_0_on_induction_and_duplicate_token(distance):
+    found = score(attend_to(lambda i: i - distance, 48))
+    assert found["induction"] == found["duplicate_token"] == 0.0
+
+
+@given(st.integers(0, 10_000))
+def test_scores_equal_their_written_out_definitions(seed):
+    rng, T = np.random.default_rng(seed), 24
+    A = np.tril(rng.random((2, 2, 3, T, T)))  # (L, W, H, T, T)
+    A /= A.sum(axis=-1, keepdims=True)
+    R, C = (np.tril(rng.random((2, 2, 3, T, T))) for _ in range(2))
+    found = {
+        name: values[1, 2, 1] for name, values in scores.readings(A, R, C, periods(T)).items()
+    }  # of the second window, or text
+    one = A[1, 1, 2]
+    assert found["current_token"] == pytest.approx(np.mean([one[i, i] for i in range(1, T)]))
+    assert found["previous_token"] == pytest.approx(np.mean([one[i, i - 1] for i in range(1, T)]))
+    assert found["sink"] == pytest.approx(np.mean([one[i, 0] for i in range(1, T)]))
+    by_hand = [sum(one[i, j] * (i - j) for j in range(i + 1)) for i in range(T)]
+    assert found["distance"] == pytest.approx(np.mean(by_hand))
+    rows = [one[i, : i + 1] for i in range(1, T)]
+    by_hand = [-(row * np.log(row)).sum() / np.log(len(row)) for row in rows]
+    assert found["entropy"] == pytest.approx(np.mean(by_hand))
+    for name, shift in (("duplicate_token", 0), ("induction", 1)):
+        p = periods(T)[1]
+        by_hand = [
+            R[1, 1, 2, i, i - p + shift] - C[1, 1, 2, i, i - p + shift] for i in range(p, 2 * p)
+        ]
+        assert found[name] == pytest.approx(np.mean(by_hand))
+    left = one[1:, 1:] / one[1:, 1:].sum(axis=-1, keepdims=True)
+    by_hand = np.mean([left[i, i - 1] for i in range(1, T - 1)])
+    assert found["previous_token_without_first"] == pytest.approx(by_hand)
+
+
+def test_standard_errors_are_those_of_a_bootstrap():
+    rng = np.random.default_rng(0)
+    values = rng.gamma(0.5, 0.3, (3, 4, 16))
+    drawn = values[..., rng.integers(0, 16, (5000, 16))].mean(axis=-1)  # (3, 4, 5000)
+    # A bootstrap's variance is the readings' over n, where the standard error's is over n - 1.
+    expected = drawn.std(axis=-1) * np.sqrt(16 / 15)
+    assert scores.mean_and_error(values)[1] == pytest.approx(expected, rel=0.05)
+    assert np.isnan(scores.mean_and_error(values[..., :1])[1]).all()

@@ -1,0 +1,264 @@
+"""Metrics of tasks against loops over single tokens, and for models with a known behavior."""
+
+import math
+from dataclasses import replace
+from itertools import chain, pairwise
+
+import numpy as np
+import pytest
+import torch
+
+from config import Config, DataConfig, ModelConfig
+from data.synthetic import Task
+from glass.heads import task_metrics
+from glass.heads.task_metrics import Predictions, fourier_share, measure_task, summarize
+from model import GPT
+from tests.models import lively, small
+
+V, L, H, T = 5, 2, 3, 20
+PERIODS = (3, 4, 5, 6, 7, 7)
+
+
+def make_task(name: str, block_size: int = T, **data) -> Task:
+    settings = {"source": "synthetic", "task": name, "val_max_tokens": 12 * block_size} | data
+    model = ModelConfig(None, block_size=block_size)
+    return Task(Config(model=model, data=DataConfig(**settings), batch_size=4))
+
+
+def make_model(task: Task, **changes) -> GPT:
+    settings = {"vocab_size": task.tokenizer.vocab_size, "block_size": task.block_size} | changes
+    return lively(GPT(small(**settings)))
+
+
+def random_predictions(symbols: np.ndarray, begin: bool) -> Predictions:
+    """Predictions and attention that do not depend on the symbols (n, T)."""
+    rng, n = np.random.default_rng(0), len(symbols)
+    weights = np.tril(rng.random((L, H, n, T + 1, T + 1)))
+    weights = torch.from_numpy(weights / weights.sum(-1, keepdims=True))
+    return Predictions(
+        torch.from_numpy(symbols),
+        torch.from_numpy(rng.random((n, T, V))).log_softmax(-1),
+        torch.from_numpy(rng.random((n, T))),
+        torch.from_numpy(rng.random((n, T)) < 0.5),
+        torch.ones(n, T, dtype=torch.bool),
+        weights[..., 1:, 1:],
+        weights[..., 1:, 0] if begin else None,
+    )
+
+
+def metrics_of(readings: dict) -> dict[str, float]:
+    sums = {name: (r.values * r.is_counted).sum(-1).numpy() for name, r in readings.items()}
+    return summarize(sums, {name: r.is_counted.sum(-1).numpy() for name, r in readings.items()})
+
+
+def flatten(lists: list[list]) -> list:
+    return list(chain.from_iterable(lists))
+
+
+def expect_means(metrics: dict[str, float], expected: dict[str, list[list[float]]]) -> None:
+    """Check means over tokens and their errors: the jackknife over sequences agrees with them."""
+    assert {name for name in metrics if not name.endswith("_se")} == expected.keys()
+    for name, by_sequence in expected.items():
+        means = [
+            np.mean(flatten(by_sequence[:left_out] + by_sequence[left_out + 1 :]))
+            for left_out in range(len(by_sequence))
+        ]
+        jackknife = math.sqrt((len(means) - 1) * np.var(means))
+        assert metrics[name] == pytest.approx(np.mean(flatten(by_sequence)), abs=1e-6), name
+        assert metrics[f"{name}_se"] == pytest.approx(jackknife, rel=0.25, abs=1e-6), name
+
+
+def passages() -> np.ndarray:
+    """Six rows of T symbols that repeat after `PERIODS` symbols."""
+    rng = np.random.default_rng(1)
+    rows = []
+    for period in PERIODS:
+        passage = rng.permutation(8)[:period]  # no symbol twice
+        rows.append(np.resize(passage, T))
+    return np.stack(rows)
+
+
+def test_metrics_of_passages_equal_those_of_loops_over_tokens():
+    symbols, p = passages(), random_predictions(passages(), begin=True)
+    readings = task_metrics.read_passages(p, DataConfig(min_period=2, max_period=8))
+    weights, begin = p.weights.numpy(), p.begin_weights.numpy()
+    induction = np.zeros((L, H, len(symbols), T))
+    for row, period in enumerate(PERIODS):
+        for i in range(period, T):
+            for j in range(1, i + 1):
+                if symbols[row, j - 1] == symbols[row, i] and j - 1 < i:
+                    induction[:, :, row, i] += weights[:, :, row, i, j]
+
+    repeated = [range(period, T) for period in PERIODS]
+    first = [range(period - 1) for period in PERIODS]
+    new = [range(4, period) for period in PERIODS]
+    all_tokens = [range(1, T)] * len(PERIODS)
+
+    def rows(values, positions):
+        return [[float(values[row, i]) for i in chosen] for row, chosen in enumerate(positions)]
+
+    def strongest(values, positions):
+        heads = [(layer, head) for layer in range(L) for head in range(H)]
+        return max(heads, key=lambda head: np.mean(flatten(rows(values[head], positions))))
+
+    previous = np.stack([weights[..., i, i - 1] for i in range(T)], axis=-1)
+    head = strongest(induction, repeated)
+    attention_sum = weights.sum(-1) + begin
+    expect_means(
+        metrics_of(readings),
+        {
+            "first_loss": rows(p.loss, first),
+            "repeated_loss": rows(p.loss, repeated),
+            "repeated_accuracy": rows(p.is_correct, repeated),
+            "induction": rows(induction[head], repeated),
+            "previous_token": rows(previous[strongest(previous, all_tokens)], all_tokens),
+            "sink_nothing_to_find": rows(begin[head], new),
+            "sink_something_to_find": rows(begin[head], repeated),
+            "attention_sum_nothing_to_find": rows(attention_sum[head], new),
+        },
+    )
+
+
+def test_a_symbol_that_occurs_twice_in_a_passage_is_found():
+    symbols = np.array([[0, 1, 2, 3, 4, 5, 4, 6] * 2 + [0, 1, 2, 3]])
+    p = random_predictions(symbols, begin=True)
+    readings = task_metrics.read_passages(p, DataConfig(min_period=8, max_period=8))
+    (is_counted,) = readings["sink_nothing_to_find"].is_counted
+    assert is_counted.nonzero().flatten().tolist() == [4, 5, 7]
+
+
+def test_an_induction_head_and_a_sink_have_the_highest_scores():
+    p = random_predictions(passages(), begin=True)
+    weights, begin = torch.zeros_like(p.weights), torch.zeros_like(p.begin_weights)
+    weights[0, 1, :, range(1, T), range(T - 1)] = 1  # a previous-token head
+    for row, period in enumerate(PERIODS):
+        weights[1, 2, row, range(period, T), range(1, T - period + 1)] = 1
+        begin[1, 2, row, :period] = 1
+    p = replace(p, weights=weights, begin_weights=begin)
+    readings = task_metrics.read_passages(p, DataConfig(min_period=3, max_period=7))
+    metrics = metrics_of(readings)
+    ones = ("induction", "previous_token", "sink_nothing_to_find", "attention_sum_nothing_to_find")
+    assert all(metrics[name] == 1 for name in ones)
+    assert metrics["sink_something_to_find"] == 0
+
+
+def count_strategies(symbols: np.ndarray, pseudocount: float) -> dict[str, np.ndarray]:
+    """What uniform, unigram and bigram frequencies so far predict after each token: (n, T, V)."""
+    predictions = {name: np.zeros((*symbols.shape, V)) for name in ("uniform", "unigram", "bigram")}
+    for row, sequence in enumerate(symbols.tolist()):
+        for i in range(len(sequence)):
+            followers = [b for a, b in pairwise(sequence[: i + 1]) if a == sequence[i]]
+            seen_by = {"uniform": [], "unigram": sequence[: i + 1], "bigram": followers}
+            for name, seen in seen_by.items():
+                counts = [seen.count(symbol) + pseudocount for symbol in range(V)]
+                predictions[name][row, i] = np.array(counts) / sum(counts)
+    return predictions
+
+
+def test_metrics_of_markov_chains_equal_those_of_loops_over_tokens():
+    task = make_task("markov", symbols=V, concentration=0.5)
+    symbols = task_metrics.number_symbols(task, task.validation)[:6, :-1].numpy()
+    p = random_predictions(symbols, begin=False)
+    strategies = count_strategies(symbols, 0.5)
+    training = task_metrics.number_symbols(task, task.training).tolist()
+    flat = flatten(training)
+    pairs = [pair for sequence in training for pair in pairwise(sequence)]
+    strategies["text_unigram"] = np.array([[[flat.count(v) for v in range(V)]]]) / len(flat)
+    table = np.array([[pairs.count((a, b)) for b in range(V)] for a in range(V)])
+    strategies["text_bigram"] = (table / table.sum(-1, keepdims=True))[symbols]
+    late = range(5, T)
+    expected = {}
+    for name, q in strategies.items():
+        kl = (q * (np.log(q) - p.log_p.numpy())).sum(-1)
+        expected[f"kl_{name}"] = kl[:, 5:].tolist()
+    weights = p.weights.numpy()
+    previous = weights[0][..., range(1, T), range(T - 1)]  # (H, n, T - 1)
+    expected["previous_token"] = previous[previous.mean((1, 2)).argmax()].tolist()
+    same = np.zeros((H, 6, T))
+    for row in range(6):
+        for i in late:
+            keys = [j for j in range(1, i + 1) if symbols[row, j - 1] == symbols[row, i]]
+            same[:, row, i] = weights[-1, :, row, i, keys].sum(0)
+    same = same[..., 5:]
+    expected["same_state"] = same[same.mean((1, 2)).argmax()].tolist()
+    expect_means(metrics_of(task_metrics.read_markov(p, task)), expected)
+
+
+def test_a_model_that_predicts_a_strategy_has_no_divergence_from_it():
+    task = make_task("markov", symbols=V)
+    symbols = task_metrics.number_symbols(task, task.validation)[:6, :-1].numpy()
+    for name, strategy in count_strategies(symbols, 1.0).items():
+        p = replace(
+            random_predictions(symbols, begin=False), log_p=torch.from_numpy(strategy).log()
+        )
+        metrics = metrics_of(task_metrics.read_markov(p, task))
+        others = {"uniform", "unigram", "bigram"} - {name}
+        assert metrics[f"kl_{name}"] == pytest.approx(0, abs=1e-6)
+        assert all(metrics[f"kl_{other}"] > 0.01 for other in others)
+
+
+@pytest.mark.parametrize("begin", [False, True])
+@pytest.mark.parametrize("name", ["passages", "markov"])
+def test_a_pass_of_a_model_is_read_the_same_in_many_batches(name, begin, monkeypatch):
+    task = make_task(name, begin=begin, min_period=3, max_period=8)
+    model = make_model(task).train()
+    random_state = torch.get_rng_state()
+    at_once = measure_task(model, task)
+    monkeypatch.setattr(task_metrics, "MAX_WEIGHTS", 1)  # one sequence at a time
+    assert measure_task(model, task) == pytest.approx(at_once, abs=1e-5)
+    assert model.training and torch.equal(random_state, torch.get_rng_state())
+    assert ("task/sink_nothing_to_find" in at_once) == (begin and name == "passages")
+
+
+def test_some_sequences_are_measured_during_a_run_and_all_at_its_end(monkeypatch):
+    task = make_task("recall", 15, pairs=4)
+    model = make_model(task)
+    counts = []
+    predict = task_metrics.predict
+    monkeypatch.setattr(
+        task_metrics,
+        "predict",
+        lambda *args: counts.append(len(args[2].tokens)) or predict(*args),
+    )
+    monkeypatch.setattr(task_metrics, "MAX_TOKENS", 5 * 15)
+    some, everything = measure_task(model, task), measure_task(model, task, is_last=True)
+    assert counts == [5, 12]
+    assert some["task/recall_loss_se"] > everything["task/recall_loss_se"] > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "block_size", "settings", "prefixes"),
+    [
+        ("modular", 4, {"symbols": 7}, {"": "validation", "train_": "training"}),
+        ("recall", 15, {"pairs": 4}, {"recall_": "validation"}),
+    ],
+)
+def test_losses_of_a_model_are_those_of_the_tokens_that_its_task_counts(
+    name, block_size, settings, prefixes
+):
+    task = make_task(name, block_size, **settings)
+    model = make_model(task)
+    metrics = measure_task(model, task)
+    for prefix, split in prefixes.items():
+        sequences = getattr(task, split)
+        targets = torch.from_numpy(sequences.targets)
+        with torch.no_grad():
+            logits, loss = model(torch.from_numpy(sequences.inputs), targets)
+        accuracy = (logits.argmax(-1) == targets).sum().item() / (targets >= 0).sum().item()
+        assert metrics[f"task/{prefix}loss"] == pytest.approx(loss.item(), abs=1e-5)
+        assert metrics[f"task/{prefix}accuracy"] == pytest.approx(accuracy, abs=1e-6)
+        assert metrics[f"task/{prefix}loss_se"] > 0
+
+
+def test_the_fourier_share_is_that_of_the_six_strongest_frequencies():
+    P, rng = 41, np.random.default_rng(0)
+    angles = 2 * np.pi * np.arange(P)[:, None] / P
+    waves = [
+        np.cos(k * angles + rng.random()) * rng.normal(size=(1, 8)) for k in (1, 4, 7, 11, 15, 20)
+    ]
+    structured = torch.from_numpy(sum(waves)) + 3  # the mean does not count
+    assert fourier_share(structured) == pytest.approx(1)
+    seventh = torch.from_numpy(np.cos(9 * angles) * np.ones((1, 8)))
+    more = structured + 0.1 * seventh
+    left_out = ((0.1 * seventh) ** 2).sum() / ((more - more.mean(0)) ** 2).sum()
+    assert fourier_share(more) == pytest.approx(1 - left_out.item())

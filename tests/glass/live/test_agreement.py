@@ -1,0 +1,110 @@
+"""Both transports of the page agree: the worker with the weights, and the model in Python."""
+
+import math
+from dataclasses import asdict
+
+import numpy as np
+import pytest
+from asking import ask
+from hypothesis import given
+from models import in_browser, lively, page_weights, patched_models, random_tokens
+
+from data.tokenizer import CharTokenizer
+from glass.live.session import Session
+from glass.page.write import ExploredModel
+from model import GPT
+
+# Answer requests with the worker's handlers: the parts of each, and its answer.
+ANSWER = """async ([config, weights, requests]) => {
+  const { HANDLERS, models, PATCH_HANDLERS, passes, session } = engine;
+  for (const weight of Object.values(weights)) weight.data = Float64Array.from(weight.data);
+  models.set(0, weights);
+  Object.assign(session, { config, tokenizer: { tokenText: String, decode: String } });
+  passes.clear();
+  const handlers = { ...HANDLERS, ...PATCH_HANDLERS };
+  const plain = value => {
+    if (ArrayBuffer.isView(value) || Array.isArray(value)) return Array.from(value, plain);
+    if (value === null || typeof value !== "object") return value;
+    return Object.fromEntries(Object.entries(value).map(([key, of]) => [key, plain(of)]));
+  };
+  const answers = [];
+  for (const [name, parameters] of requests) {
+    const parts = [];
+    const answer = await handlers[name](parameters, part => parts.push(plain(part)), 1);
+    answers.push([parts, plain(answer)]);
+  }
+  return answers;
+}"""
+
+
+def assert_agree(found, expected, place: str) -> None:
+    """Compare two answers, except for the texts of tokens, which depend on the tokenizer."""
+    if isinstance(expected, dict):
+        for key in expected.keys() - {"words", "text"}:
+            assert_agree(found[key], expected[key], f"{place}.{key}")
+    elif isinstance(expected, list) and not all(isinstance(value, float) for value in expected):
+        assert len(found) == len(expected), place
+        for k, pair in enumerate(zip(found, expected)):
+            assert_agree(*pair, f"{place}[{k}]")
+    elif isinstance(expected, (np.ndarray, list)):
+        np.testing.assert_allclose(
+            np.array(found, dtype=float), np.array(expected, dtype=float), atol=1e-3, err_msg=place
+        )
+    elif isinstance(expected, float):
+        assert math.isclose(found, expected, rel_tol=1e-3, abs_tol=1e-3), place
+    else:
+        assert found == expected, place
+
+
+def by_key(name: str, parts: list) -> dict:
+    """What the parts of a request say, however they are divided."""
+    if name == "patterns" or name == "headEffects":
+        field = "maps" if name == "patterns" else "nats"
+        flat = [np.reshape(part[field], (len(part["heads"]), -1)) for part in parts]
+        heads = [head for part in parts for head in part["heads"]]
+        return dict(zip(heads, np.concatenate(flat)))
+    if name == "patchCells":
+        cells = [tuple(cell) for part in parts for cell in part["cells"]]
+        return dict(zip(cells, [np.array([v]) for part in parts for v in part["values"]]))
+    return {part["j"]: np.array([part["effects"], part["kl"]], float) for part in parts}
+
+
+@pytest.mark.slow
+@in_browser
+@given(patched_models())
+def test_the_worker_and_the_model_in_python_agree(engine_tab, drawn):
+    config, changes = drawn
+    model = lively(GPT(config))
+    ids, corrupted = random_tokens(10).tolist(), random_tokens(10).tolist()
+    corrupted[3] = (corrupted[3] + 1) % 23
+    text = {"step": 0, "ids": ids, "off": changes["off"], "hidden": changes["hidden"]}
+    contrast = {**text, **changes, "corrupted": corrupted, "i": 8, "answer": 2, "wrong": 7}
+    head = {"layer": 1, "head": 2, "i": 9, "j": 9}
+    requests = [
+        ("logits", text),
+        ("maps", text),
+        ("read", text),
+        ("patterns", {**text, "heads": [5, 0, 1, 2, 3, 4, 7, 6]}),
+        ("breakDown", {**text, "i": 8, "of": [1, 2]}),
+        ("headEffects", {**text, "i": 8}),
+        ("tokenEffects", text),
+        ("explainScore", {**text, **head}),
+        ("contrast", contrast),
+        ("patchCells", {**contrast, "kind": "residual"}),
+        ("patchCells", {**contrast, "kind": "component"}),
+    ]
+    in_page = engine_tab.evaluate(ANSWER, [asdict(config), page_weights(model), requests])
+    explored = ExploredModel("model", config)
+    session = Session(model, CharTokenizer("abcdefghijklmnopqrstuvw"), explored)
+    for (name, parameters), (parts, answer) in zip(requests, in_page):
+        expected_parts, expected = ask(session, name, **parameters)
+        if isinstance(expected, np.ndarray):
+            expected = expected.ravel()
+        elif name == "read":
+            expected["norms"] = expected["norms"].ravel()
+        assert_agree(answer, expected, name)
+        if expected_parts:
+            found, expected_values = by_key(name, parts), by_key(name, expected_parts)
+            assert found.keys() == expected_values.keys(), name
+            for key, value in expected_values.items():
+                np.testing.assert_allclose(found[key], value, atol=1e-3, err_msg=f"{name} {key}")

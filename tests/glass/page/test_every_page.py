@@ -1,0 +1,178 @@
+"""What holds for every page: nothing in its data is run, it fits its window, all of it is reached
+by the keyboard, it is light or dark. In Chromium, from files."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import soak
+from pages import (
+    HOSTILE,
+    PROMPTED,
+    explain,
+    fail_job,
+    make_explained,
+    make_job,
+    read_back,
+    snapshot,
+)
+
+from glass.heads.rendering import RenderedFinding
+from glass.page import write as page
+from sweeps.page import write_sweep_page
+from sweeps.runs import read_sweep
+
+NAME = "<img src=x onerror=window.hacked=1>"
+TYPED = [text for text in HOSTILE if text != "\ud800"]  # what can be typed
+
+
+def of_run(folder: Path, words: list[str] | None) -> Path:
+    run = make_explained(
+        folder / NAME,
+        words=words,
+        samples=words and ["".join(words)] * 3,
+        name=HOSTILE[0] if words else "tiny",
+    )
+    return page.write_page(run)
+
+
+def of_prompt(folder: Path, words: list[str] | None) -> Path:
+    held = snapshot(words=words) | explain(words=words)
+    tokens = (words or ["a", "\n"]) * 200
+    losses = {
+        "summary": NAME,
+        "tokens": tokens,
+        "losses": [k % 7 for k in range(len(tokens))],
+        "tokenCount": 10**6,
+        "window": 8,
+        "vocabSize": 50,
+    }
+    return page.write_prompt_page(
+        folder / "prompt.html",
+        {"title": NAME, "promptTokens": 9, "losses": losses},
+        held,
+        PROMPTED,
+        {f"heads/induction/L{n // 4}H{n % 4}": 0.1 for n in range(8)},
+        [RenderedFinding(NAME, NAME, [NAME], [])],
+    )
+
+
+def of_sweep(folder: Path, words: list[str] | None) -> Path:
+    for k, value in enumerate(TYPED[::3] if words else ["1", "2", "4"]):
+        run = make_job(folder / NAME, {"model.x": value, HOSTILE[0]: "1"}, 2 + k / 10, words=words)
+        if words and k % 2 == 0:
+            fail_job(run, value)
+    return write_sweep_page(folder / NAME, read_sweep(folder / NAME))
+
+
+@pytest.mark.parametrize("write", [of_run, of_prompt, of_sweep])
+def test_data_cannot_leave_its_element(tmp_path, write: Callable):
+    path = write(tmp_path, HOSTILE)
+    text, (content, blobs) = path.read_bytes(), read_back(path)
+    worker = text.count(b'id="worker"')
+    assert text.count(b"<script") == 2 + worker + len(blobs)
+    data = re.search(rb'id="data">(.*?)</script>', text, re.S)[1]
+    assert data.isascii() and not re.search(rb"[<>&\0]", data)
+    assert b"default-src 'none'" in text and NAME in str(content)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("write", [of_run, soak(of_sweep), soak(of_prompt)])
+def test_hostile_text_is_shown_and_not_run(open_page, tmp_path, write: Callable):
+    tab = open_page(write(tmp_path, HOSTILE))
+    for canvas in tab.locator("canvas[tabindex]").all():
+        canvas.dispatch_event("focus")
+    for mark in tab.locator("#text .token, .chip, .dot, summary, tbody tr, option").all():
+        mark.dispatch_event("pointerenter")
+        mark.dispatch_event("click")
+    if tab.locator("#token-effect").is_visible():
+        tab.check("#token-effect")
+    assert tab.evaluate("window.hacked") is None and tab.locator("main img").count() == 0
+    assert NAME in tab.inner_text("body")
+    assert tab.evaluate("document.documentElement.scrollWidth") <= 1280
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("write", "width"),
+    [
+        (of_run, 360),
+        *(soak(write, width) for write in (of_prompt, of_sweep, of_run) for width in (360, 2560)),
+    ],
+)
+def test_the_page_fits_the_window(open_page, tmp_path, write: Callable, width):
+    tab = open_page(write(tmp_path, None), width=width)
+    assert tab.evaluate("document.documentElement.scrollWidth") <= width
+    button = tab.locator("#theme").bounding_box()
+    for part in tab.locator("h1, header p").all():
+        box = part.bounding_box()
+        is_beside = box["x"] + box["width"] <= button["x"]
+        assert is_beside or box["y"] >= button["y"] + button["height"]
+    for part in tab.locator("main canvas, main svg, main pre, main input, main select").all():
+        if part.is_visible() and not part.evaluate("part => part.closest('.heads-grid, .scroll')"):
+            box = part.bounding_box()
+            assert box["x"] >= 0 and box["x"] + box["width"] <= width + 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("write", "order"),
+    [
+        (
+            of_run,
+            [
+                "theme BUTTON",
+                "headline BUTTON",
+                "numbers SUMMARY",
+                "play BUTTON",
+                "step INPUT",
+                "map CANVAS",
+                "probe SELECT",
+                "attention-pattern INPUT",
+                "raw INPUT",
+                "average INPUT",
+                "text BDI",
+                "expected BUTTON",
+                "heads-grid BUTTON",
+                "breakdown CANVAS",
+                "scores CANVAS",
+                "trajectory svg",
+                "emergence svg",
+                "emergence g",
+                "chart-loss svg",
+                "sample-before BUTTON",
+                "sample-step SELECT",
+                "config SUMMARY",
+            ],
+        ),
+        soak(
+            of_sweep,
+            [
+                "theme BUTTON",
+                "best-command PRE",
+                "copy BUTTON",
+                "table DIV",
+                "settings BUTTON",
+                "chips BUTTON",
+                "curve-0 svg",
+                "curve-1 svg",
+                "loss-by-key-0 g",
+                "head-induction svg",
+                "final-scores DIV",
+            ],
+        ),
+    ],
+)
+def test_the_keyboard_reaches_everything(open_page, tmp_path, write: Callable, order):
+    tab, found = open_page(write(tmp_path, None)), []
+    for _ in range(65):
+        tab.keyboard.press("Tab")
+        found.append(
+            tab.evaluate("""(e => (e.id || e.closest("[id]")?.id || "")
+                                  + " " + e.tagName)(document.activeElement)""")
+        )
+        outline = tab.evaluate("getComputedStyle(document.activeElement).outlineStyle")
+        assert outline != "none" or found[-1].endswith(" BODY")
+    places = [found.index(name) for name in order]
+    assert places == sorted(places)

@@ -1,0 +1,123 @@
+"""A page that follows its run, an address for every selection, the page of a prompt; in Chromium,
+opened from disk."""
+
+import re
+
+import numpy as np
+import pytest
+from conftest import wait_until
+from pages import (
+    PROMPTED,
+    expect_map,
+    expect_text,
+    make_run,
+    move_pointer_away,
+    read_cell_tooltip,
+    snapshot,
+    value_within_error,
+)
+
+from glass.page import write as page
+
+HEAD = "[role=radio][aria-label='layer 1, head 2']"
+
+
+@pytest.mark.slow
+def test_a_page_follows_its_run_and_keeps_the_selection(open_page, tmp_path):
+    run = make_run(tmp_path / "run", steps=(0, 10), max_steps=20)
+    tab = open_page(page.write_page(run))
+    expect_text(tab, "#alive", "running")
+    tab.click(HEAD)
+    tab.click("#text .token >> nth=5")
+    tab.click("#theme")
+    theme = tab.evaluate("document.documentElement.dataset.theme")
+    move_pointer_away(tab)
+    tab.evaluate("scrollTo(0, 300)")
+    assert tab.inner_text("#step-now") == "step 10"
+    make_run(run, steps=(0, 10, 16), max_steps=20)
+    page.write_page(run)
+    expect_text(tab, "#step-now", "step 16", timeout=20_000)
+    expect_map(tab, heads="L1H2", step=16)
+    assert tab.locator("#text .token.lit").get_attribute("aria-label") == "token 5"
+    assert tab.evaluate("document.documentElement.dataset.theme") == theme
+    wait_until(tab, "scrollY === 300")
+
+    tab.focus("#step")
+    tab.keyboard.press("Home")
+    expect_text(tab, "#step-now", "step 0")
+    make_run(run, steps=(0, 10, 16, 20))
+    page.write_page(run)
+    expect_text(tab, "#alive", "finished", timeout=20_000)
+    assert tab.inner_text("#step-now") == "step 0"  # an older step stays selected
+    tab.evaluate("window.same = true")
+    tab.wait_for_timeout(2500)
+    assert tab.evaluate("window.same")  # the page of a finished run does not reload
+
+
+@pytest.mark.slow
+def test_the_address_restores_the_selection(open_page, tmp_path):
+    path = page.write_page(make_run(tmp_path / "run"))
+    tab = open_page(path)
+    tab.click(HEAD)
+    tab.focus("#step")
+    tab.keyboard.press("ArrowLeft")
+    tab.click("#text .token >> nth=7")
+    tab.check("#weighted")
+    tab.select_option("#probe", "1")
+    tab.wait_for_selector("#large[data-probe=repeated]")
+    tab.click("#text .token >> nth=4")
+    tab.wait_for_timeout(400)
+    address = tab.evaluate("location.hash")
+    assert address == "#head=L1H2&step=10&token=4&weights=value&probe=repeated"
+    other = open_page(path)
+    other.goto(path.as_uri() + address)
+    other.reload()
+    expect_map(other, heads="L1H2", step=10)  # comes with the maps
+    assert other.inner_text("#step-now") == "step 10"
+    assert other.inner_text("#map-caption") == tab.inner_text("#map-caption")
+    assert other.locator("#text .token.lit").get_attribute("aria-label") == "token 4"
+    assert other.is_checked("#weighted")
+    other.evaluate("location.hash = '#head=L0H3&step=0&heads=average'")
+    expect_map(other, heads="L0", step=0)
+    assert other.get_attribute("[role=radio][tabindex='0']", "aria-label") == "layer 0, head 3"
+
+
+@pytest.mark.slow
+def test_the_page_of_a_prompt_marks_generated_tokens_and_shows_scores(open_page, tmp_path):
+    rng = np.random.default_rng(0)
+    scores = {
+        f"heads/{name}/L{layer}H{head}": float(rng.random()) / 9
+        for layer in range(2)
+        for head in range(4)
+        for name in ("previous_token", "induction")
+    }
+    scores |= {"heads/induction/L1H2": 0.7, "heads/induction_se/L1H2": 0.03}
+    words = [f" a long word {i}" for i in range(300)]
+    path = page.write_prompt_page(
+        tmp_path / "p.html",
+        {"title": "“say</title>\n”", "promptTokens": 200},
+        snapshot(T=300, words=words),
+        PROMPTED,
+        scores,
+    )
+    tab = open_page(path)
+    assert "say</title>" in tab.title() and "say</title>" in tab.inner_text("h1")
+    expect_map(tab, heads="L1H2")  # the strongest induction head
+    assert "0.70 ± 0.03" in tab.inner_text("#map-caption")
+    assert tab.get_attribute("#text .token.lit", "aria-label") == "token 199"  # ends the prompt
+    shown = tab.locator("#scores figure").evaluate_all("all => all.map(f => f.dataset.score)")
+    assert shown == ["previous_token", "induction"]
+    border = tab.locator("#text .border")
+    assert border.evaluate("b => b.nextElementSibling.getAttribute('aria-label')") == "token 200"
+    box = tab.locator("#map canvas").bounding_box()
+    down = tab.evaluate("scrollY")
+    tab.mouse.move(box["x"] + box["width"] * 0.3, box["y"] + box["height"] * 0.9)
+    lit, text = (tab.locator(part).bounding_box() for part in ("#text .token.lit", "#text"))
+    assert text["y"] <= lit["y"] and lit["y"] + lit["height"] <= text["y"] + text["height"]
+    assert tab.evaluate("scrollY") == down and tab.locator("#text").evaluate("t => t.scrollTop") > 0
+    assert re.match(r"\w+ 2\d\d to 2\d\d", tab.inner_text("#zoom-title"))
+    move_pointer_away(tab)
+    tab.focus("#zoom-map canvas")
+    tab.keyboard.press("ArrowDown")
+    query, key, value = read_cell_tooltip(tab)
+    assert value_within_error(value) == snapshot(T=300)["text"][1, 2, query, key]

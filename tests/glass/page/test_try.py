@@ -1,0 +1,288 @@
+"""The reader's own text, in Chromium: read as it is typed, with interventions, continued, kept in
+the address."""
+
+import re
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from conftest import wait_until
+from models import lively
+from pages import expect_map, expect_text, read_back
+from playwright.sync_api import expect
+from safetensors.torch import load_file, save_file
+
+from glass.heads.analysis import analyze
+from glass.heads.capture import float16_weights
+from glass.page import write as page
+from glass.page.embedded_model import find_model
+from training.checkpoint import load_run
+
+HOSTILE = "<img src=x onerror=window.hacked=1>"
+
+
+@pytest.fixture
+def own(finished_run, tmp_path):
+    """A run's folder, of weights as large as trained ones, and its model and tokenizer."""
+    run = shutil.copytree(finished_run, tmp_path / "run")
+    model, tokenizer, _ = load_run(run)
+    for step in (0, 6, 12):
+        lively(model, step)
+        save_file(float16_weights(model), run / "attention" / f"step_{step:08d}.safetensors")
+    with torch.no_grad():
+        for p in model.parameters():
+            p.copy_(p.half())
+    return run, model, tokenizer
+
+
+def page_logits(tab, ids, **interventions) -> np.ndarray:
+    logits = tab.evaluate(
+        "([ids, changes]) => glass.logits(ids, changes).then(x => [...x])", [ids, interventions]
+    )
+    return np.array(logits).reshape(len(ids), -1)
+
+
+def expect_interventions(tab, off: str, hidden: str) -> None:
+    """Wait until the text was read with these heads ablated and tokens hidden."""
+    tab.wait_for_selector(f'#mean-loss[data-off="{off}"][data-hidden="{hidden}"]', state="attached")
+
+
+@pytest.mark.slow
+def test_a_typed_text_is_read_with_interventions_and_continued(own, open_page):
+    run, model, tokenizer = own
+    tab, text = open_page(page.write_page(run)), "the glass the glass"
+    tab.fill("#typed", text)
+    ids = tokenizer.encode(text)
+    expect_text(tab, "#own-text-status", str(len(ids)))
+    expect(tab.locator("#text .token")).to_have_count(len(ids))
+    assert tab.evaluate("text => glass.encode(text)", text) == ids
+    assert tab.evaluate("ids => glass.decode(ids)", ids) == text
+    with torch.no_grad():
+        logits = model(torch.tensor([ids]))[0][0].numpy()
+        maps = model.attention_maps(torch.tensor([ids]))[:, 0].numpy()
+    assert page_logits(tab, ids) == pytest.approx(logits, abs=5e-3)
+    for step in (0, 6, 12):
+        weights = load_file(run / "attention" / f"step_{step:08d}.safetensors")
+        model.load_state_dict(weights, strict=False)
+        with torch.no_grad():
+            at_step = model(torch.tensor([ids]))[0][0].numpy()
+        assert page_logits(tab, ids, step=step) == pytest.approx(at_step, abs=1e-3)
+    found = tab.evaluate("ids => glass.maps(ids).then(x => [...x])", ids)
+    assert np.array(found).reshape(maps.shape) == pytest.approx(maps, abs=1e-3)
+
+    tab.fill("#typed", "the glass " * 5)  # longer than the block, whose last tokens are read
+    expect_text(tab, "#own-text-status", "32 tokens, the last of 50")
+    assert tab.locator("#text .token").first.inner_text().startswith("s")
+    tab.fill("#typed", text)
+    expect_text(tab, "#own-text-status", f"{len(ids)} tokens,")
+
+    tab.click("[role=radio][aria-label='layer 1, head 1']")
+    tab.keyboard.press("x")
+    expect_interventions(tab, "L1H1", "")
+    expect(tab.locator("#text small.was").first).to_be_visible()
+    tab.click("#text [aria-label='token 2']")
+    tab.click("#hide-token")
+    expect_interventions(tab, "L1H1", "2")
+    wait_until(tab, "location.hash.includes('off=L1H1&hidden=2')")
+    assert np.abs(page_logits(tab, ids, off=["L1H1"], hidden=[2]) - logits).max() > 0.01
+    again = open_page(run / "report.html")
+    again.goto(tab.url)
+    again.reload()
+    expect_interventions(again, "L1H1", "2")
+    tab.click("#reset")
+    expect_interventions(tab, "", "")
+
+    tab.check("#token-effect")
+    expect_map(tab, kind="token-effect")
+    expect(tab.locator("#breakdown [data-part=lens]")).to_be_visible()
+    before = tab.inner_text("#text")
+    tab.focus("#step")
+    tab.keyboard.press("Home")  # read with the weights of another step
+    wait_until(tab, f"document.getElementById('text').innerText !== {before!r}")
+
+    tab.fill("#temperature", "0")
+    tab.focus("#step")
+    tab.keyboard.press("End")
+    tab.click("#continue")
+    wait_until(tab, f"document.getElementById('typed').value.length > {len(text) + 60}")
+    tab.click("#continue")
+    greedy = model.generate(torch.tensor([ids]), 50, temperature=0)[0].tolist()
+    assert tab.input_value("#typed").startswith(tokenizer.decode(greedy)[: len(text) + 40])
+
+
+# Delays what the page asks of the worker, and notes in each frame which steps the page shows.
+SLOW_WORKER = """
+const Original = Worker;
+window.Worker = class extends Original {
+  postMessage(message) { setTimeout(() => super.postMessage(message), window.delay ?? 0); }
+};
+window.shown = new Set();
+const textOf = id => document.getElementById(id)?.textContent ?? "";
+const watch = () => {
+  const [slider, ...parts] = ["step-now", "map-title", "map-caption", "scored-at", "mean-loss"];
+  const index = document.getElementById("step")?.value;
+  shown.add(JSON.stringify([index, textOf(slider), ...parts.map(textOf)]));
+  requestAnimationFrame(watch);
+};
+watch();
+"""
+
+
+@pytest.mark.slow
+def test_the_slider_stops_where_the_page_has_weights_and_no_view_shows_another_step(
+    own, open_page, tmp_path
+):
+    run, model, tokenizer = own
+    (run / "attention" / "step_00000006.safetensors").unlink()
+    text = "the glass the glass"
+    tab = open_page(page.write_page(run))
+    tab.add_init_script(SLOW_WORKER)
+    tab.reload()
+    tab.focus("#step")
+    tab.keyboard.press("ArrowLeft")
+    expect_text(tab, "#step-now", "step 6")  # stored maps are shown at every step
+    tab.fill("#typed", text)
+    tab.wait_for_selector("#large[data-probe='your text']")
+    assert tab.inner_text("#step-now") == "step 0" and tab.input_value("#step") == "0"
+    marks = tab.locator("#steps-with-weights [data-step]")
+    assert [mark.get_attribute("data-step") for mark in marks.all()] == ["0", "12"]
+
+    tab.evaluate("shown.clear(); delay = 400")
+    tab.focus("#step")
+    for key, step in (("ArrowRight", 12), ("ArrowLeft", 0), ("End", 12)):
+        tab.keyboard.press(key)
+        expect_text(tab, "#step-now", f"step {step}", timeout=20_000)
+    tab.keyboard.press("ArrowLeft")
+    tab.wait_for_timeout(200)
+    tab.keyboard.press("ArrowRight")  # before the answer
+    tab.wait_for_timeout(3000)
+    shown = tab.evaluate("[...shown].map(JSON.parse)")
+    assert len({tuple(parts) for parts in shown}) == 2
+    for index, slider, title, caption, scores, loss in shown:
+        step = 6 * int(index)
+        assert slider == f"step {step}" and f"after {step} steps" in title
+        assert f"of step {step}." in caption and scores == f"at step {step}"
+        weights = load_file(run / "attention" / f"step_{step:08d}.safetensors")
+        model.load_state_dict(weights, strict=False)
+        ids = torch.tensor([tokenizer.encode(text)])
+        expected = model(ids[:, :-1], ids[:, 1:])[1].item()
+        assert float(re.search(r"[\d.]+\d", loss)[0]) == pytest.approx(expected, rel=2e-3)
+    assert tab.inner_text("#step-now") == "step 12"
+
+
+@pytest.mark.slow
+def test_keys_and_buttons_intervene_before_anything_is_typed_and_wherever_the_focus_is(
+    own, open_page
+):
+    run, *_ = own
+    tab = open_page(page.write_page(run))
+    stored = tab.locator("#text .token").all_inner_texts()
+    assert not tab.input_value("#typed").startswith("\n")
+    for button in ("#ablate-head", "#hide-token", "#reset"):
+        assert tab.locator(button).is_visible()
+    tab.click("[role=radio][aria-label='layer 1, head 1']")
+    tab.focus("#text [aria-label='token 2']")
+    tab.keyboard.press("h")
+    expect_interventions(tab, "", "2")
+    assert [text.split("\n")[0] for text in tab.locator("#text .token").all_inner_texts()] == stored
+    assert tab.evaluate("document.activeElement.getAttribute('aria-label')") == "token 2"
+    for place in ("#step", "#probe", "#theme", "#map canvas"):
+        tab.focus(place)
+        tab.keyboard.press("x")
+        expect_interventions(tab, "L1H1", "2")
+        tab.keyboard.press("x")
+        expect_interventions(tab, "", "2")
+    tab.click("#typed")
+    typed = tab.input_value("#typed")
+    tab.keyboard.press("x")  # a letter of the text
+    assert len(tab.input_value("#typed")) == len(typed) + 1
+    tab.keyboard.press("Backspace")
+    expect_interventions(tab, "", "2")
+    tab.select_option("#probe", "0")
+    tab.click("#ablate-head")
+    expect_interventions(tab, "L1H1", "2")
+
+
+@pytest.mark.slow
+def test_a_token_of_a_scored_text_is_hidden_though_its_first_token_cannot_be_typed(
+    own, open_page, tmp_path
+):
+    run, model, tokenizer = own
+    text = "the glass"
+    arrays = analyze(model, tokenizer, [0, *tokenizer.encode(text)], log=lambda line: None).arrays
+    losses = {"summary": "", "tokens": [], "losses": [], "tokenCount": 0}
+    facts = {"title": "scored", "losses": losses | {"window": 32, "vocabSize": 9}}
+    embedded = find_model(run, {})
+    tab = open_page(page.write_prompt_page(tmp_path / "p.html", facts, arrays, embedded))
+    assert tab.input_value("#typed") == text
+    for token, is_disabled in ((0, True), (2, False)):
+        tab.focus(f"#text [aria-label='token {token}']")
+        assert tab.is_disabled("#hide-token") == is_disabled
+    tab.keyboard.press("h")
+    expect_interventions(tab, "", "1")
+
+
+@pytest.mark.slow
+def test_an_empty_text_empties_the_views_and_the_temperature_is_bounded(own, open_page):
+    run, *_ = own
+    tab = open_page(page.write_page(run))
+    for text in ("the glass", "t"):
+        tab.fill("#typed", text)
+        expect(tab.locator("#expected")).to_be_visible()
+        tab.fill("#typed", "")
+        expect(tab.locator("#text .token")).to_have_count(0)
+        for part in ("#map-title", "#map canvas", "#expected", "#lists", "#breakdown-part"):
+            expect(tab.locator(part)).to_be_hidden()
+    tab.locator("#average").check()  # the controls work on
+    tab.select_option("#probe", "0")
+    expect(tab.locator("#map canvas")).to_be_visible()
+    for typed, bounded in (("99", "5"), ("-1", "0"), ("", "0.8")):
+        tab.fill("#temperature", typed)
+        tab.keyboard.press("Tab")
+        assert tab.input_value("#temperature") == bounded
+
+
+@pytest.mark.slow
+def test_hostile_text_is_inert_and_damaged_weights_leave_the_stored_maps(own, open_page):
+    run, *_ = own
+    tab = open_page(page.write_page(run))
+    url = tab.url.partition("#")[0]
+    tab.goto("about:blank")  # an address that only changes its hash is rewritten before a reload
+    tab.goto(f"{url}#text={HOSTILE}&off=L9H9,{HOSTILE}&hidden=99999")
+    wait_until(tab, "document.getElementById('own-text-status').textContent !== ''")
+    assert not tab.evaluate("window.hacked") and not tab.locator("img").count()
+    blobs = (run / "report.html").read_text().split('class="blob">')
+    for place in read_back(run / "report.html")[0]["weights"]["blobs"].values():
+        blobs[place + 1] = "AAAA" + blobs[place + 1][4:]
+    (run / "report.html").write_text('class="blob">'.join(blobs))
+    tab = open_page(run / "report.html")
+    tab.fill("#typed", "the glass")
+    wait_until(tab, "document.getElementById('own-text-status').textContent !== ''")
+    assert tab.locator("#map canvas").is_visible()
+
+
+def test_a_step_with_snapshot_weights_and_no_checkpoint_can_be_loaded(own):
+    run, *_ = own
+    shutil.rmtree(run / "checkpoints" / "step_00000006", ignore_errors=True)
+    kept = load_file(run / "attention" / "step_00000006.safetensors")
+    model, *_ = load_run(run, 6)
+    assert all(torch.equal(p, kept[name].float()) for name, p in model.named_parameters())
+
+
+@pytest.mark.slow
+def test_a_page_of_a_run_in_progress_waits_for_running_calls(own, open_page):
+    run, _, tokenizer = own
+    config = run / "config.yaml"
+    config.write_text(config.read_text().replace("max_steps: 12", "max_steps: 24"))
+    tab = open_page(page.write_page(run))
+    expect_text(tab, "#alive", "running")
+    call_for_7_seconds = """async ids => {  // twice the time after which the page reloads
+      const end = performance.now() + 7000;
+      while (performance.now() < end) await glass.logits(ids);
+      window.name = "answered";  // survives a reload
+    }"""
+    ids = tokenizer.encode("the glass")
+    with tab.expect_event("load", timeout=30_000):  # the page reloads
+        tab.evaluate(f"ids => void ({call_for_7_seconds})(ids)", ids)
+    assert tab.evaluate("window.name") == "answered"

@@ -1,0 +1,86 @@
+"""Observing a run: what cannot be drawn costs a note, and neither ends nor changes the training."""
+
+import os
+import shutil
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+import wandb
+from processes import assert_same_run, run_to_end, tiny_arguments
+from safetensors.torch import load_file, save_file
+
+import glass.heads.attention_grid
+import glass.heads.capture
+import glass.page.write
+from glass import observer
+from glass.page.write import write_page
+from training.record import remove_snapshots_after
+
+pytestmark = pytest.mark.slow
+ERRORS = [TypeError("a type"), MemoryError(), KeyError("key"), OSError("no number")]
+PLACES = [  # a run reaches each of these although the ones before fail
+    [
+        (glass.heads.attention_grid, "draw"),
+        (glass.heads.capture, "save_weights"),
+        (observer, "write_page"),
+    ],
+    [(wandb, "Image"), (glass.page.write, "find_model")],
+    [(observer, "describe_run")],
+]
+
+
+@pytest.mark.parametrize("places", PLACES, ids=lambda places: places[-1][1])
+def test_what_cannot_be_drawn_costs_a_note(finished_run, text_file, tmp_path, monkeypatch, places):
+    def fail(number, *_, **__):
+        os.write(2, f"{places[number][1]} fails\n".encode())
+        raise ERRORS[(number + len(places)) % len(ERRORS)]
+
+    def fault():
+        for number, (owner, name) in enumerate(places):
+            setattr(owner, name, partial(fail, number))
+
+    monkeypatch.setenv("WANDB_MODE", "offline" if (wandb, "Image") in places else "disabled")
+    output = run_to_end(tmp_path, *tiny_arguments(text_file, "wandb.mode=auto"), fault=fault)
+    assert all(f"{name} fails" in output for _, name in places)
+    assert output.count("warning: ") >= len(places)
+    assert_same_run(tmp_path / "run", finished_run)
+
+
+def damage_picture(path: Path, how: str) -> None:
+    """Replace a file of a snapshot by one of another data type, content or kind."""
+    if dtype := getattr(torch, how, None):
+        save_file({name: tensor.to(dtype) for name, tensor in load_file(path).items()}, path)
+        return
+    path.unlink()
+    if how == "folder":
+        path.mkdir()
+    elif how == "loop":
+        path.symlink_to(path.name)
+    else:
+        path.write_bytes(b"\0" * 3000 if how == "nulls" else b"")
+
+
+@pytest.mark.parametrize(
+    ("suffix", "how"),
+    [
+        *(("safetensors", how) for how in ("bfloat16", "float8_e4m3fn", "float8_e5m2", "float64")),
+        *(
+            (suffix, how)
+            for suffix in ("npz", "png", "safetensors")
+            for how in ("folder", "loop", "nulls", "no bytes")
+        ),
+    ],
+)
+def test_a_damaged_picture_ends_neither_a_page_nor_a_resumed_run(
+    finished_run, tmp_path, suffix, how
+):
+    run = shutil.copytree(finished_run, tmp_path / "run")
+    path = run / "attention" / f"step_00000006.{suffix}"
+    damage_picture(path, how)
+    (run / "report.html").unlink()
+    assert write_page(run).stat().st_size > 100_000
+    remove_snapshots_after(run / "attention", 5)
+    assert not path.is_symlink() and not path.exists()
+    assert len(list((run / "attention").iterdir())) == 3  # the files of step 0

@@ -1,0 +1,354 @@
+"""Folders to make pages of, what is packed into pages read back, and what a person does with
+them in a browser."""
+
+import base64
+import json
+import re
+import zlib
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from cli.config_file import config_yaml
+from config import Config, GPTConfig, TokenizerConfig, WandbConfig
+from glass.page import pack
+from glass.page.embedded_model import EmbeddedModel
+from sweeps.jobs import job_name
+from sweeps.note import JobNote, read_job, write_job
+
+HOSTILE = [
+    "</script><script>window.hacked=1</script>",
+    "<!--",
+    "\0x",
+    "😀",
+    "שלום",
+    "\n",
+    "\u2028",
+    "\ud800",
+    "<img src=x onerror=window.hacked=1>",
+    "\u202e",
+    "",
+    "a" * 5000,
+    "\t",
+    " &lt;b&gt;",
+    "]]>",
+    "\\u003c",
+]
+STEPS = (0, 10, 20)
+STRONGEST = ("previous_token", "duplicate_token", "induction", "sink")
+
+
+# A run's folder, made up
+
+# The model of a prompt's page, too large for one.
+PROMPTED = EmbeddedModel(
+    GPTConfig(23, n_layer=2, n_head=4, n_kv_head=2, n_embd=16), {"kind": "char"}, 10**9, {}
+)
+
+
+def causal(rng, *shape: int, sharp: float = 2.0) -> np.ndarray:
+    """Random causal softmax maps (…, T, T) float16."""
+    T = shape[-1]
+    A = np.exp(sharp * rng.standard_normal((*shape, T), dtype=np.float32)) * np.tri(
+        T, dtype=np.float32
+    )
+    return (A / A.sum(axis=-1, keepdims=True)).astype(np.float16)
+
+
+def snapshot(L=2, H=4, T=16, step=0, seed=0, words=None) -> dict:
+    rng = np.random.default_rng(seed + step)
+    return {
+        "step": step,
+        "text": causal(rng, L, H, T),
+        "text_tokens": np.array(words or [f" w{i}" for i in range(T)]),
+        "text_value_norms": rng.gamma(4, 0.3, (L, H, T)).astype(np.float32),
+        "repeated": causal(rng, L, 2, H, T),
+        "repeated_tokens": np.array([[f"r{i % p}" for i in range(T)] for p in (T // 4, T // 2)]),
+        "repeated_value_norms": rng.gamma(4, 0.3, (L, 2, H, T)).astype(np.float32),
+        "repeated_periods": np.array([T // 4, T // 2]),
+    }
+
+
+def write_snapshot(folder: Path, shot: dict) -> None:
+    (folder / "attention").mkdir(parents=True, exist_ok=True)
+    np.savez_compressed(folder / "attention" / f"step_{shot['step']:08d}.npz", **shot)
+
+
+def make_run(
+    folder: Path,
+    L=2,
+    H=4,
+    T=16,
+    groups=2,
+    steps=(0, 10, 20),
+    words=None,
+    samples=None,
+    name="tiny",
+    max_steps=None,
+) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    model = GPTConfig(n_layer=L, n_head=H, n_kv_head=groups or H, n_embd=8 * H, vocab_size=65)
+    config = Config(
+        seed=1, max_steps=max_steps or steps[-1], model=model, wandb=WandbConfig(project=name)
+    )
+    (folder / "config.yaml").write_text(config_yaml(config))
+    rng = np.random.default_rng(0)
+    with (folder / "metrics.jsonl").open("w") as f:
+        for step in range(steps[0], steps[-1] + 1, 2):
+            row = {
+                "step": step,
+                "tokens": 100 * step,
+                "train_seconds": step / 2,
+                "train/loss": 3 - step / 20,
+                "train/lr": 0.001,
+                "train/grad_norm": 1.0,
+                "train/tokens_per_second": 1000.0,
+                "train/ms_per_step": 250.0,
+                "train/mfu": 0.4,
+                "memory/peak_gib": 1.5,
+            }
+            if step in steps:
+                row |= {"val/loss": 3.5 - step / 20, "val/bits_per_byte": 2.0}
+                row |= {"val/in_context_score": step / 40, "val/in_context_score_se": 0.1}
+                row |= {"task/accuracy": step / 100, "task/accuracy_se": 0.03}
+                row |= {"seconds/evaluate": 1.0, "seconds/attention": 0.5, "seconds/save": 0.25}
+                scores = ["previous_token", "induction", "entropy", "distance"] + ["importance"] * (
+                    step == steps[-1]
+                )
+                row |= {
+                    f"heads/{score}/L{layer}H{head}": float(rng.random())
+                    for score in scores
+                    for layer in range(L)
+                    for head in range(H)
+                }
+                beside = {"induction_se": 0.0234, "entropy_without_first": 0.756}
+                row |= {
+                    f"heads/{name}/L{layer}H{head}": value
+                    for name, value in beside.items()
+                    for layer in range(L)
+                    for head in range(H)
+                }
+            if step == steps[-1]:
+                row |= {"emerged/induction/L0H0": 10, f"emerged/previous_token/L{L - 1}H{H - 1}": 4}
+            f.write(json.dumps(row) + "\n")
+    texts = samples or [f"sample {step}" for step in steps]
+    (folder / "samples.jsonl").write_text(
+        "".join(json.dumps({"step": step, "text": text}) + "\n" for step, text in zip(steps, texts))
+    )
+    for step in steps:
+        write_snapshot(folder, snapshot(L, H, T, step, words=words))
+    return folder
+
+
+def explain(L=2, H=4, T=16, step=0, prefix="", words=None) -> dict:
+    """What `glass.heads.logit_attribution.explain_predictions` gives, made up."""
+    rng = np.random.default_rng(step + len(prefix))
+    need = np.tril(rng.normal(size=(T, T)), -1).astype(np.float32)
+    need[-1] = np.nan
+    head_effect = rng.normal(size=(L, H, T)).astype(np.float32)
+    head_effect[..., -1] = np.nan
+    lens = rng.gamma(4, 1, (L + 1, T)).astype(np.float32)
+    lens[:, -1] = np.nan
+    kl = np.tril(rng.gamma(1, 0.2, (T, T)), -1).astype(np.float32)
+    found = {
+        "token_effect": need,
+        "token_effect_kl": kl,
+        "head_effect": head_effect,
+        "logit_lens": lens,
+        "logit_attribution": rng.normal(size=(2 + L * (H + 1), T, 6)).astype(np.float32),
+        "predicted_ids": rng.integers(0, 16, (T, 5)),
+        "predicted_probs": np.sort(rng.dirichlet(np.ones(6), T)[:, :5])[:, ::-1].astype(np.float32),
+        "promoted_and_suppressed_ids": rng.integers(0, 16, (L, H, T, 6)),
+        "named_ids": np.arange(16),
+        "named_tokens": np.array(words or [f" n{i}" for i in range(16)]),
+    }
+    return {prefix + name: value for name, value in found.items()}
+
+
+def make_explained(folder, words=None, **more):
+    run = make_run(folder, words=words, **more)
+    for step in (0, 10, 20):
+        parts = explain(step=step, words=words) | explain(
+            step=step, prefix="repeated_", words=words
+        )
+        write_snapshot(run, {**snapshot(step=step, words=words), **parts})
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    for row in rows:
+        if row["step"] >= 10:
+            row |= {
+                "composition/induction/L1H1/keys/L0H2": row["step"] / 25,
+                "composition/induction_se/L1H1/keys/L0H2": 0.02,
+                "composition/induction_direct/L1H1/keys/L0H2": 0.5,
+                "composition/induction_direct_se/L1H1/keys/L0H2": 0.04,
+                "composition/induction/L1H1/queries/L0H2": 0.09,
+                "composition/induction_se/L1H1/queries/L0H2": 0.05,
+                "composition/induction/L1H1/queries/L0H1": 0.04,
+                "composition/induction_se/L1H1/queries/L0H1": 0.01,
+            }
+        row |= {
+            "probe/copying_gain": row["step"] / 10,
+            "probe/copying_gain_se": 0.1,
+            "heads/induction_se/L0H0": 0.01,
+            "heads/induction/L0H0": 0.6,
+        }
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return run
+
+
+# A sweep's folder, made up
+
+
+def note_job(run: Path, overrides: dict, swept: list[str], failed: str = "") -> None:
+    write_job(run, JobNote(overrides, swept, failed))
+
+
+def fail_job(run: Path, reason: str) -> None:
+    write_job(run, replace(read_job(run), failure=reason))
+
+
+def make_job(
+    folder: Path,
+    settings: dict,
+    final: float | None = 2.0,
+    *,
+    L=2,
+    H=4,
+    groups=2,
+    T=16,
+    steps=STEPS,
+    words=None,
+    vocab=65,
+    speed=1000,
+    size=500,
+    maps=True,
+) -> Path:
+    """A job with these settings whose validation loss falls from 4 to `final`; None: it never had
+    one."""
+    run = folder / job_name(settings)
+    run.mkdir(parents=True)
+    note_job(run, {"max_steps": "20", **settings}, list(settings))
+    if final is None:
+        return run
+    model = GPTConfig(
+        vocab_size=vocab, n_layer=L, n_head=H, n_kv_head=groups, block_size=T, n_embd=8 * H
+    )
+    config = Config(
+        model=model,
+        max_steps=20,
+        seed=int(settings.get("seed", 1)),
+        precision="fp32",
+        tokenizer=TokenizerConfig(name="char"),
+    )
+    (run / "config.yaml").write_text(config_yaml(config))
+    (run / "checkpoints" / "step_00000020").mkdir(parents=True)
+    save_file(
+        {"w": np.zeros(size, np.float32)},
+        run / "checkpoints" / "step_00000020" / "model.safetensors",
+    )
+    rng = np.random.default_rng(len(settings))
+    with (run / "metrics.jsonl").open("w") as f:
+        for step in range(0, steps[-1] + 1, 5):
+            loss = 4 + (final - 4) * step / steps[-1]
+            row = {
+                "step": step,
+                "tokens": 100 * step,
+                "train_seconds": 100 * step / speed,
+                "train/loss": loss - 0.1,
+            }
+            if step in steps:
+                row |= {"val/loss": loss, "val/bits_per_byte": loss * 1.5}
+                row |= {
+                    f"heads/{score}/L{layer}H{head}": float(rng.random())
+                    for score in (*STRONGEST, "entropy")
+                    for layer in range(L)
+                    for head in range(H)
+                }
+            if step == 20:
+                row |= {"emerged/induction/L0H1": 10, "emerged/induction/L1H0": 20}
+            f.write(json.dumps(row) + "\n")
+    (run / "report.html").write_text("the run's page")
+    for step in steps if maps else ():
+        write_snapshot(run, snapshot(L, H, T, step, seed=int(1000 * final), words=words))
+    return run
+
+
+# What is packed, read back
+
+
+def read_back(path: Path) -> tuple[dict, list[bytes]]:
+    text = path.read_text(encoding="utf-8")
+    content = json.loads(
+        re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.S)[1]
+    )
+    return content, [
+        zlib.decompress(base64.b64decode(blob))
+        for blob in re.findall(r'class="blob">(.*?)</script>', text)
+    ]
+
+
+def unpack(data: bytes, L: int, H: int, n: int) -> tuple[np.ndarray, np.ndarray]:
+    """Maps (L, H, n, n) float64, zero above the diagonal, and the largest error that the page
+    promises (L, H, n)."""
+    lower, A = np.tri(n, dtype=bool), np.zeros((L, H, n, n))
+    largest = np.frombuffer(data, "<f4", L * H * n).reshape(L, H, n).astype(float)
+    A[:, :, lower] = np.frombuffer(data, np.uint8, offset=4 * L * H * n).reshape(L, H, -1)
+    return A * largest[..., None] / pack.LEVELS, largest / pack.LEVELS
+
+
+def check_maps(found: np.ndarray, captured: np.ndarray) -> None:
+    """Rows sum as captured within 1%, each weight is within 1% of its row's largest."""
+    captured = captured.astype(float)
+    assert np.abs(found.sum(-1) - captured.sum(-1)).max() < 0.01
+    assert (np.abs(found - captured) <= 0.01 * captured.max(-1, keepdims=True)).all()
+
+
+# In a browser
+
+
+def expect_map(tab, *, kind="attention", heads=None, step=None, timeout=None) -> None:
+    """Wait until the map shows this kind of value, of this head and step."""
+    attributes = {"map": kind, "heads": heads, "step": step}
+    wanted = "".join(f'[data-{k}="{v}"]' for k, v in attributes.items() if v is not None)
+    tab.wait_for_selector(f"#large{wanted}", state="attached", timeout=timeout)
+
+
+def expect_text(tab, selector: str, text: str, **more) -> None:
+    """Wait until an element contains a text."""
+    from playwright.sync_api import expect
+
+    expect(tab.locator(selector)).to_contain_text(text, **more)
+
+
+def value_within_error(text: str):
+    """Return the number in a tooltip, equal to everything within its error."""
+    value, error = map(float, re.search(r"(\S+) ± ([\d.e-]+)", text).groups())
+    return pytest.approx(value, abs=error)
+
+
+def read_cell_tooltip(tab) -> tuple[int, int, str]:
+    """Return the query and key of the tooltip of a cell, and the text of its value."""
+    cell = tab.locator("#tip [data-query]")
+    query, key = (int(cell.get_attribute(name)) for name in ("data-query", "data-key"))
+    return query, key, tab.locator("#tip .value").inner_text()
+
+
+def move_pointer_away(tab) -> None:
+    """Move the pointer where no element reacts to it when the page scrolls."""
+    tab.mouse.move(1, 1)
+    tab.wait_for_timeout(50)
+
+
+def focus_map_cell(tab, query: int, key: int, T: int) -> None:
+    """Move the map's cursor to a cell with the keyboard, from the lower left corner."""
+    move_pointer_away(tab)
+    tab.focus("#map canvas")
+    tab.keyboard.press("Escape")
+    for press in ["ArrowRight"] * key + ["ArrowUp"] * (T - 1 - query):
+        tab.keyboard.press(press)
+
+
+def pixels(tab, selector: str) -> str:
+    return tab.eval_on_selector(selector, "canvas => canvas.toDataURL()")

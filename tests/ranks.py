@@ -1,0 +1,108 @@
+"""Several ranks of one run as torchrun starts them, each a fork of this process, over gloo."""
+
+import json
+import os
+import socket
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+import torch.distributed.fsdp  # noqa: F401  each rank would import it
+from omegaconf import OmegaConf
+from processes import Process
+
+import cli
+import training.wandb_record  # noqa: F401  too
+from config import Config
+from distributed.processes import World, join
+from train import start
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def environment(rank: int, size: int, port: int) -> dict[str, str]:
+    return {
+        "TORCHELASTIC_RUN_ID": "test",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(size),
+        "LOCAL_WORLD_SIZE": str(size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
+
+
+def train_in_fork(argv: Sequence[str]) -> None:
+    """Be train.py with these settings, by their full names, without Hydra, which takes as long as
+    such a run."""
+    sys.stdout, sys.stderr = (os.fdopen(n, "w", buffering=1, closefd=False) for n in (1, 2))
+    given = OmegaConf.merge(OmegaConf.structured(Config), OmegaConf.from_dotlist(list(argv)))
+    cli.run(partial(start, OmegaConf.to_object(given), "test"))
+
+
+class Ranks:
+    """Training with these settings on so many ranks in a folder, by `train_in_fork`, or by
+    train.py itself; fault(rank) is called in each at first."""
+
+    def __init__(
+        self,
+        folder: Path,
+        size: int,
+        *argv: str,
+        script: bool = False,
+        fault: Callable[[int], None] = lambda rank: None,
+    ):
+        port, self.processes = free_port(), []
+
+        for rank in range(size):
+            own = folder / f"rank{rank}"
+            own.mkdir(exist_ok=True)
+
+            def begin(rank=rank):
+                os.chdir(folder)
+                os.environ.update(environment(rank, size, port) if size > 1 else {})
+                fault(rank)
+                if not script:
+                    train_in_fork(argv)
+                    sys.exit()
+
+            self.processes.append(Process(own, *argv, fault=begin))
+
+    def wait(self, timeout: float = 120) -> list[int]:
+        """The exit status of each."""
+        return [process.wait(timeout) for process in self.processes]
+
+    def output(self) -> str:
+        return "\n".join(process.output() for process in self.processes)
+
+
+def trained(folder: Path, size: int, *argv: str, **more) -> str:
+    """Train to the end, and give what was said."""
+    ranks = Ranks(folder, size, *argv, **more)
+    assert ranks.wait() == [0] * size, ranks.output()
+    return ranks.output()
+
+
+def in_ranks(folder: Path, size: int, work: Callable[[World], object]) -> list:
+    """What work(world), which JSON can hold, returns in each of so many ranks."""
+    port, pids = free_port(), []
+    for rank in range(size):
+        pids.append(os.fork())
+        if pids[-1] == 0:
+            status = 1
+            try:
+                os.environ.update(environment(rank, size, port))
+                with join(alone=False) as world:
+                    (folder / f"result{rank}").write_text(json.dumps(work(world)))
+                status = 0
+            finally:
+                os._exit(status)
+    statuses = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+    assert statuses == [0] * size
+    return [json.loads((folder / f"result{rank}").read_text()) for rank in range(size)]

@@ -1,0 +1,211 @@
+"""Verdicts on the claims of a study, from runs whose metrics are known."""
+
+import io
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import OmegaConf
+from rich.console import Console
+
+from cli.compose import compose_job
+from config import Config, EvalConfig
+from studies.claims import (
+    ONE_LAYER,
+    STUDIES,
+    TWO_LAYERS,
+    Arm,
+    Claim,
+    Coincidence,
+    CostsAtMost,
+    Emergence,
+    Exceeds,
+    Order,
+    Quantity,
+    Study,
+)
+from studies.verdicts import (
+    NOT_REPRODUCED,
+    REPRODUCED,
+    UNTESTABLE,
+    StudyResults,
+    find_step,
+)
+from sweeps.runs import ARM, Run, has_settings
+from sweeps.table import print_sweep
+
+STEPS = range(0, 110, 10)
+LOSS_FALLS = Emergence("fall", "task/loss", 1.0, is_rise=False)
+HEAD_EMERGES = Emergence("head", "task/head", 0.5)
+
+
+def make_run(arm: str, seed: int, metrics: dict[str, Callable[[int], float]]) -> Run:
+    rows = [{"step": step} | {key: curve(step) for key, curve in metrics.items()} for step in STEPS]
+    config = Config(max_steps=STEPS[-1], eval=EvalConfig(every=10))
+    settings = {ARM: arm, "seed": str(seed)}
+    return Run(Path(f"{arm}{seed}"), settings, {"sweep": "paper_x"}, config, rows, "finished", "")
+
+
+def runs_with(values: dict[str, Sequence[float]], metric: str = "task/loss") -> list[Run]:
+    """Return runs of arms whose metric has these values, one for each seed, at every step."""
+    return [
+        make_run(arm, seed, {metric: lambda _, value=value: value})
+        for arm, of_seeds in values.items()
+        for seed, value in enumerate(of_seeds, 1)
+    ]
+
+
+def verdict_on(test, runs: list[Run], needs=()) -> str:
+    claim = Claim("It is so.", (test,), needs)
+    arms = (Arm("a", {}), Arm("b", {}))
+    study = Study("A study", "A paper", arms, (LOSS_FALLS, HEAD_EMERGES), (claim,), ())
+    return StudyResults(study, runs).verdict(claim).verdict
+
+
+EXCESS = Exceeds(Quantity("task/loss", "a"), Quantity("task/loss", "b"), margin=0.5)
+COST = CostsAtMost(Quantity("task/loss", "a"), Quantity("task/loss", "b"), margin=0.5)
+
+
+@pytest.mark.parametrize(
+    ("higher", "excess", "cost"),
+    [
+        ([2.0, 2.1, 1.9, 2.0, 2.0], REPRODUCED, NOT_REPRODUCED),
+        ([1.2, 1.1, 1.3, 1.2, 1.2], NOT_REPRODUCED, REPRODUCED),  # significant, but too small
+        ([0.0, 0.1, 0.1, 0.0, 0.0], NOT_REPRODUCED, REPRODUCED),  # the opposite
+        ([2.0, 1.0, 3.0, 1.2, 1.3], UNTESTABLE, UNTESTABLE),  # the error is too large
+        ([2.0, 2.1, 1.9], UNTESTABLE, UNTESTABLE),  # too few seeds
+        ([], UNTESTABLE, UNTESTABLE),
+    ],
+)
+def test_a_difference_has_a_verdict_by_its_margin_and_its_error(higher, excess, cost):
+    runs = runs_with({"a": higher, "b": [1.0, 1.1, 0.9, 1.0, 1.0]})
+    assert verdict_on(EXCESS, runs) == excess and verdict_on(COST, runs) == cost
+
+
+def test_a_claim_cannot_be_tested_if_what_it_needs_has_not_emerged():
+    runs = runs_with({"a": [2.0] * 5, "b": [0.1] * 5})
+    assert verdict_on(EXCESS, runs, needs=(("fall", "b"),)) == REPRODUCED
+    assert verdict_on(EXCESS, runs, needs=(("fall", "a"),)) == UNTESTABLE
+
+
+def test_metrics_of_the_same_runs_are_compared_seed_by_seed():
+    """The seeds differ by far more than the metrics of each."""
+    curves = [{"x": lambda _, k=k: 10.0 * k + 1, "y": lambda _, k=k: 10.0 * k} for k in range(5)]
+    runs = [make_run("a", seed, metrics) for seed, metrics in enumerate(curves)]
+    assert verdict_on(Exceeds(Quantity("x", "a"), Quantity("y", "a"), 0.5), runs) == REPRODUCED
+
+
+@pytest.mark.parametrize(
+    ("head_steps", "verdict"),
+    [
+        ([40, 50, 60, 50, 50], REPRODUCED),
+        ([40, 50, 60, 80, 50], UNTESTABLE),
+        ([80, 80, 80, 80, 50], NOT_REPRODUCED),
+        ([1000] * 5, NOT_REPRODUCED),  # never
+    ],
+)
+def test_events_coincide_if_they_happen_within_the_window_in_every_seed(head_steps, verdict):
+    runs = [
+        make_run(
+            "a",
+            seed,
+            {"task/loss": lambda t: float(t < 50) * 2, "task/head": lambda t, s=s: float(t >= s)},
+        )
+        for seed, s in enumerate(head_steps)
+    ]
+    assert verdict_on(Coincidence("a", ("fall", "head"), evaluations=2), runs) == verdict
+
+
+@pytest.mark.parametrize(
+    ("second", "verdict"), [(50, REPRODUCED), (20, NOT_REPRODUCED), (1000, NOT_REPRODUCED)]
+)
+def test_phases_are_in_order_if_each_metric_is_the_lowest_in_turn(second, verdict):
+    curves = {
+        "x": lambda _: 3.0,
+        "y": lambda t: 4.0 if t < 30 else 2.0,
+        "z": lambda t: 4.0 if t < second else 1.0,
+    }
+    runs = [make_run("a", seed, curves) for seed in range(5)]
+    assert verdict_on(Order("a", ("x", "y", "z")), runs) == verdict
+
+
+def test_an_event_is_confirmed_by_the_next_evaluation_and_then_stays():
+    def step(values: dict[int, float]) -> int | None:
+        return find_step(
+            make_run("a", 1, {"task/head": lambda t: values.get(t, 0.0)}), HEAD_EMERGES
+        )
+
+    assert step({30: 0.9}) is None
+    assert step({30: 0.9, 50: 0.9, 60: 0.9}) == 50
+    assert step({100: 0.9}) is None
+
+
+def test_the_tables_have_every_seed_the_error_over_seeds_and_that_within_a_run():
+    metrics = [{"task/loss": lambda _, v=v: v, "task/loss_se": lambda _: 0.02} for v in (2.0, 4.0)]
+    runs = [make_run("a", seed, of_seed) for seed, of_seed in enumerate(metrics)]
+    claim = Claim("It is so.", (EXCESS,))
+    study = Study("", "", (Arm("a", {}), Arm("b", {})), (LOSS_FALLS,), (claim,), ())
+    values, emergence = StudyResults(study, runs).tables()
+    assert values.rows == [["a", "2.000 4.000", "3 ± 1", "0.02"]]
+    assert emergence.rows[0] == ["fall", "a", "– –", "–", "0 of 2", "–"]
+
+
+def test_every_study_names_its_own_arms_and_events():
+    for study in STUDIES.values():
+        arms = {arm.name for arm in study.arms}
+        events = {emergence.name for emergence in study.emergences}
+        for claim in study.claims:
+            assert {arm for _, arm in claim.needs} <= arms
+            assert {event for event, _ in claim.needs} <= events
+            for test in claim.tests:
+                if isinstance(test, (Exceeds, CostsAtMost)):
+                    assert {test.larger.arm, test.smaller.arm} <= arms
+                else:
+                    assert test.arm in arms
+                if isinstance(test, Coincidence):
+                    assert set(test.emergences) <= events
+
+
+def arms_of_jobs(name: str) -> list[str]:
+    """Return the arm of each job of a sweep preset with one seed; "" for a job without one."""
+    params = OmegaConf.load(ROOT / "configs" / "sweep" / f"{name}.yaml").hydra.sweeper.params
+    overrides = OverridesParser.create().parse_overrides(
+        [f"{key}={value}" for key, value in params.items() if key != "seed"]
+    )
+    choices = [
+        [f"{o.key_or_group}={value}" for value in o.sweep_string_iterator()]
+        if o.is_sweep_override()
+        else [str(o.input_line)]
+        for o in overrides
+    ]
+    arms = []
+    for settings in product(*choices):
+        config = compose_job([*settings]).config
+        run = Run(Path("none"), {}, {}, config, [], "finished", "")
+        arms.append(" ".join(a.name for a in STUDIES[name].arms if has_settings(run, a.settings)))
+    return arms
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(p.stem for p in ROOT.glob("configs/sweep/paper_*.yaml")))
+def test_each_job_of_a_studys_preset_belongs_to_one_arm(name):
+    assert sorted(arms_of_jobs(name)) == sorted(arm.name for arm in STUDIES[name].arms)
+
+
+@pytest.mark.parametrize("seeds", [1, 5, 12])
+def test_the_tables_of_a_study_fit_into_80_columns(seeds, tmp_path):
+    values = {TWO_LAYERS: [0.3456] * seeds, ONE_LAYER: [1.7654] * seeds}
+    runs = [
+        replace(run, overrides={"sweep": "paper_induction"})
+        for run in runs_with(values, "task/repeated_loss")
+    ]
+    console = Console(width=80, record=True, file=io.StringIO())
+    print_sweep(console, tmp_path, runs)
+    printed = console.export_text()
+    tables = printed.split("table  ")[0]
+    assert max(len(line.rstrip()) for line in tables.splitlines()) <= 80
+    assert tables.count("0.346") >= seeds and (REPRODUCED in tables) == (seeds >= 5)

@@ -1,0 +1,97 @@
+"""Comparing any runs: `python -m sweeps RUN RUN …`."""
+
+import csv
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from pages import make_job, make_run
+
+from common.errors import UserError
+from sweeps.__main__ import main
+
+
+def compare(*argv: str, monkeypatch, capsys) -> list[str]:
+    """Run `python -m sweeps` in this process, and return the lines that it prints."""
+    monkeypatch.setattr(sys, "argv", ["sweeps", *argv])
+    main()
+    return capsys.readouterr().out.splitlines()
+
+
+@pytest.fixture
+def runs(tmp_path, monkeypatch) -> Path:
+    """Two runs, one of which is unfinished, beside a sweep of two jobs, in the current folder."""
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "runs"
+    make_run(folder / "wide", H=8)
+    make_run(folder / "narrow", max_steps=1000)
+    make_job(folder / "sweep", {"optim.lr": "0.1"})
+    make_job(folder / "sweep", {"optim.lr": "0.2"}, final=1.5)
+    return folder
+
+
+def test_any_runs_are_compared_by_the_settings_in_which_they_differ(runs, monkeypatch, capsys):
+    argv = ["runs/wide", str(runs / "narrow"), "runs/../runs/wide"]
+    printed_lines = compare(*argv, monkeypatch=monkeypatch, capsys=capsys)
+    heading, _, *table_rows = printed_lines[1:5]
+    assert heading.split()[:4] == ["run", "max_steps", "n_head", "n_embd"]
+    cells = {row.split()[0]: row.split()[1:] for row in table_rows}
+    assert cells["wide"][:3] == ["20", "8", "64"] and cells["narrow"][:3] == ["1000", "4", "32"]
+    assert "20 of 1,000" in " ".join(cells["narrow"]) and cells["wide"][3] == "20"
+    assert not any(line.startswith("best") for line in printed_lines)
+
+    lines = list(csv.DictReader(open("comparison/comparison.csv", encoding="utf-8")))  # noqa: SIM115
+    assert {line["run"]: line["status"] for line in lines} == {
+        "wide": "finished",
+        "narrow": "unfinished",
+    }
+    last = json.loads((runs / "narrow" / "metrics.jsonl").read_text().splitlines()[-1])
+    (narrow,) = [line for line in lines if line["run"] == "narrow"]
+    assert float(narrow["val/loss"]) == last["val/loss"]
+    assert float(narrow["heads/induction"]) == max(
+        value for key, value in last.items() if key.startswith("heads/induction/")
+    )
+    assert (narrow["max_steps"], narrow["model.n_embd"]) == ("1000", "32")
+    assert "seed" not in narrow and "run_dir" not in narrow  # they are equal in both
+
+
+def test_runs_that_have_not_finished_are_compared_by_all_their_figures(runs, monkeypatch, capsys):
+    make_run(runs / "slow", max_steps=1000)
+    argv = ["runs/narrow", "runs/slow"]
+    heading, _, *table_rows = compare(*argv, monkeypatch=monkeypatch, capsys=capsys)[1:5]
+    assert "induction" in heading
+    assert all("–" not in row for row in table_rows)
+
+
+def test_a_folder_stands_for_the_runs_and_sweeps_in_it(runs, monkeypatch, capsys):
+    compare("runs", "out=elsewhere", monkeypatch=monkeypatch, capsys=capsys)
+    lines = list(csv.DictReader(open("elsewhere/comparison.csv", encoding="utf-8")))  # noqa: SIM115
+    jobs = [f"sweep/{path.name}" for path in (runs / "sweep").iterdir()]
+    assert {line["run"] for line in lines} == {"wide", "narrow", *jobs}
+    figures = [float(line["val/bits_per_byte"]) for line in lines]  # their tokenizers differ
+    assert figures == sorted(figures) and len(set(figures)) == 3
+    assert not (runs / "comparison.csv").exists()
+    compare("runs/sweep", monkeypatch=monkeypatch, capsys=capsys)
+    assert (runs / "sweep" / "sweep.csv").exists() and not Path("comparison").exists()
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["runs/wide", "nowhere"],
+        ["runs/wide", "runs/wide/attention"],
+        ["runs/wide", "runs/wide/metrics.jsonl"],
+        ["runs/wide", "out=runs/narrow/new"],
+        ["runs/wide", "out=runs/wide/config.yaml"],
+        ["runs/wide", "out="],
+        ["out=new"],
+    ],
+)
+def test_runs_that_cannot_be_compared_are_refused_and_nothing_is_written(
+    argv, runs, monkeypatch, capsys
+):
+    before = sorted(str(path) for path in runs.parent.rglob("*"))
+    with pytest.raises(UserError):
+        compare(*argv, monkeypatch=monkeypatch, capsys=capsys)
+    assert sorted(str(path) for path in runs.parent.rglob("*")) == before

@@ -1,0 +1,146 @@
+"""What train.py does instead of training: it prints true numbers and leaves a run as it was."""
+
+import hashlib
+import re
+import shutil
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+import yaml
+from conftest import TINY
+from filelock import FileLock
+from processes import rows, tiny_arguments
+
+import data.tokens
+from common.errors import UserError
+from config import DataConfig, GPTConfig, ResolvedConfig, TokenizerConfig
+from data.splits import VALIDATION_PERIOD
+from interop import load
+from model import GPT
+from train import train_from
+from training import modes
+from training.modes import time_step
+
+
+def hashes(folder: Path) -> dict[str, str]:
+    """Return the hash of every file below a folder."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def test_eval_only_measures_the_recorded_loss_and_leaves_the_run_as_it_was(finished_run, tmp_path):
+    run = shutil.copytree(finished_run, tmp_path / "run")
+    losses = [row["val/loss"] for row in rows(run) if "val/loss" in row]
+    before = hashes(tmp_path)
+    with FileLock(run / ".lock"):  # as of a process that trains it
+        assert train_from(f"run_dir={run}", "eval_only=true") == min(losses)
+        for name in ("last", "step_00000012"):
+            last = train_from(f"run_dir={run}/checkpoints/{name}", "eval_only=true", "batch_size=2")
+            assert last == losses[-1]
+    assert hashes(tmp_path) == before
+
+
+def test_eval_only_of_another_model_takes_the_text_that_is_given(finished_run, tmp_path, text_file):
+    text = text_file.read_text(encoding="utf-8")[:200]  # its validation split is below a context
+    (tmp_path / "short.txt").write_text(text, encoding="utf-8")
+    data = ["data=text", f"data.path={tmp_path / 'short.txt'}"]
+    model, tokenizer = load(finished_run)
+    validation = text[len(text) * (VALIDATION_PERIOD - 1) // VALIDATION_PERIOD :]
+    ids = torch.tensor(np.array(tokenizer.encode(validation)))
+    with torch.no_grad():
+        expected = F.cross_entropy(model(ids[None, :-1])[0][0], ids[1:]).item()
+    for source in (f"init_from={finished_run}", f"run_dir={finished_run}"):
+        loss = train_from(source, "eval_only=true", "precision=fp32", *data)
+        assert loss == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.slow
+def test_a_dry_run_names_the_size_of_the_run_and_writes_no_folder(
+    tmp_path, monkeypatch, text_file, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    train_from(*tiny_arguments(text_file), "dry_run=true")
+    shown = capsys.readouterr().out
+    vocab_size = len({*text_file.read_text(encoding="utf-8")})
+    shape = {"block_size": 32, "n_layer": 2, "n_head": 2, "n_kv_head": 1, "n_embd": 32}
+    settings = yaml.safe_load(re.search(r"run_dir: .*?\n\n", shown, re.DOTALL)[0])
+    assert settings["model"].items() >= {**shape, "vocab_size": vocab_size, "head_dim": 16}.items()
+    assert "auto" not in (settings["device"], settings["precision"], settings["wandb"]["mode"])
+    (parameters,) = re.findall(r"([\d,]+) parameters", shown)
+    ((flops, tokens),) = re.findall(r"([\d.e+]+) FLOPs for ([\d,]+) tokens", shown)
+    model = GPT(GPTConfig(**{name: settings["model"][name] for name in settings["model"]}))
+    assert int(parameters.replace(",", "")) == model.num_parameters()
+    assert int(tokens.replace(",", "")) == 12 * 4 * 32
+    weights = sum(weight.numel() for weight in model.blocks.parameters() if weight.dim() == 2)
+    weights += model.head.weight.numel()
+    attention = 2 * 2 * (16 + 16) * 32  # layers · heads · (d_k + d_v) · T
+    assert float(flops) == pytest.approx(12 * 4 * 32 * 6 * (weights + attention), rel=0.01)
+    assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.slow
+def test_a_dry_run_names_settings_with_which_a_run_fits_into_memory(text_file, capsys):
+    def plan(*settings):
+        train_from(*tiny_arguments(text_file), "device=cpu", "dry_run=true", *settings)
+        return re.findall(r"note +a step needs .*; set (.*)", capsys.readouterr().out)
+
+    too_large = ["batch_size=1000000", "optim.warmup_steps=0", "model.n_layer=100"]
+    (remedy,) = plan(*too_large)
+    assert plan(*too_large, *remedy.split()) == []
+    assert plan() == []
+
+
+@pytest.mark.slow
+def test_a_dry_run_refuses_what_the_run_would_refuse(tmp_path, monkeypatch, text_file):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "short.txt").write_text("too short for a context of 32 characters")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis.txt").write_text("mine")
+    for settings, name in (
+        ([f"data.path={tmp_path / 'short.txt'}"], "model.block_size=32"),
+        ([f"data.path={text_file}", "run_dir=full"], "run_dir=full"),
+    ):
+        with pytest.raises(UserError, match=name):
+            train_from(*TINY, "data=text", *settings, "dry_run=true")
+
+
+def test_a_dry_run_reads_only_the_beginning_of_a_large_text(tmp_path, monkeypatch):
+    monkeypatch.setenv("GLASSGPT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(data.tokens, "MAX_DRY_RUN_BYTES", 500)
+    monkeypatch.setattr(data.tokens, "MAX_DRY_RUN_CHARS", 300)
+    for name in ("a", "b", "c"):
+        (tmp_path / "texts").mkdir(exist_ok=True)
+        (tmp_path / "texts" / name).write_text(f"{name}{name.upper()}" * 100)
+    text = data.tokens.prepare_for_dry_run(
+        DataConfig("text", str(tmp_path / "texts")), TokenizerConfig("char")
+    )
+    assert (len(text.train) + len(text.val), text.tokenizer.alphabet) == (400, "ABab")
+    assert not text.is_complete and not (tmp_path / "cache").exists()
+
+
+@pytest.mark.parametrize("estimate", [0.01, None])
+def test_the_time_of_a_step_is_measured(monkeypatch, estimate):
+    monkeypatch.setattr(modes, "estimate_step_seconds", lambda config, processes: estimate)
+    model = GPTConfig(20, block_size=8, n_layer=1, n_head=1, n_embd=8)
+    config = ResolvedConfig(model=model, device="cpu", precision="fp32", batch_size=2)
+    shapes = set()
+
+    def step(state, number, inputs, targets):
+        shapes.add(inputs.shape)
+        time.sleep(0.02)
+
+    seconds, _ = time_step(config, 1, step)
+    assert 0.02 <= seconds < 0.1 and shapes == {(2, 8)}
+
+
+def test_a_dry_run_of_a_sweep_prints_one_line_per_job(command, tmp_path, text_file):
+    settings = [*TINY, "data=text", f"data.path={text_file}", "max_steps=3", "dry_run=true"]
+    done = command("train.py", "-m", *settings, "model.n_embd=32,33,36")
+    assert done.returncode == 1 and "model.n_embd=33" in done.stderr  # not divisible by n_head
+    lines = [line for line in done.stdout.splitlines() if "FLOPs" in line]
+    assert len(lines) == 2 and "n_embd=32" in lines[0] and "n_embd=36" in lines[1]
+    assert not [*tmp_path.iterdir()]

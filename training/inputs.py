@@ -1,0 +1,117 @@
+"""Prepare the inputs of a run: its text, tokenizer and initial weights."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+import cli
+import interop
+from common.checkpoints import step_folder
+from common.errors import UserError
+from common.manifest import TOKENIZER_FILE
+from config import Config
+from data.ngrams import count_ngrams
+from data.synthetic import generate_tokens
+from data.tokenizer import Tokenizer, load_tokenizer
+from data.tokens import Tokens, open_tokens, prepare, prepare_for_dry_run
+from distributed.processes import World
+from model import GPT
+from training.nonfinite import check_finite_weights
+from training.progress import Progress
+
+
+class StartingPoint(NamedTuple):
+    """The tokenizer and weights that a run takes from a model; None: it makes its own."""
+
+    tokenizer: Tokenizer | None = None
+    copy_weights: Callable[[GPT], object] | None = None
+
+
+def starting_point(
+    config: Config, run_dir: Path, progress: Progress, log: Callable[[str], None]
+) -> StartingPoint:
+    """Return what a run takes from its own checkpoint or from the model that init_from names."""
+    if progress.manifest:
+        folder = step_folder(run_dir, progress.step)
+        return StartingPoint(load_tokenizer(folder / TOKENIZER_FILE))
+    if config.init_from:
+        weights = interop.open_starting_weights(config.init_from, log)
+        return StartingPoint(weights.tokenizer, weights.copy_to)
+    return StartingPoint()
+
+
+def prepare_data(
+    config: Config,
+    world: World,
+    tokenizer: Tokenizer | None,
+    progress: Progress,
+    console: cli.Terminal,
+) -> Tokens:
+    """Prepare the text on rank 0 and open it on all ranks; count n-grams if the model uses them.
+
+    The run starts with `tokenizer`, or with the configured one if it is None.
+    """
+    text = None
+    if world.rank == 0:
+        text = prepare_same_text(config, tokenizer, progress, console)
+    location = world.broadcast(text and (text.folder.name, text.name, text.fingerprint))
+    with world.share_errors():
+        if text is None:  # on another machine the cache may lack it
+            text = open_tokens(*location)
+            text = text or prepare_same_text(config, tokenizer, progress, console)
+        if text.fingerprint != location[-1]:
+            raise UserError(
+                f"{text.name} differs from that of the first process; copy the same text, and the "
+                "same version of this program, to all machines."
+            )
+    log = cli.printer(console)
+    for line in text.summary():
+        log(line)
+
+    model = config.model
+    weights_have_ngrams = config.init_from or (progress.manifest and model.ngram_rows)
+    if model.ngrams < 2 or weights_have_ngrams:
+        return text
+    keys = None
+    if world.rank == 0:
+        keys = count_ngrams(text.train, text.tokenizer.vocab_size, model)
+    return replace(text, ngrams=world.broadcast(keys))
+
+
+def prepare_same_text(
+    config: Config, tokenizer: Tokenizer | None, progress: Progress, console: cli.Terminal
+) -> Tokens:
+    """Prepare the text and check that it is the one that a resumed run was trained on."""
+    log = cli.printer(console)
+    is_resumed = progress.manifest is not None
+    given_tokenizer = tokenizer if config.init_from else None
+    with console.status("preparing the text …"):
+        if config.data.source == "synthetic":
+            text = generate_tokens(config, tokenizer)
+        elif config.dry_run and not is_resumed:
+            return prepare_for_dry_run(config.data, config.tokenizer, log, given_tokenizer)
+        else:
+            verify_all = is_resumed
+            text = prepare(config.data, config.tokenizer, log, given_tokenizer, verify_all)
+        if progress.manifest and progress.manifest.fingerprint != text.fingerprint:
+            raise UserError(
+                "the text, or how it is prepared, has changed since the run began (fingerprint "
+                f"{progress.manifest.fingerprint[:16]} then, {text.fingerprint[:16]} now); "
+                "restore it, or start a new run."
+            )
+        # A resumed run keeps its tokenizer, even if another version would learn another one.
+        if tokenizer and tokenizer.to_json() != text.tokenizer.to_json():
+            text = prepare(config.data, config.tokenizer, log, tokenizer, verify_all=True)
+    return text
+
+
+def init_weights(model: GPT, initial: StartingPoint, text: Tokens) -> None:
+    """Replace a model's random weights by those of `init_from`; enter the text's n-grams."""
+    if initial.copy_weights:
+        initial.copy_weights(model)
+        check_finite_weights(model, "init_from")
+    if model.ngrams is not None and text.ngrams is not None:
+        model.ngrams.keys.copy_(torch.from_numpy(text.ngrams))

@@ -1,0 +1,198 @@
+"""The modes of train.py that do not train: prepare the text, evaluate a model, plan a run."""
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+from math import nan
+from pathlib import Path
+
+import numpy as np
+
+import cli
+import interop
+from cli.config_file import config_yaml
+from common.text import format_magnitude, pluralize
+from common.torchrun import count_processes
+from config import Config, ResolvedConfig
+from distributed.processes import World
+from glass.heads.task_metrics import measure_task
+from model import GPT
+from training import device
+from training.evaluate import Splits, evaluate, validation_windows
+from training.flops import estimate_step_seconds, tokens_per_step
+from training.inputs import prepare_data, prepare_same_text, starting_point
+from training.memory import memory_needed, model_size
+from training.nonfinite import check_finite_weights
+from training.plan import fits, print_run, process_memory, resolve
+from training.progress import Progress, read_progress
+from training.record import check_wandb, describe_task
+from training.run_folder import check_run_folder
+from training.schedule import count_evaluations
+from training.state import build_state
+
+# A step that is estimated to take longer, in seconds, is not timed.
+MAX_STEP_SECONDS = 5
+# Seconds after which no further step is timed. It matters only if the peak rate is unknown, because
+# the duration of a step cannot be estimated beforehand then.
+MAX_TIMING_SECONDS = 60
+# The first steps are slower, and the fastest of the others was interrupted least by other programs.
+WARM_UP_STEPS, TIMED_STEPS = 2, 5
+MAX_DURATION = 10**12  # of a run, in seconds; `timedelta` cannot hold much more
+
+
+def prepare_only(config: Config) -> float:
+    """Prepare the text of a run without training; return nan, because there is no loss."""
+    console, progress = cli.Terminal(), Progress()
+    initial = starting_point(config, Path(), progress, cli.printer(console))
+    prepare_data(config, World(), initial.tokenizer, progress, console)
+    return nan
+
+
+def evaluate_only(config: Config) -> float:
+    """Print the validation loss of a run's best model, or of the model in init_from; return it.
+
+    The run is only read: nothing in its folder changes, and it may still be training.
+    """
+    console = cli.Terminal()
+    log = cli.printer(console)
+    source = str(config.run_dir or config.init_from)
+    device.pick_device(config.device)  # refuse a missing one before the text is prepared
+    initial = interop.open_starting_weights(source, log)
+    text = prepare_same_text(config, initial.tokenizer, Progress(), console)
+    for line in text.summary():
+        log(line)
+
+    # Windows of a text that is shorter than the context would be padded to it
+    length = min(config.model.block_size, len(text.train) - 1, len(text.val) - 1)
+    model_settings = replace(config.model, block_size=max(1, length))
+    resolved = resolve(replace(config, model=model_settings, compile=False), World(), text)
+    device.configure_process(resolved)
+    model = GPT(resolved.model)
+    initial.copy_to(model)
+    check_finite_weights(model, source)
+    model.to(resolved.device)
+
+    validation = validation_windows(text, resolved)
+    metrics = evaluate(model, Splits(validation, validation))
+    manifest = initial.manifest
+    step = f"step {manifest.step:,}, " if manifest else ""
+    log(f"model    {source}, {step}{pluralize(model.num_parameters(), 'parameter')}")
+    bits = ""
+    if "val/bits_per_byte" in metrics:
+        bits = f", {metrics['val/bits_per_byte']:.4f} bits per byte"
+    log(f"loss     {metrics['val/loss']:.4f} nats per token{bits}")
+    log(f"         over {pluralize(validation.num_targets, 'validation token')}")
+    if text.task:
+        for number, line in enumerate(describe_task(measure_task(model, text.task, is_last=True))):
+            log(f"{'' if number else 'task':<9}{line}")
+    if manifest and manifest.fingerprint != text.fingerprint:
+        log(
+            "note     the run was trained on another text, or this one has changed since then, so "
+            "the training text may contain parts of this validation split"
+        )
+    return metrics["val/loss"]
+
+
+def dry_run(config: Config, train_step: Callable, is_in_sweep: bool = False) -> float:
+    """Print a run's resolved configuration, size, memory, operations and time; return nan.
+
+    Mistakes are reported as the run would report them. Only the prepared text is written, to the
+    cache; of a large text just the beginning is read. For a job of a sweep, one line is printed.
+    """
+    console = cli.Terminal(quiet=is_in_sweep)
+    log = cli.printer(console)
+    run_dir = Path(config.run_dir or "")
+    if config.run_dir:
+        check_run_folder(config, run_dir)
+    progress = read_progress(config, run_dir, log)
+    processes = count_processes(alone=config.distributed == "none")
+    device.pick_device(config.device, processes)
+    wandb_mode = check_wandb(config.wandb)
+    initial = starting_point(config, run_dir, progress, log)
+    text = prepare_data(config, World(), initial.tokenizer, progress, console)
+    resolved = resolve(config, World(size=processes), text, progress.step)
+    device.configure_process(resolved)
+
+    # Size, memory and time
+    parameters, flops_per_token = model_size(resolved.model)
+    num_steps = max(0, config.max_steps - progress.step)
+    num_tokens = num_steps * tokens_per_step(resolved)
+    memory = memory_needed(resolved, processes)
+    available = process_memory(resolved.device, processes)
+    step_seconds, source = time_step(resolved, processes, train_step)
+    duration = "unknown"
+    if step_seconds is not None:
+        evaluations = count_evaluations(progress.step if progress.manifest else -1, config)
+        evaluated_tokens = evaluations * min(len(text.val), config.data.val_max_tokens)
+        # The forward pass takes a third of the operations of a step
+        evaluation_steps = evaluated_tokens / 3 / tokens_per_step(resolved)
+        seconds = round(step_seconds * (num_steps + evaluation_steps))
+        duration = str(timedelta(seconds=min(seconds, MAX_DURATION)))
+
+    memory_text = format_magnitude(memory, None, "B")
+    flops = f"{num_tokens * flops_per_token:.2e} FLOPs"
+    if is_in_sweep:
+        cli.printer(cli.Terminal())(
+            f"{pluralize(parameters, 'parameter')}, {num_tokens:.2e} tokens, "
+            f"{memory_text}, {flops}, {duration}"
+        )
+        return nan
+    log("\n" + config_yaml(fill_in(resolved, wandb_mode)))
+    print_run(log, resolved, parameters, text, processes)
+    of_device = f"; there are {available / 1e9:,.1f} GB" if available else ""
+    log(f"memory   about {memory_text} for the tensors of each process{of_device}")
+    log(f"compute  {flops} for {pluralize(num_tokens, 'token')} in {pluralize(num_steps, 'step')}")
+    log(f"time     about {duration}, without snapshots of attention ({source})")
+    return nan
+
+
+def time_step(
+    config: ResolvedConfig, processes: int, train_step: Callable
+) -> tuple[float | None, str]:
+    """Return the seconds of an optimizer step, None if unknown, and how they are known.
+
+    This process takes a few steps of its share of the batch, with random tokens, unless a step
+    would take long or more memory than there is.
+    """
+    estimate = estimate_step_seconds(config, processes)
+    alone = replace(config, batch_size=config.batch_size // processes, shard=1, compile=False)
+    memory = device.device_memory(config.device)
+    is_too_large = memory is not None and not fits(alone, 1, memory)
+    if is_too_large or (estimate or 0) > MAX_STEP_SECONDS:
+        return estimate, "estimated from the operations" if estimate else "too large to be timed"
+    state = build_state(alone, World())
+    shape = (alone.batch_size, alone.model.block_size)
+    tokens = np.random.default_rng(0).integers(alone.model.vocab_size, size=shape)
+    seconds = []
+    for _ in range(WARM_UP_STEPS + TIMED_STEPS):
+        start = time.perf_counter()
+        train_step(state, 0, tokens, tokens)
+        device.synchronize(alone.device)
+        seconds.append(time.perf_counter() - start)
+        if sum(seconds) > MAX_TIMING_SECONDS:
+            break
+    step_seconds = min(seconds[WARM_UP_STEPS:] or seconds)
+    eager = ", not compiled" if config.compile else ""
+    return step_seconds, f"{1000 * step_seconds:,.0f} ms per step, timed{eager}"
+
+
+def fill_in(config: ResolvedConfig, wandb_mode: str) -> ResolvedConfig:
+    """Return a configuration with the values that `null` and `wandb.mode=auto` stand for."""
+    model, optim = config.model, config.optim
+    return replace(
+        config,
+        model=replace(
+            model,
+            n_kv_head=model.kv_heads,
+            head_dim=model.key_dim,
+            value_head_dim=model.value_dim,
+            mlp_hidden=model.hidden_dim or None,
+        ),
+        optim=replace(
+            optim,
+            muon_lr=optim.muon_peak_lr if optim.name == "muon" else None,
+            warmup_steps=optim.count_warmup_steps(config.max_steps),
+        ),
+        wandb=replace(config.wandb, mode=wandb_mode),
+    )
