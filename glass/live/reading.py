@@ -63,10 +63,11 @@ class Reading:
         Raises:
             UserError: If the logits are not finite.
         """
-        start, known = self._predicted, self._predictions
+        start = self._predicted
+        known = Predictions(*(values[:start] for values in self._predictions))
         if start == self.forward.tokens.shape[1]:
             return known
-        normalizers, next_ids = [known.log_normalizers[:start]], [known.next_ids[:start]]
+        normalizers, next_ids = [known.log_normalizers], [known.next_ids]
         for states in self.final_states(start).split(max_logit_rows(self.model)):
             logits = in_float32_or_finer(self.model.head(states))  # (n, V)
             count = min(PREDICTED_TOKENS, logits.shape[-1])

@@ -55,6 +55,13 @@ ids_of_texts = st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=16)
 heads_of_model = st.lists(st.tuples(st.integers(0, 1), st.integers(0, 3)), max_size=2)
 
 
+def test_a_text_whose_end_is_deleted_has_predictions_for_the_tokens_left():
+    session = make_session(GPT(small()))
+    ask(session, "read", **text_input([1, 2, 3]))
+    _, read = ask(session, "read", **text_input([1, 2]))
+    assert len(read["chances"]) == len(read["losses"]) == 2
+
+
 @few
 @given(configs, st.lists(st.tuples(ids_of_texts, heads_of_model, st.data()), max_size=4))
 def test_predictions_are_those_of_the_model_after_any_edits(config, texts):
