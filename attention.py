@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from model_config import GPTConfig
+from config import GPTConfig
 
 # Llama 3.1 stretches a wavelength that makes fewer than ROPE_LOW turns in `rope_trained` tokens by
 # the whole factor, and leaves one that makes more than ROPE_HIGH turns as it is.

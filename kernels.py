@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from common.errors import UserError, not_one_of
-from model_config import GPTConfig
+from config import GPTConfig
 
 # Logits that `cross_entropy` converts to float32 at once, by type of device. On a CPU 4 MB fit the
 # processor's cache. On a GPU 128 MB keep it busy for longer than Python takes to launch the next

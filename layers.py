@@ -18,8 +18,8 @@ from torch.utils.checkpoint import checkpoint
 
 from attention import rotate
 from common.errors import UserError, not_one_of
+from config import GPTConfig
 from kernels import rms_norm
-from model_config import GPTConfig
 
 Layer = Callable[..., Tensor]
 

@@ -25,10 +25,10 @@ from attention import (
     shift_keys,
 )
 from common.errors import UserError, not_one_of
+from config import GPTConfig
 from generation.decoder import Decoder, KVCache
 from generation.sampling import generate
 from initial_weights import init_weights
-from model_config import GPTConfig
 from ngrams import NGramEmbedding
 from taps import TAP_NAMES, Taps, tap
 

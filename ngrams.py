@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from common.errors import UserError
-from model_config import GPTConfig
+from config import GPTConfig
 
 NO_NGRAM = -1  # key or number of an n-gram that has no row of its own
 

@@ -19,8 +19,7 @@ from benchmarks.harness import Options, read_options, run_command, select, write
 from benchmarks.published import MODELS as PUBLISHED_MODELS
 from benchmarks.published import check_predictions, format_predictions, predict_published
 from benchmarks.step_time import make_config, simulate_step
-from config import OptimConfig
-from model_config import GPTConfig
+from config import GPTConfig, OptimConfig
 from training.flops import tokens_per_step
 from training.memory import MAX_MEMORY_SHARE, memory_needed, model_size
 

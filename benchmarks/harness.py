@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from common.errors import UserError, did_you_mean, not_one_of
 from common.files import atomic_write
-from model_config import GPTConfig
+from config import GPTConfig
 
 ROOT = Path(__file__).parents[1]
 WARM_UP_STEPS = 2

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from model_config import GPTConfig
+from config import GPTConfig
 
 INIT_STD = 0.02
 

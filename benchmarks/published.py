@@ -22,7 +22,7 @@ from typing import NamedTuple
 from benchmarks.hardware import GPUS, NETWORKS, Cluster
 from benchmarks.step_time import Engine, make_config, simulate_step
 from common.text import pluralize
-from model_config import GPTConfig
+from config import GPTConfig
 from training.flops import tokens_per_step
 
 MAX_ERROR = 0.15

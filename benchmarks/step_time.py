@@ -20,9 +20,8 @@ from functools import cache
 from typing import NamedTuple
 
 from benchmarks.hardware import BANDWIDTH_SHARE, Cluster
-from config import ResolvedConfig
+from config import GPTConfig, ResolvedConfig
 from distributed.parallel import count_owners
-from model_config import GPTConfig
 from training.memory import matrix_shapes, model_size
 from training.optimizers import NEWTON_SCHULZ_STEPS
 

@@ -38,8 +38,7 @@ from benchmarks.harness import (
     select,
     write_json,
 )
-from config import OptimConfig, ResolvedConfig
-from model_config import GPU_VOCAB_MULTIPLE
+from config import GPU_VOCAB_MULTIPLE, OptimConfig, ResolvedConfig
 
 if TYPE_CHECKING:
     from data.batches import Batches

@@ -42,8 +42,7 @@ from benchmarks.throughput import (
     time_steps,
 )
 from cli import first_line
-from config import PROFILE_WARM_UP_STEPS, ResolvedConfig
-from model_config import GPU_VOCAB_MULTIPLE
+from config import GPU_VOCAB_MULTIPLE, PROFILE_WARM_UP_STEPS, ResolvedConfig
 
 SHOWN_OPERATIONS = 5
 MAX_NAME_CHARS = 60

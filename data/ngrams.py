@@ -4,7 +4,7 @@ import numpy as np
 
 from common.errors import UserError
 from common.text import pluralize
-from model_config import ModelConfig
+from config import ModelConfig
 from ngrams import NO_NGRAM
 
 MAX_COUNTED_TOKENS = 1 << 25  # the training split's first tokens; counting takes 8 bytes for each

@@ -8,9 +8,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from attention import attend_from_last_token
+from config import GPTConfig
 from kernels import RMSNorm
 from layers import Layer, feed_forward, head_gates, project, transformer_block
-from model_config import GPTConfig
 
 if TYPE_CHECKING:
     from model import GPT, Block

@@ -9,13 +9,13 @@ from torch import Tensor
 from common.errors import UserError
 from common.files import exists
 from common.settings import show_value
+from config import GPTConfig
 from data.hf_tokenizer import HF_TOKENIZER_FILE, read_json, read_tokenizer
 from data.tokenizer import Tokenizer, load_tiktoken
 from interop.hub import HF_CONFIG_FILE, INDEX_FILE, SHARDS_GLOB, WEIGHTS_FILE
 from interop.names import WRAPPER_PREFIX
 from interop.settings import config_from_hf
 from interop.source import CheckpointSource
-from model_config import GPTConfig
 from training.tensors import open_safetensors
 
 ADAPTER_CONFIG_FILE = "adapter_config.json"  # of peft

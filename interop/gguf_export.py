@@ -12,6 +12,7 @@ from attention import rotary_frequencies
 from common.errors import UserError
 from common.files import atomic_write, exists
 from common.paths import require_output_file
+from config import GPTConfig
 from data.tokenizer import Tokenizer
 from interop.export import export_tensors
 from interop.gguf_header import require_gguf
@@ -19,7 +20,6 @@ from interop.gguf_tokenizer import describe_tokenizer
 from interop.names import GGUF_SETTINGS, ROPE_TENSOR
 from interop.settings import HFSettings, config_to_hf
 from model import GPT
-from model_config import GPTConfig
 
 # Types of matrices in the file; vectors are always in float32, as llama.cpp expects them.
 STORED_TYPES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}

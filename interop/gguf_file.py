@@ -11,13 +11,13 @@ from torch import Tensor
 
 from attention import ROPE_HIGH, ROPE_LOW, rotary_frequencies
 from common.errors import UserError
+from config import GPTConfig
 from data.tokenizer import Tokenizer
 from interop.gguf_header import parse_header, require_gguf
 from interop.gguf_tokenizer import read_gguf_tokenizer
 from interop.names import GGUF_SETTINGS, ROPE_TENSOR
 from interop.settings import ROPE_SETTINGS, HFSettings, config_from_hf
 from interop.source import CheckpointSource
-from model_config import GPTConfig
 
 EMBEDDING_TENSOR = "token_embd.weight"
 DEFAULT_ROPE_THETA = 1e4

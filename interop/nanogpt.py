@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from common.errors import UserError
+from config import GPTConfig
 from data.tokenizer import Tokenizer, load_tiktoken
 from interop.names import WRAPPER_PREFIX
 from interop.settings import checked_config
 from interop.source import CheckpointSource
-from model_config import GPTConfig
 
 GPT2_VOCAB_SIZE = 50257  # a vocabulary of at least this size is GPT-2's
 NANOGPT_SETTINGS = ("vocab_size", "block_size", "n_layer", "n_head", "n_embd", "bias", "dropout")

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from torch import Tensor
 
+from config import GPTConfig
 from data.tokenizer import Tokenizer
-from model_config import GPTConfig
 
 
 class CheckpointSource(ABC):

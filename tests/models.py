@@ -7,12 +7,12 @@ import torch.nn.functional as F
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 
+from config import GPTConfig
 from generation.decoder import Decoder
 from generation.sampling import Sampling, stream
 from glass.heads.capture import ForwardPass
 from glass.heads.interventions import Interventions
 from model import GPT
-from model_config import GPTConfig
 from taps import chain_taps
 
 # Fewer examples than usual, for tests that build a model for each.

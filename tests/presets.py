@@ -4,7 +4,7 @@ from pathlib import Path
 
 from omegaconf import OmegaConf
 
-from model_config import GPTConfig
+from config import GPTConfig
 
 PRESETS = sorted((Path(__file__).parents[1] / "configs" / "model").glob("*.yaml"))
 

@@ -9,10 +9,9 @@ from typing import Any
 from common.errors import UserError
 from common.settings import format_value
 from common.text import pluralize
-from config import Config, GPTConfig, ResolvedConfig
+from config import GPU_VOCAB_MULTIPLE, Config, GPTConfig, ResolvedConfig
 from data.tokens import Tokens
 from distributed.processes import World
-from model_config import GPU_VOCAB_MULTIPLE
 from training.device import (
     describe,
     device_memory,

@@ -15,12 +15,12 @@ from common.manifest import CONFIG_FILE, MODEL_FILE, TOKENIZER_FILE, verify_chec
 from common.metrics import METRICS, read_rows
 from common.paths import expand_model_name
 from common.text import REPLACEMENT
+from config import GPTConfig
 from data.tokenizer import Tokenizer, load_tokenizer
 from glass.page.snapshots import list_snapshots
 from glass.page.write import ExploredModel, HeadScores, read_scores
 from interop.loading import load_model
 from model import GPT
-from model_config import GPTConfig
 from training.checkpoint import load_weights
 
 PROMPT_TOKENS = 32  # of a run's text that are shown first

@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 
 from common.errors import UserError, not_one_of
 from common.text import pluralize
+from config import GPTConfig
 from glass.heads.interventions import Interventions
 from glass.heads.results import Head, parse_head
-from model_config import GPTConfig
 
 MAX_ATTENTION_WEIGHTS = 1 << 26  # of one text in all heads: 256 MB in float32
 MAX_SHOWN_CHARACTERS = 40  # of a wrong value, in a message

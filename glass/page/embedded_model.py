@@ -15,9 +15,9 @@ from common.checkpoints import saved_steps, step_folder
 from common.errors import UserError
 from common.files import ordinary_file, read_json_object
 from common.manifest import CONFIG_FILE, MODEL_FILE, TOKENIZER_FILE, verify_checkpoint
+from config import GPTConfig
 from glass.heads.stored_weights import list_stored_weights, order_by_importance
 from glass.page.pack import NGRAM_KEYS, Blobs, PackedWeights, pack_weights, to_base64
-from model_config import GPTConfig
 
 MAX_WEIGHTS_BYTES = 15_500_000  # of a page, for weights
 MAX_EMBEDDED_STEPS = 16  # of small models, so that their pages stay small

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from common.metrics import METRICS, SAMPLES, is_scored, read_rows, snapshot_steps
+from config import GPTConfig
 from glass.heads.findings import emergence_interval
 from glass.heads.metrics import is_snapshot_metric, read_emergence
 from glass.heads.rendering import RenderedFinding, describe_run, format_interval
@@ -28,7 +29,6 @@ from glass.page.snapshots import (
     pack_fitting_predictions,
 )
 from glass.page.values import clip_text, finite_number, metric_curve, thin
-from model_config import GPTConfig
 
 MAX_PAGE_BYTES = 24_500_000
 MAX_PREDICTIONS_BYTES = 6_000_000  # of the page, for what explains predictions

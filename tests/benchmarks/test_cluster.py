@@ -23,9 +23,8 @@ from benchmarks.step_time import (
     simulate_step,
 )
 from common.errors import UserError
-from config import OptimConfig
+from config import GPTConfig, OptimConfig
 from model import GPT
-from model_config import GPTConfig
 from precision import autocast
 from training.memory import model_size
 from training.optimizers import orthogonalize

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from models import decoded_ngrams
 
 from common.errors import UserError
+from config import GPTConfig
 from data.ngrams import count_ngrams
-from model_config import GPTConfig
 
 
 def ngrams_by_hand(tokens, config):

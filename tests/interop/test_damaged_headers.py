@@ -24,11 +24,11 @@ from test_gguf import make_model, write_gguf
 from test_nanogpt import nanogpt_tensors
 
 from common.errors import UserError
+from config import GPTConfig
 from interop import ExternalCheckpoint
 from interop.gguf_header import SCALAR_FORMATS
 from interop.names import GGUF_SETTINGS, HF_SETTINGS
 from model import GPT
-from model_config import GPTConfig
 from training.nonfinite import check_finite_weights
 
 gguf = pytest.importorskip("gguf")

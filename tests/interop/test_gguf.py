@@ -25,6 +25,7 @@ from tokenizers import models as library_models
 
 from attention import rotary_frequencies
 from common.errors import UserError
+from config import GPTConfig
 from glass.heads.analysis import analyze
 from glass.heads.findings import summarize
 from interop import ExternalCheckpoint, load, load_hf
@@ -33,7 +34,6 @@ from interop.layout import map_tensors
 from interop.names import GGUF_SETTINGS
 from interop.settings import config_to_hf, find_family
 from model import GPT
-from model_config import GPTConfig
 from training.checkpoint import parameter_shapes
 
 gguf = pytest.importorskip("gguf")

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from models import few, lively, random_tokens
 
 from common.errors import UserError
+from config import GPTConfig
 from data.tokenizer import PATTERNS, CharTokenizer, Tokenizer, load_tiktoken, train_bpe
 from interop import load, save_gguf
 from model import GPT
-from model_config import GPTConfig
 
 gguf = pytest.importorskip("gguf")
 

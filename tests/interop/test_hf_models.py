@@ -17,10 +17,10 @@ from models import few, lively, random_tokens, seeds
 from safetensors.torch import load_file, save_file
 
 from common.errors import UserError
+from config import GPTConfig
 from interop import ExternalCheckpoint, load_hf, save_hf
 from interop.settings import config_to_hf
 from model import GPT
-from model_config import GPTConfig
 
 TOLERANCE = 1e-5
 

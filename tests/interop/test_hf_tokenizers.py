@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from models import few, lively
 
+from config import GPTConfig
 from data.hf_tokenizer import read_tokenizer
 from data.tokenizer import (
     CharTokenizer,
@@ -20,7 +21,6 @@ from data.tokenizer import (
 )
 from interop import ExternalCheckpoint, load, read_starting_model, save_hf
 from model import GPT
-from model_config import GPTConfig
 
 letters = st.sampled_from(list("the glas'123 \n\t\r_é—λ"))
 texts = st.text(st.characters(exclude_categories=["Cs"]) | letters, max_size=40) | st.sampled_from(

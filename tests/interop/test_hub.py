@@ -14,11 +14,11 @@ from models import lively
 
 from cli.config_file import read_config
 from common.errors import UserError
+from config import GPTConfig
 from data.tokenizer import train_bpe
 from interop import load, save_hf
 from interop.hub import DOWNLOADED_FILES, WEIGHTS_FILE, find_model_folder, pin_model
 from model import GPT
-from model_config import GPTConfig
 
 pytestmark = pytest.mark.slow
 COMMIT, NAME = "0123456789abcdef" * 2 + "01234567", "owner/small"

@@ -18,10 +18,10 @@ from test_nanogpt import nanogpt_tensors
 import interop
 from cli.sample_config import SampleConfig
 from common.errors import UserError
+from config import GPTConfig
 from data.hf_tokenizer import HFTokenizer
 from interop.__main__ import main as export
 from model import GPT
-from model_config import GPTConfig
 from sample import sample
 
 HEAD = "lm_head.weight"

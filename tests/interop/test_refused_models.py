@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from common.errors import UserError
+from config import GPTConfig
 from interop import ExternalCheckpoint, load_hf, save_hf
 from model import GPT
-from model_config import GPTConfig
 
 MAX_SENTENCE = 600
 

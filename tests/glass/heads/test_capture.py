@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from config import GPTConfig
 from data.tokenizer import CharTokenizer, train_bpe
 from glass.heads.capture import (
     PATTERNS,
@@ -17,7 +18,6 @@ from glass.heads.capture import (
 from glass.heads.probes import make_probes
 from glass.heads.scores import readings
 from model import GPT
-from model_config import GPTConfig
 
 
 @pytest.fixture(params=[1, 2, 4])

@@ -12,11 +12,11 @@ from cli.explore_config import ExploreConfig
 from common.checkpoints import step_folder
 from common.errors import UserError
 from common.manifest import MODEL_FILE, TOKENIZER_FILE, read_manifest, write_manifest
+from config import GPTConfig
 from data.tokenizer import PATTERNS, BPETokenizer, CharTokenizer, save_tokenizer
 from glass.live.checkpoints import EXAMPLE_PROMPT, RunFollower, find_prompt, load_exploration
 from interop import save_hf
 from model import GPT
-from model_config import GPTConfig
 from training.checkpoint import load_run, load_weights
 
 
