@@ -115,8 +115,6 @@ class ModelConfig:
     @property
     def is_rotary(self) -> bool:
         """True if positions rotate queries and keys, False if each position has an embedding."""
-        if self.position not in ("learned", "rope"):
-            raise UserError(not_one_of("model.position", self.position, ("learned", "rope")))
         return self.position == "rope"
 
     @property
@@ -144,6 +142,11 @@ class ModelConfig:
     def vocab_padding(self) -> int:
         """Number of columns of zeros by which the output layer's matrix product is padded."""
         return -(self.vocab_size or 0) % (self.vocab_multiple or 1)
+
+    @property
+    def has_variants(self) -> bool:
+        """True if the model has a part that only `variants.build_model` builds."""
+        return self.attention_sink or self.smear_keys or self.gate_dim > 0 or self.ngrams > 1
 
     @property
     def ngram_dim(self) -> int:

@@ -63,10 +63,9 @@ def explore(config: ExploreConfig) -> None:
 
 def move_to_device(model: GPT, device: str, precision: str) -> None:
     """Move a model to a device, with its weights in a precision; "auto" is float32."""
-    from precision import DTYPES
+    from kernels import DTYPES
 
     model.to(device, DTYPES["fp32" if precision == "auto" else precision])
-    model.compute_rotary(model.head.weight.device)  # this table stays in float32
 
 
 def describe_model(model: GPT) -> str:

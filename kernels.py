@@ -1,14 +1,22 @@
-"""RMS normalization in fewer calls than torch's, and cross-entropy in a fraction of its memory."""
+"""The same arithmetic as the model's formulas, in fewer calls and less memory.
 
+Shapes are written with the letters of model.py.
+"""
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from common.errors import UserError, not_one_of
 from config import GPTConfig
 
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+# Number of tokens up to which `attend_short` is faster than torch's kernel in bf16 on a CPU.
+SHORT_ATTENTION_MAX_TOKENS = 512
 # Logits that `cross_entropy` converts to float32 at once, by type of device. On a CPU 4 MB fit the
 # processor's cache. On a GPU 128 MB keep it busy for longer than Python takes to launch the next
 # kernels (an estimate: at 2 to 3 TB/s, several passes over them take 0.2 ms or more).
@@ -16,6 +24,118 @@ MAX_FLOAT32_LOGITS = {"cpu": 1 << 20, "cuda": 1 << 25}
 # Factor of the stored gradient of the logits, so that small values do not underflow in fp16. It is
 # a power of two, which changes no digit, and the largest for which no value can overflow.
 GRADIENT_SCALE = 2.0**15
+
+
+# --- Precision ------------------------------------------------------------------------------------
+
+
+def autocast(device: str, precision: str) -> torch.autocast:
+    """Return the context in which a forward pass runs in a precision, a key of `DTYPES`."""
+    is_enabled = precision != "fp32"
+    return torch.autocast(device.partition(":")[0], DTYPES[precision], enabled=is_enabled)
+
+
+def in_float32_or_finer(values: Tensor) -> Tensor:
+    """Convert values of lower precision to float32."""
+    return values.to(torch.promote_types(values.dtype, torch.float32))
+
+
+@contextmanager
+def exact_float32() -> Iterator[None]:
+    """Multiply float32 matrices in float32, also where training multiplies them in TF32.
+
+    TF32 has 10 bits after the leading one instead of 23.
+    """
+    training_precision = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(training_precision)
+
+
+# --- Attention ------------------------------------------------------------------------------------
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None = None,
+    dropout: float = 0.0,
+    scale: float | None = None,
+) -> Tensor:
+    """Compute the output of `model.attention` fused: it stores no weights, and is faster.
+
+    Args:
+        q: Queries (B, H, T_q, d_k).
+        k: Keys (B, G, T_k, d_k).
+        v: Values (B, G, T_k, d_v).
+        mask: As in `model.attention`. None: causal if T_q = T_k, else no mask.
+        dropout: Share of the weights that are dropped.
+        scale: Factor of the dot products; None: 1/√d_k.
+
+    Returns:
+        The outputs of the heads, (B, H, T_q, d_v).
+    """
+    T_q, T_k = q.shape[2], k.shape[2]
+    if scale is None:
+        scale = 1 / math.sqrt(q.shape[-1])
+    # bool() makes an export with dynamic lengths decide this once.
+    is_causal = mask is None and bool(T_k == T_q)
+    is_bf16_on_cpu = q.dtype == torch.bfloat16 and q.device.type == "cpu"
+    if is_causal and is_bf16_on_cpu and T_q <= SHORT_ATTENTION_MAX_TOKENS:
+        return attend_short(q, k, v, dropout, scale)
+    return F.scaled_dot_product_attention(
+        q,
+        k,
+        v,
+        attn_mask=mask,
+        is_causal=is_causal,
+        enable_gqa=q.shape[1] != k.shape[1],
+        dropout_p=dropout,
+        scale=scale,
+    )
+
+
+def attend_short(q: Tensor, k: Tensor, v: Tensor, dropout: float, scale: float) -> Tensor:
+    """Compute causal attention by matrix products: in bf16 on a CPU, torch's kernel is slower.
+
+    For up to a few hundred tokens it takes 2 to 5 times as long (LOG.md). The arguments are those
+    of `attend`, with T_q = T_k = T.
+    """
+    (B, H, T, d_k), G = q.shape, k.shape[1]
+    future = torch.full((T, T), -math.inf, dtype=q.dtype, device=q.device).triu(diagonal=1)
+    # One product scales and masks the scores of all query heads that share a key/value head.
+    scores = torch.baddbmm(
+        future.repeat(H // G, 1),  # (H/G · T, T)
+        q.reshape(B * G, H // G * T, d_k),
+        k.flatten(0, 1).mT,  # (B · G, d_k, T)
+        alpha=scale,
+    )
+    weights = F.dropout(scores.softmax(dim=-1), dropout)  # (B · G, H/G · T, T)
+    return torch.bmm(weights.to(v.dtype), v.flatten(0, 1)).view(B, H, T, -1)
+
+
+def attend_from_last_token(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Compute the attention of one token to all keys without repeating them for grouped queries.
+
+    The query heads that share a key/value head enter torch's kernel as several queries of that
+    head.
+
+    Args:
+        q: Queries (B, H, d_k).
+        k: Keys (B, G, T_k, d_k).
+        v: Values (B, G, T_k, d_v).
+
+    Returns:
+        The outputs of the heads, concatenated: (B, H · d_v).
+    """
+    (B, H, d_k), G = q.shape, k.shape[1]
+    return F.scaled_dot_product_attention(q.view(B, G, H // G, d_k), k, v).flatten(1)
+
+
+# --- Norms ----------------------------------------------------------------------------------------
 
 
 def is_trained_eagerly(x: Tensor) -> bool:
@@ -48,11 +168,9 @@ class RMSNorm(nn.RMSNorm):
 
 def make_norm(config: GPTConfig) -> nn.Module:
     """Return LayerNorm (Ba et al. 2016) or RMSNorm (Zhang & Sennrich 2019)."""
-    if config.norm == "layernorm":
-        return nn.LayerNorm(config.n_embd, eps=config.norm_eps, bias=config.has_bias("norm"))
     if config.norm == "rmsnorm":
         return RMSNorm(config.n_embd, eps=config.norm_eps)
-    raise UserError(not_one_of("model.norm", config.norm, ("layernorm", "rmsnorm")))
+    return nn.LayerNorm(config.n_embd, eps=config.norm_eps, bias=config.has_bias("norm"))
 
 
 class UnitRMS(torch.autograd.Function):
@@ -73,6 +191,19 @@ class UnitRMS(torch.autograd.Function):
         y, scale = ctx.saved_tensors
         projection = (grad * y).mean(dim=-1, keepdim=True)  # (…, 1)
         return torch.addcmul(grad, y, projection, value=-1).mul_(scale), None
+
+
+# --- Logits and loss ------------------------------------------------------------------------------
+
+
+def padded_logits(x: Tensor, weight: Tensor, padding: int) -> Tensor:
+    """Compute the logits (…, V + padding) of x (…, C) by the output layer's weight (V, C).
+
+    The logits of the added ids are -∞, so that their probability and their gradients are 0, and a
+    loss over all columns is that over the first V.
+    """
+    bias = F.pad(weight.new_zeros(len(weight)), (0, padding), value=-math.inf)
+    return F.linear(x, F.pad(weight, (0, 0, 0, padding)), bias)
 
 
 def cross_entropy(logits: Tensor, targets: Tensor, max_float32_logits: int | None = None) -> Tensor:

@@ -1,41 +1,143 @@
-"""The transformer: attention layer, MLP, block and GPT.
+"""The transformer: the formula of attention, its layer, the MLP, the block and GPT.
 
-Shapes are written with these letters, as in attention.py: B batch, T tokens, C channels of the
+Shapes are written with the same letters in every module: B batch, T tokens, C channels of the
 residual stream, H query heads, G key/value heads, d_k the size of a query or key, d_v the size of a
-value, V the vocabulary.
+value, V the vocabulary. T_q queries attend to T_k keys.
 """
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
-import kernels
-import layers
-from attention import attention as attention  # for notebooks
-from attention import (
-    attention_weights,
-    causal_mask,
-    fused_attention,
-    repeat_groups,
-    rotary_table,
-    shift_keys,
-)
-from common.errors import UserError, not_one_of
+import kernels  # the same arithmetic in fewer calls and less memory
+from common.errors import UserError
 from config import GPTConfig
-from generation.decoder import Decoder, KVCache
+from generation.decoder import KVCache
 from generation.sampling import generate
-from initial_weights import init_weights
-from ngrams import NGramEmbedding
-from taps import TAP_NAMES, Taps, tap
 
-SMEAR_START = 2.0  # a key's own share in its smeared key begins at σ(2) = 88%
-# Sink logits are this times their parameters, so that they grow as fast as queries × keys.
-SINK_SCALE = 10.0
-ROTARY_LENGTH = 16384  # positions in a new model's rotary table, which grows when more are needed
+INIT_STD = 0.02  # of GPT-2 (Radford et al. 2019)
+# Llama 3.1 stretches a wavelength that makes fewer than ROPE_LOW turns in `rope_trained` tokens by
+# the whole factor, and leaves one that makes more than ROPE_HIGH turns as it is.
+ROPE_LOW = 1.0
+ROPE_HIGH = 4.0
+
+# Functions by (name, layer) that a forward pass calls with a value: they return its replacement, or
+# None to keep it. This is how a model is read and how interventions change it.
+Taps = dict[tuple[str, int], Callable[[Tensor], Tensor | None]]
+# weights: attention is written out instead of fused only if they are tapped; heads: of each head
+# before W_O; attention, mlp: updates ΔE, mlp only if the model has MLPs; residual: after the block;
+# embedding: in layer 0 only.
+TAP_NAMES = ("embedding", "q", "k", "v", "weights", "heads", "attention", "mlp", "residual")
+
+
+# --- Attention ------------------------------------------------------------------------------------
+
+
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, scale: float | None = None
+) -> tuple[Tensor, Tensor]:
+    """Compute softmax(Q Kᵀ · scale + M) V, written out: the formula that all kernels must equal.
+
+    Queries may come from another sequence than keys and values.
+
+    Args:
+        q: Queries (…, T_q, d_k), or (…, H, T_q, d_k) with heads.
+        k: Keys (…, T_k, d_k), or (…, G, T_k, d_k) with heads. H is a multiple of G: the first H/G
+            query heads share key/value head 0, the next H/G share head 1, and so on.
+        v: Values (…, T_k, d_v), grouped like the keys. d_v may differ from d_k.
+        mask: M, broadcast to (…, T_q, T_k). A boolean mask is True where a query may attend; any
+            other mask is added to the scores. A query that may attend to no key gets weights and
+            an output of zero.
+        scale: Factor of the dot products; None: 1/√d_k.
+
+    Returns:
+        The output (…, T_q, d_v) and the weights (…, T_q, T_k), in the dtype of the queries. Each
+        row of the weights sums to 1.
+
+    Reference: Vaswani et al. 2017, "Attention Is All You Need"; Ainslie et al. 2023, "GQA".
+    """
+    weights = attention_weights(q, k, mask, scale)
+    return weights @ repeat_groups(v, q), weights
+
+
+def attention_weights(
+    q: Tensor, k: Tensor, mask: Tensor | None = None, scale: float | None = None
+) -> Tensor:
+    """Compute the weights (…, T_q, T_k) of `attention`, which takes the same arguments."""
+    if scale is None:
+        scale = 1 / math.sqrt(q.shape[-1])
+    scores = q @ repeat_groups(k, q).transpose(-2, -1) * scale  # (…, T_q, T_k)
+    if mask is None:
+        return scores.softmax(dim=-1)
+    if mask.dtype == torch.bool:
+        scores = scores.masked_fill(~mask, -math.inf)
+    else:
+        scores = scores + mask.to(scores.dtype)
+    # The softmax of a row of -inf is 0/0. Such a row enters it as zeros, so that its gradient is
+    # 0 and not NaN, and leaves it as zeros.
+    is_empty = (scores == -math.inf).all(dim=-1, keepdim=True)  # (…, T_q, 1)
+    return scores.masked_fill(is_empty, 0.0).softmax(dim=-1).masked_fill(is_empty, 0.0)
+
+
+def repeat_groups(x: Tensor, q: Tensor) -> Tensor:
+    """Repeat keys or values (…, G, T_k, d) for each of the heads of q (…, H, T_q, d_k)."""
+    if q.dim() < 3 or x.dim() < 3 or q.shape[-3] == x.shape[-3]:
+        return x
+    n_head, n_group = q.shape[-3], x.shape[-3]
+    if n_group == 0 or n_head % n_group:
+        raise ValueError(f"{n_head} query heads are not a multiple of {n_group} key/value heads")
+    return x.repeat_interleave(n_head // n_group, dim=-3)  # (…, H, T_k, d)
+
+
+def causal_mask(T_q: int, T_k: int, device: torch.device | None = None) -> Tensor:
+    """Return the boolean mask (T_q, T_k) that lets each query attend to no later key.
+
+    The last query is aligned to the last key: T_q < T_k means that T_k - T_q tokens are cached.
+    """
+    return torch.ones(T_q, T_k, dtype=torch.bool, device=device).tril(diagonal=T_k - T_q)
+
+
+def rotary_frequencies(config: GPTConfig) -> Tensor:
+    """Return the angles (d_k/2) in radians by which the pairs of channels turn per position.
+
+    `rope_factor` stretches the wavelengths: all of them alike, or, if `rope_trained` is set, the
+    more the fewer turns they make in `rope_trained` tokens.
+
+    Reference: Su et al. 2021, "RoFormer"; Chen et al. 2023, "Extending Context Window of Large
+    Language Models via Position Interpolation"; Llama 3.1 for `rope_trained`.
+    """
+    d_k, theta = config.key_dim, config.rope_theta
+    exponents = torch.arange(0, d_k, 2, dtype=torch.float32) / d_k  # (d_k/2)
+    if config.rope_factor == 1:
+        return theta**-exponents
+    # Rounded as in the models that were trained so: the angles of distant tokens depend on it.
+    frequencies = 1 / theta**exponents
+    turns = (config.rope_trained or 0) / (2 * math.pi / frequencies)
+    unstretched = ((turns - ROPE_LOW) / (ROPE_HIGH - ROPE_LOW)).clamp(0, 1)  # share, (d_k/2)
+    return (1 - unstretched) * frequencies / config.rope_factor + unstretched * frequencies
+
+
+def rotary_table(start: int, end: int, config: GPTConfig) -> Tensor:
+    """Return the cosines and sines (2, end - start, d_k) by which `rotate` turns these positions.
+
+    Both halves of the channels have the same d_k/2 angles; the first half of the sines is negated.
+    """
+    positions = torch.arange(start, end, dtype=torch.float32)
+    angles = positions[:, None] * rotary_frequencies(config)  # (T, d_k/2)
+    cos, sin = angles.cos(), angles.sin()
+    return torch.stack((torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)))
+
+
+def rotate(x: Tensor, rotary: Tensor) -> Tensor:
+    """Turn the pairs (x_i, x_{i + d_k/2}) of x (…, d_k) by the angles of `rotary` (2, …, d_k)."""
+    cos, sin = rotary.to(x.dtype)
+    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, dims=-1), sin)
 
 
 class SelfAttention(nn.Module):
@@ -47,6 +149,8 @@ class SelfAttention(nn.Module):
 
     Reference: Vaswani et al. 2017; Shazeer 2019 (multi-query); Ainslie et al. 2023 (grouped-query).
     """
+
+    is_plain = True  # generation.decoder computes the same in fewer calls
 
     def __init__(self, config: GPTConfig, layer: int = 0) -> None:
         super().__init__()
@@ -60,56 +164,6 @@ class SelfAttention(nn.Module):
         if config.qk_norm == "gains":
             self.norm_q = kernels.RMSNorm(d_k, config.norm_eps)
             self.norm_k = kernels.RMSNorm(d_k, config.norm_eps)
-        self.sink = nn.Parameter(torch.zeros(H)) if config.attention_sink else None
-        self.smear = nn.Parameter(torch.full((G,), SMEAR_START)) if config.smear_keys else None
-        self.W_gate = nn.Linear(C, config.gate_dim) if config.gate_dim else None
-
-    def join_projections(self) -> layers.Projection:
-        """Concatenate W_Q, W_K and W_V into one matrix, and their QK-norm gains into one vector."""
-        c, parts = self.config, (self.W_Q, self.W_K, self.W_V)
-        gains = None
-        if c.qk_norm == "gains":
-            gains_q = self.norm_q.weight.expand(c.n_head, -1)  # (H, d_k)
-            gains_k = self.norm_k.weight.expand(c.kv_heads, -1)  # (G, d_k)
-            gains = torch.cat((gains_q, gains_k))
-        bias = torch.cat([part.bias for part in parts]) if c.has_bias("qkv") else None
-        matrix = torch.cat([part.weight for part in parts])
-        return layers.Projection(c, matrix, bias, gains, self.smear)
-
-    def sink_logits(self) -> Tensor | None:
-        """Return the sink logits (H, 1, 1) of the heads, None without sinks."""
-        return None if self.sink is None else SINK_SCALE * self.sink[:, None, None]
-
-    def project(
-        self,
-        x: Tensor,
-        rotary: Tensor | None = None,
-        cache: KVCache | None = None,
-        mask: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Compute queries (B, H, T, d_k), keys (B, G, T, d_k) and values (B, G, T, d_v).
-
-        `x` (B, T, C) is the normalized residual stream. `rotary` (2, T, d_k) is the table that
-        `GPT.rotary_at` returns for the positions of `x`. `cache` and `mask` are those of `forward`:
-        smeared keys read the key of the token before, if its query may attend to that token.
-        """
-        if rotary is not None:
-            rotary = rotary[:, :, None]  # (2, T, 1, d_k)
-        # In float32, a CPU normalizes and rotates faster than in bf16.
-        dtype = torch.promote_types(x.dtype, torch.float32)
-        previous = partial(self._previous_keys, cache=cache, mask=mask)
-        q, k, v = layers.project(x, self.join_projections(), rotary, dtype, previous)
-        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)  # (B, H or G, T, d)
-        if q.dtype != v.dtype:
-            q = q.to(v.dtype, memory_format=torch.contiguous_format)
-            k = k.to(v.dtype, memory_format=torch.contiguous_format)
-        return q, k, v
-
-    def _previous_keys(self, k: Tensor, cache: KVCache | None, mask: Tensor | None) -> Tensor:
-        """Return the key before each of k (B, T, G, d_k); 0 if there is none, or it is masked."""
-        if cache is None:
-            return shift_keys(k, torch.zeros_like(k[:, 0]), mask)
-        return shift_keys(k, cache.replace_last_key(self.layer, k[:, -1]), mask)
 
     def forward(
         self,
@@ -123,12 +177,65 @@ class SelfAttention(nn.Module):
 
         Args:
             x: Normalized residual stream (B, T, C).
-            rotary: As in `project`.
+            rotary: The table (2, T, d_k) of the positions of x; None unless positions are rotary.
             cache: Keys and values of the tokens before, to which those of x are added.
-            mask: (…, T, T_k), as in `attention.attention`; None: causal.
+            mask: (…, T, T_k), as in `attention`; None: causal.
             taps: Functions that record or replace values.
         """
-        q, k, v = self.project(x, rotary, cache, mask)
+        q, k, v = self.project(x, rotary)
+        y = self.attend(q, k, v, cache, mask, taps).to(x.dtype)  # (B, T, H, d_v)
+        y = tap(taps, "heads", self.layer, y).flatten(2)  # (B, T, H · d_v)
+        return F.dropout(self.W_O(y), self.config.dropout, self.training)  # (B, T, C)
+
+    def project(self, x: Tensor, rotary: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """Compute queries (B, H, T, d_k), keys (B, G, T, d_k) and values (B, G, T, d_v).
+
+        The arguments are those of `forward`.
+
+        Reference: Henry et al. 2020, "Query-Key Normalization for Transformers".
+        """
+        c = self.config
+        H, G = c.n_head, c.kv_heads
+        qkv = F.linear(x, *self.join_projections())  # (B, T, (H + G) d_k + G d_v)
+        # split_with_sizes takes a third of the time of split
+        qk, v = qkv.split_with_sizes(((H + G) * c.key_dim, G * c.value_dim), dim=-1)
+        qk = qk.unflatten(-1, (H + G, c.key_dim))  # (B, T, H + G, d_k)
+        v = v.unflatten(-1, (G, c.value_dim))  # (B, T, G, d_v)
+        if c.qk_norm:
+            qk = kernels.rms_norm(kernels.in_float32_or_finer(qk), *self.qk_gains_and_eps())
+        if rotary is not None:
+            qk = rotate(kernels.in_float32_or_finer(qk), rotary[:, :, None])
+        q, k = qk.split_with_sizes((H, G), dim=2)
+        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)  # (B, H or G, T, d)
+        if q.dtype != v.dtype:
+            q = q.to(v.dtype, memory_format=torch.contiguous_format)
+            k = k.to(v.dtype, memory_format=torch.contiguous_format)
+        return q, k, v
+
+    def join_projections(self) -> tuple[Tensor, Tensor | None]:
+        """Concatenate W_Q, W_K and W_V, and their biases, for one matrix product."""
+        parts = (self.W_Q, self.W_K, self.W_V)
+        bias = torch.cat([p.bias for p in parts]) if self.config.has_bias("qkv") else None
+        return torch.cat([p.weight for p in parts]), bias
+
+    def qk_gains_and_eps(self) -> tuple[Tensor | None, float | None]:
+        """Return the gains (H + G, d_k) and the ε of QK-norm; None: no gains, the machine's ε."""
+        if self.config.qk_norm != "gains":
+            return None, None
+        gains_q = self.norm_q.weight.expand(self.config.n_head, -1)  # (H, d_k)
+        gains_k = self.norm_k.weight.expand(self.config.kv_heads, -1)  # (G, d_k)
+        return torch.cat((gains_q, gains_k)), self.config.norm_eps
+
+    def attend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        cache: KVCache | None,
+        mask: Tensor | None,
+        taps: Taps | None,
+    ) -> Tensor:
+        """Compute the outputs (B, T, H, d_v) of the heads from what `project` returns."""
         q = tap(taps, "q", self.layer, q)
         k = tap(taps, "k", self.layer, k)
         v = tap(taps, "v", self.layer, v)
@@ -137,37 +244,37 @@ class SelfAttention(nn.Module):
             q = q.to(k.dtype)  # the cache may be more precise than the weights
         T, T_k = q.shape[2], k.shape[2]
         if mask is None and 1 < T < T_k:  # the fused kernel would align it to the first key
-            mask = causal_mask(T, T_k, x.device)
-        if taps and ("weights", self.layer) in taps:
-            y = self._written_out_attention(q, k, v, mask, taps)
-        else:
-            dropout = self.config.dropout if self.training else 0.0
-            y = fused_attention(q, k, v, mask, dropout, self.sink_logits())
-        y = y.transpose(1, 2).to(x.dtype)  # (B, T, H, d_v)
-        if self.W_gate is not None:
-            y = y * layers.head_gates(x, self.W_gate, self.config.n_head)
-        y = tap(taps, "heads", self.layer, y).flatten(2)  # (B, T, H · d_v)
-        return F.dropout(self.W_O(y), self.config.dropout, self.training)  # (B, T, C)
-
-    def _written_out_attention(
-        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, taps: Taps
-    ) -> Tensor:
-        """Compute attention (B, H, T, d_v) in float32 or finer, with its weights tapped."""
+            mask = causal_mask(T, T_k, q.device)
+        if not taps or ("weights", self.layer) not in taps:
+            return self.fused(q, k, v, mask).transpose(1, 2)
+        if mask is None:
+            mask = causal_mask(T, T_k, q.device)
         with torch.autocast(q.device.type, enabled=False):
-            q, k, v = (t.to(torch.promote_types(t.dtype, torch.float32)) for t in (q, k, v))
-            if mask is None:
-                mask = causal_mask(q.shape[2], k.shape[2], q.device)
-            weights = attention_weights(q, k, mask, sink=self.sink_logits())  # (B, H, T, T_k)
-            return tap(taps, "weights", self.layer, weights) @ repeat_groups(v, q)
+            q, k, v = (kernels.in_float32_or_finer(x) for x in (q, k, v))
+            weights = tap(taps, "weights", self.layer, self.weights(q, k, mask))
+            return (weights @ repeat_groups(v, q)).transpose(1, 2)
+
+    def fused(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        """Compute the outputs (B, H, T, d_v) of the heads with the fastest kernel."""
+        return kernels.attend(q, k, v, mask, self.config.dropout if self.training else 0.0)
+
+    def weights(self, q: Tensor, k: Tensor, mask: Tensor) -> Tensor:
+        """Compute the attention weights (B, H, T, T_k), written out."""
+        return attention_weights(q, k, mask)
+
+
+# --- MLP and block --------------------------------------------------------------------------------
 
 
 class MLP(nn.Module):
-    """Two linear layers with a non-linearity between them, or SwiGLU with three."""
+    """Two linear layers with a non-linearity between them, or SwiGLU with three.
+
+    Reference: Hendrycks & Gimpel 2016 (GELU, here its tanh approximation); So et al. 2021 (ReLU²);
+    Shazeer 2020 (SwiGLU).
+    """
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
-        if config.mlp not in layers.MLPS:
-            raise UserError(not_one_of("model.mlp", config.mlp, layers.MLPS))
         C, hidden, bias = config.n_embd, config.hidden_dim, config.has_bias("mlp")
         self.config = config
         self.W_in = nn.Linear(C, hidden, bias=bias)
@@ -176,21 +283,32 @@ class MLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Compute the update ΔE (B, T, C) of the residual stream from x (B, T, C)."""
-        y = layers.feed_forward(x, self.config.mlp, self.W_in, self.W_gate, self.W_out)
-        return F.dropout(y, self.config.dropout, self.training)
+        h = self.W_in(x)
+        if self.W_gate is not None:
+            h = F.silu(self.W_gate(x)) * h
+        elif self.config.mlp == "relu2":
+            h = F.relu(h).square()
+        else:
+            h = F.gelu(h, approximate="tanh")
+        return F.dropout(self.W_out(h), self.config.dropout, self.training)
 
 
 class Block(nn.Module):
-    """A transformer block: attention, then the MLP if there is one, each with a norm before it."""
+    """A transformer block: attention, then the MLP if there is one, each with a norm before it.
 
-    def __init__(self, config: GPTConfig, layer: int = 0) -> None:
+    Reference: Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits", for models
+    of attention only.
+    """
+
+    def __init__(self, config: GPTConfig, layer: int, attention: type[SelfAttention]) -> None:
         super().__init__()
         self.layer = layer
         self.norm_1 = kernels.make_norm(config)
-        self.attention = SelfAttention(config, layer)
-        has_mlp = config.mlp != "none"
-        self.norm_2 = kernels.make_norm(config) if has_mlp else None
-        self.mlp = MLP(config) if has_mlp else None
+        self.attention = attention(config, layer)
+        self.mlp = None
+        if config.mlp != "none":
+            self.norm_2 = kernels.make_norm(config)
+            self.mlp = MLP(config)
 
     def forward(
         self,
@@ -200,52 +318,93 @@ class Block(nn.Module):
         mask: Tensor | None = None,
         taps: Taps | None = None,
     ) -> Tensor:
-        """Return the residual stream (B, T, C) after the block, for x (B, T, C) before it.
+        """Return the residual stream E' = E + ΔE + ΔE (B, T, C) after the block, for x before it.
 
         The other arguments are those of `SelfAttention.forward`.
         """
-
-        def attention_update(x: Tensor) -> Tensor:
-            return tap(taps, "attention", self.layer, self.attention(x, rotary, cache, mask, taps))
-
-        mlp = self.mlp
-        mlp_update = None if mlp is None else lambda x: tap(taps, "mlp", self.layer, mlp(x))
-        x = layers.transformer_block(x, self.norm_1, attention_update, self.norm_2, mlp_update)
+        update = self.attention(self.norm_1(x), rotary, cache, mask, taps)
+        x = x + tap(taps, "attention", self.layer, update)
+        if self.mlp is not None:
+            x = x + tap(taps, "mlp", self.layer, self.mlp(self.norm_2(x)))
         return tap(taps, "residual", self.layer, x)
+
+
+def tap(taps: Taps | None, name: str, layer: int, value: Tensor) -> Tensor:
+    """Return the value, or its replacement by the tap of this name and layer.
+
+    Raises:
+        ValueError: If the replacement has another shape; only the number of rows may differ.
+    """
+    if not taps or (name, layer) not in taps:
+        return value
+    if value.requires_grad:
+        value = value.clone()  # autograd may have saved the value, which a tap may change in place
+    replacement = taps[name, layer](value)
+    if replacement is None:
+        return value
+    if not isinstance(replacement, Tensor) or replacement.shape[1:] != value.shape[1:]:
+        returned = getattr(replacement, "shape", type(replacement).__name__)
+        raise ValueError(
+            f"the tap {(name, layer)} returned {returned}; return a tensor of the shape of its "
+            f"value, {tuple(value.shape)}, or None to keep it"
+        )
+    return replacement
+
+
+# --- The model ------------------------------------------------------------------------------------
 
 
 class GPT(nn.Module):
     """A decoder-only transformer.
+
+    `attention` is the class of its attention layers, and `ngrams` an embedding of n-grams, if it
+    has one; `variants.build_model` chooses both by the configuration.
 
     Reference: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners".
     """
 
     generate = generate
     checkpoint_activations = False  # True: training computes each block again in its backward pass
-    rotary: Tensor | None  # (2, positions, d_k) in float32; None unless positions are rotary
 
-    def __init__(self, config: GPTConfig) -> None:
+    def __init__(
+        self,
+        config: GPTConfig,
+        attention: type[SelfAttention] = SelfAttention,
+        ngrams: nn.Module | None = None,
+    ) -> None:
         super().__init__()
         config.check()
-        if config.vocab_size is None:
-            raise UserError(
-                "model.vocab_size is not set: set it to the vocabulary size of the tokenizer"
-            )
+        if config.has_variants and attention is SelfAttention and ngrams is None:
+            raise UserError("variants.build_model builds the model of this configuration, not GPT")
         self.config = config
         T, C, V = config.block_size, config.n_embd, config.vocab_size
         self.token_embedding = nn.Embedding(V, C)
         self.position_embedding = None if config.is_rotary else nn.Embedding(T, C)
-        self.ngrams = NGramEmbedding(config) if config.ngrams > 1 else None
-        self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.n_layer))
+        self.ngrams = ngrams
+        self.blocks = nn.ModuleList(Block(config, n, attention) for n in range(config.n_layer))
         self.norm = kernels.make_norm(config)
         self.token_count = V  # loading a model lowers it to the number of its tokenizer's tokens
         self.head = nn.Linear(C, V, bias=False)
         if config.tie_embeddings:  # Press & Wolf 2017
             self.head.weight = self.token_embedding.weight
-        self.register_buffer("rotary", None, persistent=False)
-        self.compute_rotary()
-        if not self.head.weight.is_meta:  # a meta tensor has no values
-            init_weights(self)
+        self.init_weights()
+
+    def init_weights(self) -> None:
+        """Initialize all weights, so that the loss starts near ln V.
+
+        Matrices are drawn from N(0, 0.02²). Those that write to the residual stream, W_O and W_out,
+        are drawn from N(0, 0.02² / (2 n_layer)), or N(0, 0.02² / n_layer) without MLPs. Biases are
+        0 and gains 1.
+
+        Reference: Radford et al. 2019.
+        """
+        writers = self.config.n_layer * (1 if self.config.mlp == "none" else 2)
+        for name, module in self.named_modules():
+            if isinstance(module, (nn.Linear, nn.Embedding)):
+                depth = writers if name.endswith(("W_O", "W_out")) else 1
+                nn.init.normal_(module.weight, std=INIT_STD / math.sqrt(depth))
+                if getattr(module, "bias", None) is not None:
+                    nn.init.zeros_(module.bias)
 
     def num_parameters(self) -> int:
         """Return the number of parameters; tied ones count once."""
@@ -253,10 +412,7 @@ class GPT(nn.Module):
 
     def tensors(self) -> dict[str, Tensor]:
         """Return what a checkpoint keeps: the parameters, tied ones once, and the n-grams' keys."""
-        tensors: dict[str, Tensor] = dict(self.named_parameters())
-        if self.ngrams is not None:
-            tensors["ngrams.keys"] = self.ngrams.keys
-        return tensors
+        return dict(self.named_parameters()) | dict(self.named_buffers())
 
     def assign(self, tensors: dict[str, Tensor]) -> None:
         """Use tensors, with the names that `tensors` gives them, as parameters without a copy."""
@@ -264,21 +420,14 @@ class GPT(nn.Module):
         if self.config.tie_embeddings:
             self.head.weight = self.token_embedding.weight
 
-    def compute_rotary(self, device: torch.device | None = None) -> None:
-        """Compute the start of the rotary table in float32, if positions are rotary."""
-        if self.config.is_rotary:
-            length = min(ROTARY_LENGTH, self.config.block_size)
-            self.rotary = rotary_table(length, self.config).to(device)
-
     def rotary_at(self, start: int, end: int) -> Tensor | None:
-        """Return the rotary table (2, T, d_k) of positions start … end - 1, None if not rotary."""
-        if self.rotary is None:
+        """Return the rotary table (2, T, d_k) of positions start … end - 1, None if not rotary.
+
+        It is in float32, whatever the weights are in.
+        """
+        if not self.config.is_rotary:
             return None
-        if end > self.rotary.shape[1]:
-            length = min(2 * end, self.config.block_size)
-            with torch.inference_mode(False):  # training may use the table later
-                self.rotary = rotary_table(length, self.config).to(self.rotary)
-        return self.rotary[:, start:end]
+        return rotary_table(start, end, self.config).to(self.head.weight.device)
 
     def embed(
         self, tokens: Tensor, previous: Tensor | None = None, hidden: Tensor | None = None
@@ -314,7 +463,7 @@ class GPT(nn.Module):
         Args:
             tokens: Ids (B, T).
             cache: Holds the tokens before these, and takes these in.
-            mask: Mask (…, T, T_k) of all layers, as in `attention.attention`; None: causal.
+            mask: Mask (…, T, T_k) of all layers, as in `attention`; None: causal.
             taps: Functions that record or replace values.
             entry: A layer and its input (B, T, C): blocks below this layer are not run.
         """
@@ -330,11 +479,14 @@ class GPT(nn.Module):
             entry = 0, tap(taps, "embedding", 0, x)
         first_layer, x = entry
         rotary = self.rotary_at(start, end)
-        blocks = list(self.blocks)[first_layer:]
-        if self.checkpoint_activations and self.training and not taps:
-            blocks = [layers.recomputed(block, self.config.dropout > 0) for block in blocks]
-        for block in blocks:
-            x = block(x, rotary, cache, mask, taps)
+        for block in list(self.blocks)[first_layer:]:
+            if self.checkpoint_activations and self.training and not taps:  # Chen et al. 2016
+                has_dropout = self.config.dropout > 0
+                x = checkpoint(
+                    block, x, rotary, use_reentrant=False, preserve_rng_state=has_dropout
+                )
+            else:
+                x = block(x, rotary, cache, mask, taps)
         if cache is not None:
             cache.advance(tokens)
         return x
@@ -357,10 +509,10 @@ class GPT(nn.Module):
 
     def predict(self, x: Tensor, targets: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Compute what `forward` returns from the residual stream (B, T, C) after the blocks."""
-        x = self.norm(x)
         V, padding = self.config.vocab_size, self.config.vocab_padding
+        x = self.norm(x)
         if padding:
-            logits = layers.padded_logits(x, self.head.weight, padding)  # (B, T, V + padding)
+            logits = kernels.padded_logits(x, self.head.weight, padding)  # (B, T, V + padding)
         else:
             logits = self.head(x)  # (B, T, V)
         loss = None
@@ -395,11 +547,9 @@ class GPT(nn.Module):
         if not isinstance(tokens, Tensor) or tokens.dim() != 2:
             raise ValueError("tokens must be (B, T), as in torch.tensor([tokenizer.encode(text)])")
         if unknown := taps.keys() - set(self._tap_keys(TAP_NAMES)):
-            names = dict.fromkeys(name for name, _ in self._tap_keys(TAP_NAMES))
             raise ValueError(
                 f"there is no value {unknown.pop()!r} to tap; use (name, layer), with a name of "
-                f"{', '.join(names)} and a layer from 0 to {self.config.n_layer - 1} "
-                "(embedding: 0 only)"
+                f"{', '.join(TAP_NAMES)} and a layer below {self.config.n_layer} (embedding: 0)"
             )
         with self.evaluating():
             return self.head(self.norm(self.run_blocks(tokens, taps=taps)))
@@ -443,7 +593,3 @@ class GPT(nn.Module):
             dtype = torch.promote_types(dtype, torch.float32)
         capacity = min(block_size, length or block_size)
         return KVCache(self.config, batch_size, capacity, weight.device, dtype)
-
-    def make_decoder(self, batch_size: int, length: int | None = None) -> Decoder:
-        """Return a decoder with an empty cache; the arguments are those of `make_cache`."""
-        return Decoder(self, self.make_cache(batch_size, length))

@@ -216,6 +216,7 @@ def write_texts(
     The texts are generated in batches and shown one after the other.
     """
     from data.tokenizer import encode_prompt
+    from generation.decoder import Decoder
     from generation.sampling import GeneratedText, Sampling, generate_texts
 
     # The texts, not yet generated
@@ -243,7 +244,7 @@ def write_texts(
     for number, text in enumerate(texts):
         if number % batch_size == 0:
             batch = texts[number : number + batch_size]
-            decoder = model.make_decoder(len(batch), length)
+            decoder = Decoder(model, len(batch), length)
             steps = generate_texts(decoder, batch, config.max_new_tokens, sampling)
         if len(texts) > 1:
             print_stderr(f"--- text {number + 1} of {len(texts)}")

@@ -38,7 +38,7 @@ from distributed.parallel import average_gradients, plain_copy, synchronize_grad
 from distributed.processes import Stopped, World, join
 from glass.observer import Observer, tokens_until
 from glass.page.write import write_page
-from precision import autocast
+from kernels import autocast
 from sweeps import jobs
 from training import device, modes
 from training.checkpoint import Checkpoints

@@ -202,10 +202,10 @@ def time_grouped(n_kv_head: int, context: int, device: str, seconds: float) -> G
         position="rope",
     )
     model = move_for_sampling(GPT(config), device)
-    cache = model.make_cache(1)
+    decoder = Decoder(model, batch_size=1)
+    cache = decoder.cache
     cache.keys.normal_()
     cache.values.normal_()
-    decoder = Decoder(model, cache)
     token = torch.zeros(1, 1, dtype=torch.long, device=device)
 
     @torch.inference_mode()

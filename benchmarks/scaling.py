@@ -147,8 +147,8 @@ def make_ddp_step(
     from torch.nn.parallel import DistributedDataParallel
     from torch.nn.utils import clip_grad_norm_
 
+    from kernels import autocast
     from model import GPT
-    from precision import autocast
     from train import micro_batches
     from training.optimizers import build_optimizers
 

@@ -236,7 +236,7 @@ def measure_peer(
     import torch
 
     from distributed.processes import World
-    from precision import autocast
+    from kernels import autocast
     from train import micro_batches
 
     model.to(config.device)

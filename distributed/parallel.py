@@ -16,10 +16,11 @@ from torch.optim import Optimizer
 
 from config import ResolvedConfig
 from distributed.processes import World
+from kernels import DTYPES
 from model import GPT
-from precision import DTYPES
 from training.optimizers import Muon
 from training.tensors import full_tensor, is_distributed
+from variants import build_model
 
 # Devices on which FSDP2 averages the gradients of a replicated model. On a CPU, one message after
 # the backward pass is faster than FSDP2's hooks (LOG.md).
@@ -68,7 +69,6 @@ def place_model(model: GPT, config: ResolvedConfig, size: int) -> Callable:
     Returns:
         The function that computes a forward pass in training.
     """
-    model.rotary_at(0, config.model.block_size)  # a compiled forward pass cannot grow the table
     if config.shard > 1 or is_replicated_by_fsdp(config, size):
         apply_fsdp(model, config, size)
         return model
@@ -181,9 +181,8 @@ def plain_copy(model: GPT, world: World) -> GPT | None:
     if world.rank > 0:
         return None
     with torch.device("meta"):
-        plain = GPT(model.config)
+        plain = build_model(model.config)
     plain.assign(tensors)
-    plain.rotary = model.rotary
     return plain.train(model.training)
 
 

@@ -1,5 +1,6 @@
 """Cached decoding: the key/value cache, and a model's next-token logits in few calls."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -7,13 +8,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attention import attend_from_last_token
+import kernels
 from config import GPTConfig
-from kernels import RMSNorm
-from layers import Layer, feed_forward, head_gates, project, transformer_block
 
 if TYPE_CHECKING:
     from model import GPT, Block
+
+Layer = Callable[[Tensor], Tensor]
 
 
 class KVCache:
@@ -42,12 +43,9 @@ class KVCache:
         shape = (config.n_layer, batch_size, config.kv_heads, capacity)  # (L, B, G, capacity)
         self.keys = torch.empty(*shape, config.key_dim, device=device, dtype=dtype)
         self.values = torch.empty(*shape, config.value_dim, device=device, dtype=dtype)
-        # Of smeared keys: the keys of the last token before they were mixed
-        self.last_keys = torch.empty(
-            *shape[:3], config.key_dim if config.smear_keys else 0, device=device, dtype=dtype
-        )
         self.tokens = torch.empty(batch_size, capacity, device=device, dtype=torch.int64)
         self.length = 0  # number of tokens that the cache holds in every layer
+        self.variant_state: dict[int, Tensor] = {}  # of the layers of variants.VariantAttention
 
     @property
     def capacity(self) -> int:
@@ -57,7 +55,7 @@ class KVCache:
     @property
     def nbytes(self) -> int:
         """Bytes of the keys and values."""
-        return self.keys.nbytes + self.values.nbytes + self.last_keys.nbytes
+        return self.keys.nbytes + self.values.nbytes
 
     @property
     def previous_tokens(self) -> Tensor:
@@ -77,13 +75,6 @@ class KVCache:
         values.narrow(2, self.length, T).copy_(v)
         return keys.narrow(2, 0, self.length + T), values.narrow(2, 0, self.length + T)
 
-    def replace_last_key(self, layer: int, k: Tensor) -> Tensor:
-        """Store the unmixed key (B, G, d_k) of the last new token, and return the one before it."""
-        last = self.last_keys[layer]
-        previous = last.to(k.dtype, copy=True) if self.length else torch.zeros_like(k)
-        last.copy_(k)
-        return previous
-
     def advance(self, tokens: Tensor) -> None:
         """Add tokens (B, T), whose keys and values every layer has stored, to the cache."""
         T = tokens.shape[1]
@@ -94,24 +85,29 @@ class KVCache:
 class Decoder:
     """Next-token logits of a model with a cache, equal to those of `GPT.forward`.
 
-    It calls the functions of layers.py with bare weights: module calls, and not the arithmetic,
-    take most of the time of a small model's step (LOG.md).
+    After a prompt, plain models read each token with bare functions and weights: module calls, and
+    not the arithmetic, take most of the time of a small model's step (LOG.md).
     """
 
-    @torch.inference_mode()
-    def __init__(self, model: "GPT", cache: KVCache) -> None:
-        """Read the weights of the model now; a later change of them has no effect."""
+    @torch.no_grad()
+    def __init__(self, model: "GPT", batch_size: int, length: int | None = None) -> None:
+        """Read the weights of the model now; a later change of them has no effect.
+
+        `batch_size` and `length` are those of the cache; see `GPT.make_cache`.
+        """
         weight = model.token_embedding.weight
         self.model = model
-        self.cache = cache
+        self.cache = model.make_cache(batch_size, length)
         self.device = weight.device
         self.block_size = model.config.block_size
         self.vocab_size = weight.shape[0]
-        rotary = model.rotary_at(0, cache.capacity)
+        rotary = model.rotary_at(0, self.cache.capacity)
         self.rotary = None if rotary is None else rotary.to(weight.dtype)
         self.norm = as_function(model.norm)
         self.head = as_function(model.head)
-        self.layers = [DecoderLayer(block, cache) for block in model.blocks]
+        self.layers: list[DecoderLayer] = []
+        if all(block.attention.is_plain for block in model.blocks):
+            self.layers = [DecoderLayer(block, self.cache) for block in model.blocks]
 
     def reset(self) -> None:
         """Reset the cache to length 0."""
@@ -119,48 +115,41 @@ class Decoder:
 
     def read(self, tokens: Tensor) -> Tensor:
         """Read tokens (B, T) and return the logits (B, V) of the next token."""
-        if tokens.shape[1] == 1:
-            return self.step(tokens[:, 0])
+        if self.layers and tokens.shape[1] == 1:
+            return self._step(tokens)
         with self.model.evaluating():
             return self.head(self.norm(self.model.run_blocks(tokens, self.cache)[:, -1]))
 
-    def step(self, token: Tensor) -> Tensor:
-        """Read one token (B,) and return the logits (B, V) of the next token."""
+    def _step(self, tokens: Tensor) -> Tensor:
+        """Read one token (B, 1) and return the logits (B, V) of the next token."""
         position = self.cache.length
         rotary = None if self.rotary is None else self.rotary[:, position]  # (2, d_k)
-        tokens = token.unsqueeze(1)  # (B, 1)
         x = self.model.embed(tokens, self.cache.previous_tokens).squeeze(1)  # (B, C)
         for layer in self.layers:
-            attention = partial(layer.attend, position=position, rotary=rotary)
-            x = transformer_block(x, layer.norm_1, attention, layer.norm_2, layer.mlp)
+            x = x + layer.attend(layer.norm_1(x), position, rotary)
+            if layer.norm_2 is not None:
+                x = x + layer.feed_forward(layer.norm_2(x))
         self.cache.advance(tokens)
         return self.head(self.norm(x))
 
 
 class DecoderLayer:
-    """The functions of a block, with its weights and its part of the cache."""
+    """A block as functions with its weights and its part of the cache."""
 
     def __init__(self, block: "Block", cache: KVCache) -> None:
         """Read the weights, and keep the layer's part of the cache."""
-        mlp, W_gate = block.mlp, block.attention.W_gate
+        self.config = block.attention.config
         self.keys, self.values = cache.keys[block.layer], cache.values[block.layer]
-        self.previous_keys = partial(cache.replace_last_key, block.layer)
-        self.sink = block.attention.sink_logits()
-        self.W_gate = None if W_gate is None else as_function(W_gate)
-        self.projection = block.attention.join_projections()
+        self.qkv = block.attention.join_projections()
+        self.gains_and_eps = block.attention.qk_gains_and_eps()
         self.W_O = as_function(block.attention.W_O)
         self.norm_1 = as_function(block.norm_1)
-        self.norm_2 = self.mlp = None
-        if mlp is None:
-            return
-        self.norm_2 = as_function(block.norm_2)
-        self.mlp = partial(
-            feed_forward,
-            activation=mlp.config.mlp,
-            W_in=as_function(mlp.W_in),
-            W_gate=None if mlp.W_gate is None else as_function(mlp.W_gate),
-            W_out=as_function(mlp.W_out),
-        )
+        self.norm_2 = None
+        if block.mlp is not None:
+            self.norm_2 = as_function(block.norm_2)
+            self.W_in, self.W_out = as_function(block.mlp.W_in), as_function(block.mlp.W_out)
+            has_gate = block.mlp.W_gate is not None
+            self.W_gate = as_function(block.mlp.W_gate) if has_gate else None
 
     def attend(self, x: Tensor, position: int, rotary: Tensor | None) -> Tensor:
         """Store the key and value of one token, and compute the update (B, C) by attention.
@@ -168,22 +157,35 @@ class DecoderLayer:
         `x` (B, C) is the token's normalized residual stream. `position` is the number of tokens in
         the cache, and `rotary` (2, d_k) holds the rotary angles there.
         """
-        keys, values, T = self.keys, self.values, position + 1
-        # (B, H, d_k), (B, G, d_k), (B, G, d_v)
-        q, k, v = project(x, self.projection, rotary, x.dtype, self.previous_keys)
-        keys.select(2, position).copy_(k)
-        values.select(2, position).copy_(v)
-        cache_is_finer = keys.dtype != x.dtype
-        if cache_is_finer:
-            q = q.to(keys.dtype)
-        keys, values = keys.narrow(2, 0, T), values.narrow(2, 0, T)
-        y = attend_from_last_token(q, keys, values, self.sink)  # (B, H · d_v)
-        if cache_is_finer:
-            y = y.to(x.dtype)
+        c, T = self.config, position + 1
+        qkv = F.linear(x, *self.qkv)  # (B, (H + G) d_k + G d_v)
+        heads = c.n_head + c.kv_heads
+        qk, v = qkv.split_with_sizes((heads * c.key_dim, c.kv_heads * c.value_dim), dim=-1)
+        qk = qk.view(-1, heads, c.key_dim)  # (B, H + G, d_k)
+        if c.qk_norm:
+            qk = kernels.rms_norm(qk, *self.gains_and_eps)
+        if rotary is not None:
+            cos, sin = rotary
+            qk = torch.addcmul(qk * cos, qk.roll(c.key_dim // 2, dims=-1), sin)
+        q, k = qk.split_with_sizes((c.n_head, c.kv_heads), dim=1)
+        self.keys.select(2, position).copy_(k)
+        self.values.select(2, position).copy_(v.view(-1, c.kv_heads, c.value_dim))
+        q = q.to(self.keys.dtype)  # the cache may be more precise than the weights
+        y = kernels.attend_from_last_token(
+            q, self.keys.narrow(2, 0, T), self.values.narrow(2, 0, T)
+        )
+        return self.W_O(y.to(x.dtype))
+
+    def feed_forward(self, x: Tensor) -> Tensor:
+        """Compute the update (B, C) by the MLP, whose normalized input x is (B, C)."""
+        h = self.W_in(x)
         if self.W_gate is not None:
-            gates = head_gates(x, self.W_gate, q.shape[1])  # (B, H, 1 or d_v)
-            y = (y.unflatten(1, (q.shape[1], -1)) * gates).flatten(1)
-        return self.W_O(y)
+            h = F.silu(self.W_gate(x)) * h
+        elif self.config.mlp == "relu2":
+            h = F.relu(h).square()
+        else:
+            h = F.gelu(h, approximate="tanh")
+        return self.W_out(h)
 
 
 def as_function(layer: nn.Module) -> Layer:
@@ -198,7 +200,7 @@ def as_function(layer: nn.Module) -> Layer:
             bias=layer.bias,
             eps=layer.eps,
         )
-    if isinstance(layer, RMSNorm):
+    if isinstance(layer, kernels.RMSNorm):
         return partial(
             torch.rms_norm,
             normalized_shape=layer.normalized_shape,

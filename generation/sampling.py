@@ -1,13 +1,13 @@
 """Turn a model's logits into tokens, and tokens into text.
 
-Shapes are written with the letters of attention.py.
+Shapes are written with the letters of model.py.
 """
 
 import codecs
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from common.errors import UserError
+from generation.decoder import Decoder
 
 if TYPE_CHECKING:
     from data.tokenizer import Tokenizer
@@ -30,20 +31,6 @@ TINY = torch.finfo(torch.float32).tiny  # smallest positive float32 that is not 
 # Random numbers that one call of torch's generator draws, if the vocabulary is smaller than that:
 # a call per position would take longer than a small model's step.
 NOISE_PER_CALL = 1 << 14
-
-
-class LogitsProvider(Protocol):
-    """A provider of next-token logits, such as `decoder.Decoder`."""
-
-    device: torch.device  # of tokens and logits
-    block_size: int  # largest number of tokens it can read after a reset
-    vocab_size: int
-
-    def reset(self) -> None:
-        """Forget all tokens that were read."""
-
-    def read(self, tokens: Tensor) -> Tensor:
-        """Read tokens (B, T) after those before and return the logits (B, V) of the next one."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +67,7 @@ def generate(
     """
     batch_size, length = tokens.shape
     seeds = None if seed is None else [seed + row for row in range(batch_size)]
-    decoder = model.make_decoder(batch_size, length + max_new_tokens)
+    decoder = Decoder(model, batch_size, length + max_new_tokens)
     sampling = Sampling(temperature, top_k, top_p, min_p, model.token_count)
     new_tokens = list(stream(decoder, tokens, max_new_tokens, sampling, seeds))  # (B,) each
     if not new_tokens:
@@ -89,7 +76,7 @@ def generate(
 
 
 def stream(
-    decoder: LogitsProvider,
+    decoder: Decoder,
     prompt: Tensor,
     max_new_tokens: int,
     sampling: Sampling,
@@ -103,7 +90,7 @@ def stream(
     same tokens at the same positions.
 
     Args:
-        decoder: Provider of the logits.
+        decoder: Gives the logits.
         prompt: Tokens (B, T), T at least 1.
         max_new_tokens: Number of steps.
         sampling: How tokens are drawn.
@@ -208,7 +195,7 @@ class GeneratedText:
 
 
 def generate_texts(
-    decoder: LogitsProvider,
+    decoder: Decoder,
     texts: Sequence[GeneratedText],
     max_new_tokens: int,
     sampling: Sampling,

@@ -20,6 +20,7 @@ from interop.names import MODULE_NAMES
 from interop.source import CheckpointSource
 from model import GPT
 from training.checkpoint import check_shapes, parameter_shapes
+from variants import build_model
 
 
 class ExternalCheckpoint:
@@ -119,10 +120,9 @@ class ExternalCheckpoint:
                 memory-mapped, not copied.
         """
         with torch.device("meta"):
-            model = GPT(self.config)
+            model = build_model(self.config)
         state = {name: tensor.to(dtype) for name, tensor in self._read_parameters()}
         model.assign(state)
-        model.compute_rotary()
         return model.eval()
 
     @torch.no_grad()

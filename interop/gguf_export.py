@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attention import rotary_frequencies
 from common.errors import UserError
 from common.files import atomic_write, exists
 from common.paths import require_output_file
@@ -19,7 +18,7 @@ from interop.gguf_header import require_gguf
 from interop.gguf_tokenizer import describe_tokenizer
 from interop.names import GGUF_SETTINGS, ROPE_TENSOR
 from interop.settings import HFSettings, config_to_hf
-from model import GPT
+from model import GPT, rotary_frequencies
 
 # Types of matrices in the file; vectors are always in float32, as llama.cpp expects them.
 STORED_TYPES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}

@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attention import ROPE_HIGH, ROPE_LOW, rotary_frequencies
 from common.errors import UserError
 from config import GPTConfig
 from data.tokenizer import Tokenizer
@@ -18,6 +17,7 @@ from interop.gguf_tokenizer import read_gguf_tokenizer
 from interop.names import GGUF_SETTINGS, ROPE_TENSOR
 from interop.settings import ROPE_SETTINGS, HFSettings, config_from_hf
 from interop.source import CheckpointSource
+from model import ROPE_HIGH, ROPE_LOW, rotary_frequencies
 
 EMBEDDING_TENSOR = "token_embd.weight"
 DEFAULT_ROPE_THETA = 1e4

@@ -4,12 +4,12 @@ import re
 from dataclasses import asdict, fields, replace
 from typing import Any
 
-from attention import ROPE_HIGH, ROPE_LOW
 from common.errors import UserError
 from common.settings import convert_value, format_value, show_value
 from config import GPTConfig
 from data.tokenizer import Tokenizer
 from interop.names import HF_SETTINGS
+from model import ROPE_HIGH, ROPE_LOW
 
 HFSettings = dict[str, Any]  # the content of a config.json
 

@@ -11,9 +11,8 @@ from config import GPTConfig
 from generation.decoder import Decoder
 from generation.sampling import Sampling, stream
 from glass.heads.capture import ForwardPass
-from glass.heads.interventions import Interventions
-from model import GPT
-from taps import chain_taps
+from glass.heads.interventions import Interventions, chain_taps
+from variants import build_model
 
 # Fewer examples than usual, for tests that build a model for each.
 few = settings(max_examples=settings.default.max_examples // 3)
@@ -113,7 +112,7 @@ def induction_model(V, T, norm="rmsnorm"):
     """
     torch.manual_seed(0)
     C, d, sharp = 2 * V + T, max(V, T), 200.0
-    model = GPT(
+    model = build_model(
         GPTConfig(
             vocab_size=V,
             block_size=T,
@@ -210,5 +209,5 @@ def captured_with(model, ids, interventions=None):
 
 def streamed(model, prompts, max_new_tokens, sampling=None, seeds=None, has_ended=None):
     """`decoding.stream` with a decoder of the model."""
-    decoder = Decoder(model, model.make_cache(len(prompts)))
+    decoder = Decoder(model, len(prompts))
     return stream(decoder, prompts, max_new_tokens, sampling or Sampling(), seeds, has_ended)

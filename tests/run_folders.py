@@ -18,7 +18,7 @@ from common.manifest import (
 )
 from config import Config, GPTConfig, ModelConfig, TokenizerConfig
 from data.tokenizer import CharTokenizer, save_tokenizer
-from model import GPT
+from variants import build_model
 
 SHAPE = {"block_size": 32, "n_layer": 1, "n_head": 2, "n_embd": 16}
 TEXT = "abc"
@@ -38,7 +38,7 @@ def write_run(folder: Path) -> None:
     for step in (3, 6):
         checkpoint = step_folder(folder, step)
         checkpoint.mkdir()
-        model = lively(GPT(GPTConfig(len(TEXT), **SHAPE)), seed=step)
+        model = lively(build_model(GPTConfig(len(TEXT), **SHAPE)), seed=step)
         tensors = {name: tensor.detach().clone() for name, tensor in model.tensors().items()}
         save_file(tensors, checkpoint / MODEL_FILE)
         save_file({"none": torch.zeros(1)}, checkpoint / OPTIMIZER_FILE)

@@ -13,16 +13,15 @@ from hypothesis import strategies as st
 from models import few, seeds, small
 from torch import nn
 
-from attention import (
-    attend_from_last_token,
+from kernels import attend, attend_from_last_token, attend_short
+from model import (
+    GPTConfig,
+    SelfAttention,
     attention,
     causal_mask,
-    fused_attention,
     rotary_table,
     rotate,
-    short_attention,
 )
-from model import GPTConfig, SelfAttention
 
 close = torch.testing.assert_close
 
@@ -271,7 +270,8 @@ def test_short_attention_is_causal_attention_with_equal_gradients(
     q = torch.randn(B, G * heads_per_group, T, d_k, requires_grad=True)
     k = torch.randn(B, G, T, d_k, requires_grad=True)
     v = torch.randn(B, G, T, d_v, requires_grad=True)
-    short, written_out = short_attention(q, k, v), attention(q, k, v, causal_mask(T, T))[0]
+    short = attend_short(q, k, v, dropout=0.0, scale=1 / math.sqrt(d_k))
+    written_out = attention(q, k, v, causal_mask(T, T))[0]
     assert torch.allclose(short, written_out, atol=1e-5)
     direction = torch.randn_like(short)
     gradients = torch.autograd.grad((short * direction).sum(), (q, k, v))
@@ -285,7 +285,7 @@ def test_attention_weights_are_dropped_and_keep_their_mean(dtype):
     torch.manual_seed(0)
     q, k = (torch.randn(1, 2, 6, 4).to(dtype).expand(10_000, -1, -1, -1) for _ in range(2))
     v = torch.eye(6, dtype=dtype).expand(10_000, 2, -1, -1)  # the output is the weights
-    dropped = fused_attention(q, k, v, dropout=0.3)
+    dropped = attend(q, k, v, dropout=0.3)
     causal = causal_mask(6, 6)
     assert (dropped[..., causal] == 0).float().mean().item() == pytest.approx(0.3, abs=0.01)
     expected = attention(q[0], k[0], v[0], causal)[0]
@@ -329,7 +329,7 @@ def test_products_of_rotated_queries_and_keys_depend_on_their_distance_alone(
 ):
     torch.manual_seed(seed)
     q, k = torch.randn(d_k, dtype=torch.float64), torch.randn(d_k, dtype=torch.float64)
-    table = rotary_table(501, small(head_dim=d_k))
+    table = rotary_table(0, 501, small(head_dim=d_k))
 
     def product(query_position, key_position):
         return rotate(q, table[:, query_position]) @ rotate(k, table[:, key_position])

@@ -34,7 +34,7 @@ from common.settings import iterate_settings
 from config import Config, DataConfig, GPTConfig, ModelConfig, TokenizerConfig
 from data.tokenizer import CharTokenizer
 from interop import read_starting_model, save_hf
-from model import GPT
+from variants import build_model
 
 ROOT = Path(__file__).parents[1]
 # An argument is any text without NUL.
@@ -799,7 +799,7 @@ def test_a_tilde_after_an_equals_sign_is_expanded(hydra, tmp_path, monkeypatch):
 def test_a_pretrained_model_starts_at_a_tenth_of_the_presets_rate_unless_one_is_typed(
     hydra, tmp_path, capsys
 ):
-    model = GPT(GPTConfig(3, block_size=8, n_layer=1, n_head=1, n_embd=8))
+    model = build_model(GPTConfig(3, block_size=8, n_layer=1, n_head=1, n_embd=8))
     save_hf(model, tmp_path / "base", CharTokenizer("abc"))
     write_run(tmp_path / "own")
     own = configured(f"init_from={tmp_path / 'own'}").optim

@@ -7,18 +7,14 @@ import time
 
 import numpy as np
 import pytest
-import torch
 from conftest import TINY
 from explore_process import exploring
-from models import small
 from processes import Process
 
 import cli
 from cli.explore_config import ExploreConfig, translate_model
 from common.errors import UserError
-from explore import move_to_device
 from glass.heads.capture import capture, next_tokens, token_losses
-from model import GPT
 from training.checkpoint import load_run
 
 TEXT = "the glass model attends"
@@ -168,13 +164,3 @@ def test_a_browser_is_opened_if_there_is_a_screen(finished_run, tmp_path):
     ) as explorer:
         explorer.wait_for(opened)
         assert opened.read_text().strip() == explorer.address
-
-
-def test_bf16_weights_keep_exact_rotary_angles():
-    model = GPT(small(position="rope"))
-    expected = model.rotary.clone()
-    move_to_device(model, "cpu", "bf16")
-    assert model.head.weight.dtype == torch.bfloat16
-    assert torch.equal(model.rotary, expected)
-    move_to_device(model, "cpu", "auto")
-    assert model.head.weight.dtype == torch.float32

@@ -12,12 +12,11 @@ from models import VOCAB_SIZE, configs, few, lively, ngram_vectors, random_token
 from presets import PRESETS, model_preset
 from torch import nn
 
-import config as settings
-from attention import attention, causal_mask, fused_attention, rotary_table
 from common.errors import UserError
 from config import OptimConfig
-from model import GPT, MLP, SelfAttention
+from model import GPT, MLP, SelfAttention, attention, causal_mask, rotary_table
 from training.optimizers import build_optimizers
+from variants import VariantAttention, build_model, sink_of
 
 MAX_BUILT_PARAMETERS = 200_000_000  # larger presets are only counted, on the meta device
 
@@ -26,7 +25,7 @@ close = torch.testing.assert_close
 
 def rotary(config, T):
     """The rotary table (2, T, d_k) of positions 0 … T - 1; None if positions are not rotary."""
-    return rotary_table(T, config) if config.is_rotary else None
+    return rotary_table(0, T, config) if config.is_rotary else None
 
 
 def attention_pattern(layer, x):
@@ -50,7 +49,7 @@ def assert_equal_gradients(y, expected, inputs, direction, atol=1e-5, rtol=0):
 @few
 @given(config=configs, T=st.integers(1, 9), seed=seeds)
 def test_self_attention_is_the_formula_with_equal_gradients(config, T, seed):
-    layer = lively(SelfAttention(config).double(), seed)
+    layer = lively(build_model(config).blocks[0].attention.double(), seed)
     x = torch.randn(2, T, config.n_embd, dtype=torch.float64, requires_grad=True)
     y, expected = layer(x, rotary(config, T)), formulas.self_attention(layer, x)
     close(y, expected, atol=1e-5, rtol=1e-5)  # the rotary angles are in float32
@@ -62,7 +61,7 @@ def test_self_attention_is_the_formula_with_equal_gradients(config, T, seed):
 @pytest.mark.parametrize("n_kv_head", [1, 2, 8])
 def test_fused_and_written_out_attention_agree_and_so_do_their_gradients(n_kv_head, position):
     config = small(n_embd=32, n_head=8, n_kv_head=n_kv_head, value_head_dim=6, position=position)
-    layer = lively(SelfAttention(config))
+    layer = lively(build_model(config).blocks[0].attention)
     x = torch.randn(3, 70, 32, requires_grad=True)
     q, k, v = layer.project(x, rotary(config, 70))
     output = attention(q, k, v, causal_mask(70, 70))[0]  # (B, H, T, d_v)
@@ -102,58 +101,39 @@ def test_qk_norm_makes_attention_independent_of_the_length_of_queries_and_keys(q
     assert torch.allclose(layer(x), before) == bool(qk_norm)
 
 
-def test_attention_with_rotary_positions_needs_their_angles():
-    layer = SelfAttention(small(position="rope"))
-    with pytest.raises(ValueError):
-        layer(torch.randn(1, 3, 16))
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_rotary_table_grows_with_the_text_and_computes_the_same(dtype, monkeypatch):
-    whole = lively(GPT(small(position="rope", block_size=64)), seed=1).to(dtype)
-    monkeypatch.setattr("model.ROTARY_LENGTH", 4)
-    growing = GPT(small(position="rope", block_size=400_000_000)).to(dtype)
-    growing.load_state_dict(whole.state_dict())
+def test_rotary_angles_are_exact_and_take_no_memory_for_a_long_context(dtype):
+    short = lively(GPT(small(position="rope", block_size=64)), seed=1).to(dtype)
+    long = GPT(small(position="rope", block_size=400_000_000)).to(dtype)
+    long.load_state_dict(short.state_dict())
     tokens = random_tokens(2, 40)
-    for length in (3, 9, 40):
-        with torch.inference_mode():
-            assert torch.equal(growing(tokens[:, :length])[0], whole(tokens[:, :length])[0])
-    assert growing.rotary.shape[1] < 100
-    generated = growing.generate(tokens[:, :5], 30, temperature=0)
-    assert torch.equal(generated, whole.generate(tokens[:, :5], 30, temperature=0))
-    growing(tokens, tokens)[1].backward()  # the table that grew in inference mode can be trained on
+    assert torch.equal(long(tokens)[0], short(tokens)[0])
+    assert torch.equal(long.rotary_at(7, 9), rotary_table(0, 9, short.config)[:, 7:])
+    generated = long.generate(tokens[:, :5], 30, temperature=0)
+    assert torch.equal(generated, short.generate(tokens[:, :5], 30, temperature=0))
 
 
 # --- Variants of attention ------------------------------------------------------------------------
 
 
-def test_a_sink_logit_is_one_more_score_whose_value_is_zero():
-    q, k, v = torch.randn(3, 2, 4, 7, 6, dtype=torch.float64).unbind()  # (B, H, T, d)
-    sink = torch.randn(4, 1, 1, dtype=torch.float64)
-    scores = (q @ k.mT / math.sqrt(6)).masked_fill(~causal_mask(7, 7), -math.inf)
-    weights = torch.cat((sink.expand(2, 4, 7, 1), scores), dim=-1).softmax(dim=-1)
-    output, tokens_only = attention(q, k, v, causal_mask(7, 7), sink=sink)
-    close(tokens_only, weights[..., 1:])
-    close(output, weights @ F.pad(v, (0, 0, 1, 0)))
-    close(fused_attention(q, k, v, sink=sink), output)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("groups", [1, 4])
-def test_fused_attention_with_a_sink_has_the_gradients_of_the_formula(groups, dtype):
-    q, k, v = (torch.randn(2, heads, 40, 8, requires_grad=True) for heads in (4, groups, groups))
-    sink = torch.randn(4, 1, 1, requires_grad=True)
-    fused = fused_attention(q.to(dtype), k.to(dtype), v.to(dtype), sink=sink).float()
-    written_out = attention(q, k, v, causal_mask(40, 40), sink=sink)[0]
+def test_a_sink_logit_is_one_more_score_whose_value_is_zero(groups, dtype):
+    layer = VariantAttention(small(attention_sink=True, n_kv_head=groups))
+    q, k, v = (torch.randn(2, heads, 40, 4, requires_grad=True) for heads in (4, groups, groups))
+    torch.nn.init.normal_(layer.sink)
+    output, weights = formulas.attend(q, k, v, causal_mask(40, 40), sink_of(layer))
+    close(layer.weights(q, k, causal_mask(40, 40)), weights, atol=1e-6, rtol=0)
+    fused = layer.fused(q.to(dtype), k.to(dtype), v.to(dtype), None).float()
     atol = 1e-5 if dtype == torch.float32 else 0.05
-    close(fused, written_out, atol=atol, rtol=0)
+    close(fused, output, atol=atol, rtol=0)
     direction = torch.randn_like(fused) / 40
-    assert_equal_gradients(fused, written_out, [q, k, v, sink], direction, atol=atol)
+    assert_equal_gradients(fused, output, [q, k, v, layer.sink], direction, atol=10 * atol)
 
 
 @pytest.mark.parametrize("is_additive", [False, True])
 def test_a_key_is_not_smeared_with_a_token_that_its_query_cannot_attend_to(is_additive):
-    layer, hidden = lively(SelfAttention(small(smear_keys=True)).double()), 3
+    layer, hidden = lively(VariantAttention(small(smear_keys=True)).double()), 3
     mask = causal_mask(9, 9)
     mask[hidden + 1 :, hidden] = False
     if is_additive:
@@ -167,7 +147,9 @@ def test_a_key_is_not_smeared_with_a_token_that_its_query_cannot_attend_to(is_ad
 
 
 def test_variants_begin_as_documented_and_have_no_weight_decay_but_gates():
-    model = GPT(small(attention_sink=True, smear_keys=True, n_kv_head=2, attention_gate="channel"))
+    model = build_model(
+        small(attention_sink=True, smear_keys=True, n_kv_head=2, attention_gate="channel")
+    )
     layer = model.blocks[0].attention
     assert layer.sink.tolist() == [0] * 4 and layer.smear.tolist() == [2] * 2
     assert layer.W_gate.weight.shape == (16, 16) and not layer.W_gate.bias.any()
@@ -198,7 +180,7 @@ def test_attention_drops_in_training_only_and_keeps_the_mean():
 
 @pytest.mark.parametrize(("is_training", "share"), [(True, 0.3), (False, 0.0)])
 def test_the_mlp_and_the_embeddings_drop_in_training_only(is_training, share):
-    model = lively(GPT(small(dropout=0.3))).train(is_training)
+    model = lively(build_model(small(dropout=0.3))).train(is_training)
     mlp = lively(MLP(small(dropout=0.3))).train(is_training)
     embeddings = []
     model.run_blocks(random_tokens(500, 16), taps={("embedding", 0): embeddings.append})
@@ -221,7 +203,7 @@ def test_the_mlp_and_the_embeddings_drop_in_training_only(is_training, share):
 )
 def test_a_preset_has_the_published_number_of_parameters(name, vocab_size, parameters):
     with torch.device("meta"):
-        model = GPT(model_preset(name, vocab_size=vocab_size))
+        model = build_model(model_preset(name, vocab_size=vocab_size))
     assert model.num_parameters() == parameters
 
 
@@ -237,19 +219,19 @@ def test_a_preset_has_the_published_number_of_parameters(name, vocab_size, param
 def test_the_first_loss_is_that_of_a_uniform_guess(name, is_tied):
     config = model_preset(name, vocab_size=2048, block_size=32, tie_embeddings=is_tied)
     with torch.device("meta"):
-        if GPT(config).num_parameters() > MAX_BUILT_PARAMETERS:
+        if build_model(config).num_parameters() > MAX_BUILT_PARAMETERS:
             pytest.skip("too large to be built in a test")
     torch.manual_seed(0)
     tokens = torch.randint(2048, (8, 33))
     with torch.no_grad():
-        loss = GPT(config).eval()(tokens[:, :-1], tokens[:, 1:])[1].item()
+        loss = build_model(config).eval()(tokens[:, :-1], tokens[:, 1:])[1].item()
     assert loss == pytest.approx(math.log(2048), rel=0.05)
 
 
 @few
 @given(config=configs, T=st.integers(1, 16), seed=seeds)
 def test_the_logits_are_those_of_the_formulas(config, T, seed):
-    model, tokens = lively(GPT(config).double(), seed), random_tokens(2, T, seed=seed)
+    model, tokens = lively(build_model(config).double(), seed), random_tokens(2, T, seed=seed)
     x = model.token_embedding.weight[tokens]
     if config.position == "learned":
         x = x + model.position_embedding.weight[:T]
@@ -268,7 +250,7 @@ def test_the_logits_are_those_of_the_formulas(config, T, seed):
 @few
 @given(config=configs, T=st.integers(2, 16), data=st.data())
 def test_a_token_changes_no_logits_before_its_own(config, T, data):
-    model, t = lively(GPT(config)), data.draw(st.integers(0, T - 1))
+    model, t = lively(build_model(config)), data.draw(st.integers(0, T - 1))
     tokens = random_tokens(2, T)
     changed = tokens.clone()
     changed[:, t] = (changed[:, t] + data.draw(st.integers(1, VOCAB_SIZE - 1))) % VOCAB_SIZE
@@ -287,14 +269,17 @@ def test_a_token_changes_no_logits_before_its_own(config, T, data):
 )
 def test_ngrams_read_previous_tokens_but_no_hidden_ones(T, n_previous, hidden, ngrams, seed):
     config = small(ngrams=ngrams, ngram_rows=600, ngram_size=5)
-    model, text = lively(GPT(config).double(), seed), random_tokens(n_previous + T, seed=seed)
+    model, text = (
+        lively(build_model(config).double(), seed),
+        random_tokens(n_previous + T, seed=seed),
+    )
     is_hidden = None if hidden is None else (torch.arange(n_previous + T) == hidden)[None]
     added = model.ngrams(text[None, n_previous:], text[None, :n_previous], is_hidden)[0]
     close(added, ngram_vectors(model, text, hidden)[n_previous:])
 
 
 def test_tied_embeddings_are_one_parameter_and_untied_ones_two():
-    tied, untied = GPT(small()), GPT(small(tie_embeddings=False))
+    tied, untied = build_model(small()), build_model(small(tie_embeddings=False))
     assert tied.head.weight is tied.token_embedding.weight
     assert untied.num_parameters() == tied.num_parameters() + VOCAB_SIZE * 16
     tied(random_tokens(1, 4), random_tokens(1, 4))[1].backward()
@@ -303,7 +288,7 @@ def test_tied_embeddings_are_one_parameter_and_untied_ones_two():
 
 
 def test_normalized_embeddings_have_a_mean_square_of_one():
-    model = GPT(small(norm_embedding=True))
+    model = build_model(small(norm_embedding=True))
     x = model.embed(random_tokens(2, 16))
     close(x.square().mean(-1), torch.ones(2, 16), atol=1e-2, rtol=0)
 
@@ -319,7 +304,7 @@ def test_the_first_weights_have_the_documented_standard_deviations():
         mlp="swiglu",
         tie_embeddings=False,
     )
-    for name, p in GPT(config).named_parameters():
+    for name, p in build_model(config).named_parameters():
         if p.dim() == 2:
             std = 0.02 / math.sqrt(16) if "W_O" in name or "W_out" in name else 0.02
             assert p.std().item() == pytest.approx(std, rel=0.04), name
@@ -331,7 +316,7 @@ def test_the_first_weights_have_the_documented_standard_deviations():
 
 def test_more_tokens_than_fit_the_block_are_refused():
     for position in ("learned", "rope"):
-        model = GPT(small(position=position, block_size=16))
+        model = build_model(small(position=position, block_size=16))
         assert model(random_tokens(1, 16))[0].shape == (1, 16, VOCAB_SIZE)
         with pytest.raises(ValueError):
             model(random_tokens(1, 17))
@@ -339,28 +324,20 @@ def test_more_tokens_than_fit_the_block_are_refused():
             model.attention_maps(random_tokens(1, 17))
 
 
-@pytest.mark.parametrize("name", ["position", "norm", "mlp"])
-def test_a_value_without_code_is_refused_even_if_the_settings_allow_it(name, monkeypatch):
-    monkeypatch.setattr(settings, "check_settings", lambda *args: None)
-    with pytest.raises(UserError, match=f"model.{name}=unknown"):
-        GPT(small(**{name: "unknown"}))
-
-
-def test_a_model_without_a_vocabulary_size_is_refused():
-    with pytest.raises(UserError, match=r"model\.vocab_size"):
-        GPT(small(vocab_size=None))
-
-
 def test_ngrams_without_their_number_are_refused():
     with pytest.raises(UserError, match=r"model\.ngram_rows"):
-        GPT(small(ngrams=2))
+        build_model(small(ngrams=2))
 
 
 # --- The loss -------------------------------------------------------------------------------------
 
 
 def test_the_loss_is_the_mean_over_targets_that_are_not_negative():
-    model, tokens, targets = lively(GPT(small())), random_tokens(2, 5), random_tokens(2, 5, seed=1)
+    model, tokens, targets = (
+        lively(build_model(small())),
+        random_tokens(2, 5),
+        random_tokens(2, 5, seed=1),
+    )
     targets[0, 1] = targets[1, 4] = -1
     logits, loss = model(tokens, targets)
     losses = [
@@ -375,14 +352,14 @@ def test_the_loss_is_the_mean_over_targets_that_are_not_negative():
 
 @pytest.mark.parametrize("vocab_multiple", [1, 64])
 def test_logits_beside_a_loss_need_no_gradient_and_others_do(vocab_multiple):
-    model, tokens = GPT(small(vocab_multiple=vocab_multiple)), random_tokens(2, 5)
+    model, tokens = build_model(small(vocab_multiple=vocab_multiple)), random_tokens(2, 5)
     logits, loss = model(tokens, tokens)
     assert loss.requires_grad and not logits.requires_grad
     assert model(tokens)[0].requires_grad
 
 
 def test_the_loss_of_a_model_in_bf16_is_computed_in_float32():
-    model = lively(GPT(small())).bfloat16()
+    model = lively(build_model(small())).bfloat16()
     tokens, targets = random_tokens(2, 16), random_tokens(2, 16, seed=1)
     logits, loss = model(tokens, targets)
     assert logits.dtype == torch.bfloat16
@@ -394,7 +371,7 @@ def test_the_loss_of_a_model_in_bf16_is_computed_in_float32():
 def test_autocast_to_bf16_on_a_cpu_changes_the_loss_by_rounding_only(n_kv_head):
     torch.manual_seed(0)
     config = small(vocab_size=50, block_size=64, n_kv_head=n_kv_head, n_embd=64, position="rope")
-    model, tokens = GPT(config), torch.randint(0, 50, (4, 65))
+    model, tokens = build_model(config), torch.randint(0, 50, (4, 65))
     exact = model(tokens[:, :-1], tokens[:, 1:])[1]
     with torch.autocast("cpu", dtype=torch.bfloat16):
         rounded = model(tokens[:, :-1], tokens[:, 1:])[1]

@@ -21,13 +21,13 @@ from config import Config, GPTConfig, OptimConfig, ResolvedConfig
 from distributed import parallel
 from distributed.processes import World
 from generation.decoder import Decoder
-from kernels import cross_entropy
-from model import GPT, SelfAttention, attention, causal_mask
-from precision import DTYPES
+from kernels import DTYPES, cross_entropy
+from model import SelfAttention, attention, causal_mask
 from train import train_step
 from training.device import configure_process
 from training.profiling import IDLE
 from training.state import build_state
+from variants import build_model
 
 DEVICE = os.environ.get("GLASSGPT_TEST_DEVICE", "cuda")
 pytestmark = [
@@ -91,7 +91,7 @@ def test_fused_and_written_out_attention_agree_and_so_do_their_gradients(
 
 
 def test_captured_maps_are_the_weights_of_the_fused_kernel():
-    model = lively(GPT(small(n_embd=64, n_kv_head=2))).to(DEVICE)
+    model = lively(build_model(small(n_embd=64, n_kv_head=2))).to(DEVICE)
     tokens = random_tokens(3, 16).to(DEVICE)
     _, values = model.run_with_cache(tokens, "v", "heads")
     for layer, weights in enumerate(model.attention_maps(tokens)):
@@ -101,9 +101,9 @@ def test_captured_maps_are_the_weights_of_the_fused_kernel():
 
 @pytest.mark.parametrize("batch_size", [1, 5])
 def test_the_decoder_and_the_forward_pass_agree(batch_size):
-    model = lively(GPT(small(n_embd=64, n_kv_head=2, block_size=128))).to(DEVICE)
+    model = lively(build_model(small(n_embd=64, n_kv_head=2, block_size=128))).to(DEVICE)
     tokens = random_tokens(batch_size, 128).to(DEVICE)
-    decoder = Decoder(model, model.make_cache(batch_size))
+    decoder = Decoder(model, batch_size)
     with torch.inference_mode():
         expected = model(tokens)[0]
         logits = [decoder.read(tokens[:, :3])]
@@ -197,7 +197,9 @@ def test_a_padded_output_layer_gives_the_same_logits_and_gradients(precision):
     config = small(n_embd=64)
     logits, gradients = [], []
     for multiple in (None, 64):
-        model = lively(GPT(replace(config, vocab_multiple=multiple))).to(DEVICE, DTYPES[precision])
+        model = lively(build_model(replace(config, vocab_multiple=multiple))).to(
+            DEVICE, DTYPES[precision]
+        )
         tokens = random_tokens(4, 16).to(DEVICE)
         logits.append(model(tokens)[0])
         loss = model(tokens, tokens)[1]

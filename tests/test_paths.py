@@ -17,9 +17,9 @@ from common.errors import UserError
 from common.paths import expand_home, require_output_file
 from config import Config
 from interop import save_hf
-from model import GPT
 from sweeps import jobs
 from training.run_folder import run_folder
+from variants import build_model
 
 
 @pytest.fixture
@@ -150,14 +150,14 @@ def test_a_page_that_cannot_be_written_is_refused_before_the_model_is_read(path,
 @pytest.mark.parametrize("path", USABLE_FOLDERS)
 def test_parents_of_an_output_are_created(path, here):
     folder = Path(path).expanduser()
-    save_hf(GPT(small()), folder)
+    save_hf(build_model(small()), folder)
     assert sorted(os.listdir(folder)) == ["config.json", "model.safetensors"]
     require_output_file("attention=PATH", Path(path).expanduser() / "new" / "page.html")
 
 
 def test_the_working_directory_can_be_the_output(here, monkeypatch):
     monkeypatch.chdir(here / "empty")
-    save_hf(GPT(small()), ".")
+    save_hf(build_model(small()), ".")
     assert sorted(os.listdir(here / "empty")) == ["config.json", "model.safetensors"]
 
 

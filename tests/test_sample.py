@@ -18,8 +18,8 @@ from processes import Process, exec_script, run_to_end
 from cli import read_settings
 from cli.sample_config import SampleConfig, translate_prompt
 from data.tokenizer import train_bpe
-from model import GPT
 from sample import read_text, sample, write_texts
+from variants import build_model
 
 pytestmark = pytest.mark.slow
 
@@ -193,7 +193,7 @@ def test_a_text_ends_at_the_end_of_text_but_without_a_prompt_may_begin_with_it(
     capsys, prompt, n_tokens
 ):
     tokenizer = train_bpe(["some text"], 257)
-    model = GPT(small(vocab_size=257, tie_embeddings=False, norm="layernorm", bias=True))
+    model = build_model(small(vocab_size=257, tie_embeddings=False, norm="layernorm", bias=True))
     with torch.no_grad():  # a model that always predicts the end of the text
         model.norm.weight.zero_()
         model.norm.bias.fill_(1)

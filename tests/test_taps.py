@@ -4,16 +4,15 @@ import itertools
 import math
 from functools import partial
 
+import formulas
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from models import configs, few, lively, random_tokens, seeds, small
 
-from attention import attention, causal_mask
-from layers import head_gates
-from model import GPT, GPTConfig
-from taps import TAP_NAMES
+from model import TAP_NAMES, GPTConfig, causal_mask
+from variants import build_model, gates_of, sink_of
 
 close = torch.testing.assert_close
 
@@ -37,8 +36,8 @@ def tapped_values(model, tokens, double):
     for layer, block in enumerate(model.blocks):
         q, k, v = block.attention.project(block.norm_1(x), model.rotary_at(0, T))
         q, k, v = tap("q", layer, q), tap("k", layer, k), tap("v", layer, v)
-        sink = block.attention.sink_logits()
-        weights = tap("weights", layer, attention(q, k, v, causal_mask(T, T), sink=sink)[1])
+        weights = formulas.attend(q, k, v, causal_mask(T, T), sink_of(block.attention))[1]
+        weights = tap("weights", layer, weights)
         v = v.repeat_interleave(config.n_head // config.kv_heads, dim=1)  # (B, H, T, d_v)
         y = (weights @ v).transpose(1, 2) * gates(block, block.norm_1(x))
         heads = tap("heads", layer, y)
@@ -51,8 +50,8 @@ def tapped_values(model, tokens, double):
 
 def gates(block, x):
     """The factors of the heads' outputs, (B, T, H, 1 or d_v), for attention's input x (B, T, C)."""
-    W_gate, n_head = block.attention.W_gate, block.attention.config.n_head
-    return torch.ones(n_head, 1) if W_gate is None else head_gates(x, W_gate, n_head)
+    factors = gates_of(block.attention, x)
+    return 1 if factors is None else factors
 
 
 def value_names(config):
@@ -71,7 +70,7 @@ def value_names(config):
 def test_a_tap_reads_its_value_and_what_it_returns_is_used(
     config, T, doubled_layer, seed, doubled_name
 ):
-    model, tokens = lively(GPT(config).double(), seed), random_tokens(2, T, seed=seed)
+    model, tokens = lively(build_model(config).double(), seed), random_tokens(2, T, seed=seed)
     if doubled_name == "embedding":
         doubled_layer = 0
     values = {name: [] for name in TAP_NAMES}
@@ -96,7 +95,7 @@ def test_a_tap_reads_its_value_and_what_it_returns_is_used(
 @few
 @given(config=configs, T=st.integers(1, 16), seed=seeds)
 def test_an_entry_runs_only_the_blocks_above_it_and_ends_the_same(config, T, seed):
-    model, tokens, inputs = lively(GPT(config), seed), random_tokens(2, T, seed=seed), []
+    model, tokens, inputs = lively(build_model(config), seed), random_tokens(2, T, seed=seed), []
     keys = [("embedding", 0), ("residual", 0), ("residual", 1)]
     final = model.run_blocks(tokens, taps=dict.fromkeys(keys, inputs.append))
     for first_layer, x in enumerate(inputs):
@@ -121,13 +120,13 @@ def test_a_mask_reaches_the_attention_of_every_layer(config, T, is_additive, per
     if is_additive:
         mask = torch.zeros(mask.shape).double().masked_fill(~mask, -math.inf)
     config.attention_gate = "none"
-    model = lively(GPT(config).double(), seed)
+    model = lively(build_model(config).double(), seed)
     values = {name: [] for name in ("q", "k", "v", "heads")}
     taps = {(name, layer): values[name].append for name in values for layer in range(2)}
     fused = model.run_blocks(tokens, mask=mask, taps=taps)
     for block, q, k, v, heads in zip(model.blocks, *values.values()):
-        sink = block.attention.sink_logits()
-        close(heads, attention(q, k, v, mask, sink=sink)[0].transpose(1, 2))
+        y, _ = formulas.attend(q, k, v, mask, sink_of(block.attention))
+        close(heads, y.transpose(1, 2))
     keep = {("weights", layer): lambda value: None for layer in range(2)}
     close(model.run_blocks(tokens, mask=mask, taps=keep), fused)
 
@@ -138,7 +137,7 @@ def test_a_mask_reaches_the_attention_of_every_layer(config, T, is_additive, per
 @few
 @given(config=configs, T=st.integers(1, 16), seed=seeds)
 def test_the_maps_times_the_values_are_the_update_of_fused_attention(config, T, seed):
-    model, tokens = lively(GPT(config), seed), random_tokens(2, T, seed=seed)
+    model, tokens = lively(build_model(config), seed), random_tokens(2, T, seed=seed)
     maps = model.attention_maps(tokens)
     with torch.no_grad():
         _, values = model.run_with_cache(tokens, "v", "attention", "residual", "embedding")
@@ -152,7 +151,7 @@ def test_the_maps_times_the_values_are_the_update_of_fused_attention(config, T, 
 
 @pytest.mark.parametrize("is_training", [True, False])
 def test_attention_maps_change_neither_the_model_nor_the_random_state(is_training):
-    model, tokens = lively(GPT(small(dropout=0.5))).train(is_training), random_tokens(2, 9)
+    model, tokens = lively(build_model(small(dropout=0.5))).train(is_training), random_tokens(2, 9)
     model(tokens, tokens)[1].backward()
     gradients = [p.grad.clone() for p in model.parameters()]
     weights = [p.detach().clone() for p in model.parameters()]
@@ -170,7 +169,7 @@ def test_attention_maps_change_neither_the_model_nor_the_random_state(is_trainin
 
 def test_attention_maps_are_exact_under_autocast_too():
     torch.manual_seed(0)
-    model = GPT(GPTConfig(vocab_size=11, block_size=64, n_layer=2, n_head=2, n_embd=16))
+    model = build_model(GPTConfig(vocab_size=11, block_size=64, n_layer=2, n_head=2, n_embd=16))
     with torch.autocast("cpu", dtype=torch.bfloat16):
         maps = model.attention_maps(torch.randint(0, 11, (1, 64)))
     assert maps.dtype == torch.float32
@@ -183,7 +182,7 @@ def test_attention_maps_are_exact_under_autocast_too():
 @few
 @given(config=configs, T=st.integers(1, 16), seed=seeds)
 def test_a_cache_has_every_value_and_its_values_replace_those_of_another_text(config, T, seed):
-    model = lively(GPT(config).double(), seed)
+    model = lively(build_model(config).double(), seed)
     clean, corrupted = random_tokens(2, T, seed=seed), random_tokens(2, T, seed=seed + 1)
     logits, cache = model.run_with_cache(clean)
     expected = tapped_values(model, clean, lambda name, layer, value: value)
@@ -200,7 +199,7 @@ def test_a_cache_has_every_value_and_its_values_replace_those_of_another_text(co
 @pytest.mark.parametrize("change", [torch.add, torch.Tensor.add_])
 @pytest.mark.parametrize("name", ["q", "v", "weights", "heads", "mlp", "residual"])
 def test_gradients_flow_through_what_a_tap_returns_or_changes_in_place(name, change):
-    model, tokens = lively(GPT(small(n_kv_head=2)).double()), random_tokens(2, 5)
+    model, tokens = lively(build_model(small(n_kv_head=2)).double()), random_tokens(2, 5)
     value = model.run_with_cache(tokens, name)[1][name, 0]
     added = torch.zeros(value.shape[1:], dtype=value.dtype, requires_grad=True)
 
@@ -213,7 +212,7 @@ def test_gradients_flow_through_what_a_tap_returns_or_changes_in_place(name, cha
 
 
 def test_a_pass_with_taps_drops_nothing_and_leaves_the_model_as_it_was():
-    model, tokens = lively(GPT(small(dropout=0.5))).train(), random_tokens(2, 9)
+    model, tokens = lively(build_model(small(dropout=0.5))).train(), random_tokens(2, 9)
     random_state = torch.get_rng_state()
     logits = model.run_with_taps(tokens, {("heads", 0): lambda heads: heads * 2})
     assert all(module.training for module in model.modules())
@@ -236,10 +235,10 @@ def test_a_pass_with_taps_drops_nothing_and_leaves_the_model_as_it_was():
 )
 def test_a_tap_that_cannot_work_is_refused(key, returned):
     with pytest.raises(ValueError, match=r"\bheads\b"):
-        GPT(small()).run_with_taps(random_tokens(2, 9), {key: lambda value: returned})
+        build_model(small()).run_with_taps(random_tokens(2, 9), {key: lambda value: returned})
 
 
 @pytest.mark.parametrize("tokens", [random_tokens(9), [[1, 2]], "abc"])
 def test_anything_but_a_tensor_of_rows_of_tokens_is_refused(tokens):
     with pytest.raises(ValueError, match="tokens"):
-        GPT(small()).run_with_taps(tokens, {})
+        build_model(small()).run_with_taps(tokens, {})

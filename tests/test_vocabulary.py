@@ -10,9 +10,9 @@ from processes import run_to_end
 import kernels
 from interop import load, load_hf
 from interop.layout import map_tensors
-from model import GPT
-from precision import autocast
+from kernels import autocast
 from training.checkpoint import load_run, parameter_shapes
+from variants import build_model
 
 close = torch.testing.assert_close
 
@@ -30,8 +30,8 @@ def loss_and_gradients(model, tokens, targets):
 def test_padding_the_product_of_the_head_changes_no_prediction_and_no_gradient(
     multiple, tie_embeddings
 ):
-    plain = lively(GPT(small(tie_embeddings=tie_embeddings)).double())
-    padded = GPT(small(tie_embeddings=tie_embeddings, vocab_multiple=multiple)).double()
+    plain = lively(build_model(small(tie_embeddings=tie_embeddings)).double())
+    padded = build_model(small(tie_embeddings=tie_embeddings, vocab_multiple=multiple)).double()
     padded.load_state_dict(plain.state_dict())
     tokens, targets = random_tokens(2, 9), random_tokens(2, 9, seed=1)
     targets[0, 3] = -1
@@ -55,7 +55,7 @@ def test_the_padded_product_has_the_rounded_width_and_padding_has_probability_0(
         return cross_entropy(logits, targets)
 
     monkeypatch.setattr(kernels, "cross_entropy", note)
-    model = lively(GPT(small(vocab_multiple=64)))
+    model = lively(build_model(small(vocab_multiple=64)))
     tokens = random_tokens(2, 9)
     with autocast("cpu", precision):
         loss = model(tokens, tokens)[1]
@@ -77,7 +77,7 @@ def prefer_padding(model, tokens):
 
 
 def test_generate_draws_no_id_without_a_token():
-    model = prefer_padding(lively(GPT(small(bias=True))), 20)
+    model = prefer_padding(lively(build_model(small(bias=True))), 20)
     prompt = random_tokens(2, 3) % 20
     assert (model.generate(prompt, 20)[:, 3:] >= 20).all()
     model.token_count = 20
@@ -102,7 +102,7 @@ def test_nanogpts_padded_vocabulary_is_sampled_trained_and_exported(
 ):
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(test_data / "tiktoken_cache"))
     shape = {"vocab_size": PADDED, "n_layer": 1, "n_head": 1, "n_embd": 4, "bias": True}
-    model = prefer_padding(lively(GPT(small(**shape))), GPT2_TOKENS)
+    model = prefer_padding(lively(build_model(small(**shape))), GPT2_TOKENS)
     save_as_nanogpt(model, tmp_path / "ckpt.pt")
 
     # Sampled

@@ -44,6 +44,7 @@ from training.schedule import is_due
 from training.state import TrainingState
 from training.stopwatch import Stopwatch
 from training.tensors import copy_rows, full_tensor, open_safetensors
+from variants import build_model
 
 NGRAM_KEYS = "ngrams.keys"  # the only tensor of integers
 
@@ -242,7 +243,7 @@ class Checkpoints:
 def parameter_shapes(config: GPTConfig) -> dict[str, list[int]]:
     """Return the shapes of a model's tensors by name, without allocating them."""
     with torch.device("meta"):
-        return {name: list(t.shape) for name, t in GPT(config).tensors().items()}
+        return {name: list(t.shape) for name, t in build_model(config).tensors().items()}
 
 
 def check_weights(path: Path, config: GPTConfig, dtype: str = "F32") -> None:
@@ -323,7 +324,7 @@ def load_checkpoint(folder: Path, snapshot: Path | None = None) -> tuple[GPT, To
     config = read_config(folder / CONFIG_FILE)
     model_config = GPTConfig.from_settings(config.model)
     check_weights(weights, model_config, dtype)  # before a damaged size allocates all memory
-    model = GPT(model_config)
+    model = build_model(model_config)
     load_weights(model, weights, dtype)
     tokenizer = load_tokenizer(folder / TOKENIZER_FILE)
     model.token_count = tokenizer.vocab_size

@@ -15,8 +15,8 @@ from cli import first_line
 from common.errors import UserError
 from common.text import pluralize
 from config import MIN_BF16_DECODING_WIDTH, ResolvedConfig
+from kernels import DTYPES
 from model import GPT
-from precision import DTYPES
 
 # cuBLAS reads this before its first product; deterministic=true needs it.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")

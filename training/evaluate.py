@@ -18,8 +18,8 @@ from data.tokens import Tokens
 from distributed.parallel import plain_copy, reshard
 from distributed.processes import World
 from glass.heads.task_metrics import measure_task
+from kernels import autocast
 from model import GPT
-from precision import autocast
 
 # Tokens per forward pass: enough to keep a processor busy.
 MAX_BATCH_TOKENS = 8192

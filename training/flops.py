@@ -6,7 +6,7 @@ from functools import cache
 import torch
 
 from config import GPTConfig, ResolvedConfig
-from precision import DTYPES
+from kernels import DTYPES
 from training.device import has_tf32, peak_memory, synchronize
 
 # Dense operations per second in bf16 or fp16 with float32 sums, from NVIDIA's data sheets, by the

@@ -13,7 +13,6 @@ from common.checkpoints import step_folder
 from common.errors import UserError
 from common.manifest import TOKENIZER_FILE
 from config import Config
-from data.ngrams import count_ngrams
 from data.synthetic import generate_tokens
 from data.tokenizer import Tokenizer, load_tokenizer
 from data.tokens import Tokens, open_tokens, prepare, prepare_for_dry_run
@@ -21,6 +20,7 @@ from distributed.processes import World
 from model import GPT
 from training.nonfinite import check_finite_weights
 from training.progress import Progress
+from variants import count_ngrams
 
 
 class StartingPoint(NamedTuple):

@@ -12,12 +12,11 @@ from math import ceil, prod
 
 import torch
 
-from attention import SHORT_ATTENTION_MAX_TOKENS
 from config import GPTConfig, ResolvedConfig
 from distributed.parallel import count_owners, is_replicated_by_fsdp
-from kernels import MAX_FLOAT32_LOGITS
-from model import GPT
+from kernels import MAX_FLOAT32_LOGITS, SHORT_ATTENTION_MAX_TOKENS
 from training.flops import count_flops_per_token
+from variants import build_model
 
 FLOAT32_BYTES = 4
 # Share of a device's memory that the estimate may reach before the model is sharded.
@@ -39,7 +38,7 @@ def model_size(config: GPTConfig) -> tuple[int, int]:
     without memory.
     """
     with torch.device("meta"):
-        models = [GPT(replace(config, n_layer=n)) for n in (1, 2)]
+        models = [build_model(replace(config, n_layer=n)) for n in (1, 2)]
     one_layer, two_layers = (model.num_parameters() for model in models)
     parameters = one_layer + (config.n_layer - 1) * (two_layers - one_layer)
     return parameters, count_flops_per_token(config)
@@ -151,7 +150,7 @@ def matrix_shapes(settings: tuple) -> list[tuple[int, ...]]:
         settings: The fields of a `GPTConfig`, which unlike it can be the key of a cache.
     """
     with torch.device("meta"):
-        (block,) = GPT(replace(GPTConfig(*settings), n_layer=1)).blocks
+        (block,) = build_model(replace(GPTConfig(*settings), n_layer=1)).blocks
     return [tuple(p.shape) for p in block.parameters() if p.dim() == 2]
 
 

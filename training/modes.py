@@ -17,7 +17,6 @@ from common.torchrun import count_processes
 from config import Config, ResolvedConfig
 from distributed.processes import World
 from glass.heads.task_metrics import measure_task
-from model import GPT
 from training import device
 from training.evaluate import Splits, evaluate, validation_windows
 from training.flops import estimate_step_seconds, tokens_per_step
@@ -30,6 +29,7 @@ from training.record import check_wandb, describe_task
 from training.run_folder import check_run_folder
 from training.schedule import count_evaluations
 from training.state import build_state
+from variants import build_model
 
 # A step that is estimated to take longer, in seconds, is not timed.
 MAX_STEP_SECONDS = 5
@@ -68,7 +68,7 @@ def evaluate_only(config: Config) -> float:
     model_settings = replace(config.model, block_size=max(1, length))
     resolved = resolve(replace(config, model=model_settings, compile=False), World(), text)
     device.configure_process(resolved)
-    model = GPT(resolved.model)
+    model = build_model(resolved.model)
     initial.copy_to(model)
     check_finite_weights(model, source)
     model.to(resolved.device)

@@ -12,7 +12,7 @@ from torch.optim import AdamW, Optimizer
 from config import OptimConfig
 from distributed.owners import Owners
 from distributed.processes import World
-from precision import DTYPES
+from kernels import DTYPES
 from training.tensors import is_distributed, local_part
 
 # Coefficients of Muon's quintic iteration (Jordan et al. 2024). The polynomial is steep at 0, so

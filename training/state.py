@@ -11,11 +11,12 @@ from torch.optim import Optimizer
 from config import ResolvedConfig
 from distributed.parallel import owners_mesh, place_model
 from distributed.processes import World
+from kernels import autocast
 from model import GPT
-from precision import autocast
 from training.loss_scale import LossScaler
 from training.nonfinite import NonFiniteGuard
 from training.optimizers import build_optimizers
+from variants import build_model
 
 
 class MeanLoss:
@@ -100,7 +101,7 @@ def build_state(
     `init` changes the randomly initialized weights, before the model is moved or sharded.
     """
     torch.manual_seed(config.seed)
-    model = GPT(config.model)
+    model = build_model(config.model)
     with world.share_errors():
         init(model)
     model.checkpoint_activations = config.checkpoint_activations

@@ -20,11 +20,10 @@ from glass.heads.capture import (
     next_tokens,
     token_losses,
 )
-from glass.heads.interventions import NO_INTERVENTIONS, Interventions
+from glass.heads.interventions import NO_INTERVENTIONS, Interventions, chain_taps
 from glass.heads.results import Estimates
-from model import GPT, KVCache
-from precision import autocast
-from taps import Taps, chain_taps
+from kernels import autocast
+from model import GPT, KVCache, Taps
 
 MAX_TOKENS_PER_PASS = 4096
 # A pass recomputes all tokens after its first hidden one. Hiding a quarter as many tokens in one

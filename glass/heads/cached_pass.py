@@ -7,10 +7,9 @@ import torch
 from torch import Tensor
 
 from glass.heads.capture import ForwardPass
-from glass.heads.interventions import Interventions
+from glass.heads.interventions import Interventions, chain_taps
 from glass.heads.results import Head
-from model import GPT, KVCache
-from taps import Taps, chain_taps
+from model import GPT, KVCache, Taps
 
 CAPACITY_STEP = 64  # tokens by which the buffers grow
 

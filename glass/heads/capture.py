@@ -14,8 +14,8 @@ from torch import Tensor
 
 from common.files import atomic_write
 from glass.heads.probes import Probes
-from model import GPT, SelfAttention
-from taps import Taps
+from kernels import in_float32_or_finer
+from model import GPT, SelfAttention, Taps
 
 MAX_LOGITS = 1 << 25  # logits computed at once: 128 MB in float32
 PATTERNS = ("text", "repeated", "control")  # arrays of attention patterns, saved as float16
@@ -73,14 +73,7 @@ def in_float32(model: GPT) -> GPT:
     """
     if torch.finfo(model.head.weight.dtype).bits >= 32:
         return model
-    model_copy = copy.deepcopy(model).float()
-    model_copy.compute_rotary(model.head.weight.device)  # the copied values were rounded
-    return model_copy
-
-
-def in_float32_or_finer(values: Tensor) -> Tensor:
-    """Convert values of lower precision to float32."""
-    return values.to(torch.promote_types(values.dtype, torch.float32))
+    return copy.deepcopy(model).float()
 
 
 def max_logit_rows(model: GPT) -> int:

@@ -16,9 +16,8 @@ from torch import Tensor
 from glass.heads import scores
 from glass.heads.capture import ForwardPass, residual_writes
 from glass.heads.results import CompositionShare, Estimates, Head
-from layers import head_gates
-from model import GPT, attention_weights, causal_mask
-from taps import Taps
+from model import GPT, Taps, causal_mask
+from variants import gates_of, sink_of, weights_with_sink
 
 INPUTS = ("queries", "keys", "values")  # inputs of a head, in the order of array axes
 MEASURED_SCORES = ("previous_token", "induction")  # scores whose composition is measured
@@ -219,11 +218,11 @@ class Reader:
         self.W_O = W_O.unflatten(1, (c.n_head, c.value_dim))[:, heads]  # (C, n, d_v)
         x = forward.residuals[layer]
         attention = self.block.attention
-        sink = attention.sink_logits()
+        sink = sink_of(attention)
         self.sink = None if sink is None else sink[heads]  # (n, 1, 1)
+        gates = gates_of(attention, self.block.norm_1(x))
         self.gates: Tensor | float = 1.0
-        if attention.W_gate is not None:
-            gates = head_gates(self.block.norm_1(x), attention.W_gate, c.n_head)
+        if gates is not None:
             self.gates = gates[:, :, heads].transpose(1, 2)  # (B, n, T, 1 or d_v)
         self.q, self.k, v = self._project(x)
         self.weights = self._attend(self.q, self.k)
@@ -245,7 +244,7 @@ class Reader:
 
     def _attend(self, q: Tensor, k: Tensor) -> Tensor:
         """Compute the heads' patterns (B, n, T, T)."""
-        return attention_weights(q, k, self.mask, sink=self.sink)
+        return weights_with_sink(q, k, self.mask, self.sink)
 
     def _write(self, v: Tensor) -> Tensor:
         """Compute the heads' outputs (B, n, T, C) from values v, unpatched patterns and gates."""

@@ -12,8 +12,7 @@ from glass.heads import scores
 from glass.heads.ablation import rows_per_pass
 from glass.heads.capture import ForwardPass, next_tokens, token_losses
 from glass.heads.results import Estimate, Faithfulness, Head
-from model import GPT
-from taps import Taps
+from model import GPT, Taps
 
 SUFFICIENT_SHARE = 0.9  # of the copying gain, which a sufficient set of heads keeps
 # The best of many sets looks better than it is, so its share is measured on rows that were not used

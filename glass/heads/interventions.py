@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from glass.heads.results import Head
-from taps import Taps
+from model import Taps, tap
 
 
 class Interventions(NamedTuple):
@@ -57,3 +57,15 @@ def _zero_heads(heads: list[int], y: Tensor) -> Tensor:
     y = y.clone()
     y[:, :, heads] = 0
     return y
+
+
+def chain_taps(*some: Taps) -> Taps:
+    """Return taps that apply those of each argument, one after the other."""
+    keys = {key for taps in some for key in taps}
+    return {key: partial(_apply_all, [taps for taps in some if key in taps], key) for key in keys}
+
+
+def _apply_all(chained: list[Taps], key: tuple[str, int], value: Tensor) -> Tensor:
+    for taps in chained:
+        value = tap(taps, *key, value)
+    return value

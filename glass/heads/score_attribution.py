@@ -10,11 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attention import rotate
 from glass.heads.capture import ForwardPass
 from glass.heads.logit_attribution import norm_scales
 from glass.heads.results import Head
-from model import GPT, SelfAttention
+from model import GPT, SelfAttention, rotate
 
 
 class ScoreTerm(NamedTuple):
@@ -55,7 +54,7 @@ def attribute_score(
     names, vectors = _project_components(model, forward, layer, "Q", number)  # (N, T, d_k)
     queries = _rotate(model, vectors)[:, i]  # (N, d_k)
     key_names, keys = _project_components(model, forward, layer, "K", group)
-    smear = model.blocks[layer].attention.smear
+    smear = getattr(model.blocks[layer].attention, "smear", None)
     if smear is not None:
         key_names, keys = _smear(smear[group], key_names, keys, hidden)
     keys = _rotate(model, keys)  # (K, T, d_k)

@@ -15,6 +15,7 @@ from common.text import pluralize
 from config import Config
 from data.tokenizer import Tokenizer, encode_prompt
 from data.tokens import Tokens
+from generation.decoder import Decoder
 from generation.sampling import GeneratedText, Sampling, generate_texts
 from glass.heads import attention_grid, capture
 from glass.heads.ablation import ablate_heads, head_importance
@@ -24,8 +25,8 @@ from glass.heads.metrics import flatten, read_latest
 from glass.heads.probes import make_probes
 from glass.heads.results import Measurements
 from glass.heads.stored_weights import prune_stored_weights
+from kernels import exact_float32
 from model import GPT
-from precision import exact_float32
 
 ABLATION_TOKENS = 4096  # validation tokens on which head importance is measured
 # Token and head effects are measured at every snapshot if they process at most this share of the
@@ -197,7 +198,7 @@ def sample_text(
     """
     prompt_tokens = encode_prompt(tokenizer, "") if prompt is None else prompt
     text = GeneratedText(tokenizer, prompt_tokens, seed, max_documents=2)
-    decoder = model.make_decoder(1, len(prompt_tokens) + max_new_tokens)
+    decoder = Decoder(model, 1, len(prompt_tokens) + max_new_tokens)
     for _ in generate_texts(decoder, [text], max_new_tokens, Sampling(temperature=0.8)):
         pass
     return tokenizer.decode(prompt or []) + text.text

@@ -7,11 +7,11 @@ import numpy as np
 
 from common.errors import UserError
 from common.text import pluralize
-from glass.heads.capture import in_float32_or_finer
 from glass.heads.logit_attribution import PREDICTED_TOKENS
 from glass.heads.patching import Contrast, Patch, Patching, measure_logit_difference, parse_patch
 from glass.live.parameters import Parameters, describe
 from glass.live.session import Session
+from kernels import in_float32_or_finer
 
 
 class PatchingRequest(NamedTuple):

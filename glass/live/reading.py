@@ -9,9 +9,10 @@ from torch import Tensor
 from common.errors import UserError
 from generation.sampling import NON_FINITE_PREDICTIONS
 from glass.heads.cached_pass import CachedPass
-from glass.heads.capture import ForwardPass, in_float32_or_finer, max_logit_rows, value_norms
+from glass.heads.capture import ForwardPass, max_logit_rows, value_norms
 from glass.heads.interventions import Interventions
 from glass.heads.logit_attribution import PREDICTED_TOKENS
+from kernels import in_float32_or_finer
 from model import GPT
 
 

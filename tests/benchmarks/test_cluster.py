@@ -24,10 +24,10 @@ from benchmarks.step_time import (
 )
 from common.errors import UserError
 from config import GPTConfig, OptimConfig
-from model import GPT
-from precision import autocast
+from kernels import autocast
 from training.memory import model_size
 from training.optimizers import orthogonalize
+from variants import build_model
 
 H100 = GPUS["H100"]
 SMALL = GPTConfig(1000, block_size=1024, n_layer=4, n_head=4, n_embd=256)
@@ -209,7 +209,7 @@ class ByteCounter(TorchDispatchMode):
 
 def count_moved_bytes(n_layer: int, vocab_size: int) -> float:
     """Return the bytes that a step in bf16 moves, per token, eager, with negligible attention."""
-    model = GPT(GPTConfig(vocab_size, block_size=8, n_layer=n_layer, n_head=1, n_embd=64))
+    model = build_model(GPTConfig(vocab_size, block_size=8, n_layer=n_layer, n_head=1, n_embd=64))
     tokens = torch.randint(vocab_size, (512, 8))
     with ByteCounter() as counter:
         with autocast("cpu", "bf16"):

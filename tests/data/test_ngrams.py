@@ -10,7 +10,7 @@ from models import decoded_ngrams
 
 from common.errors import UserError
 from config import GPTConfig
-from data.ngrams import count_ngrams
+from variants import count_ngrams
 
 
 def ngrams_by_hand(tokens, config):

@@ -29,7 +29,6 @@ from common.errors import UserError
 from config import Config, GPTConfig, OptimConfig, ResolvedConfig
 from distributed.parallel import plain_copy
 from distributed.processes import World
-from model import GPT
 from train import train_step
 from training.memory import memory_needed
 from training.optimizer_state import load_optimizer_tensors, optimizer_tensors
@@ -37,6 +36,7 @@ from training.optimizers import Muon
 from training.plan import check_batch_size, check_shard, pick_shard
 from training.state import build_state
 from training.tensors import is_distributed, local_part
+from variants import build_model
 
 
 def odd(text_file: Path, *more: str) -> list[str]:
@@ -197,7 +197,7 @@ def test_each_matrix_has_its_state_on_one_owner_and_all_copies_of_the_model_are_
 
     results = in_ranks(tmp_path, size, work)
     with torch.device("meta"):
-        named = dict(GPT(small_config(shard, n_layer).model).named_parameters())
+        named = dict(build_model(small_config(shard, n_layer).model).named_parameters())
     matrices = [name for name, p in named.items() if name.startswith("blocks.") and p.dim() == 2]
     for group in range(0, size, owners):
         owned = [name for owned, _ in results[group : group + owners] for name in owned]

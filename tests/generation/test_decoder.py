@@ -9,7 +9,7 @@ from presets import model_preset
 from torch import nn
 
 from generation.decoder import Decoder, KVCache, as_function
-from model import GPT
+from variants import build_model
 
 close = torch.testing.assert_close
 
@@ -40,7 +40,7 @@ def test_keys_and_values_in_the_cache_may_differ_in_size():
 @given(config=configs, chunks=st.lists(st.integers(1, 8), min_size=1, max_size=8), seed=seeds)
 def test_a_text_read_in_chunks_has_the_logits_of_the_whole_text(config, chunks, seed):
     length = min(sum(chunks), config.block_size)
-    model, tokens = lively(GPT(config), seed), random_tokens(2, length, seed=seed)
+    model, tokens = lively(build_model(config), seed), random_tokens(2, length, seed=seed)
     cache = KVCache(config, 2, length)
     logits, start = [], 0
     with torch.no_grad():
@@ -56,7 +56,7 @@ def test_a_text_read_in_chunks_has_the_logits_of_the_whole_text(config, chunks, 
 
 
 def test_more_tokens_than_fit_the_cache_are_refused_and_change_nothing():
-    model, tokens = GPT(small()).eval(), random_tokens(1, 6)
+    model, tokens = build_model(small()).eval(), random_tokens(1, 6)
     cache = KVCache(model.config, 1, length=5)
     model(tokens[:, :3], cache=cache)
     with pytest.raises(ValueError):
@@ -65,7 +65,7 @@ def test_more_tokens_than_fit_the_cache_are_refused_and_change_nothing():
 
 
 def test_more_tokens_than_fit_the_block_are_refused_whatever_the_cache():
-    model = GPT(small(block_size=16)).eval()
+    model = build_model(small(block_size=16)).eval()
     with pytest.raises(ValueError):
         model(random_tokens(1, 17), cache=KVCache(model.config, 1, length=20))
 
@@ -85,9 +85,12 @@ def test_the_decoder_and_the_forward_pass_agree(
     config, norm_embedding, batch_size, prompt_length, seed
 ):
     config.norm_embedding = norm_embedding
-    model, tokens = lively(GPT(config).double(), seed), random_tokens(batch_size, 16, seed=seed)
+    model, tokens = (
+        lively(build_model(config).double(), seed),
+        random_tokens(batch_size, 16, seed=seed),
+    )
     expected, _ = model(tokens)
-    decoder = Decoder(model, model.make_cache(batch_size))
+    decoder = Decoder(model, batch_size)
     with torch.no_grad():
         logits = [decoder.read(tokens[:, :prompt_length])]
         for t in range(prompt_length, 16):
@@ -97,8 +100,11 @@ def test_the_decoder_and_the_forward_pass_agree(
 
 
 def test_a_decoder_that_was_reset_reads_another_text():
-    model, tokens = lively(GPT(small(ngrams=3, ngram_rows=600)).double()), random_tokens(2, 8)
-    decoder = model.make_decoder(1)
+    model, tokens = (
+        lively(build_model(small(ngrams=3, ngram_rows=600)).double()),
+        random_tokens(2, 8),
+    )
+    decoder = Decoder(model, 1)
     with torch.no_grad():
         decoder.read(tokens[:1])
         decoder.reset()
@@ -106,9 +112,9 @@ def test_a_decoder_that_was_reset_reads_another_text():
 
 
 def test_the_decoder_of_a_model_in_training_mode_drops_nothing():
-    model, tokens = lively(GPT(small(dropout=0.5)).double()), random_tokens(1, 8)
+    model, tokens = lively(build_model(small(dropout=0.5)).double()), random_tokens(1, 8)
     expected = model(tokens)[0][:, -1]
-    decoder = model.train().make_decoder(1)
+    decoder = Decoder(model.train(), 1)
     with torch.no_grad():
         decoder.read(tokens[:, :7])
         close(decoder.read(tokens[:, 7:]), expected)
@@ -117,14 +123,14 @@ def test_the_decoder_of_a_model_in_training_mode_drops_nothing():
 @pytest.mark.parametrize("n_kv_head", [1, 2, 4])
 def test_weights_in_bf16_with_a_float32_cache_give_the_probabilities_within_rounding(n_kv_head):
     torch.manual_seed(0)
-    model = GPT(
+    model = build_model(
         small(vocab_size=50, n_embd=64, n_kv_head=n_kv_head, block_size=32, position="rope")
     )
     tokens = torch.randint(0, 50, (3, 30))
     with torch.no_grad():
         exact = model(tokens)[0].softmax(-1)
         model.to(torch.bfloat16)
-        decoder = Decoder(model, model.make_cache(3))
+        decoder = Decoder(model, 3)
         assert decoder.cache.keys.dtype == torch.float32
         logits = [decoder.read(tokens[:, :20])]
         for t in range(20, 30):

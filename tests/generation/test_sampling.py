@@ -10,6 +10,7 @@ from models import VOCAB_SIZE, configs, few, lively, random_tokens, seeds, small
 
 from common.text import printable
 from data.tokenizer import CharTokenizer, train_bpe
+from generation.decoder import Decoder
 from generation.sampling import (
     ENDED,
     GeneratedText,
@@ -21,7 +22,7 @@ from generation.sampling import (
     window_start,
 )
 from glass.heads.snapshot import sample_text
-from model import GPT
+from variants import build_model
 
 CPU = torch.device("cpu")
 
@@ -69,7 +70,7 @@ def test_generation_with_and_without_a_cache_is_equal_even_beyond_the_block(
     config, block_size, batch_size, prompt_length, max_new_tokens, temperature, seed
 ):
     config.block_size = block_size
-    model = lively(GPT(config).double(), seed)
+    model = lively(build_model(config).double(), seed)
     prompt = random_tokens(batch_size, prompt_length, seed=seed)
     sampling = Sampling(temperature, top_p=0.9)
     tokens = model.generate(prompt, max_new_tokens, temperature, top_p=0.9, seed=seed)
@@ -80,7 +81,7 @@ def test_generation_with_and_without_a_cache_is_equal_even_beyond_the_block(
 @few
 @given(seed=st.integers(0, 2**40), batch_size=st.integers(1, 4), length=st.integers(1, 20))
 def test_a_sequence_does_not_depend_on_its_batch(seed, batch_size, length):
-    model = lively(GPT(small(n_kv_head=2)).double())
+    model = lively(build_model(small(n_kv_head=2)).double())
     prompts = random_tokens(batch_size, length)
     sampling = {"temperature": 1.3, "top_p": 0.95}
     batch = model.generate(prompts, 12, seed=seed, **sampling)
@@ -90,14 +91,14 @@ def test_a_sequence_does_not_depend_on_its_batch(seed, batch_size, length):
 
 
 def test_seeded_generation_does_not_touch_the_global_random_state():
-    model, prompts = lively(GPT(small())), random_tokens(2, 3)
+    model, prompts = lively(build_model(small())), random_tokens(2, 3)
     state = torch.get_rng_state()
     model.generate(prompts, 5, seed=1)
     assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_unseeded_generation_draws_from_the_global_random_state():
-    model, prompts = lively(GPT(small())), random_tokens(2, 3)
+    model, prompts = lively(build_model(small())), random_tokens(2, 3)
     state = torch.get_rng_state()
     first = model.generate(prompts, 12)
     assert not torch.equal(torch.get_rng_state(), state)
@@ -106,7 +107,7 @@ def test_unseeded_generation_draws_from_the_global_random_state():
 
 
 def test_a_sequence_that_the_caller_ends_gets_no_more_tokens_and_the_others_do():
-    model = lively(GPT(small()).double())
+    model = lively(build_model(small()).double())
     prompts, has_ended = random_tokens(3, 4), torch.zeros(3, dtype=torch.bool)
     steps = []
     for tokens in streamed(model, prompts, 10, seeds=[1, 2, 3], has_ended=has_ended):
@@ -123,7 +124,7 @@ def test_a_sequence_that_the_caller_ends_gets_no_more_tokens_and_the_others_do()
 
 
 def test_generation_stops_when_all_sequences_have_ended():
-    model, has_ended = lively(GPT(small())), torch.zeros(2, dtype=torch.bool)
+    model, has_ended = lively(build_model(small())), torch.zeros(2, dtype=torch.bool)
     n_steps = 0
     for _ in streamed(model, random_tokens(2, 4), 10, has_ended=has_ended):
         n_steps += 1
@@ -133,7 +134,7 @@ def test_generation_stops_when_all_sequences_have_ended():
 
 def test_generation_without_a_first_token_is_refused():
     with pytest.raises(ValueError):
-        GPT(small()).generate(random_tokens(1, 0), 5)
+        build_model(small()).generate(random_tokens(1, 0), 5)
 
 
 # --- Drawing a token ------------------------------------------------------------------------------
@@ -201,9 +202,9 @@ def test_the_probabilities_are_those_of_transformers(
 
 
 def test_ids_that_the_tokenizer_lacks_are_never_drawn():
-    model = lively(GPT(small(vocab_size=400)))  # with more ids than its tokenizer
+    model = lively(build_model(small(vocab_size=400)))  # with more ids than its tokenizer
     texts = [GeneratedText(BYTES, [0]), GeneratedText(BYTES, [1], seed=1)]
-    for _ in generate_texts(model.make_decoder(2, 30), texts, 20, Sampling()):
+    for _ in generate_texts(Decoder(model, 2, 30), texts, 20, Sampling()):
         pass
     drawn = [id for text in texts for id in text.tokens]
     assert drawn and max(drawn) < BYTES.vocab_size
@@ -295,7 +296,10 @@ def test_no_control_character_reaches_a_terminal(text):
     "tokenizer", [CharTokenizer("abc\n"), CharTokenizer("xyz"), train_bpe(["one two one two"], 270)]
 )
 def test_the_sample_of_a_snapshot_depends_on_the_seed_alone(tokenizer):
-    model, state = lively(GPT(small(vocab_size=tokenizer.vocab_size))), torch.get_rng_state()
+    model, state = (
+        lively(build_model(small(vocab_size=tokenizer.vocab_size))),
+        torch.get_rng_state(),
+    )
     first, second, other = (sample_text(model, tokenizer, 30, seed) for seed in (3, 3, 4))
     assert first == second
     assert first != other

@@ -11,8 +11,8 @@ from models import lively, small
 import cli.sample_config
 from data.tokenizer import CharTokenizer, train_bpe
 from generation.scoring import MAX_SHOWN_TOKENS, score_text
-from model import GPT
 from sample import write_score
+from variants import build_model
 
 ALPHABET = CharTokenizer("ab\n")
 LINE_END = ALPHABET.encode("\n")
@@ -32,7 +32,7 @@ def losses_by_hand(model, ids, block_size):
 
 @pytest.mark.parametrize("length", [1, 15, 16, 17, 40])
 def test_every_token_is_scored_once_in_windows_of_the_context(length):
-    model = lively(GPT(small(vocab_size=3))).train()
+    model = lively(build_model(small(vocab_size=3))).train()
     text = "abbaabab\n" * 5
     score = score_text(model, ALPHABET, text[:length])
     expected = losses_by_hand(model.eval(), ALPHABET.encode(text[:length]), 16)
@@ -41,7 +41,7 @@ def test_every_token_is_scored_once_in_windows_of_the_context(length):
 
 
 def test_the_summary_is_of_all_tokens_though_a_page_shows_the_first(capsys):
-    model = lively(GPT(small(vocab_size=3)))
+    model = lively(build_model(small(vocab_size=3)))
     text = "ab\n" * (MAX_SHOWN_TOKENS // 3 + 8)
     score = score_text(model, ALPHABET, text)
     content = score.page_content(ALPHABET)
@@ -55,7 +55,7 @@ def test_the_summary_is_of_all_tokens_though_a_page_shows_the_first(capsys):
 def test_a_page_of_a_score_shows_and_names_the_loss_of_every_token(tmp_path, open_page, capsys):
     text = "the glass model reads\nthe <b>glass</b> é"
     tokenizer = train_bpe([text] * 20, 280)
-    model = lively(GPT(small(vocab_size=tokenizer.vocab_size)))
+    model = lively(build_model(small(vocab_size=tokenizer.vocab_size)))
     path = tmp_path / "page.html"
     config = cli.sample_config.SampleConfig(score=f"{tmp_path}/poem.txt", attention=str(path))
     write_score(config, model, tokenizer, text)

@@ -28,8 +28,8 @@ from config import GPTConfig
 from interop import ExternalCheckpoint
 from interop.gguf_header import SCALAR_FORMATS
 from interop.names import GGUF_SETTINGS, HF_SETTINGS
-from model import GPT
 from training.nonfinite import check_finite_weights
+from variants import build_model
 
 gguf = pytest.importorskip("gguf")
 
@@ -277,7 +277,7 @@ NANOGPT_SHAPE = {"vocab_size": 9, "block_size": 16, "n_layer": 1, "n_head": 2, "
 def nanogpt_checkpoint() -> dict[str, dict]:
     config = GPTConfig(**NANOGPT_SHAPE, bias=True)
     names = [*NANOGPT_SHAPE, "bias", "dropout"]
-    state = nanogpt_tensors(lively(GPT(config)))
+    state = nanogpt_tensors(lively(build_model(config)))
     return {"model": state, "model_args": {name: asdict(config)[name] for name in names}}
 
 

@@ -23,7 +23,6 @@ from processes import run_to_end
 from tokenizers import Regex, Tokenizer, pre_tokenizers, trainers
 from tokenizers import models as library_models
 
-from attention import rotary_frequencies
 from common.errors import UserError
 from config import GPTConfig
 from glass.heads.analysis import analyze
@@ -33,8 +32,9 @@ from interop.gguf_file import infer_llama3_rope
 from interop.layout import map_tensors
 from interop.names import GGUF_SETTINGS
 from interop.settings import config_to_hf, find_family
-from model import GPT
+from model import GPT, rotary_frequencies
 from training.checkpoint import parameter_shapes
+from variants import build_model
 
 gguf = pytest.importorskip("gguf")
 transformers = pytest.importorskip("transformers")
@@ -165,7 +165,7 @@ def make_model(family: str, seed: int = 0, **changes) -> GPT:
             "bias": "qkv" if family == "qwen2" else False,
             "qk_norm": "gains" if family == "qwen3" else False,
         }
-    return lively(GPT(GPTConfig(**shape)), seed)
+    return lively(build_model(GPTConfig(**shape)), seed)
 
 
 @pytest.mark.slow

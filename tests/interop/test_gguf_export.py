@@ -19,6 +19,7 @@ from config import GPTConfig
 from data.tokenizer import PATTERNS, CharTokenizer, Tokenizer, load_tiktoken, train_bpe
 from interop import load, save_gguf
 from model import GPT
+from variants import build_model
 
 gguf = pytest.importorskip("gguf")
 
@@ -41,7 +42,7 @@ ASCII = CharTokenizer("\n !',-.:abcdefghijklmnopqrstuvwxyzTI\\")
 def make_model(tokenizer: Tokenizer, changes: dict) -> GPT:
     shape = {"block_size": 64, "n_layer": 2, "n_head": 4, "n_embd": 64}
     shape["vocab_size"] = tokenizer.vocab_size
-    return lively(GPT(GPTConfig(**(shape | changes)))).eval()
+    return lively(build_model(GPTConfig(**(shape | changes)))).eval()
 
 
 @pytest.fixture(scope="module")

@@ -21,13 +21,14 @@ from config import GPTConfig
 from interop import ExternalCheckpoint, load_hf, save_hf
 from interop.settings import config_to_hf
 from model import GPT
+from variants import build_model
 
 TOLERANCE = 1e-5
 
 
 def make_our_model(**changes) -> GPT:
     shape = {"vocab_size": 23, "block_size": 16, "n_layer": 2, "n_head": 4, "n_embd": 32}
-    return lively(GPT(GPTConfig(**shape | changes)))
+    return lively(build_model(GPTConfig(**shape | changes)))
 
 
 @pytest.mark.slow
@@ -58,7 +59,7 @@ def test_an_imported_model_gives_the_same_logits_and_exports_to_the_same_weights
 
 def test_weights_keep_their_data_type_and_changing_them_does_not_change_the_file(tmp_path):
     shape = {"vocab_size": 400, "block_size": 16, "n_layer": 1, "n_head": 2, "n_embd": 16}
-    save_hf(GPT(GPTConfig(**shape, **LLAMA_SHAPE)).bfloat16(), tmp_path / "hf")
+    save_hf(build_model(GPTConfig(**shape, **LLAMA_SHAPE)).bfloat16(), tmp_path / "hf")
     file = tmp_path / "hf" / WEIGHTS
     content = file.read_bytes()
     weight = ExternalCheckpoint(tmp_path / "hf").load().head.weight

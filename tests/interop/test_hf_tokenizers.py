@@ -20,7 +20,7 @@ from data.tokenizer import (
     train_bpe,
 )
 from interop import ExternalCheckpoint, load, read_starting_model, save_hf
-from model import GPT
+from variants import build_model
 
 letters = st.sampled_from(list("the glas'123 \n\t\r_é—λ"))
 texts = st.text(st.characters(exclude_categories=["Cs"]) | letters, max_size=40) | st.sampled_from(
@@ -68,7 +68,9 @@ def test_an_imported_tokenizer_gives_the_ids_and_texts_of_transformers(family, t
 
 @pytest.fixture(scope="module")
 def small_model():
-    return lively(GPT(GPTConfig(vocab_size=400, block_size=16, n_layer=1, n_head=2, n_embd=16)))
+    return lively(
+        build_model(GPTConfig(vocab_size=400, block_size=16, n_layer=1, n_head=2, n_embd=16))
+    )
 
 
 def export(tokenizer, folder, model):
@@ -118,7 +120,7 @@ def test_the_gpt2_vocabulary_is_exported_with_its_own_merges(test_data, monkeypa
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(test_data / "tiktoken_cache"))
     ours = load_tiktoken("gpt2")
     config = GPTConfig(vocab_size=50304, block_size=16, n_layer=1, n_head=1, n_embd=8)
-    oracle = export(ours, tmp_path / "hf", GPT(config))
+    oracle = export(ours, tmp_path / "hf", build_model(config))
     merges = json.loads((tmp_path / "hf" / "tokenizer.json").read_text())["model"]["merges"]
     assert len(merges) == 50_000 and merges[0] == ["Ġ", "t"]
     text = (test_data / "data" / "tinyshakespeare.txt").read_text()[:100_000] + SENTENCE

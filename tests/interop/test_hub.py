@@ -18,7 +18,7 @@ from config import GPTConfig
 from data.tokenizer import train_bpe
 from interop import load, save_hf
 from interop.hub import DOWNLOADED_FILES, WEIGHTS_FILE, find_model_folder, pin_model
-from model import GPT
+from variants import build_model
 
 pytestmark = pytest.mark.slow
 COMMIT, NAME = "0123456789abcdef" * 2 + "01234567", "owner/small"
@@ -93,7 +93,11 @@ def repository(tmp_path_factory):
     """A folder to serve: a model with its tokenizer, and files that are not downloaded."""
     folder, tokenizer = tmp_path_factory.mktemp("hub") / "repo", train_bpe(["a glass model"], 300)
     save_hf(
-        lively(GPT(GPTConfig(tokenizer.vocab_size, block_size=16, n_layer=1, n_head=2, n_embd=16))),
+        lively(
+            build_model(
+                GPTConfig(tokenizer.vocab_size, block_size=16, n_layer=1, n_head=2, n_embd=16)
+            )
+        ),
         folder,
         tokenizer,
     )

@@ -21,8 +21,8 @@ from common.errors import UserError
 from config import GPTConfig
 from data.hf_tokenizer import HFTokenizer
 from interop.__main__ import main as export
-from model import GPT
 from sample import sample
+from variants import build_model
 
 HEAD = "lm_head.weight"
 LFS_POINTER = "version https://git-lfs.github.com/spec/v1"
@@ -31,7 +31,7 @@ LFS_POINTER = "version https://git-lfs.github.com/spec/v1"
 def write_nanogpt(path: Path, **options) -> None:
     """Write a checkpoint as nanoGPT does, with the vocabulary of a text."""
     config = GPTConfig(len(TEXT), **SHAPE, bias=True)
-    tensors = nanogpt_tensors(lively(GPT(config)))
+    tensors = nanogpt_tensors(lively(build_model(config)))
     state = {f"_orig_mod.{name}": tensor for name, tensor in tensors.items()}
     state["_orig_mod.lm_head.weight"] = state["_orig_mod.transformer.wte.weight"]
     torch.save({"model": state, "model_args": asdict(config)}, path, **options)
@@ -188,7 +188,7 @@ def test_a_model_is_loaded_by_whatever_names_it(prepare, name, original, here, i
     # Training starts from the same weights
     start = interop.read_starting_model(name)
     assert vocab_size == start.model.vocab_size
-    copy = GPT(GPTConfig.from_settings(start.model))
+    copy = build_model(GPTConfig.from_settings(start.model))
     interop.open_starting_weights(start.init_from).copy_to(copy)
     copied = dict(copy.named_parameters())
     assert all(torch.equal(copied[key], expected[key].float()) for key in expected)

@@ -18,6 +18,7 @@ from interop.layout import map_tensors
 from model import GPT
 from training.checkpoint import load_run, parameter_shapes
 from training.evaluate import Windows
+from variants import build_model
 
 
 class CreatesAFolder:
@@ -51,7 +52,7 @@ def test_a_checkpoint_of_nanogpt_is_trained_from_and_no_code_in_it_runs(
         "bias": True,
         "dropout": 0.0,
     }
-    model = lively(GPT(GPTConfig(**shape)))
+    model = lively(build_model(GPTConfig(**shape)))
     state = {f"_orig_mod.{name}": tensor for name, tensor in nanogpt_tensors(model).items()}
     torch.save({"model": state, "model_args": shape, "iter_num": 9}, "ckpt.pt")
     run_to_end(
@@ -84,6 +85,6 @@ def test_a_checkpoint_of_nanogpt_is_trained_from_and_no_code_in_it_runs(
     for content in (other_shape, {"model": CreatesAFolder()}, []):
         torch.save(content, "ckpt.pt")
         with pytest.raises(UserError) as error:
-            open_starting_weights(Path("ckpt.pt")).copy_to(GPT(GPTConfig(**shape)))
+            open_starting_weights(Path("ckpt.pt")).copy_to(build_model(GPTConfig(**shape)))
         assert "ckpt.pt" in str(error.value)
     assert not os.path.exists("ran")

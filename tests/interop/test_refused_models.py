@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 from common.errors import UserError
 from config import GPTConfig
 from interop import ExternalCheckpoint, load_hf, save_hf
-from model import GPT
+from variants import build_model
 
 MAX_SENTENCE = 600
 
@@ -153,7 +153,7 @@ def test_a_folder_without_a_usable_tokenizer_is_refused_by_name(old, new, named,
 
 
 def test_only_a_new_or_empty_folder_is_written_and_completely_or_not_at_all(disk, tmp_path):
-    model = GPT(GPTConfig(vocab_size=400, block_size=16, n_layer=1, n_head=2, n_embd=16))
+    model = build_model(GPTConfig(vocab_size=400, block_size=16, n_layer=1, n_head=2, n_embd=16))
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine.txt").write_text("mine")
     for folder in (tmp_path / "full", tmp_path / "full" / "mine.txt"):

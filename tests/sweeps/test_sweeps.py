@@ -40,7 +40,7 @@ from common.errors import UserError
 from common.text import format_magnitude
 from config import Config, GPTConfig, TokenizerConfig
 from glass.page.run import kv_cache_bytes
-from model import GPT, KVCache
+from model import KVCache
 from sweeps import jobs as sweep_jobs
 from sweeps import page as sweep_page
 from sweeps.note import JOB_LOCK, read_job
@@ -54,6 +54,7 @@ from sweeps.runs import (
     reproduce_command,
 )
 from sweeps.table import figure_names, format_cell, print_sweep, write_csv
+from variants import build_model
 
 SHORT = [
     "max_steps=4",
@@ -138,7 +139,7 @@ def test_sweep_csv_holds_the_numbers_of_the_runs(swept):
             assert float(line[f"heads/{score}"]) == max(
                 value for key, value in last.items() if key.startswith(f"heads/{score}/")
             )
-        assert int(line["parameters"]) == GPT(config.model).num_parameters()
+        assert int(line["parameters"]) == build_model(config.model).num_parameters()
         assert int(line["kv_cache_bytes"]) == KVCache(config.model, 1, dtype=torch.float32).nbytes
 
 
@@ -824,7 +825,9 @@ def test_depth_and_width_are_compared_at_equal_parameters():
     counts = {}
     for shape, config in shapes.items():
         config.vocab_size = 200
-        counts[shape] = sum(p.numel() for p in GPT(config).blocks.parameters() if p.dim() > 1)
+        counts[shape] = sum(
+            p.numel() for p in build_model(config).blocks.parameters() if p.dim() > 1
+        )
     assert len(set(counts.values())) == 1
 
 

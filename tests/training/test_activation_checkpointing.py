@@ -10,10 +10,10 @@ from ranks import in_ranks
 
 from config import GPTConfig, OptimConfig, ResolvedConfig
 from distributed.processes import World
-from model import GPT
 from train import train_step
 from training.state import build_state
 from training.tensors import full_tensor
+from variants import build_model
 
 CONFIG = ResolvedConfig(
     device="cpu",
@@ -79,7 +79,7 @@ def gradients(is_checkpointed, n_layer, compiler):
     """The gradients of a model with dropout, and how many numbers its forward pass keeps for the
     backward pass, without the weights and the states of random generators."""
     torch.manual_seed(0)
-    model = GPT(small(n_layer=n_layer, dropout=0.3))
+    model = build_model(small(n_layer=n_layer, dropout=0.3))
     model.checkpoint_activations = is_checkpointed
     weights = {p.data_ptr() for p in model.parameters()}
     count = 0
@@ -120,7 +120,7 @@ def test_training_keeps_the_input_of_each_block_only(compiler):
 
 
 def test_only_training_recomputes():
-    model = GPT(small())
+    model = build_model(small())
     model.checkpoint_activations = True
     calls = []
     model.blocks[0].register_forward_pre_hook(lambda *_: calls.append(1))

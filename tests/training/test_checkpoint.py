@@ -10,8 +10,8 @@ from safetensors.torch import save_file
 from common.checkpoints import find_checkpoint, read_pointer, saved_steps
 from common.errors import UserError
 from common.manifest import CHECKPOINT_FILES, MANIFEST_FILE
-from model import GPT
 from training.checkpoint import load_run, load_weights
+from variants import build_model
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def test_a_run_whose_checkpoints_are_all_damaged_is_not_started_afresh(run, tiny
 
 def test_loaded_weights_are_all_parameters_and_the_keys_of_the_ngrams(tmp_path):
     config = small(ngrams=3, ngram_rows=600)
-    saved, loaded = lively(GPT(config)), GPT(config)
+    saved, loaded = lively(build_model(config)), build_model(config)
     save_file(saved.tensors(), tmp_path / "model.safetensors")
     load_weights(loaded, tmp_path / "model.safetensors")
     expected, actual = saved.state_dict(), loaded.state_dict()

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from config import Config, DataConfig, GPTConfig, ModelConfig
 from data.tokenizer import CharTokenizer
 from distributed.processes import World
-from model import GPT
 from training.evaluate import NO_TARGET, Splits, Windows, evaluate, in_context_scores, make_splits
+from variants import build_model
 
 
 def config_of(block_size: int, **data) -> Config:
@@ -27,7 +27,7 @@ def config_of(block_size: int, **data) -> Config:
 def test_loss_and_bits_per_byte_equal_those_computed_by_hand():
     tokenizer = CharTokenizer("aé\n")
     text = "aéa\n" * 30 + "é"
-    model = GPT(GPTConfig(vocab_size=3, block_size=7, n_layer=1, n_head=1, n_embd=4))
+    model = build_model(GPTConfig(vocab_size=3, block_size=7, n_layer=1, n_head=1, n_embd=4))
     with torch.no_grad():
         model.head.weight.zero_()  # makes every token equally likely
     validation = Windows(np.array(tokenizer.encode(text)), tokenizer, config_of(7))
@@ -48,7 +48,7 @@ def make_windows(length: int, block_size: int, world: World | None = None, **dat
 
 
 def test_each_split_is_measured_on_its_own_tokens():
-    model = GPT(GPTConfig(300, block_size=10, n_layer=1, n_head=1, n_embd=4))
+    model = build_model(GPTConfig(300, block_size=10, n_layer=1, n_head=1, n_embd=4))
     text = SimpleNamespace(
         train=np.arange(200), val=np.arange(250, 300), tokenizer=LETTERS, task=None
     )
@@ -90,7 +90,7 @@ def test_windows_are_disjoint_consecutive_and_limited_in_number(length, block_si
 
 
 def test_several_processes_together_evaluate_the_windows_of_one(monkeypatch):
-    model = GPT(replace(config_of(20).model, vocab_size=300, n_layer=1, n_head=1, n_embd=4))
+    model = build_model(replace(config_of(20).model, vocab_size=300, n_layer=1, n_head=1, n_embd=4))
     monkeypatch.setattr(World, "check_stop", lambda self: None)  # it would ask the other ranks
     together, *shares = [
         make_windows(300, 20, World(rank, size), val_max_tokens=190).local_loss(model)
@@ -102,7 +102,7 @@ def test_several_processes_together_evaluate_the_windows_of_one(monkeypatch):
 
 def test_the_in_context_score_is_the_early_minus_the_late_loss_of_each_window():
     torch.manual_seed(0)
-    model = GPT(replace(config_of(40).model, vocab_size=300, n_layer=1, n_head=2, n_embd=8))
+    model = build_model(replace(config_of(40).model, vocab_size=300, n_layer=1, n_head=2, n_embd=8))
     windows = make_windows(9 * 40 + 1, 40)  # the last token is the last target
     with torch.no_grad():
         p = model(windows.inputs)[0].double().softmax(-1).numpy()
@@ -118,7 +118,9 @@ def test_the_in_context_score_is_the_early_minus_the_late_loss_of_each_window():
 
 @pytest.mark.parametrize(("length", "block_size"), [(7 * 16 + 1, 16), (1000, 15)])
 def test_few_or_short_windows_have_no_in_context_score(length, block_size):
-    model = GPT(replace(config_of(block_size).model, vocab_size=300, n_layer=1, n_head=1, n_embd=4))
+    model = build_model(
+        replace(config_of(block_size).model, vocab_size=300, n_layer=1, n_head=1, n_embd=4)
+    )
     windows = make_windows(length, block_size)
     assert list(evaluate(model, Splits(windows, windows))) == ["val/loss", "val/bits_per_byte"]
 

@@ -9,9 +9,9 @@ from models import configs, few
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from model import GPT
 from training.device import peak_memory
 from training.flops import count_flops_per_token, measure_matmul_rate, peak_flops
+from variants import build_model
 
 
 @few
@@ -19,7 +19,7 @@ from training.flops import count_flops_per_token, measure_matmul_rate, peak_flop
 def test_the_counted_operations_are_those_of_a_forward_and_backward_pass(config):
     tokens = torch.zeros(2, config.block_size, dtype=torch.int64)
     config.attention_sink = False  # its key does not count
-    model = GPT(config)
+    model = build_model(config)
     # FlopCounterMode does not count the fused attention of a CPU.
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
         model(tokens, tokens)[1].backward()

@@ -14,7 +14,7 @@ from common.errors import UserError
 from common.manifest import read_manifest
 from config import OptimConfig, ResolvedConfig
 from distributed.processes import World
-from precision import autocast
+from kernels import autocast
 from train import train_step
 from training import device, loss_scale
 from training.loss_scale import GROWTH_INTERVAL, MIN_LOSS_SCALE, LossScaler

@@ -21,11 +21,11 @@ from benchmarks.cluster import MODELS
 from config import GPTConfig, OptimConfig, ResolvedConfig
 from distributed.parallel import average_gradients, owners_mesh
 from distributed.processes import World
-from model import GPT
 from train import train_step
 from training.memory import average_memory, memory_needed, model_size, state_memory, update_memory
 from training.optimizers import build_optimizers
 from training.state import build_state
+from variants import build_model
 
 M_MMAP_THRESHOLD = -3
 MUON = OptimConfig(name="muon")
@@ -159,7 +159,7 @@ def measure_update(world: World, config: ResolvedConfig) -> float:
     """Peak bytes of tensors without memory while gradients are averaged and weights updated."""
     mesh = owners_mesh(config, world.size)
     with FakeTensorMode():
-        model = GPT(config.model)
+        model = build_model(config.model)
         optimizers = build_optimizers(model, config.optim, config.precision, mesh)
 
         def update():

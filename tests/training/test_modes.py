@@ -20,10 +20,10 @@ from common.errors import UserError
 from config import DataConfig, GPTConfig, ResolvedConfig, TokenizerConfig
 from data.splits import VALIDATION_PERIOD
 from interop import load
-from model import GPT
 from train import train_from
 from training import modes
 from training.modes import time_step
+from variants import build_model
 
 
 def hashes(folder: Path) -> dict[str, str]:
@@ -72,7 +72,7 @@ def test_a_dry_run_names_the_size_of_the_run_and_writes_no_folder(
     assert "auto" not in (settings["device"], settings["precision"], settings["wandb"]["mode"])
     (parameters,) = re.findall(r"([\d,]+) parameters", shown)
     ((flops, tokens),) = re.findall(r"([\d.e+]+) FLOPs for ([\d,]+) tokens", shown)
-    model = GPT(GPTConfig(**{name: settings["model"][name] for name in settings["model"]}))
+    model = build_model(GPTConfig(**{name: settings["model"][name] for name in settings["model"]}))
     assert int(parameters.replace(",", "")) == model.num_parameters()
     assert int(tokens.replace(",", "")) == 12 * 4 * 32
     weights = sum(weight.numel() for weight in model.blocks.parameters() if weight.dim() == 2)

@@ -11,7 +11,6 @@ from safetensors.torch import save_file
 from common.errors import UserError
 from config import GPTConfig, OptimConfig
 from distributed.processes import World
-from model import GPT
 from training.optimizer_state import load_optimizer_tensors, optimizer_tensors
 from training.optimizers import (
     ROW_SQUARES_DECAY,
@@ -21,6 +20,7 @@ from training.optimizers import (
     clip_gradients,
     orthogonalize,
 )
+from variants import build_model
 
 
 @given(st.integers(1, 3), st.integers(2, 24), st.integers(2, 24), st.integers(0, 1000))
@@ -109,9 +109,14 @@ def test_row_adagrad_follows_its_written_out_rule(sparse):
     assert torch.allclose(p, expected, atol=1e-6)
 
 
+NGRAMS = GPTConfig(11, block_size=8, n_layer=1, n_head=1, n_embd=4, ngrams=2, ngram_rows=5)
+
+
 def model_and_optimizers(name: str):
     torch.manual_seed(0)
-    model = GPT(GPTConfig(vocab_size=11, block_size=8, n_layer=2, n_head=2, n_embd=16, bias=True))
+    model = build_model(
+        GPTConfig(vocab_size=11, block_size=8, n_layer=2, n_head=2, n_embd=16, bias=True)
+    )
     return model, build_optimizers(model, OptimConfig(name=name))
 
 
@@ -135,7 +140,9 @@ def test_muon_optimizes_exactly_the_matrices_of_the_blocks():
 
 
 def test_each_optimizer_gets_its_settings():
-    model = GPT(GPTConfig(11, block_size=8, n_layer=1, n_head=1, n_embd=4, ngrams=2, ngram_rows=5))
+    model = build_model(
+        GPTConfig(11, block_size=8, n_layer=1, n_head=1, n_embd=4, ngrams=2, ngram_rows=5)
+    )
     optim = OptimConfig(
         name="muon", lr=0.1, muon_lr=0.2, beta1=0.3, beta2=0.4, momentum=0.5, weight_decay=0.6
     )
@@ -155,7 +162,9 @@ def test_each_optimizer_gets_its_settings():
 
 @pytest.mark.parametrize("max_norm", [0, 0.01, 1e9])
 def test_gradients_are_scaled_to_the_maximum_norm_unless_it_is_0(max_norm):
-    model = GPT(GPTConfig(11, block_size=8, n_layer=1, n_head=1, n_embd=4, ngrams=2, ngram_rows=5))
+    model = build_model(
+        GPTConfig(11, block_size=8, n_layer=1, n_head=1, n_embd=4, ngrams=2, ngram_rows=5)
+    )
     parameters, tokens = list(model.parameters()), torch.tensor([[1, 2, 1, 2, 1, 2, 1, 2]])
     expected = torch.autograd.grad(model(tokens, tokens)[1], parameters)
     model.ngrams.sparse = True  # the same rows occur several times

@@ -8,14 +8,13 @@ from processes import rows
 
 from config import GPTConfig, OptimConfig, ResolvedConfig
 from data.batches import Batches
-from data.ngrams import count_ngrams
 from data.tokens import prepare
 from distributed.processes import World
-from model import GPT
 from train import train_step
 from training.checkpoint import load_run
 from training.plan import resolve
 from training.state import build_state
+from variants import build_model, count_ngrams
 
 
 @pytest.mark.parametrize("name", ["adamw", "muon"])
@@ -109,7 +108,7 @@ def test_a_run_takes_the_steps_of_its_batches_from_the_weights_of_its_seed(tiny,
     keys = count_ngrams(text.train, text.tokenizer.vocab_size, trained.config)
     config = resolve(tiny, World(), replace(text, ngrams=keys))
     torch.manual_seed(5)
-    model = GPT(config.model)
+    model = build_model(config.model)
     model.ngrams.keys.copy_(torch.from_numpy(keys))
     state = build_state(config, World())
     state.model.load_state_dict(model.state_dict())

@@ -1,4 +1,4 @@
-/** Continuing a text token by token, as decoding.py does. */
+/** Continuing a text token by token, as generation/sampling.py does. */
 
 import { argTop, logNormalizers } from "./logits.js";
 

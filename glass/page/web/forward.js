@@ -15,7 +15,7 @@ import {
 } from "./layers.js";
 import { embedNgrams } from "./ngrams.js";
 
-/** A sink's logit is its parameter times this (layers.py). */
+/** A sink's logit is its parameter times this (variants.py). */
 const SINK_SCALE = 10;
 
 /** Rows of numbers that grow, and are overwritten from a place on. */

@@ -1,5 +1,5 @@
 /**
- * The layers of the model, as layers.py and model.py define them.
+ * The layers of the model, as model.py defines them.
  *
  * A matrix (n, m) is an array of n · m numbers, row after row. Letters: T tokens, C channels,
  * H query heads, G key/value heads, d_k and d_v the sizes of a query and a value, V the vocabulary.

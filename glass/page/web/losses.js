@@ -11,7 +11,7 @@ const TICKS = [0, 0.25, 0.5, 0.75, 1]; // shares of the color scale
 /**
  * Show the losses of a scored text.
  *
- * @param {object} scored - As scoring.py writes it.
+ * @param {object} scored - As generation/scoring.py writes it.
  * @param {string} scored.summary - Mean loss and bits per byte.
  * @param {string[]} scored.tokens - The first tokens of the text.
  * @param {number[]} scored.losses - Their losses in nats.

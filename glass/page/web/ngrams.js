@@ -1,4 +1,4 @@
-/** The n-gram embedding (ngrams.py). */
+/** The n-gram embedding (variants.py). */
 
 /** Return the place of a number in an ascending array, -1 if it is absent. */
 function binarySearch(number, sorted) {

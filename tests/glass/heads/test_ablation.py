@@ -1,5 +1,6 @@
 """Ablations, against slow loops that change one thing at a time."""
 
+import formulas
 import numpy as np
 import pytest
 import torch
@@ -18,8 +19,8 @@ from glass.heads.ablation import (
 from glass.heads.capture import ForwardPass, capture, next_tokens, token_losses
 from glass.heads.interventions import Interventions
 from glass.heads.results import Head
-from layers import head_gates
-from model import GPT, attention, causal_mask
+from model import GPT, causal_mask
+from variants import build_model, gates_of, sink_of
 
 
 def capture_text(model: GPT, tokens: torch.Tensor) -> ForwardPass:
@@ -50,14 +51,16 @@ def slow_log_probabilities(
         x = F.rms_norm(x, (c.n_embd,))
     for layer, block in enumerate(model.blocks):
         a = block.attention
-        q, k, v = a.project(block.norm_1(x), model.rotary_at(0, T), mask=mask)
-        sink = [None] * c.n_head if a.sink is None else a.sink_logits()
+        smear = {"mask": mask} if c.smear_keys else {}
+        q, k, v = a.project(block.norm_1(x), model.rotary_at(0, T), **smear)
+        sinks = [None] * c.n_head if sink_of(a) is None else sink_of(a)
+        gates = gates_of(a, block.norm_1(x))
         heads = []
         for h in range(c.n_head):
             g = h // (c.n_head // c.kv_heads)
-            y, _ = attention(q[:, h], k[:, g], v[:, g], mask, sink=sink[h])
-            if a.W_gate is not None:
-                y = y * head_gates(block.norm_1(x), a.W_gate, c.n_head)[:, :, h]
+            y, _ = formulas.attend(q[:, h], k[:, g], v[:, g], mask, sinks[h])
+            if gates is not None:
+                y = y * gates[:, :, h]
             heads.append(y * 0 if (layer, h) == zeroed else y)
         x = x + a.W_O(torch.cat(heads, dim=-1))
         if block.mlp is not None:
@@ -74,7 +77,7 @@ def slow_losses(model: GPT, tokens: torch.Tensor, **changes) -> np.ndarray:
 @given(configs)
 @pytest.mark.slow
 def test_token_effects_are_those_of_a_slow_loop(config):
-    model, tokens = lively(GPT(config)).double(), random_tokens(11)
+    model, tokens = lively(build_model(config)).double(), random_tokens(11)
     loss, log_p = slow_losses(model, tokens), slow_log_probabilities(model, tokens)
     effects = measure_token_effects(model, capture_text(model, tokens))
     assert effects.loss.shape == (11, 11) and np.isnan(effects.loss[-1]).all()
@@ -93,7 +96,7 @@ def test_token_effects_are_those_of_a_slow_loop(config):
 @few
 @given(configs)
 def test_head_effects_are_those_of_a_slow_loop(config):
-    model, tokens = lively(GPT(config)).double(), random_tokens(11)
+    model, tokens = lively(build_model(config)).double(), random_tokens(11)
     loss = slow_losses(model, tokens)
     effects = measure_head_effects(model, capture_text(model, tokens))
     assert effects.shape == (2, 4, 11) and np.isnan(effects[..., -1]).all()
@@ -108,7 +111,7 @@ def test_head_effects_are_those_of_a_slow_loop(config):
 @given(configs)
 @pytest.mark.slow
 def test_effects_add_to_other_interventions(config):
-    model, ids = lively(GPT(config)).double(), random_tokens(11)
+    model, ids = lively(build_model(config)).double(), random_tokens(11)
     interventions = Interventions((Head(0, 2), Head(1, 1)), (3, 6))
     forward = captured_with(model, ids, interventions)
 
@@ -136,7 +139,7 @@ def test_effects_add_to_other_interventions(config):
 
 @pytest.mark.parametrize("max_rows", [1, 3, 100])
 def test_effects_do_not_depend_on_the_size_of_a_pass(max_rows):
-    model = lively(GPT(small(n_kv_head=2, block_size=64)))
+    model = lively(build_model(small(n_kv_head=2, block_size=64)))
     forward = capture_text(model, random_tokens(40))
     token_effects = measure_token_effects(model, forward)
     in_passes = measure_token_effects(model, forward, max_rows=max_rows)
@@ -148,7 +151,7 @@ def test_effects_do_not_depend_on_the_size_of_a_pass(max_rows):
 
 
 def test_effects_in_float32_differ_from_float64_only_by_rounding():
-    model = lively(GPT(small(n_kv_head=2, position="rope", qk_norm=True)))
+    model = lively(build_model(small(n_kv_head=2, position="rope", qk_norm=True)))
     forward = capture_text(model, random_tokens(16))
     token_effects = measure_token_effects(model, forward).loss
     head_effects = measure_head_effects(model, forward)
@@ -159,7 +162,7 @@ def test_effects_in_float32_differ_from_float64_only_by_rounding():
 
 
 def test_measuring_effects_leaves_the_model_and_the_random_state_unchanged():
-    model = GPT(small(dropout=0.5)).train()
+    model = build_model(small(dropout=0.5)).train()
     before, state = [p.clone() for p in model.parameters()], torch.get_rng_state()
     forward = capture_text(model, random_tokens(16))
     first, second = (measure_token_effects(model, forward).loss for _ in range(2))
@@ -172,7 +175,9 @@ def test_measuring_effects_leaves_the_model_and_the_random_state_unchanged():
 @pytest.fixture(params=[1, 2, 4])
 def validation(request):
     """A model in training mode, and windows of which one has no targets after 20 tokens."""
-    model = lively(GPT(small(n_kv_head=request.param, n_embd=32, block_size=32, dropout=0.3)))
+    model = lively(
+        build_model(small(n_kv_head=request.param, n_embd=32, block_size=32, dropout=0.3))
+    )
     tokens = random_tokens(5, 33)
     x, y = tokens[:, :-1], tokens[:, 1:].clone()
     y[0, 20:] = -1

@@ -17,7 +17,7 @@ from models import (
 )
 
 from glass.heads.capture import capture
-from glass.heads.interventions import Interventions
+from glass.heads.interventions import Interventions, chain_taps
 from glass.heads.patching import (
     CellValues,
     Contrast,
@@ -28,7 +28,7 @@ from glass.heads.patching import (
 )
 from glass.heads.results import Head
 from model import GPT
-from taps import chain_taps
+from variants import build_model
 
 DIFFERING = 3  # the first token that differs in `two_texts`
 
@@ -145,7 +145,7 @@ CHANGES = {
 def test_patches_have_the_effects_that_they_have_in_a_gpt2_written_in_numpy(changes, is_denoising):
     kept, interventions = CHANGES[changes]
     config = small(n_layer=3, norm="layernorm", bias=True, tie_embeddings=True)
-    model = sensitive(lively(GPT(config)))
+    model = sensitive(lively(build_model(config)))
     clean, corrupted = two_texts(12)
     source_ids, base_ids = (clean, corrupted) if is_denoising else (corrupted, clean)
     contrast = Contrast(position=10, answer=4, wrong=17)
@@ -233,7 +233,7 @@ def record_all(model: GPT, ids, interventions) -> dict:
     st.lists(st.integers(0, 9), max_size=2, unique=True),
 )
 def test_patches_of_any_model_have_the_effects_of_a_slow_loop(config, kept, ablated, hidden):
-    model, (clean, corrupted) = lively(GPT(config)).double(), two_texts(11)
+    model, (clean, corrupted) = lively(build_model(config)).double(), two_texts(11)
     has_mlp = config.mlp != "none"
     kept = [parse_patch(name) for name in kept if has_mlp or "MLP" not in name]
     interventions = Interventions(tuple(ablated), tuple(hidden))
@@ -260,7 +260,7 @@ def test_patches_of_any_model_have_the_effects_of_a_slow_loop(config, kept, abla
 
 
 def test_cells_of_many_passes_are_those_of_single_passes():
-    model = lively(GPT(small(n_head=8, n_embd=32, block_size=64, smear_keys=True))).double()
+    model = lively(build_model(small(n_head=8, n_embd=32, block_size=64, smear_keys=True))).double()
     (clean, corrupted), contrast = two_texts(60), Contrast(59, 1, 2)
     source, base = captured_with(model, clean), captured_with(model, corrupted)
     patching = Patching(model, source, base, contrast)
@@ -278,7 +278,7 @@ def test_cells_of_many_passes_are_those_of_single_passes():
 
 @pytest.mark.parametrize("mlp", ["swiglu", "none"])
 def test_the_residual_stream_at_the_only_token_that_differs_restores_the_whole_difference(mlp):
-    model = sensitive(lively(GPT(small(mlp=mlp)))).double()
+    model = sensitive(lively(build_model(small(mlp=mlp)))).double()
     ids = random_tokens(14).numpy()
     corrupted = np.where(np.arange(14) == 6, (ids + 1) % VOCAB_SIZE, ids)
     contrast = Contrast(12, 3, 8)
@@ -297,7 +297,7 @@ def test_the_residual_stream_at_the_only_token_that_differs_restores_the_whole_d
 
 
 def test_only_tokens_from_the_first_that_differs_to_the_prediction_are_run():
-    model, (clean, corrupted) = lively(GPT(small())), two_texts(14)
+    model, (clean, corrupted) = lively(build_model(small())), two_texts(14)
     patching = Patching(
         model, captured_with(model, clean), captured_with(model, corrupted), Contrast(10, 3, 8)
     )
@@ -379,21 +379,21 @@ def test_other_names_are_no_patches(name):
     "patch", [Patch("mlp", 0, 0), Patch("head", 0, 4), Patch("head", 2, 0), Patch("residual", 2, 0)]
 )
 def test_a_patch_that_the_model_does_not_have_is_refused(patch):
-    model = GPT(small(mlp="none"))
+    model = build_model(small(mlp="none"))
     forward = captured_with(model, random_tokens(6))
     with pytest.raises(ValueError, match=str(patch)):
         Patching(model, forward, forward, Contrast(4, 0, 1), [patch])
 
 
 def test_a_prediction_after_the_end_of_a_text_is_refused():
-    model = GPT(small())
+    model = build_model(small())
     source, base = captured_with(model, random_tokens(6)), captured_with(model, random_tokens(9))
     with pytest.raises(ValueError, match="position=6"):
         Patching(model, source, base, Contrast(6, 0, 1))
 
 
 def test_patching_leaves_the_model_the_passes_and_the_random_state_unchanged():
-    model = GPT(small(dropout=0.5)).train()
+    model = build_model(small(dropout=0.5)).train()
     clean, corrupted = two_texts(12)
     source, base = captured_with(model, clean), captured_with(model, corrupted)
     copies = [t.clone() for forward in (source, base) for t in vars(forward).values()]

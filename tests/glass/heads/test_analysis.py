@@ -10,7 +10,7 @@ from glass.heads import analysis, logit_attribution
 from glass.heads.analysis import analyze, draw_expected_tokens, strongest_heads
 from glass.heads.capture import capture
 from glass.heads.results import Estimates, Head
-from model import GPT
+from variants import build_model
 
 TOKENIZER = CharTokenizer("abcdefghijklmnopqrstuv\n")
 
@@ -21,7 +21,7 @@ def test_the_strongest_heads_pass_less_their_error_the_strongest_first():
 
 
 def test_expected_tokens_are_drawn_from_the_mean_of_the_predictions():
-    model, tokens = lively(GPT(small())), random_tokens(1, 16)
+    model, tokens = lively(build_model(small())), random_tokens(1, 16)
     drawn = draw_expected_tokens(model, capture(model, tokens.numpy()), vocab_size=20)
     with torch.no_grad():
         expected = model(tokens)[0][0, :, :20].softmax(dim=-1).mean(dim=0).numpy()
@@ -29,7 +29,7 @@ def test_expected_tokens_are_drawn_from_the_mean_of_the_predictions():
 
 
 def test_fewer_measurements_are_taken_of_a_large_model(monkeypatch):
-    model, ids = lively(GPT(small())), random_tokens(16).tolist()
+    model, ids = lively(build_model(small())), random_tokens(16).tolist()
     complete = analyze(model, TOKENIZER, ids, lambda line: None)
     monkeypatch.setattr(analysis, "LARGE_MODEL_PARAMETERS", 0)
     monkeypatch.setattr(logit_attribution, "MAX_EXPLAINED_COST", 25 * model.num_parameters())

@@ -8,10 +8,10 @@ from models import VOCAB_SIZE, configs, induction_model, lively, random_tokens, 
 
 from glass.heads.cached_pass import CachedPass
 from glass.heads.capture import ForwardPass, capture
-from glass.heads.interventions import Interventions
+from glass.heads.interventions import Interventions, chain_taps
 from glass.heads.results import Head
-from model import GPT
-from taps import Taps, chain_taps
+from model import GPT, Taps
+from variants import build_model
 
 edits = st.lists(
     st.tuples(
@@ -49,7 +49,7 @@ def assert_same_pass(actual: ForwardPass, expected: ForwardPass, tolerance: floa
 
 @given(configs, ablations, edits)
 def test_an_edited_text_has_the_activations_of_a_fresh_pass(config, ablated, edits):
-    model, ids = lively(GPT(config)).double(), []
+    model, ids = lively(build_model(config)).double(), []
     cached = CachedPass(model, ablated)
     for kept, added, hidden in edits:
         ids = (ids[:kept] + added)[: config.block_size] or [0]
@@ -67,7 +67,7 @@ def test_an_edited_text_has_the_activations_of_a_fresh_pass(config, ablated, edi
 )
 def test_a_pass_has_the_precision_of_capture(dtype, tolerance):
     config = small(position="rope", n_kv_head=2, smear_keys=True, ngrams=3, ngram_rows=600)
-    model, ids = lively(GPT(config)).to(dtype), random_tokens(16).tolist()
+    model, ids = lively(build_model(config)).to(dtype), random_tokens(16).tolist()
     cached = CachedPass(model)
     for length in (5, 6, 16):
         captured = capture(model, torch.tensor([ids[:length]]).numpy())
@@ -75,7 +75,7 @@ def test_a_pass_has_the_precision_of_capture(dtype, tolerance):
 
 
 def test_long_texts_keep_what_was_cached_when_the_buffers_grow():
-    model, ids = lively(GPT(small(block_size=200))), random_tokens(200).tolist()
+    model, ids = lively(build_model(small(block_size=200))), random_tokens(200).tolist()
     cached = CachedPass(model)
     for length in (1, 64, 65, 190, 3, 200):
         captured = capture(model, torch.tensor([ids[:length]]).numpy())
@@ -86,7 +86,7 @@ def test_long_texts_keep_what_was_cached_when_the_buffers_grow():
 @pytest.fixture
 def computed():
     """A cached pass over tokens 0 … 9, and the numbers of tokens that its model computes next."""
-    model = lively(GPT(small(smear_keys=True)))
+    model = lively(build_model(small(smear_keys=True)))
     cached, counts = CachedPass(model), []
     cached.read(range(10))
     model.blocks[-1].register_forward_pre_hook(
@@ -128,7 +128,7 @@ def test_a_pass_that_was_interrupted_leaves_no_trace(computed):
 
 
 def test_reading_needs_no_dropout_and_changes_no_random_state():
-    model = GPT(small(dropout=0.5)).train()
+    model = build_model(small(dropout=0.5)).train()
     state = torch.get_rng_state()
     first, second = CachedPass(model).read([1, 2, 3]), CachedPass(model).read([1, 2, 3])
     assert_same_pass(first, second)

@@ -17,13 +17,13 @@ from glass.heads.capture import (
 )
 from glass.heads.probes import make_probes
 from glass.heads.scores import readings
-from model import GPT
+from variants import build_model
 
 
 @pytest.fixture(params=[1, 2, 4])
 def model(request):
     torch.manual_seed(0)
-    return GPT(
+    return build_model(
         GPTConfig(
             vocab_size=60,
             block_size=64,

@@ -10,6 +10,7 @@ from glass.heads.capture import capture
 from glass.heads.composition import INPUTS, measure_composition
 from glass.heads.results import CompositionShare, Head
 from model import GPT, attention_weights, causal_mask
+from variants import build_model
 
 V, T = 40, 24
 
@@ -139,7 +140,7 @@ def previous_token_scores(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
 )
 @torch.no_grad()
 def test_shares_are_those_of_a_slow_loop_over_all_blocks(changes, texts):
-    model = lively(GPT(small(n_layer=3, vocab_size=V, block_size=T, **changes))).double()
+    model = lively(build_model(small(n_layer=3, vocab_size=V, block_size=T, **changes))).double()
     tokens = torch.from_numpy(texts[0])
     heads = [Head(2, number) for number in range(4)]
     shares = measure(model, texts, {"previous_token": heads})
@@ -163,7 +164,7 @@ def test_shares_are_those_of_a_slow_loop_over_all_blocks(changes, texts):
 
 def test_a_head_and_a_component_without_a_significant_share_are_left_out(texts):
     """A model whose shares have large errors, because they are measured on two windows only."""
-    model = lively(GPT(small(n_layer=3, vocab_size=V, block_size=T, position="rope")))
+    model = lively(build_model(small(n_layer=3, vocab_size=V, block_size=T, position="rope")))
     windows, repeated, control = texts
     heads = [Head(layer, number) for layer in (1, 2) for number in range(4)]
     shares = measure(model, (windows[:2], repeated, control), {"previous_token": heads})

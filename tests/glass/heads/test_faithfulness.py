@@ -13,14 +13,14 @@ from glass.heads.capture import capture, next_tokens, token_losses
 from glass.heads.faithfulness import IsolatedHeads, measure_faithfulness
 from glass.heads.probes import make_random_rows
 from glass.heads.results import Faithfulness, Head
-from model import GPT
+from variants import build_model
 
 PERIODS = np.repeat([4, 5, 6, 7], 4)
 
 
 @pytest.fixture
 def isolated() -> IsolatedHeads:
-    model = lively(GPT(small(position="rope", n_kv_head=2))).double()
+    model = lively(build_model(small(position="rope", n_kv_head=2))).double()
     rng = np.random.default_rng(0)
     repeated = np.stack([rng.permutation(23)[:16] for _ in range(16)])
     reshuffled = repeated.copy()

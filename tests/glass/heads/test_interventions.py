@@ -4,16 +4,15 @@ import torch
 from hypothesis import given
 from models import configs, few, lively, random_tokens
 
-from glass.heads.interventions import Interventions
+from glass.heads.interventions import Interventions, chain_taps
 from glass.heads.results import Head
-from model import GPT
-from taps import chain_taps
+from variants import build_model
 
 
 @few
 @given(configs)
 def test_no_head_attends_to_a_hidden_token_and_ablated_heads_write_nothing(config):
-    model, tokens = lively(GPT(config)), random_tokens(1, 8)
+    model, tokens = lively(build_model(config)), random_tokens(1, 8)
     interventions = Interventions((Head(0, 1), Head(1, 3)), (2, 5))
     weights, heads = [], {}
     taps = {("weights", layer): weights.append for layer in range(2)}

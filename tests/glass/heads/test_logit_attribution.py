@@ -18,12 +18,13 @@ from glass.heads.logit_attribution import (
     find_promoted_tokens,
 )
 from model import GPT
+from variants import build_model
 
 
 @few
 @given(configs)
 def test_the_contributions_sum_to_the_logits(config):
-    model, tokens = lively(GPT(config)).double(), random_tokens(12)
+    model, tokens = lively(build_model(config)).double(), random_tokens(12)
     attribution = attribute_logits(model, capture(model, tokens.numpy()[None]))
     logits = model(tokens[None])[0][0].detach()
     five = logits.softmax(dim=-1).topk(5)
@@ -42,7 +43,7 @@ def test_the_contributions_sum_to_the_logits(config):
 @few
 @given(configs)
 def test_the_logit_lens_after_the_last_block_is_the_loss(config):
-    model, tokens = lively(GPT(config)).double(), random_tokens(12)
+    model, tokens = lively(build_model(config)).double(), random_tokens(12)
     logit_lens = attribute_logits(model, capture(model, tokens.numpy()[None])).logit_lens
     log_p = model(tokens[None])[0][0].detach().log_softmax(dim=-1)
     assert logit_lens.shape == (3, 12) and np.isnan(logit_lens[:, -1]).all()
@@ -58,7 +59,7 @@ def test_the_logit_lens_after_the_last_block_is_the_loss(config):
     ],
 )
 def test_the_contribution_of_a_head_or_mlp_is_what_it_writes_through_the_output_layer(changes):
-    model, tokens = lively(GPT(small(**changes))).double(), random_tokens(12)
+    model, tokens = lively(build_model(small(**changes))).double(), random_tokens(12)
     forward = capture(model, tokens.numpy()[None])
     attribution = attribute_logits(model, forward)
     promoted_ids = find_promoted_tokens(model, forward, 1, range(4))  # (H, T, 6)
@@ -99,7 +100,7 @@ ALL_HEADS = np.ones((2, 2), bool)
 @pytest.fixture
 def embedding_model() -> GPT:
     """A model whose residual stream is the one-hot token."""
-    model = GPT(
+    model = build_model(
         small(n_embd=32, n_head=2, head_dim=32, tie_embeddings=True, vocab_size=30, norm="rmsnorm")
     )
     with torch.no_grad():
@@ -149,10 +150,10 @@ def test_a_head_that_writes_nothing_of_the_token_has_no_significant_copying_scor
 
 
 def test_a_model_in_bf16_with_spare_ids_is_analyzed_in_float32():
-    model = lively(GPT(small(position="rope", tie_embeddings=True))).to(torch.bfloat16)
+    model = lively(build_model(small(position="rope", tie_embeddings=True))).to(torch.bfloat16)
     tokenizer, ids = CharTokenizer("abcdefghijklmnopqrst"), (random_tokens(12) % 20).tolist()
     analysis = analyze(model, tokenizer, ids)
-    float32_model = GPT(model.config)
+    float32_model = build_model(model.config)
     float32_model.load_state_dict(model.state_dict())
     assert model.head.weight.dtype == torch.bfloat16
     expected = analyze(float32_model, tokenizer, ids)
@@ -169,7 +170,7 @@ def test_a_model_in_bf16_with_spare_ids_is_analyzed_in_float32():
 
 @pytest.mark.parametrize("max_rows", [1, 100])
 def test_only_the_last_tokens_of_a_text_that_is_too_long_are_explained(monkeypatch, max_rows):
-    model = lively(GPT(small(n_kv_head=2, position="rope", block_size=32)))
+    model = lively(build_model(small(n_kv_head=2, position="rope", block_size=32)))
     tokenizer, forward = CharTokenizer("abcdefgh"), capture(model, random_tokens(1, 20).numpy())
     complete = explain_predictions(model, forward, tokenizer)
     monkeypatch.setattr(logit_attribution, "MAX_EXPLAINED_COST", 49 * model.num_parameters())
@@ -195,7 +196,7 @@ def test_only_the_last_tokens_of_a_text_that_is_too_long_are_explained(monkeypat
 
 @pytest.mark.parametrize("length", [1, 2])
 def test_a_text_of_one_token_and_a_vocabulary_of_two_are_explained(length):
-    model = GPT(small(vocab_size=2))
+    model = build_model(small(vocab_size=2))
     forward = capture(model, np.ones((1, length), np.int64))
     arrays = explain_predictions(model, forward, CharTokenizer("ab"))
     assert arrays["predicted_ids"].shape == (length, 5)

@@ -22,7 +22,7 @@ from glass.heads.logit_attribution import scale_like_norm
 from glass.heads.results import Head
 from glass.heads.score_attribution import attribute_score
 from kernels import rms_norm
-from model import GPT
+from variants import build_model
 
 ablations = st.lists(st.builds(Head, st.integers(0, 1), st.integers(0, 3)), max_size=2)
 hidden_tokens = st.lists(st.integers(0, 10), max_size=3, unique=True)
@@ -31,7 +31,7 @@ CELLS = [(Head(0, 0), 5, 2), (Head(1, 3), 9, 9), (Head(1, 1), 10, 4), (Head(1, 2
 
 
 def read_text(config, ablated, hidden):
-    model = lively(GPT(config)).double()
+    model = lively(build_model(config)).double()
     interventions = Interventions(tuple(ablated), tuple(hidden))
     return model, captured_with(model, random_tokens(11), interventions)
 
@@ -92,9 +92,10 @@ def project_slowly(model, forward, layer, which, number, t) -> dict[str, torch.T
 
 
 def turn(model, vector, position):
-    if model.rotary is None:
+    rotary = model.rotary_at(position, position + 1)
+    if rotary is None:
         return vector
-    cos, sin = model.rotary[:, position].to(vector.dtype)
+    cos, sin = rotary[:, 0].to(vector.dtype)
     half = len(vector) // 2
     return vector * cos + torch.cat((vector[half:], vector[:half])) * sin
 

@@ -30,13 +30,13 @@ from glass.heads.findings import summarize
 from glass.heads.probes import make_probes
 from glass.heads.rendering import describe_run
 from glass.page.write import write_page
-from model import GPT
 from training.checkpoint import load_run
+from variants import build_model
 
 TOKENIZER = CharTokenizer("abcdefghijklmnopqrstuv\n")
 IDS = np.random.default_rng(0).integers(0, 23, 2000)
 X, Y = (torch.from_numpy(IDS[first : first + 320]).view(10, 32) for first in (0, 1))
-MODEL = lively(GPT(small(block_size=32, position="rope")))
+MODEL = lively(build_model(small(block_size=32, position="rope")))
 
 
 @pytest.fixture
@@ -106,7 +106,7 @@ tiny_models = st.builds(
 @few
 @given(tiny_models, st.lists(st.integers(0, 5), min_size=2, max_size=20))
 def test_models_and_texts_of_any_size_can_be_measured(config, ids):
-    model, tokenizer = GPT(config), CharTokenizer("ACGTN\n"[: config.vocab_size])
+    model, tokenizer = build_model(config), CharTokenizer("ACGTN\n"[: config.vocab_size])
     text = np.array(ids) % config.vocab_size
     run = ProbeRun(model, make_probes(text, text, tokenizer, config.block_size, seed=0))
     assert np.isfinite(run.measure(0, run.score_heads()).scores["entropy"].mean).all()

@@ -14,6 +14,7 @@ from glass.heads import task_metrics
 from glass.heads.task_metrics import Predictions, fourier_share, measure_task, summarize
 from model import GPT
 from tests.models import lively, small
+from variants import build_model
 
 V, L, H, T = 5, 2, 3, 20
 PERIODS = (3, 4, 5, 6, 7, 7)
@@ -27,7 +28,7 @@ def make_task(name: str, block_size: int = T, **data) -> Task:
 
 def make_model(task: Task, **changes) -> GPT:
     settings = {"vocab_size": task.tokenizer.vocab_size, "block_size": task.block_size} | changes
-    return lively(GPT(small(**settings)))
+    return lively(build_model(small(**settings)))
 
 
 def random_predictions(symbols: np.ndarray, begin: bool) -> Predictions:

@@ -12,7 +12,7 @@ from models import in_browser, lively, page_weights, patched_models, random_toke
 from data.tokenizer import CharTokenizer
 from glass.live.session import Session
 from glass.page.write import ExploredModel
-from model import GPT
+from variants import build_model
 
 # Answer requests with the worker's handlers: the parts of each, and its answer.
 ANSWER = """async ([config, weights, requests]) => {
@@ -74,7 +74,7 @@ def by_key(name: str, parts: list) -> dict:
 @given(patched_models())
 def test_the_worker_and_the_model_in_python_agree(engine_tab, drawn):
     config, changes = drawn
-    model = lively(GPT(config))
+    model = lively(build_model(config))
     ids, corrupted = random_tokens(10).tolist(), random_tokens(10).tolist()
     corrupted[3] = (corrupted[3] + 1) % 23
     text = {"step": 0, "ids": ids, "off": changes["off"], "hidden": changes["hidden"]}

@@ -18,6 +18,7 @@ from glass.live.checkpoints import EXAMPLE_PROMPT, RunFollower, find_prompt, loa
 from interop import save_hf
 from model import GPT
 from training.checkpoint import load_run, load_weights
+from variants import build_model
 
 
 @pytest.fixture
@@ -71,7 +72,7 @@ def test_a_checkpoint_outside_of_its_run_is_not_followed(run, tmp_path):
 
 def test_the_model_of_another_library_has_no_steps(tmp_path):
     tokenizer = CharTokenizer("abcdefgh")
-    save_hf(GPT(small(vocab_size=8)), tmp_path / "theirs", tokenizer)
+    save_hf(build_model(small(vocab_size=8)), tmp_path / "theirs", tokenizer)
     explored = load(init_from=str(tmp_path / "theirs")).explored
     assert (explored.title, explored.max_steps, explored.scores) == ("theirs", None, None)
 
@@ -108,7 +109,7 @@ class Followed:
 
     def shows(self, step: int) -> bool:
         folder = self.later if step == 6 else step_folder(self.run, step)
-        saved = GPT(GPTConfig(len(TEXT), **SHAPE))
+        saved = build_model(GPTConfig(len(TEXT), **SHAPE))
         load_weights(saved, folder / MODEL_FILE)
         return same_weights(self.model, saved)
 
@@ -159,7 +160,7 @@ def change_tokenizer(folder: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("harm", [damage, remove_weights, remove_folder, change_tokenizer])
 def test_a_checkpoint_that_cannot_be_read_is_reported_once_and_changes_nothing(followed, harm):
-    before = GPT(followed.model.config)
+    before = build_model(followed.model.config)
     before.load_state_dict(followed.model.state_dict())
     harm(followed.save())
     assert followed.load_newer() is None and followed.load_newer() is None

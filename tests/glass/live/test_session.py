@@ -25,6 +25,7 @@ from glass.live.requests import HANDLERS, IMMEDIATE
 from glass.live.session import MAX_READINGS, Session
 from glass.page.write import ExploredModel
 from model import GPT
+from variants import build_model
 
 TOKENIZER = CharTokenizer("abcdefghijklmnopqrstuvw")
 T = 12  # tokens of most texts here
@@ -56,7 +57,7 @@ heads_of_model = st.lists(st.tuples(st.integers(0, 1), st.integers(0, 3)), max_s
 
 
 def test_a_text_whose_end_is_deleted_has_predictions_for_the_tokens_left():
-    session = make_session(GPT(small()))
+    session = make_session(build_model(small()))
     ask(session, "read", **text_input([1, 2, 3]))
     _, read = ask(session, "read", **text_input([1, 2]))
     assert len(read["chances"]) == len(read["losses"]) == 2
@@ -65,7 +66,7 @@ def test_a_text_whose_end_is_deleted_has_predictions_for_the_tokens_left():
 @few
 @given(configs, st.lists(st.tuples(ids_of_texts, heads_of_model, st.data()), max_size=4))
 def test_predictions_are_those_of_the_model_after_any_edits(config, texts):
-    model = lively(GPT(config))
+    model = lively(build_model(config))
     session = make_session(model)
     for ids, off, data in texts:
         hidden = data.draw(st.lists(st.integers(0, len(ids) - 1), max_size=2))
@@ -105,7 +106,7 @@ def test_predictions_are_those_of_the_model_after_any_edits(config, texts):
 
 
 def test_patterns_are_the_lower_triangles_of_the_heads_in_the_order_asked():
-    session = make_session(lively(GPT(small())))
+    session = make_session(lively(build_model(small())))
     given = text_input(random_tokens(T).tolist(), ["L0H1"], [3])
     maps = ask(session, "maps", **given)[1].reshape(8, T, T)
     heads = [5, 0, 7]
@@ -122,7 +123,7 @@ def test_patterns_are_the_lower_triangles_of_the_heads_in_the_order_asked():
 @few
 @given(configs, st.integers(0, T - 2), st.integers(0, 1), st.integers(0, 3))
 def test_explanations_are_those_of_the_whole_pass(config, i, layer, head):
-    model, ids = lively(GPT(config)), random_tokens(T)
+    model, ids = lively(build_model(config)), random_tokens(T)
     session, given = make_session(model), text_input(ids.tolist())
     forward = capture(model, ids.numpy()[None])
 
@@ -153,7 +154,7 @@ def test_explanations_are_those_of_the_whole_pass(config, i, layer, head):
 
 
 def test_the_last_token_is_explained_by_its_likeliest_successors():
-    session, ids = make_session(lively(GPT(small()))), random_tokens(T).tolist()
+    session, ids = make_session(lively(build_model(small()))), random_tokens(T).tolist()
     _, breakdown = ask(session, "breakDown", i=T - 1, of=[0, 0], **text_input(ids))
     assert len(breakdown["targets"]) == 6 and breakdown["targets"][0] == breakdown["targets"][1]
     assert np.isnan(breakdown["lens"]).all()
@@ -161,7 +162,7 @@ def test_the_last_token_is_explained_by_its_likeliest_successors():
 
 @pytest.mark.parametrize("direction", ["denoising", "noising"])
 def test_patching_copies_from_the_clean_or_the_corrupted_text(direction):
-    model = lively(GPT(small()))
+    model = lively(build_model(small()))
     clean, corrupted = random_tokens(T).tolist(), random_tokens(T).tolist()
     corrupted[4] = (clean[4] + 1) % VOCAB_SIZE
     session = make_session(model)
@@ -209,7 +210,7 @@ def test_patching_copies_from_the_clean_or_the_corrupted_text(direction):
 
 
 def test_hidden_tokens_after_the_prediction_do_not_matter_to_its_explanations():
-    session, ids = make_session(lively(GPT(small(n_kv_head=2)))), random_tokens(T).tolist()
+    session, ids = make_session(lively(build_model(small(n_kv_head=2)))), random_tokens(T).tolist()
     for hidden in ([], [10]):
         given = {**text_input(ids, hidden=hidden), "i": 5}
         effects = [part["nats"].tolist() for part in ask(session, "headEffects", **given)[0]]
@@ -227,7 +228,7 @@ def test_hidden_tokens_after_the_prediction_do_not_matter_to_its_explanations():
 
 
 def test_one_more_token_runs_only_that_token():
-    model = lively(GPT(small()))
+    model = lively(build_model(small()))
     session, ids = make_session(model), random_tokens(T).tolist()
     ask(session, "read", **text_input(ids[:-1]))
     rows = []
@@ -245,7 +246,7 @@ def test_one_more_token_runs_only_that_token():
 
 
 def test_at_most_three_passes_are_cached_and_the_one_without_interventions_stays():
-    model = lively(GPT(small()))
+    model = lively(build_model(small()))
     session, ids = make_session(model), random_tokens(T).tolist()
     ask(session, "read", **text_input(ids))
     for head in range(4):
@@ -259,7 +260,7 @@ def test_at_most_three_passes_are_cached_and_the_one_without_interventions_stays
 
 
 def test_other_weights_give_other_results_and_refuse_requests_about_the_step_before():
-    model = lively(GPT(small()))
+    model = lively(build_model(small()))
     session, ids = make_session(model), random_tokens(T).tolist()
     before = ask(session, "read", **text_input(ids))[1]
     lively(model, seed=1)
@@ -286,14 +287,14 @@ def test_a_canceled_request_ends_before_the_next_block_and_leaves_no_trace():
         if len(calls) == 2:
             raise Ended
 
-    model, ids = lively(GPT(small())), random_tokens(T).tolist()
+    model, ids = lively(build_model(small())), random_tokens(T).tolist()
     session = make_session(model, check_canceled=check)
     session.read  # noqa: B018
     with pytest.raises(Ended):
         ask(session, "read", **text_input(ids))
     assert len(calls) == 2
     found = ask(session, "read", **text_input(ids))[1]
-    expected = ask(make_session(lively(GPT(small()))), "read", **text_input(ids))[1]
+    expected = ask(make_session(lively(build_model(small()))), "read", **text_input(ids))[1]
     assert found["losses"] == pytest.approx(expected["losses"], abs=1e-5, nan_ok=True)
     assert found["norms"] == pytest.approx(expected["norms"], abs=1e-5)
 
@@ -306,7 +307,7 @@ class WithBeginOfText(CharTokenizer):
 
 
 def test_begin_of_text_is_read_but_not_shown():
-    model = lively(GPT(small()))
+    model = lively(build_model(small()))
     session = make_session(model)
     assert ask(session, "encode", text="cab")[1] == [2, 0, 1]
     assert ask(session, "encode", text="")[1] == []
@@ -325,7 +326,7 @@ def test_begin_of_text_is_read_but_not_shown():
 @few
 @given(configs, heads_of_model, st.lists(st.integers(0, 10), max_size=2))
 def test_a_text_is_continued_with_its_interventions_beyond_the_block_size(config, off, hidden):
-    model, ids = lively(GPT(config)), random_tokens(T).tolist()
+    model, ids = lively(build_model(config)), random_tokens(T).tolist()
     names = [f"L{layer}H{head}" for layer, head in off]
     given = text_input(ids, names, hidden)
     parts, _ = ask(make_session(model), "continue", temperature=0, maxTokens=10, **given)
@@ -344,7 +345,7 @@ def test_a_text_is_continued_with_its_interventions_beyond_the_block_size(config
 
 
 def test_tokens_are_drawn_as_often_as_their_probability_at_a_temperature():
-    model, ids = lively(GPT(small())), random_tokens(T).tolist()
+    model, ids = lively(build_model(small())), random_tokens(T).tolist()
     session = make_session(model)
     session._random = np.random.default_rng(0)
     state = torch.get_rng_state()
@@ -360,14 +361,14 @@ def test_tokens_are_drawn_as_often_as_their_probability_at_a_temperature():
 
 
 def test_a_vocabulary_that_is_padded_is_never_drawn_from_its_padding():
-    model = lively(GPT(small(vocab_size=40)))
+    model = lively(build_model(small(vocab_size=40)))
     given = text_input(random_tokens(T).tolist())
     parts, _ = ask(make_session(model), "continue", temperature=50.0, maxTokens=60, **given)
     assert max(parts[-1]["ids"]) < VOCAB_SIZE
 
 
 def test_measured_heads_are_on_the_page():
-    model = lively(GPT(small(vocab_size=VOCAB_SIZE)))
+    model = lively(build_model(small(vocab_size=VOCAB_SIZE)))
     session = make_session(model)
     parts, answer = ask(session, "measureHeads", ids=random_tokens(T).tolist())
     assert answer is None
@@ -388,7 +389,7 @@ def test_measured_heads_are_on_the_page():
 
 # --- checks ---------------------------------------------------------------------------------------
 
-SESSION = make_session(lively(GPT(small())))
+SESSION = make_session(lively(build_model(small())))
 VALID = {
     **text_input([1, 2, 3, 4], ["L1H3"], [1]),
     "text": "abc",
@@ -473,10 +474,10 @@ def test_the_wrong_parameter_is_named(name, changes, named):
 
 def test_requests_for_too_many_numbers_are_refused():
     config = small(block_size=4096, vocab_size=9000, n_embd=4, n_head=1, n_layer=1)
-    session, given = make_session(GPT(config)), text_input([1] * 2000)
+    session, given = make_session(build_model(config)), text_input([1] * 2000)
     with pytest.raises(UserError, match="18,000,000"):
         ask(session, "logits", **given)
     config = small(block_size=8192, n_layer=2, n_head=4)
     assert max_tokens(config) == 2896 and 2896**2 * 8 <= MAX_ATTENTION_WEIGHTS < 2897**2 * 8
     with pytest.raises(UserError, match="16,777,216"):
-        ask(make_session(GPT(config)), "maps", **text_input([1] * 2000))
+        ask(make_session(build_model(config)), "maps", **text_input([1] * 2000))

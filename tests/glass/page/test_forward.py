@@ -18,7 +18,8 @@ from glass.heads.capture import capture, residual_writes, value_norms
 from glass.heads.logit_attribution import attribute_logits, scale_like_norm
 from glass.heads.scores import without_first_token
 from glass.page.pack import pack_float16
-from model import GPT, causal_mask
+from model import causal_mask
+from variants import build_model
 
 # The passes have read other texts before, so that cached tokens are reused.
 ASK = """async ([config, weights, ids, off, hidden]) => {
@@ -109,7 +110,7 @@ def next_token_losses(logits, ids) -> np.ndarray:
 )
 def test_the_page_computes_what_the_model_computes(engine_tab, config, block_size, off, hidden):
     config.block_size = block_size
-    model, ids = lively(GPT(config)).double(), random_tokens(12)
+    model, ids = lively(build_model(config)).double(), random_tokens(12)
     weights = page_weights(model)
     names = [f"L{layer}H{head}" for layer, head in off]
     computed = engine_tab.evaluate(ASK, [vars(config), weights, ids.tolist(), names, hidden])
@@ -216,7 +217,10 @@ DRAW = """async ([config, weights, ids, temperature]) => {
 
 @pytest.mark.slow
 def test_the_page_draws_tokens_as_often_as_their_probability_at_a_temperature(engine_tab):
-    model, ids = lively(GPT(small(vocab_size=40))), random_tokens(12)  # 17 ids are no tokens
+    model, ids = (
+        lively(build_model(small(vocab_size=40))),
+        random_tokens(12),
+    )  # 17 ids are no tokens
     drawn = engine_tab.evaluate(DRAW, [vars(model.config), page_weights(model), ids.tolist(), 0.7])
     with torch.no_grad():
         probabilities = (model(ids[None])[0][0, -1, :23] / 0.7).softmax(dim=-1).numpy()

@@ -15,13 +15,13 @@ from playwright.sync_api import expect
 from safetensors.torch import save_file
 
 from glass.heads.capture import float16_weights
-from glass.heads.interventions import Interventions
+from glass.heads.interventions import Interventions, chain_taps
 from glass.heads.results import parse_head
 from glass.page import write as page
-from model import GPT
-from taps import Taps, chain_taps
-from taps import tap as apply_tap
+from model import GPT, Taps
+from model import tap as apply_tap
 from training.checkpoint import load_run
+from variants import build_model
 
 MEASURE = """async ([config, weights, parameters]) => {
   const { models, PATCH_HANDLERS, passes, session } = engine;
@@ -88,7 +88,7 @@ def patch(source: dict, name: str) -> Taps:
 def test_the_page_patches_as_taps_of_the_model_do(engine_tab, drawn):
     config, changes = drawn
     off, hidden, kept = (changes[key] for key in ("off", "hidden", "patched"))
-    model = lively(GPT(config)).double()
+    model = lively(build_model(config)).double()
     ids = random_tokens(12)
     corrupted = ids.clone()
     corrupted[[3, 6]] = (ids[[3, 6]] + 1) % config.vocab_size
