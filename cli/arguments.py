@@ -1,8 +1,11 @@
 """Parse the command line of train.py: settings, presets and Hydra's options."""
 
 import argparse
+import glob
 import os
 import re
+import shlex
+import textwrap
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -24,6 +27,7 @@ from common.paths import ONE_PATH, expand_home
 from common.settings import format_value
 
 MAX_CHECKED_CHOICES = 1000  # of one setting of a sweep
+MAX_SHOWN_PATHS_CHARS = 200  # of the paths that a shell made of a glob
 # Settings that a sweep refuses → what to do instead.
 REFUSED_IN_SWEEPS = {
     "run_dir": "each job has its own folder in the sweep's, which hydra.sweep.dir=PATH names",
@@ -78,9 +82,14 @@ def parse_command_line(argv: list[str]) -> CommandLine:
     options = list(argv)
     for argument in parsed.settings:
         options.remove(argument)
-    paths = dict.fromkeys(a for a in parsed.settings if a.startswith("data.path="))
-    if len(paths) > 1:  # as from a shell that expands braces
-        raise UserError(f"{' '.join(paths)} cannot be combined: {ONE_PATH}")
+    paths = dict.fromkeys(
+        argument
+        for argument in parsed.settings
+        if argument.startswith("data.path=") or ("=" not in argument and names_files(argument))
+    )
+    if len(paths) > 1:  # as from a shell that expands braces or a glob
+        shown = textwrap.shorten(" ".join(paths), MAX_SHOWN_PATHS_CHARS, placeholder=" …")
+        raise UserError(f"{shown} cannot be combined: {ONE_PATH}")
     is_sweep, is_for_hydra = parsed.multirun, parsed.request is not None
     check = partial(_check_argument, is_sweep=is_sweep, config_dir=parsed.config_dir)
     is_job = not is_sweep and not is_for_hydra
@@ -239,6 +248,24 @@ def quote(text: str) -> str:
     return f"'{escaped}'"
 
 
+def names_run(argument: str) -> bool:
+    """Return whether an argument is the path of a run; an unreadable path is not."""
+    with suppress(OSError):
+        return contains_run(Path(argument))
+    return False
+
+
+def names_files(argument: str) -> bool:
+    """Return whether an argument is the path of a file, or of a folder that is not a run.
+
+    It may also be a glob that matches something.
+    """
+    with suppress(ValueError):  # no path contains a null character
+        exists = os.path.exists(argument) or any(glob.iglob(argument))
+        return exists and not names_run(argument)
+    return False
+
+
 def unknown_setting(
     argument: str, known: Iterable[str], command: str = "python train.py"
 ) -> UserError:
@@ -255,10 +282,17 @@ def unknown_setting(
         return UserError(f"{argument} is not an option: write {setting}, without dashes")
     if argument in known:
         return UserError(f"{argument} has no value: write {key}=VALUE")
-    if "run_dir" in known and contains_run(Path(argument)):
+    if "run_dir" in known and names_run(argument):
         return UserError(f"{argument} is a run without a setting: write run_dir={argument}")
-    if not equals and "data.path" in known and os.path.exists(argument):
-        return UserError(f"{argument!r} is a path without a setting: {ONE_PATH}")
+    if "data.path" in known and names_files(argument):
+        path = shlex.quote(argument)
+        return UserError(f"{argument} is a path: write data=text data.path={path}")
+    if "score" in known and names_files(argument):
+        path = shlex.quote(argument) if os.path.exists(argument) else "FILE"  # for a glob
+        return UserError(
+            f"{argument} is a path: write prompt_file={path} to continue a text, score={path} to "
+            f"score it, or init_from={path} to load a model"
+        )
     if not equals or not key or argument.startswith("-"):
         return UserError(
             f"{argument!r} is not of the form KEY=VALUE (quote values with spaces){suggestion}"

@@ -16,7 +16,10 @@ from common.files import part_path
 HUB_ADDRESS = re.compile(
     r"(?:(?:https?://)?(?:www\.)?(?:huggingface|hf)\.co/|hf://)([^/]+/[^/]+)(?:/tree/main)?/?"
 )
-ONE_PATH = "data.path takes one path, so for several files give their folder, or a glob in quotes"
+ONE_PATH = (
+    "data.path takes one path, so for several files give their folder, data=text data.path=FOLDER, "
+    "or a glob in quotes, such as data=text data.path='FOLDER/*.txt'"
+)
 
 
 def expand_home(key: str, path: str) -> Path:

@@ -293,6 +293,65 @@ def test_a_mistake_is_refused_before_torch_is_imported(script, line, new_command
     assert_one_sentence(done.stderr, [])
 
 
+# --- paths without a setting ----------------------------------------------------------------------
+
+
+@pytest.fixture
+def files(tmp_path, monkeypatch):
+    """Names of texts, in the working directory."""
+    names = ["a.txt", "b.txt", "my notes.txt", "a[1].txt", "a=b.txt", "notes/a.txt", "notes/b.txt"]
+    (tmp_path / "notes").mkdir()
+    for name in names:
+        (tmp_path / name).write_text("a text")
+    monkeypatch.chdir(tmp_path)
+    return names
+
+
+def test_a_path_without_a_setting_gets_the_settings_to_type(files):
+    for path in [*files, "notes", "notes/", "notes/*.txt", "*.txt"]:
+        command = refused(path).rpartition(": write ")[2]
+        settings = parse_command_line(shlex.split(command)).settings
+        assert settings == ["data=text", f"data.path='{path}'"]
+    for path in [*files, "notes"]:
+        with pytest.raises(UserError) as error:
+            sample_config([path])
+        for key in ("prompt_file", "score", "init_from"):
+            assert f" {key}={shlex.quote(path)} " in str(error.value)
+    with pytest.raises(UserError, match=r" score=FILE "):
+        sample_config(["notes/*.txt"])
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["a.txt", "b.txt"],
+        ["notes/a.txt", "notes/b.txt", "my notes.txt"],
+        ["data=text", "data.path=a.txt", "b.txt"],
+        ["data=text", "data.path=a.txt", "data.path=b.txt"],
+        ["a.txt", "notes"],
+    ],
+)
+def test_several_paths_are_named_with_the_settings_to_type(argv, files):
+    sentence = refused(*argv)
+    assert sentence.startswith(" ".join(argument for argument in argv if argument != "data=text"))
+    assert "data=text data.path=FOLDER" in sentence
+
+
+def test_a_thousand_paths_are_not_all_listed(files, tmp_path):
+    paths = [f"notes/{n}.txt" for n in range(1000)]
+    for path in paths:
+        (tmp_path / path).write_text("a text")
+    sentence = refused(*paths)
+    assert "notes/0.txt" in sentence and "data.path=FOLDER" in sentence and len(sentence) < 500
+
+
+@pytest.mark.parametrize("path", ["a.txt/b", "nowhere/*.txt", "n" * 5000, "a\0", "a\0/*", ""])
+def test_what_cannot_be_a_path_is_asked_for_a_setting(path, files):
+    assert f"{path!r} " in refused(path) and "KEY=VALUE" in refused(path)
+    with pytest.raises(UserError, match="KEY=VALUE"):
+        sample_config([path])
+
+
 # --- values ---------------------------------------------------------------------------------------
 
 
@@ -424,7 +483,6 @@ def test_settings_of_sample_are_converted_to_their_types():
         (["prompt=a", "score=b"], ["prompt=", "score="]),
         (["json=true"], ["json"]),
         (["top_k=1.5"], ["top_k=1.5"]),
-        (["/tmp"], ["/tmp", "KEY=VALUE"]),
         (["top_k=5,"], ["top_k=5,"]),
         (["top_k=None"], ["top_k=None", "null"]),
         (["temperature=null"], ["temperature=null"]),
