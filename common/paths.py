@@ -16,6 +16,7 @@ from common.files import part_path
 HUB_ADDRESS = re.compile(
     r"(?:(?:https?://)?(?:www\.)?(?:huggingface|hf)\.co/|hf://)([^/]+/[^/]+)(?:/tree/main)?/?"
 )
+GPT2_NAMES = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")  # of OpenAI's models on the hub
 ONE_PATH = (
     "data.path takes one path, so for several files give their folder, data=text data.path=FOLDER, "
     "or a glob in quotes, such as data=text data.path='FOLDER/*.txt'"
@@ -42,13 +43,16 @@ def expand_home(key: str, path: str) -> Path:
 def expand_model_name(key: str, name: str) -> str:
     """Return the path or the name on the Hugging Face hub that a user typed for a model.
 
-    A path may begin with ~ or file://. A model on the hub may be named by its address.
+    A path may begin with ~ or file://. A model on the hub may be named by its address, and OpenAI's
+    GPT-2 without its owner, unless there is a path of that name.
 
     Raises:
         UserError: If it is empty, another address, or its ~ names an unknown user.
     """
     if not name:
         raise UserError(f"{key}= is empty: give the path of a model")
+    if name in GPT2_NAMES and not os.path.lexists(name):
+        return f"openai-community/{name}"
     address = urlsplit(name)
     if address.scheme == "file" and address.netloc in ("", "localhost"):
         return url2pathname(address.path)

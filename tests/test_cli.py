@@ -210,7 +210,6 @@ MISTAKES = [
     ("-m seed=1,2 run_dir=x", ["run_dir=x", "hydra.sweep.dir=PATH"]),
     ("-m seed=1,2 resume=true", ["resume=true", "resume=auto"]),
     ("init_from=resume", ["init_from=resume", "run_dir=PATH resume=true"]),
-    ("init_from=gpt2-xl", ["init_from=openai-community/gpt2-xl"]),
     ("init_from=somewhere max_steps=0", ["max_steps=0"]),
     ("optim.learning_rate=1", ["optim.learning_rate=1", "optim.lr=RATE"]),
     ("--max_iters=5", ["--max_iters=5", "max_steps=N"]),

@@ -7,6 +7,7 @@ import re
 import runpy
 import shlex
 import shutil
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -43,15 +44,10 @@ SKIPPED_PREFIXES = (
     "lm_eval ",
     "llama-",
 )
-FROM_THE_HUB = (
-    "data=tinystories",
-    "data=hf",
-    "init_from=openai-community/",
-    "init_from=Qwen/",
-    "init_from=gpt2",
-    "init_from=models/",
-)  # or from another index
-PLUGINS = ("hydra/launcher=", "hydra/sweeper=")  # of packages that are not required
+FROM_THE_HUB = ("data=tinystories", "data=hf", "init_from=Qwen/", "init_from=gpt2")
+# Files of another index, and plugins of packages that are not required.
+MISSING = ("init_from=models/", "hydra/launcher=", "hydra/sweeper=")
+OFFLINE_ERRORS = ("LocalEntryNotFoundError", "OfflineModeIsEnabled")  # of huggingface_hub
 SMALL = [
     "max_steps=2",
     "batch_size=4",
@@ -79,7 +75,7 @@ def commands() -> dict[str, int]:
     for place, page in enumerate(PAGES):
         for block in re.findall(r"```sh\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL):
             for line in block.replace("\\\n", " ").splitlines():
-                command = line.split("  #")[0].strip()
+                command = line.split(" #")[0].strip()
                 if command and not command.startswith(SKIPPED_PREFIXES):
                     pages.setdefault(command, place)
     return pages
@@ -129,19 +125,37 @@ def small(argv: list[str]) -> list[str]:
     return [*kept, *(size for key, size in sizes.items() if key not in swept), *text, *names]
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
+def names_any(line: str, starts: Sequence[str]) -> bool:
+    """Return whether an argument of a command begins with one of these."""
+    return any(f" {start}" in line for start in starts)
+
+
+def lines(from_the_hub: bool) -> list:
+    """Return the commands that need the hub, or all others, as cases of a parametrized test."""
+    return [
         pytest.param(line, marks=[pytest.mark.soak] * (page > 0 or "train.py -m" in line))
         for line, page in commands().items()
-    ],
-)
+        if names_any(line, FROM_THE_HUB) == from_the_hub
+    ]
+
+
+@pytest.mark.parametrize("line", lines(from_the_hub=True))
+def test_a_documented_command_gets_as_far_as_the_download(line, new_command, tmp_path):
+    _, script, *argv = shlex.split(line)
+    env = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "home")}
+    done = new_command(script, *argv, env=env)
+    assert done.returncode == 1, done.stderr
+    error = done.stderr.splitlines()[-1]
+    assert error.startswith("error: ") and any(name in error for name in OFFLINE_ERRORS), error
+
+
+@pytest.mark.parametrize("line", lines(from_the_hub=False))
 def test_a_documented_command_succeeds(line, place, tmp_path, test_data):
     command, *_ = line.partition(" > ")
     program, first, *argv = shlex.split(command)
     assert program in ("python", "ls"), f"{line}: unknown program"
-    if any(word.startswith((*FROM_THE_HUB, *PLUGINS)) for word in argv):
-        pytest.skip("needs a network, or packages that are not required")
+    if names_any(line, MISSING):
+        pytest.skip("needs files or packages that are not required")
     folder = tmp_path / "place"
     shutil.copytree(place, folder)
     if first == "-m":

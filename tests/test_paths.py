@@ -14,7 +14,7 @@ import sample
 from cli.config_file import read_config
 from cli.sample_config import SampleConfig
 from common.errors import UserError
-from common.paths import expand_home, require_output_file
+from common.paths import expand_home, expand_model_name, require_output_file
 from config import Config
 from interop import save_hf
 from sweeps import jobs
@@ -191,3 +191,14 @@ def test_a_read_only_folder_is_refused_for_every_output(here, finished_run):
 def test_an_address_is_no_path(path):
     with pytest.raises(UserError, match=f"to={path} "):
         expand_home("to", path)
+
+
+def test_gpt2_is_openais_model_unless_a_path_has_its_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl"):
+        assert expand_model_name("init_from", name) == f"openai-community/{name}"
+    assert expand_model_name("init_from", "gpt3") == "gpt3"
+    (tmp_path / "gpt2").mkdir()
+    (tmp_path / "gpt2-xl").symlink_to("nowhere")
+    for name in ("gpt2", "gpt2-xl"):
+        assert expand_model_name("init_from", name) == name

@@ -184,7 +184,7 @@ def test_without_a_network_a_name_is_refused_and_a_folder_is_loaded(
     assert f"init_from={NAME} " in str(error.value)
     shutil.copytree(repository, tmp_path / "owner" / "small")
     monkeypatch.chdir(tmp_path)
-    for path in ("runs/mine", "./small", "owner/smal"):  # these are not names on the hub
+    for path in ("runs/mine", "./small", "owner/smal", "gpt3"):  # these are not names on the hub
         with pytest.raises(UserError) as error:
             pin_model(path)
         assert f"init_from={path} " in str(error.value) and "hub (" not in str(error.value)
