@@ -140,8 +140,8 @@ def _describe_decoding(result: dict[str, Any]) -> list[TableRow]:
     table_rows = []
     for row in result["decoding"]:
         speed = (
-            f"{row['glassgpt']:,.0f} tok/s, {row['ratio']:.1f}x transformers, "
-            f"{row['glassgpt'] / row['bound']:.0%} of the memory bound"
+            f"{row['glassgpt']:,.0f} tok/s in {row['dtype']}, {row['ratio']:.1f}x transformers in "
+            f"float32, {row['glassgpt'] / row['bound']:.0%} of the memory bound"
         )
         table_rows.append(TableRow(f"{row['size']}, batch {row['batch']}", speed))
     return table_rows

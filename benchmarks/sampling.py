@@ -4,7 +4,8 @@
                                   [device=auto] [context=4096] [seconds=2] [json=FILE]
 
 Both sample at temperature 1 after a prompt of 8 tokens with random weights, in turns, each time in
-a new process. The fastest of `rounds` calls counts. The memory bound is the rate at which this
+a new process: transformers in float32, GlassGPT in the precision that sample.py chooses, which the
+last column shows. The fastest of `rounds` calls counts. The memory bound is the rate at which this
 machine reads a matrix of 8192² elements in a matrix–vector product, divided by the bytes of the
 weights as decoding keeps them, times the sequences in the batch.
 
@@ -291,8 +292,8 @@ def make_decoding_table(result: SamplingResult) -> Table:
         title=f"Decoding, tokens per second; {result.machine}, which reads "
         f"{result.bytes_per_second / 1e9:.1f} GB/s"
     )
-    columns = "model", "batch", "transformers", "GlassGPT", "ratio", "of memory bound", "weights"
-    for column in columns:
+    columns = ["model", "batch", "transformers, float32", "GlassGPT", "ratio", "of memory bound"]
+    for column in [*columns, "GlassGPT's weights"]:
         table.add_column(column, justify="right")
     for row in result.decoding:
         table.add_row(
