@@ -175,12 +175,8 @@ class SelfAttention(nn.Module):
     ) -> Tensor:
         """Compute the update ΔE (B, T, C) of the residual stream.
 
-        Args:
-            x: Normalized residual stream (B, T, C).
-            rotary: The table (2, T, d_k) of the positions of x; None unless positions are rotary.
-            cache: Keys and values of the tokens before, to which those of x are added.
-            mask: (…, T, T_k), as in `attention`; None: causal.
-            taps: Functions that record or replace values.
+        `x` (B, T, C) is the normalized residual stream, and `rotary` (2, T, d_k) the table of its
+        positions, None unless they are rotary. For the others see `GPT.run_blocks`.
         """
         q, k, v = self.project(x, rotary)
         y = self.attend(q, k, v, cache, mask, taps).to(x.dtype)  # (B, T, H, d_v)
@@ -189,8 +185,6 @@ class SelfAttention(nn.Module):
 
     def project(self, x: Tensor, rotary: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Compute queries (B, H, T, d_k), keys (B, G, T, d_k) and values (B, G, T, d_v).
-
-        The arguments are those of `forward`.
 
         Reference: Henry et al. 2020, "Query-Key Normalization for Transformers".
         """
@@ -318,10 +312,7 @@ class Block(nn.Module):
         mask: Tensor | None = None,
         taps: Taps | None = None,
     ) -> Tensor:
-        """Return the residual stream E' = E + ΔE + ΔE (B, T, C) after the block, for x before it.
-
-        The other arguments are those of `SelfAttention.forward`.
-        """
+        """Return the residual stream (B, T, C) after the block, for x (B, T, C) before it."""
         update = self.attention(self.norm_1(x), rotary, cache, mask, taps)
         x = x + tap(taps, "attention", self.layer, update)
         if self.mlp is not None:
@@ -462,7 +453,7 @@ class GPT(nn.Module):
 
         Args:
             tokens: Ids (B, T).
-            cache: Holds the tokens before these, and takes these in.
+            cache: Holds keys and values of the tokens before, to which those of `tokens` are added.
             mask: Mask (…, T, T_k) of all layers, as in `attention`; None: causal.
             taps: Functions that record or replace values.
             entry: A layer and its input (B, T, C): blocks below this layer are not run.
@@ -509,8 +500,8 @@ class GPT(nn.Module):
 
     def predict(self, x: Tensor, targets: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Compute what `forward` returns from the residual stream (B, T, C) after the blocks."""
-        V, padding = self.config.vocab_size, self.config.vocab_padding
         x = self.norm(x)
+        padding = self.config.vocab_padding
         if padding:
             logits = kernels.padded_logits(x, self.head.weight, padding)  # (B, T, V + padding)
         else:
@@ -519,7 +510,7 @@ class GPT(nn.Module):
         if targets is not None:
             loss = kernels.cross_entropy(logits.flatten(0, 1), targets.flatten())
             logits = logits.detach()  # compiled code would add zeros of their size to the gradient
-        return logits[..., :V] if padding else logits, loss
+        return logits[..., : self.config.vocab_size] if padding else logits, loss
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
@@ -559,7 +550,7 @@ class GPT(nn.Module):
     ) -> tuple[Tensor, dict[tuple[str, int], Tensor]]:
         """Compute the logits (B, T, V) of tokens (B, T), and return them with a pass's values.
 
-        The values are by (name, layer); `names` are some of `TAP_NAMES`, or none for all.
+        The values are by (name, layer); `names` are some of `TAP_NAMES`, none for all.
         """
         values: dict[tuple[str, int], Tensor] = {}
         keys = self._tap_keys(names or TAP_NAMES)
@@ -575,21 +566,5 @@ class GPT(nn.Module):
     @torch.no_grad()
     def attention_maps(self, tokens: Tensor) -> Tensor:
         """Return the attention weights (n_layer, B, H, T, T) of tokens (B, T) in float32."""
-        maps: list[Tensor] = []
-        taps: Taps = {("weights", layer): maps.append for layer in range(self.config.n_layer)}
-        with self.evaluating():
-            self.run_blocks(tokens, taps=taps)
-        return torch.stack(maps).float()
-
-    def make_cache(self, batch_size: int, length: int | None = None) -> KVCache:
-        """Allocate an empty cache on the device of the weights and in their precision.
-
-        On a CPU it is float32 at least, in which attention is much faster than in bf16 (LOG.md).
-        `length` is its capacity in tokens, cut to block_size; None: block_size.
-        """
-        weight, block_size = self.token_embedding.weight, self.config.block_size
-        dtype = weight.dtype
-        if weight.device.type == "cpu":
-            dtype = torch.promote_types(dtype, torch.float32)
-        capacity = min(block_size, length or block_size)
-        return KVCache(self.config, batch_size, capacity, weight.device, dtype)
+        _, weights = self.run_with_cache(tokens, "weights")
+        return torch.stack(list(weights.values())).float()

@@ -216,7 +216,7 @@ def write_texts(
     The texts are generated in batches and shown one after the other.
     """
     from data.tokenizer import encode_prompt
-    from generation.decoder import Decoder
+    from generation.decoder import Decoder, KVCache
     from generation.sampling import GeneratedText, Sampling, generate_texts
 
     # The texts, not yet generated
@@ -235,7 +235,7 @@ def write_texts(
     ]
     sampling = Sampling(config.temperature, config.top_k, config.top_p, config.min_p)
     length = len(prompt_ids) + config.max_new_tokens
-    cache = model.make_cache(1, length)
+    cache = KVCache.for_model(model, 1, length)
     fitting_texts = max(1, max_cache_bytes // cache.nbytes)
     batch_size = min(len(texts), max_batch_size, fitting_texts)
 

@@ -35,10 +35,7 @@ class KVCache:
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        """Allocate an empty cache for B sequences of at most `length` tokens; None: block_size.
-
-        `GPT.make_cache` chooses device and dtype.
-        """
+        """Allocate an empty cache for B sequences of at most `length` tokens; None: block_size."""
         capacity = length or config.block_size
         shape = (config.n_layer, batch_size, config.kv_heads, capacity)  # (L, B, G, capacity)
         self.keys = torch.empty(*shape, config.key_dim, device=device, dtype=dtype)
@@ -46,6 +43,21 @@ class KVCache:
         self.tokens = torch.empty(batch_size, capacity, device=device, dtype=torch.int64)
         self.length = 0  # number of tokens that the cache holds in every layer
         self.variant_state: dict[int, Tensor] = {}  # of the layers of variants.VariantAttention
+
+    @classmethod
+    def for_model(cls, model: "GPT", batch_size: int, length: int | None = None) -> "KVCache":
+        """Allocate an empty cache on the device of a model's weights and in their precision.
+
+        On a CPU it is float32 at least, in which attention is much faster than in bf16 (LOG.md).
+        `length` is its capacity in tokens, cut to block_size; None: block_size.
+        """
+        weight, block_size = model.token_embedding.weight, model.config.block_size
+        dtype = weight.dtype
+        if weight.device.type == "cpu":
+            dtype = torch.promote_types(dtype, torch.float32)
+        return cls(
+            model.config, batch_size, min(block_size, length or block_size), weight.device, dtype
+        )
 
     @property
     def capacity(self) -> int:
@@ -93,11 +105,11 @@ class Decoder:
     def __init__(self, model: "GPT", batch_size: int, length: int | None = None) -> None:
         """Read the weights of the model now; a later change of them has no effect.
 
-        `batch_size` and `length` are those of the cache; see `GPT.make_cache`.
+        `batch_size` and `length` are those of `KVCache.for_model`.
         """
         weight = model.token_embedding.weight
         self.model = model
-        self.cache = model.make_cache(batch_size, length)
+        self.cache = KVCache.for_model(model, batch_size, length)
         self.device = weight.device
         self.block_size = model.config.block_size
         self.vocab_size = weight.shape[0]

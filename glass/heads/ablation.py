@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from generation import KVCache
 from glass.heads import scores
 from glass.heads.cached_pass import rewind_cache
 from glass.heads.capture import (
@@ -23,7 +24,7 @@ from glass.heads.capture import (
 from glass.heads.interventions import NO_INTERVENTIONS, Interventions, chain_taps
 from glass.heads.results import Estimates
 from kernels import autocast
-from model import GPT, KVCache, Taps
+from model import GPT, Taps
 
 MAX_TOKENS_PER_PASS = 4096
 # A pass recomputes all tokens after its first hidden one. Hiding a quarter as many tokens in one

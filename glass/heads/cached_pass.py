@@ -6,10 +6,11 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from generation import KVCache
 from glass.heads.capture import ForwardPass
 from glass.heads.interventions import Interventions, chain_taps
 from glass.heads.results import Head
-from model import GPT, KVCache, Taps
+from model import GPT, Taps
 
 CAPACITY_STEP = 64  # tokens by which the buffers grow
 

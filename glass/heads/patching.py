@@ -25,13 +25,14 @@ import torch
 from torch import Tensor
 
 from common.text import pluralize
+from generation import KVCache
 from glass.heads.ablation import rows_per_pass
 from glass.heads.cached_pass import rewind_cache
 from glass.heads.capture import ForwardPass
 from glass.heads.interventions import NO_INTERVENTIONS, Interventions, chain_taps
 from glass.heads.results import parse_head
 from kernels import in_float32_or_finer
-from model import GPT, KVCache, Taps
+from model import GPT, Taps
 
 # Larger passes are no faster on a CPU, and their first results come later.
 MAX_TOKENS_PER_STREAMED_PASS = 256

@@ -39,8 +39,8 @@ from cli.presets import CONFIGS
 from common.errors import UserError
 from common.text import format_magnitude
 from config import Config, GPTConfig, TokenizerConfig
+from generation import KVCache
 from glass.page.run import kv_cache_bytes
-from model import KVCache
 from sweeps import jobs as sweep_jobs
 from sweeps import page as sweep_page
 from sweeps.note import JOB_LOCK, read_job
