@@ -60,7 +60,7 @@ class WindowSize(NamedTuple):
 
 
 def run_python(folder: Path, *arguments: str) -> str:
-    """Run Python with a script of the repository in a folder, and return its output."""
+    """Run Python with a script or module of the repository in a folder; return its output."""
     process = subprocess.run(
         [sys.executable, *arguments],
         cwd=folder,
@@ -182,7 +182,7 @@ def renew_studies(folder: Path) -> None:
         if not sweep.exists():
             settings = [f"sweep={name}", "wandb.mode=disabled", f"hydra.sweep.dir={sweep}"]
             run_python(folder, str(ROOT / "train.py"), "-m", *settings)
-        output = run_python(folder, str(ROOT / "sweeps.py"), str(sweep))
+        output = run_python(folder, "-m", "sweeps", str(sweep))
         tables = "\n".join(line.rstrip() for line in output.split("\ntable  ")[0].splitlines())
         text = (DOCS / "papers.md").read_text(encoding="utf-8")
         before, after = text.split(f"{name}`\n\n```\n")
