@@ -1,4 +1,4 @@
-"""Renew what docs/ shows of real runs: tables, pages and pictures. 15 minutes on two cores.
+"""Renew what docs/ shows of real runs: tables and pictures. 15 minutes on two cores.
 
     python -m benchmarks.docs [only=sweep,induction,notebook,explore,studies,scaling] [sweeps=DIR]
                               [model=FILE.gguf]
@@ -28,12 +28,10 @@ import nbformat
 from benchmarks import cluster
 from benchmarks.exploring import open_explorer
 from benchmarks.harness import ROOT, Options, read_options, run_command, select
-from glass.page import write as page
 from studies.claims import STUDIES
 
 DOCS = ROOT / "docs"
 TYPED_TEXT = "class Reader:\n    def read_line(self):\n        return self.read_line"
-SAMPLE_PROMPT = "class BaseStream:\n    def read(self, size=-1):"
 LOAD_MILLISECONDS = 2000  # until a page has drawn everything
 REPEATED_NAME = "The wizard Tolvan Brask left. Later the wizard Tolvan"
 INDUCTION_HEADS = ("L17H3", "L17H4", "L17H5", "L18H6")  # of SmolLM2-135M
@@ -122,20 +120,11 @@ def renew_sweep(folder: Path) -> None:
 
 
 def renew_induction(_: Path) -> None:
-    """Renew the pages of docs/example and the pictures of README.md and docs/attention.md."""
+    """Renew the pictures of README.md and docs/attention.md; train their run if it is missing."""
     run = ROOT / "runs" / "induction"  # the notebook looks for it there
     settings = ["experiment=induction", "run_dir=runs/induction", "wandb.mode=disabled"]
-    output = run_python(ROOT, "train.py", *settings)
-    shutil.copy(page.write_page(run), DOCS / "example" / "run.html")
+    output = run_python(ROOT, "train.py", *settings, "resume=auto")
     shutil.copy(max(run.glob("attention/*.png")), DOCS / "attention.png")
-    run_python(
-        ROOT,
-        "sample.py",
-        "run_dir=runs/induction",
-        "max_new_tokens=60",
-        f"prompt={SAMPLE_PROMPT}",
-        f"attention={DOCS / 'example' / 'prompt.html'}",
-    )
     report = run / "report.html"
     take_screenshot(report, "page.png", WindowSize(1400, 1040), text=TYPED_TEXT)
     take_screenshot(report, "heads.png", WindowSize(1316, 1062), element="#heads")
