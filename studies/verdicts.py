@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from math import ceil, inf, isfinite
 from statistics import fmean
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from common.statistics import (
     Difference,
@@ -15,6 +15,7 @@ from common.statistics import (
     welch_difference,
 )
 from common.text import format_with_error
+from config import Config
 from studies.claims import (
     METRIC_NAMES,
     STUDIES,
@@ -27,8 +28,8 @@ from studies.claims import (
     Quantity,
     Study,
 )
-from sweeps.runs import ARM, Run
 
+ARM = "arm"  # among the settings of a study's runs: the name of their arm
 REPRODUCED = "reproduced"
 NOT_REPRODUCED = "not reproduced"
 UNTESTABLE = "cannot be tested at this scale"
@@ -38,6 +39,30 @@ MIN_SEEDS = 5  # finished seeds in each arm of a test
 MIN_ERRORS = 5
 MIN_ERRORS_TO_REFUTE = 3
 STEP_OF = "step of "
+
+
+class Run(Protocol):
+    """A run of a sweep, as far as a study reads it."""
+
+    @property
+    def overrides(self) -> dict[str, str]:
+        """Settings that were typed; `sweep` names the study."""
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """Settings in which the runs differ, with the name of the arm as `ARM`."""
+
+    @property
+    def config(self) -> Config | None:
+        """All settings; None before it trained."""
+
+    @property
+    def rows(self) -> list[dict]:
+        """Rows of metrics.jsonl."""
+
+    @property
+    def status(self) -> str:
+        """Whether it is "finished"."""
 
 
 class Verdict(NamedTuple):
@@ -56,10 +81,10 @@ class ResultTable(NamedTuple):
     text_columns: int = 1
 
 
-def find_study(runs: Sequence[Run]) -> Study | None:
-    """Return the study that runs belong to, or None if they are not the arms of one."""
+def verdicts(runs: Sequence[Run]) -> "StudyResults | None":
+    """Return the results of the study that runs belong to; None if they are not its arms."""
     names = {run.overrides.get("sweep", "") for run in runs if ARM in run.settings}
-    return STUDIES[names.pop()] if len(names) == 1 else None
+    return StudyResults(STUDIES[names.pop()], runs) if len(names) == 1 else None
 
 
 class StudyResults:
@@ -68,7 +93,7 @@ class StudyResults:
     def __init__(self, study: Study, runs: Sequence[Run]) -> None:
         self.study = study
         finished = [run for run in runs if run.status == "finished"]
-        finished.sort(key=lambda run: (run.config.seed if run.config else 0, run.name))
+        finished.sort(key=lambda run: run.config.seed if run.config else 0)
         self.runs = {
             arm.name: [run for run in finished if run.settings.get(ARM) == arm.name]
             for arm in study.arms
@@ -81,6 +106,10 @@ class StudyResults:
         """Return the step at which an event happened in each run of an arm, or None."""
         return [find_step(run, self.emergences[emergence]) for run in self.runs[arm]]
 
+    def steps_by_metric(self, run: Run) -> dict[str, int | None]:
+        """Return the step of each event in a run, or None, by the metric of the event."""
+        return {e.metric: find_step(run, e) for e in self.study.emergences}
+
     def value(self, run: Run, metric: str) -> float | None:
         """Return a metric at the end of a run, or None if it was not measured.
 
@@ -88,7 +117,7 @@ class StudyResults:
         """
         if metric.startswith(STEP_OF):
             step = find_step(run, self.emergences[metric.removeprefix(STEP_OF)])
-            return run.steps if step is None else step
+            return run.rows[-1]["step"] if step is None else step
         return next((row[metric] for row in reversed(run.rows) if metric in row), None)
 
     def values(self, quantity: Quantity) -> list[float]:

@@ -12,10 +12,8 @@ from common.files import exists
 from glass.heads.metrics import read_head_values
 from glass.page.html import write_html
 from glass.page.values import clip_text, finite_number, metric_curve
-from studies.claims import Study
-from studies.verdicts import StudyResults, find_step, find_study
+from studies.verdicts import ARM, StudyResults, verdicts
 from sweeps.runs import (
-    ARM,
     Run,
     find_best_run,
     find_tied_variant,
@@ -70,9 +68,9 @@ def write_sweep_page(folder: Path, runs: Sequence[Run]) -> Path:
     tied = find_tied_variant(variants, metric)
     points = curve_points(len(runs))
     all_keys = list(dict.fromkeys(key for run in runs for key in run.settings))
-    compares_runs, study = is_comparison(runs), find_study(runs)
+    compares_runs, results = is_comparison(runs), verdicts(runs)
     keys = [key for key in all_keys if key != "seed" or compares_runs] or all_keys
-    if study:
+    if results:
         keys = [ARM]
     values = {key: [setting_text(run, key) for run in runs] for key in keys}
     content = {
@@ -86,9 +84,9 @@ def write_sweep_page(folder: Path, runs: Sequence[Run]) -> Path:
         "command": reproduce_command(best) if best and not compares_runs else None,
         "asGood": tied.name if best and tied else None,
         "oneSeed": compares_runs or lacks_error_estimate(variants),
-        "study": StudyResults(study, runs).page_content() if study else None,
+        "study": results.page_content() if results else None,
         "runs": [
-            run_data(folder, run, keys, points, study) | {"setting": index}
+            run_data(folder, run, keys, points, results) | {"setting": index}
             for index, variant in enumerate(variants)
             for run in variant.runs
         ],
@@ -107,13 +105,14 @@ def setting_text(run: Run, key: str) -> str:
     return clip(shorten_number(run.settings.get(key, "")))
 
 
-def run_data(folder: Path, run: Run, keys: Sequence[str], points: int, study: Study | None) -> dict:
+def run_data(
+    folder: Path, run: Run, keys: Sequence[str], points: int, results: StudyResults | None
+) -> dict:
     """Return a run's settings, how it ended, its figures, its curves and when heads emerged.
 
     Of a study it also has the curves that the study plots, and its events by their metrics.
     """
-    curves = (*CURVES, *(study.plot if study else ()))
-    events = {e.metric: find_step(run, e) for e in study.emergences} if study else {}
+    curves = (*CURVES, *(results.study.plot if results else ()))
     page = run.path / "report.html"
     seed = run.settings.get("seed", run.config.seed if run.config else "")
     rows = [{"step": row["step"], **scores_of_row(row)} for row in run.rows]
@@ -128,7 +127,7 @@ def run_data(folder: Path, run: Run, keys: Sequence[str], points: int, study: St
         "maxSteps": run.config.max_steps if run.config else None,
         "figures": {key: finite_number(run.figures.get(key)) for key in FIGURES},
         "curves": {key: metric_curve(run.rows, key, points) for key in curves},
-        "events": events,
+        "events": results.steps_by_metric(run) if results else {},
         "heads": {score: metric_curve(rows, score, points) for score in scores},
         "emerged": {
             score: run.figures[f"emerged/{score}"]

@@ -23,12 +23,11 @@ from common.statistics import SIGNIFICANCE_LEVEL, Difference, standard_error, we
 from config import Config
 from glass.page.run import load_config, summarize_run
 from studies.claims import STUDIES
+from studies.verdicts import ARM
 from sweeps.note import JOB, JobNote, read_job
 
 # A pseudo-setting of compared runs: the name of each, so that each is a variant of its own.
 RUN = "run"
-# A pseudo-setting of a study's runs: the name of their arm.
-ARM = "arm"
 
 
 @dataclass(frozen=True)

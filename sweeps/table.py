@@ -8,9 +8,11 @@ from math import isfinite, sqrt
 from pathlib import Path
 from statistics import harmonic_mean
 
+from rich import box
 from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 import cli
 from common.files import atomic_write
@@ -23,7 +25,7 @@ from common.text import (
     pluralize,
     printable,
 )
-from studies.verdicts import ResultTable, StudyResults, find_study
+from studies.verdicts import StudyResults, verdicts
 from sweeps.runs import (
     Run,
     Variant,
@@ -39,7 +41,6 @@ from sweeps.runs import (
     reproduce_command,
     shorten_number,
 )
-from sweeps.study_table import make_result_table, print_study
 
 
 def write_csv(path: Path, runs: Sequence[Run]) -> None:
@@ -73,13 +74,43 @@ def print_sweep(console: Console, folder: Path, runs: Sequence[Run]) -> None:
     print_line = cli.printer(console)
     variants = [v for v in rank_variants(runs) if v.finished or is_comparison(runs)]
     print_line("")
-    if study := find_study(runs):
-        print_study(StudyResults(study, runs), print_line)
+    if results := verdicts(runs):
+        print_study(results, print_line)
     elif variants:
         print_line(make_table(variants, ranking_metric(runs), console.width))
     print_line("")
     for name, value in footer(folder, runs):
         print_line(printable(f"{name:<12}{value}", one_line=True))
+
+
+def print_study(results: StudyResults, print_line: Callable[[str | Table], None]) -> None:
+    """Print a study's tables, and below them the verdict on each claim with its reason."""
+    print_line(results.study.title)
+    print_line(f"{results.study.papers}\n")
+    for title, columns, rows, text_columns in results.tables():
+        print_line(title)
+        print_line(format_table(columns, rows, text_columns))
+        print_line("")
+    claims = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    claims.add_column(width=14)
+    for claim in results.study.claims:
+        verdict, reason = results.verdict(claim)
+        claims.add_row(Text(verdict), Text(f"{claim.text}\n{reason}\n"))
+    print_line(claims)
+
+
+def format_table(
+    columns: Sequence[str], rows: Sequence[Sequence[str]], n_text_columns: int
+) -> Table:
+    """Build a table for the terminal; the first columns are texts, which wrap if they are wide."""
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    for index, heading in enumerate(columns):
+        is_text = index < n_text_columns
+        text = Text(printable(heading, one_line=True))
+        table.add_column(text, justify="left" if is_text else "right", no_wrap=not is_text)
+    for row in rows:
+        table.add_row(*(Text(printable(cell, one_line=True)) for cell in row))
+    return table
 
 
 # How figures are formatted; the terminal's table shows them in this order, as far as they fit.
@@ -137,7 +168,7 @@ def make_table(variants: Sequence[Variant], metric: str, width: int) -> Table:
         columns.append(column)
 
     headings, *rows = zip(*columns)
-    return make_result_table(ResultTable("", headings, rows, n_text_columns))
+    return format_table(headings, rows, n_text_columns)
 
 
 def setting_columns(variants: Sequence[Variant]) -> list[list[str]]:

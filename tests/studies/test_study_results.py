@@ -29,13 +29,14 @@ from studies.claims import (
     Study,
 )
 from studies.verdicts import (
+    ARM,
     NOT_REPRODUCED,
     REPRODUCED,
     UNTESTABLE,
     StudyResults,
     find_step,
 )
-from sweeps.runs import ARM, Run, has_settings
+from sweeps.runs import Run, has_settings
 from sweeps.table import print_sweep
 
 STEPS = range(0, 110, 10)
