@@ -18,10 +18,12 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import cli
 from cli import print_stderr
+from cli.config_file import read_config
 from cli.sample_config import SampleConfig, translate_prompt
 from cli.unused import SAMPLE_USED_WITH
 from common.checkpoints import find_newest_run
 from common.errors import UserError
+from common.manifest import CONFIG_FILE
 from common.paths import expand_home, require_output_file
 from common.text import format_speed, pluralize, printable
 from common.text_files import normalize_text, open_text
@@ -96,11 +98,10 @@ def sample(
 def task_prompt(folder: Path, tokenizer: Tokenizer) -> str:
     """Return the prompt of a run of generated data, such as 3+4=; "" for another model."""
     from data.synthetic import Task
-    from glass.page.run import load_config
 
     with suppress(UserError, OSError):
-        config = load_config(folder)
-        if config is not None and config.data.source == "synthetic":
+        config = read_config(folder / CONFIG_FILE)
+        if config.data.source == "synthetic":
             return tokenizer.decode(Task(config, tokenizer).prompt)
     return ""
 

@@ -8,22 +8,24 @@ import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from math import isfinite, nan
 from pathlib import Path
 from statistics import fmean
 
 import cli
+from cli.config_file import read_config
 from cli.unused import explain_unused
 from common.errors import UserError
 from common.files import exists, is_folder, list_folder
+from common.manifest import CONFIG_FILE
 from common.metrics import METRICS, read_rows
 from common.settings import format_value, iterate_settings
 from common.statistics import SIGNIFICANCE_LEVEL, Difference, standard_error, welch_difference
 from config import Config
-from glass.page.run import load_config, summarize_run
 from studies.claims import STUDIES
 from studies.verdicts import ARM
+from sweeps.figures import summarize_run
 from sweeps.note import JOB, JobNote, read_job
 
 # A pseudo-setting of compared runs: the name of each, so that each is a variant of its own.
@@ -125,18 +127,27 @@ def read_run(path: Path) -> Run:
     A run whose files cannot be read has failed, for that reason.
     """
     note, config, rows = JobNote(overrides={}, swept=[]), None, []
+    config_file = path / CONFIG_FILE
     try:
         note = read_job(path) if exists(path / JOB) else note
     except (UserError, OSError) as e:
         note = replace(note, failure=cli.explain_error(e) or str(e))
     try:
-        config, rows = load_config(path), read_rows(path / METRICS)
+        if exists(config_file):
+            config = _read_config(config_file, config_file.stat().st_mtime_ns)
+        rows = read_rows(path / METRICS)
     except (UserError, OSError) as e:
         note = replace(note, failure=cli.explain_error(e) or str(e))
     status = "failed" if note.failure else "unfinished"
     if config is not None and rows and rows[-1]["step"] >= config.max_steps:
         status = "finished"
     return Run(path, note.settings, note.overrides, config, rows, status, note.failure)
+
+
+@lru_cache(maxsize=1000)
+def _read_config(path: Path, modified_ns: int) -> Config:
+    """Read a file once per version: parsing takes longer than all other reading of a run."""
+    return read_config(path)
 
 
 # --- variants -------------------------------------------------------------------------------------

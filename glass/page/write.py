@@ -12,7 +12,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from cli.config_file import read_config
+from common.files import exists
+from common.manifest import CONFIG_FILE
 from common.metrics import METRICS, SAMPLES, is_scored, read_rows, snapshot_steps
+from common.settings import format_value, iterate_settings
 from config import GPTConfig
 from glass.heads.findings import emergence_interval
 from glass.heads.metrics import is_snapshot_metric, read_emergence
@@ -20,7 +24,6 @@ from glass.heads.rendering import RenderedFinding, describe_run, format_interval
 from glass.page.embedded_model import EmbeddedModel, embed_weights, find_model
 from glass.page.html import embed_json, expand_template, format_html, write_html
 from glass.page.pack import Blobs
-from glass.page.run import flatten_settings, load_config
 from glass.page.snapshots import (
     PROBES,
     Snapshot,
@@ -89,7 +92,8 @@ def write_page(run_dir: Path) -> Path:
     """Write report.html of a run from what its folder holds so far, and return its path."""
     run_dir = Path(run_dir)
     rows = read_rows(run_dir / METRICS)
-    config = load_config(run_dir)
+    config_file = run_dir / CONFIG_FILE
+    config = read_config(config_file) if exists(config_file) else None
     latest = {key: value for row in rows for key, value in row.items()}
     # Of one row: another machine, on which an earlier part of the run ran, has other figures.
     speed: dict = next((row for row in reversed(rows) if "train/ms_per_step" in row), {})
@@ -102,7 +106,7 @@ def write_page(run_dir: Path) -> Path:
         for row in read_rows(run_dir / SAMPLES)
         if isinstance(row.get("text"), str)
     ]
-    settings = flatten_settings(config).items() if config else ()
+    settings = iterate_settings(config) if config else ()
     curves = [*CURVES, *(key for key in latest if key.startswith("task/"))]
     content = {
         "kind": "run",
@@ -117,7 +121,10 @@ def write_page(run_dir: Path) -> Path:
         "seconds": {name: finite_number(latest.get(key)) for name, key in ACTIVITIES.items()},
         "samples": thin(samples, MAX_SAMPLES),
         "omittedSamples": max(0, len(samples) - MAX_SAMPLES),
-        "config": [[name, clip_text(value, MAX_SETTING_LENGTH)] for name, value in settings],
+        "config": [
+            [name, clip_text(format_value(value), MAX_SETTING_LENGTH)]
+            for name, _, value in settings
+        ],
         "emergenceIntervals": _emergence_intervals(rows),
         "scored": _head_metrics(rows),
         "findings": [finding._asdict() for finding in describe_run(rows)],

@@ -40,9 +40,9 @@ from common.errors import UserError
 from common.text import format_magnitude
 from config import Config, GPTConfig, TokenizerConfig
 from generation import KVCache
-from glass.page.run import kv_cache_bytes
 from sweeps import jobs as sweep_jobs
 from sweeps import page as sweep_page
+from sweeps.figures import kv_cache_bytes
 from sweeps.note import JOB_LOCK, read_job
 from sweeps.runs import (
     Run,

@@ -1,12 +1,7 @@
-"""Read the folder of one run: its configuration, its size and its headline figures.
+"""Compute the figures of a run for a table of runs, from its folder. Does not import torch."""
 
-Does not import torch.
-"""
-
-import json
 from collections.abc import Callable
 from contextlib import suppress
-from functools import lru_cache
 from math import prod
 from pathlib import Path
 from statistics import fmean
@@ -14,34 +9,12 @@ from statistics import fmean
 import numpy as np
 from safetensors import safe_open
 
-from cli.config_file import read_config
-from common.files import exists, list_folder, ordinary_file
+from common.files import list_folder, ordinary_file
 from common.metrics import best_row, is_scored
-from common.settings import iterate_settings
 from config import MIN_BF16_DECODING_WIDTH, Config
 from glass.heads.metrics import read_head_values
 
 SCORES_WITH_TIMING = ("previous_token", "induction")  # the heads that in-context copying needs
-
-
-def load_config(run_dir: Path) -> Config | None:
-    """Return the resolved configuration of a run, or None if it has not started training."""
-    path = run_dir / "config.yaml"
-    return _parse_config(path, path.stat().st_mtime_ns) if exists(path) else None
-
-
-@lru_cache(maxsize=1000)
-def _parse_config(path: Path, modified_ns: int) -> Config:
-    """Parse a file once per version: parsing takes longer than all other reading of a run."""
-    return read_config(path)
-
-
-def flatten_settings(config: Config) -> dict[str, str]:
-    """Return the settings as a flat dictionary of texts, such as {"model.n_layer": "4"}."""
-    return {
-        name: value if isinstance(value, str) else json.dumps(value)
-        for name, _, value in iterate_settings(config)
-    }
 
 
 def summarize_run(run_dir: Path, config: Config | None, rows: list[dict]) -> dict[str, float]:
