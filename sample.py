@@ -6,6 +6,7 @@ python sample.py run_dir=PATH prompt="def main():"       see python sample.py --
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import sys
@@ -35,6 +36,8 @@ if TYPE_CHECKING:  # importing torch takes a second, so that the command line is
 
 MAX_BATCH_SIZE = 64  # texts that are generated at once
 MAX_CACHE_BYTES = 1 << 30  # of the KV caches of these texts
+MAX_SHOWN_TOKENS = 10_000  # of a scored text, whose losses a page shows
+MAX_ATTENTION_TOKENS = 128  # of a scored text, whose attention a page shows
 PROMPT_MARK = "> "
 STDIN_UNREADABLE = "standard input cannot be read here: give the text or a file"
 END_KEYS = "Ctrl-Z and Enter" if os.name == "nt" else "Ctrl-D"
@@ -290,16 +293,45 @@ def write_now(text: str, stream: TextIO) -> None:
 
 
 def write_score(config: SampleConfig, model: GPT, tokenizer: Tokenizer, text: str) -> None:
-    """Print the loss of a text, and write a page of its tokens' losses if `attention` names one."""
-    from generation.scoring import score_text
+    """Print the loss of a text, and write a page of its tokens' losses if `attention` names one.
 
-    score = score_text(model, tokenizer, text)
-    print(score.describe(), flush=True)
+    The token that begins a text is put before it, so that its first token has a loss, too.
+    """
+    from data.tokenizer import start_token
+    from generation.scoring import score_tokens
+    from glass.heads.probes import spell_tokens
+
+    text_ids = tokenizer.encode(text)
+    if not text_ids:
+        raise UserError(
+            "the tokenizer of this model finds no token in the text: name a file with other text"
+        )
+    ids = [start_token(tokenizer), *text_ids]
+    losses = score_tokens(model, ids)
+    mean, num_bytes = losses.mean(), len(text.encode())
+    bits_per_byte = mean * len(losses) / math.log(2) / num_bytes
+    summary = (
+        f"{pluralize(len(losses), 'token')}, {pluralize(num_bytes, 'byte')}: "
+        f"loss {mean:.4f} nats per token, {bits_per_byte:.4f} bits per byte"
+    )
+    print(summary, flush=True)
     if config.attention is not None:
-        title = "standard input" if config.score == "-" else Path(config.score or "").name
-        facts = {"title": title, "losses": score.page_content(tokenizer)}
+        shown = losses[:MAX_SHOWN_TOKENS].tolist()
+        block_size = model.config.block_size
+        facts = {
+            "title": "standard input" if config.score == "-" else Path(config.score or "").name,
+            "losses": {
+                "summary": summary,
+                "tokens": spell_tokens(tokenizer, text_ids[: len(shown)]),
+                "losses": [round(loss, 4) for loss in shown],
+                "tokenCount": len(losses),
+                "window": block_size,
+                "vocabSize": tokenizer.vocab_size,
+            },
+        }
+        attended = ids[: min(block_size, MAX_ATTENTION_TOKENS)]
         page = expand_home("attention", config.attention)
-        write_attention(model, tokenizer, score.attention_tokens(), page, facts)
+        write_attention(model, tokenizer, attended, page, facts)
 
 
 def write_attention(

@@ -1,6 +1,7 @@
 """sample.py as a user runs it."""
 
 import io
+import math
 import os
 import pty
 import re
@@ -11,15 +12,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import TINY
-from models import small
+from conftest import TINY, wait_until
+from models import lively, small
+from pages import read_back
 from processes import Process, exec_script, run_to_end
 
 from cli import read_settings
 from cli.sample_config import SampleConfig, translate_prompt
-from data.tokenizer import train_bpe
-from sample import read_text, sample, write_texts
-from variants import build_model
+from data.tokenizer import CharTokenizer, start_token, train_bpe
+from generation.scoring import score_tokens
+from model import GPT
+from sample import MAX_SHOWN_TOKENS, read_text, sample, write_score, write_texts
 
 pytestmark = pytest.mark.slow
 
@@ -193,7 +196,7 @@ def test_a_text_ends_at_the_end_of_text_but_without_a_prompt_may_begin_with_it(
     capsys, prompt, n_tokens
 ):
     tokenizer = train_bpe(["some text"], 257)
-    model = build_model(small(vocab_size=257, tie_embeddings=False, norm="layernorm", bias=True))
+    model = GPT(small(vocab_size=257, tie_embeddings=False, norm="layernorm", bias=True))
     with torch.no_grad():  # a model that always predicts the end of the text
         model.norm.weight.zero_()
         model.norm.bias.fill_(1)
@@ -233,6 +236,48 @@ def test_the_score_of_a_file_and_of_stdin_are_equal(command, run, tmp_path):
     assert from_file == from_stdin
     assert from_file.count("\n") == 1
     assert str(len(text.encode())) in from_file
+
+
+def test_a_score_is_of_all_tokens_though_its_page_shows_the_first(tmp_path, capsys):
+    tokenizer = CharTokenizer("ab\n")
+    model = lively(GPT(small(vocab_size=3)))
+    text = "ab\n" * (MAX_SHOWN_TOKENS // 3 + 8)
+    path = tmp_path / "page.html"
+    write_score(SampleConfig(score="-", attention=str(path)), model, tokenizer, text)
+    losses = score_tokens(model, tokenizer.encode("\n" + text))
+    content = read_back(path)[0]["losses"]
+    assert content["losses"] == pytest.approx(losses[:MAX_SHOWN_TOKENS], abs=1e-4)
+    assert "".join(content["tokens"]) == text[:MAX_SHOWN_TOKENS]
+    assert content["tokenCount"] == len(text)
+    loss = losses.mean()
+    assert capsys.readouterr().out == f"{content['summary']}\n"
+    for figure in (f"{loss:.4f} nats", f"{loss / math.log(2):.4f} bits per byte"):
+        assert figure in content["summary"]
+
+
+def test_a_page_of_a_score_shows_and_names_the_loss_of_every_token(tmp_path, open_page, capsys):
+    text = "the glass model reads\nthe <b>glass</b> é"
+    tokenizer = train_bpe([text] * 20, 280)
+    model = lively(GPT(small(vocab_size=tokenizer.vocab_size)))
+    path = tmp_path / "page.html"
+    config = SampleConfig(score=f"{tmp_path}/poem.txt", attention=str(path))
+    write_score(config, model, tokenizer, text)
+    losses = score_tokens(model, [start_token(tokenizer), *tokenizer.encode(text)])
+
+    tab = open_page(path)
+    tokens = tab.locator("#losses-text .token")
+    assert tokens.count() == len(losses)
+    assert tab.input_value("#typed") == text
+    assert "poem.txt" in tab.inner_text("#title")
+    assert capsys.readouterr().out.strip() in tab.inner_text("#losses-summary")
+    tokens.nth(int(losses.argmax())).hover()
+    assert f"{losses.max():.3f} nats" in tab.inner_text("#tip")
+    tokens.nth(0).focus()
+    tab.keyboard.press("ArrowRight")
+    wait_until(tab, f"document.querySelector('#tip').innerText.includes('{losses[1]:.3f}')")
+    # The attention is that of the beginning, in which the losses were measured.
+    stored = read_back(path)[0]
+    assert stored["probes"][0]["tokens"][1:] == stored["losses"]["tokens"]
 
 
 # --- In a terminal --------------------------------------------------------------------------------

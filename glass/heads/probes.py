@@ -1,6 +1,6 @@
 """Make the probes: texts and random rows on which every snapshot measures the attention heads."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -149,7 +149,7 @@ def _spread_pieces(ids: np.ndarray) -> Iterator[np.ndarray]:
         yield ids[piece * PIECE_TOKENS : (piece + 1) * PIECE_TOKENS]
 
 
-def spell_tokens(tokenizer: Tokenizer, ids: np.ndarray) -> list[str]:
+def spell_tokens(tokenizer: Tokenizer, ids: Iterable[int]) -> list[str]:
     """Return the tokens as strings, one for each id."""
     return [spell_token(tokenizer, id) for id in ids]
 

@@ -147,7 +147,7 @@ def write_prompt_page(
     `arrays` and `metrics` are those of an `Analysis` (glass/heads/analysis.py), and `findings`
     what they show. The page runs the model if it is small enough. `facts` hold the `title`, and
     either the number of `promptTokens`, after which the model generated the text, or the `losses`
-    of a scored text (`Score.page_content`).
+    of a scored text.
     """
     step = int(arrays.get("step", 0))
     snapshot = Snapshot(step, lambda: nullcontext(arrays))

@@ -14,7 +14,7 @@ from common.metrics import parse_row
 from config import GPTConfig, ResolvedConfig
 from data.tokenizer import CharTokenizer
 from distributed.processes import World
-from generation.scoring import score_text
+from generation.scoring import score_tokens
 from glass.heads.analysis import analyze
 from glass.heads.snapshot import sample_text
 from training.checkpoint import Checkpoints
@@ -97,7 +97,7 @@ def test_on_a_gpu_the_check_of_the_last_step_ends_the_run_before_its_weights_are
 @pytest.mark.parametrize(
     "use",
     [
-        lambda small, tokenizer: score_text(small, tokenizer, "abba"),
+        lambda small, tokenizer: score_tokens(small, tokenizer.encode("abba")),
         lambda small, tokenizer: sample_text(small, tokenizer, 3, seed=0),
         lambda small, tokenizer: small.generate(torch.tensor([[1]]), 3, temperature=0.0),
         lambda small, tokenizer: analyze(small, tokenizer, "abba", log=len),
