@@ -5,6 +5,8 @@ from math import atan, ceil, comb, cos, exp, hypot, inf, isfinite, lgamma, nan, 
 from statistics import NormalDist, fmean, median, stdev
 from typing import NamedTuple
 
+import numpy as np
+
 # The test for which `seeds_needed` plans: the two-sided level, and the probability to pass it.
 SIGNIFICANCE_LEVEL = 0.05
 POWER = 0.8
@@ -36,6 +38,15 @@ def standard_error(values: Sequence[float]) -> float:
     if len(values) < 2 or not all(map(isfinite, values)):
         return nan
     return stdev(values) / sqrt(len(values))
+
+
+def ratio(numerators: np.ndarray, denominators: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return Σ numerators / Σ denominators over the last axis, and its standard error."""
+    n, total = denominators.shape[-1], denominators.sum(axis=-1)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        share = numerators.sum(axis=-1) / total
+        squares = ((numerators - share[..., None] * denominators) ** 2).sum(axis=-1)
+        return share, np.sqrt(squares * n / np.float64(n - 1)) / np.abs(total)
 
 
 def welch_difference(first: Sequence[float], second: Sequence[float]) -> Difference:

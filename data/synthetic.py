@@ -9,7 +9,7 @@ from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 from string import ascii_letters, digits
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -19,6 +19,9 @@ from config import Config, DataConfig
 from data.batches import NO_TARGET
 from data.tokenizer import CharTokenizer, Tokenizer
 from data.tokens import Tokens
+
+if TYPE_CHECKING:
+    from model import GPT
 
 SEQUENCES_FORMAT = 1  # version of how sequences are generated; part of their fingerprint
 # The characters that symbols are written as: digits, A to Z, a to z, then letters such as À.
@@ -250,6 +253,12 @@ class Task:
             tokens = np.insert(tokens, 0, self.begin_id, axis=1)
             is_counted = np.insert(is_counted, 0, is_counted[:, 0], axis=1)
         return Sequences(tokens, is_counted)
+
+    def measure(self, model: "GPT", is_last: bool = False) -> dict[str, float]:
+        """Return how well a model solves the task, as `data.task_metrics.measure_task` does."""
+        from data.task_metrics import measure_task  # torch is slow to import
+
+        return measure_task(model, self, is_last)
 
     def fingerprint(self) -> str:
         """Return the hash (hex) of what determines the sequences."""

@@ -15,8 +15,8 @@ from generation.sampling import NON_FINITE_PREDICTIONS
 if TYPE_CHECKING:
     from model import GPT
 
-MAX_TOKENS = 8192  # per forward pass: enough to keep a processor busy
-MAX_LOGITS = 1 << 25  # logits computed at once: 128 MB in float32
+TOKENS_AT_ONCE = 8192  # in a forward pass: enough to keep a processor busy
+LOGITS_AT_ONCE = 1 << 25  # 128 MB in float32
 
 
 @torch.no_grad()
@@ -33,7 +33,7 @@ def score_tokens(model: GPT, ids: Sequence[int]) -> np.ndarray:
     device = model.head.weight.device
     padded = F.pad(torch.tensor(ids), (0, -N % T))  # later tokens do not change earlier losses
     inputs, targets = padded[:-1].view(-1, T), padded[1:].view(-1, T)  # (windows, T)
-    windows, rows = max(1, MAX_TOKENS // T), max(1, MAX_LOGITS // V)
+    windows, rows = max(1, TOKENS_AT_ONCE // T), max(1, LOGITS_AT_ONCE // V)
     losses = []
     with model.evaluating():
         for x, y in zip(inputs.split(windows), targets.split(windows)):

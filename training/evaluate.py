@@ -17,7 +17,6 @@ from data.tokenizer import Tokenizer
 from data.tokens import Tokens
 from distributed.parallel import plain_copy, reshard
 from distributed.processes import World
-from glass.heads.task_metrics import measure_task
 from kernels import autocast
 from model import GPT
 
@@ -245,7 +244,7 @@ def evaluate(model: GPT, splits: Splits, is_last: bool = False) -> dict[str, flo
         metrics["train/eval_loss"] = splits.training.loss(model).mean
     if splits.task:
         plain_model = plain_copy(model, validation.world)  # None on the other ranks
-        metrics |= measure_task(plain_model, splits.task, is_last) if plain_model else {}
+        metrics |= splits.task.measure(plain_model, is_last) if plain_model else {}
         validation.world.wait()
     return metrics
 

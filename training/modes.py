@@ -16,7 +16,6 @@ from common.text import format_magnitude, pluralize
 from common.torchrun import count_processes
 from config import Config, ResolvedConfig
 from distributed.processes import World
-from glass.heads.task_metrics import measure_task
 from training import device
 from training.evaluate import Splits, evaluate, validation_windows
 from training.flops import estimate_step_seconds, tokens_per_step
@@ -84,7 +83,7 @@ def evaluate_only(config: Config) -> float:
     log(f"loss     {metrics['val/loss']:.4f} nats per token{bits}")
     log(f"         over {pluralize(validation.num_targets, 'validation token')}")
     if text.task:
-        for number, line in enumerate(describe_task(measure_task(model, text.task, is_last=True))):
+        for number, line in enumerate(describe_task(text.task.measure(model, is_last=True))):
             log(f"{'' if number else 'task':<9}{line}")
     if manifest and manifest.fingerprint != text.fingerprint:
         log(

@@ -6,6 +6,7 @@ standard error is that of this mean. docs/attention.md defines every score.
 
 import numpy as np
 
+from common import statistics
 from glass.heads.results import Estimate, Estimates, Scores
 
 
@@ -181,8 +182,4 @@ def mean_estimate(values: np.ndarray) -> Estimate:
 
 def ratio(numerators: np.ndarray, denominators: np.ndarray) -> Estimates:
     """Return Σ numerators / Σ denominators over the last axis, with its standard error."""
-    n, total = denominators.shape[-1], denominators.sum(axis=-1)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        share = numerators.sum(axis=-1) / total
-        squares = ((numerators - share[..., None] * denominators) ** 2).sum(axis=-1)
-        return Estimates(share, np.sqrt(squares * n / np.float64(n - 1)) / np.abs(total))
+    return Estimates(*statistics.ratio(numerators, denominators))

@@ -34,8 +34,8 @@ def test_every_token_is_scored_once_in_windows_of_the_context(length, monkeypatc
     assert model.training
     assert losses == pytest.approx(losses_by_hand(model.eval(), ids, 16), abs=1e-5)
     # In small parts, as of a long text and a large vocabulary
-    monkeypatch.setattr(scoring, "MAX_TOKENS", 1)
-    monkeypatch.setattr(scoring, "MAX_LOGITS", 5 * 3)
+    monkeypatch.setattr(scoring, "TOKENS_AT_ONCE", 1)
+    monkeypatch.setattr(scoring, "LOGITS_AT_ONCE", 5 * 3)
     assert score_tokens(model, ids) == pytest.approx(losses, abs=1e-6)
 
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from config import Config, DataConfig, ModelConfig
+from data import task_metrics
 from data.synthetic import Task
-from glass.heads import task_metrics
-from glass.heads.task_metrics import Predictions, fourier_share, measure_task, summarize
+from data.task_metrics import Predictions, fourier_share, summarize
 from model import GPT
 from tests.models import lively, small
 from variants import build_model
@@ -204,9 +204,9 @@ def test_a_pass_of_a_model_is_read_the_same_in_many_batches(name, begin, monkeyp
     task = make_task(name, begin=begin, min_period=3, max_period=8)
     model = make_model(task).train()
     random_state = torch.get_rng_state()
-    at_once = measure_task(model, task)
-    monkeypatch.setattr(task_metrics, "MAX_WEIGHTS", 1)  # one sequence at a time
-    assert measure_task(model, task) == pytest.approx(at_once, abs=1e-5)
+    at_once = task.measure(model)
+    monkeypatch.setattr(task_metrics, "MAX_VALUES", 1)  # one sequence at a time
+    assert task.measure(model) == pytest.approx(at_once, abs=1e-5)
     assert model.training and torch.equal(random_state, torch.get_rng_state())
     assert ("task/sink_nothing_to_find" in at_once) == (begin and name == "passages")
 
@@ -222,7 +222,7 @@ def test_some_sequences_are_measured_during_a_run_and_all_at_its_end(monkeypatch
         lambda *args: counts.append(len(args[2].tokens)) or predict(*args),
     )
     monkeypatch.setattr(task_metrics, "MAX_TOKENS", 5 * 15)
-    some, everything = measure_task(model, task), measure_task(model, task, is_last=True)
+    some, everything = task.measure(model), task.measure(model, is_last=True)
     assert counts == [5, 12]
     assert some["task/recall_loss_se"] > everything["task/recall_loss_se"] > 0
 
@@ -239,7 +239,7 @@ def test_losses_of_a_model_are_those_of_the_tokens_that_its_task_counts(
 ):
     task = make_task(name, block_size, **settings)
     model = make_model(task)
-    metrics = measure_task(model, task)
+    metrics = task.measure(model)
     for prefix, split in prefixes.items():
         sequences = getattr(task, split)
         targets = torch.from_numpy(sequences.targets)
