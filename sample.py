@@ -27,7 +27,7 @@ from common.errors import UserError
 from common.manifest import CONFIG_FILE
 from common.paths import expand_home, require_output_file
 from common.text import format_speed, pluralize, printable
-from common.text_files import normalize_text, open_text
+from common.text_files import is_jsonl, normalize_text, open_text
 
 if TYPE_CHECKING:  # importing torch takes a second, so that the command line is checked first
     from data.tokenizer import Tokenizer
@@ -132,8 +132,6 @@ def read_nonempty_file(key: str, path: str) -> str:
 
 def read_file(key: str, path: str) -> str:
     """Return the text of the file that a setting names; "-" is stdin."""
-    from data.sources import is_jsonl
-
     source = read_stdin() if path == "-" else expand_home(key, path)
     if isinstance(source, Path) and is_jsonl(source):
         raise UserError(f"{key}={path} is not plain text: extract a field of its records first")

@@ -1,11 +1,15 @@
 """Refuse settings that were typed but have no effect beside the others."""
 
+import glob
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from common.errors import UserError
+from common.paths import expand_home
 from common.settings import format_value
+from common.text_files import is_jsonl
 from config import DataConfig
 
 
@@ -80,10 +84,24 @@ def refuse_unused(
 
 def refuse_unused_in_files(typed: Mapping[str, Any], data: DataConfig) -> None:
     """Raise `UserError` if a setting of data.… was typed that the files of data.path do not use."""
-    if data.source == "text" and data.path and {"data.exclude", "data.field"} & typed.keys():
-        from data.sources import refuse_unused_by_files  # slow to import, and seldom needed
-
-        refuse_unused_by_files(data, typed)
+    if data.source != "text" or not data.path:
+        return
+    path = expand_home("data.path", data.path)
+    if "data.exclude" in typed and data.exclude and path.is_file():
+        raise UserError(
+            f"data.exclude={data.exclude} has no effect with data.path={data.path}, which is one "
+            "file: leave it out"
+        )
+    if "data.field" in typed:
+        is_folder = path.is_dir()
+        names = path.rglob("*") if is_folder else glob.iglob(str(path), recursive=True)
+        files = [Path(name) for name in names]
+        if files and not any(map(is_jsonl, files)):
+            raise UserError(
+                f"data.field={data.field} has no effect, because data.path={data.path} holds no "
+                ".jsonl or .ndjson file: leave it out, or rename files with a JSON object on each "
+                "line"
+            )
 
 
 def explain_unused(

@@ -67,6 +67,11 @@ def open_text(source: Path | bytes, name: str, alternative: str = "") -> Iterato
         ) from None
 
 
+def is_jsonl(path: Path) -> bool:
+    """Return whether each line of a file is a document, by the file's name."""
+    return path.name.lower().removesuffix(".gz").endswith((".jsonl", ".ndjson"))
+
+
 def normalize_text(text: str) -> str:
     r"""Drop a byte-order mark from a text that was typed, and end its lines with \n."""
     return text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")

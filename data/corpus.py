@@ -7,7 +7,7 @@ from functools import partial
 from math import inf
 from pathlib import Path
 
-from common.text_files import open_text
+from common.text_files import is_jsonl, open_text
 from config import DataConfig
 from data.pieces import LineArranger, Piece, split_document, split_records
 from data.sources import (
@@ -15,7 +15,6 @@ from data.sources import (
     download_shakespeare,
     find_stdlib_files,
     find_text_files,
-    is_jsonl,
     require_text_file,
 )
 

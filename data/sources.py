@@ -6,7 +6,7 @@ import json
 import os
 import sysconfig
 import urllib.request
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from fnmatch import fnmatchcase
 from functools import partial
 from itertools import takewhile
@@ -17,7 +17,6 @@ from common.files import exists, is_folder, list_folder, ordinary_file, sha256_o
 from common.paths import expand_home, require_path
 from common.text import pluralize, printable
 from common.text_files import open_text
-from config import DataConfig
 from data.cache import KEY_LENGTH, cache_root, locked_build_folder
 
 SHAKESPEARE_URL = (
@@ -37,11 +36,6 @@ NOT_LIBRARY_FOLDERS = {
     "dist-packages",
     "__pycache__",
 }
-
-
-def is_jsonl(path: Path) -> bool:
-    """Return whether each line of a file is a document, by the file's name."""
-    return path.name.lower().removesuffix(".gz").endswith((".jsonl", ".ndjson"))
 
 
 def find_stdlib_files() -> tuple[Path, ...]:
@@ -196,31 +190,6 @@ def find_text_files(
         skipped = f"skipped {files} without UTF-8 text (such as {', '.join(names)})"
         log(f"{path}: {skipped}")
     return tuple(text_files)
-
-
-def refuse_unused_by_files(config: DataConfig, typed: Collection[str]) -> None:
-    """Raise `UserError` if a setting was typed that the files of data.path have no use for.
-
-    `typed` holds the dotted names of the settings that were typed.
-    """
-    path = str(expand_home("data.path", str(config.path)))
-    is_file = os.path.exists(path) and not os.path.isdir(path)
-    if "data.exclude" in typed and config.exclude and is_file:
-        raise UserError(
-            f"data.exclude={config.exclude} has no effect with data.path={config.path}, which is "
-            "one file: leave it out"
-        )
-    if "data.field" in typed:
-        folder, pattern = _split_glob(path)
-        is_skipped = partial(_is_skipped, folder, _parse_globs(config.exclude))
-        matches = _find_matches(folder, pattern, is_skipped)
-        files = [Path(path)] if is_file else list(matches)
-        if files and not any(map(is_jsonl, files)):
-            raise UserError(
-                f"data.field={config.field} has no effect, because data.path={config.path} holds "
-                "no .jsonl or .ndjson file: leave it out, or rename files with a JSON object on "
-                "each line"
-            )
 
 
 def require_text_file(path: str) -> Path:

@@ -19,11 +19,10 @@ import numpy as np
 from common.errors import UserError
 from common.files import ordinary_file, read_json_object, seal, sha256_of_file, sync
 from common.text import pluralize
-from common.text_files import contains_byte
+from common.text_files import contains_byte, is_jsonl
 from config import DataConfig, TokenizerConfig
 from data.cache import KEY_LENGTH, cache_root, locked_build_folder
 from data.corpus import Corpus, open_corpus
-from data.sources import is_jsonl
 from data.splits import (
     MIN_DOCUMENTS_TO_SPLIT,
     VALIDATION_PERIOD,
