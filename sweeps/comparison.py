@@ -9,7 +9,6 @@ from cli.config_file import PER_COMMAND
 from common.checkpoints import contains_run
 from common.errors import UserError
 from common.files import exists, is_folder, list_folder
-from common.settings import format_value, iterate_settings
 from sweeps.note import JOB
 from sweeps.runs import RUN, Run, read_run
 
@@ -39,23 +38,15 @@ def read_comparison(paths: Sequence[Path]) -> list[Run]:
     folders = list(dict.fromkeys(run for path in paths for run in _require_runs(path)))
     parent = os.path.commonpath([folder.parent for folder in folders])
     runs = [read_run(folder) for folder in folders]
-    values = [_settings_of(run) for run in runs]
-    keys = differing_keys([settings for settings in values if settings])
+    keys = differing_keys([run.all_settings for run in runs if run.config])
     return [
         replace(
             run,
             settings={RUN: run.path.relative_to(parent).as_posix()}
-            | {key: settings[key] for key in keys if key in settings},
+            | {key: run.all_settings[key] for key in keys if run.config},
         )
-        for run, settings in zip(runs, values)
+        for run in runs
     ]
-
-
-def _settings_of(run: Run) -> dict[str, str]:
-    """Return all settings of a run by key; none if its configuration cannot be read."""
-    if run.config is None:
-        return {}
-    return {key: format_value(value) for key, _, value in iterate_settings(run.config)}
 
 
 def _require_runs(path: Path) -> list[Path]:

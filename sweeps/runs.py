@@ -57,6 +57,12 @@ class Run:
         return self.rows[-1]["step"] if self.rows else 0
 
     @cached_property
+    def all_settings(self) -> dict[str, str]:
+        """Every setting by its key, as a user would type it; {} without a configuration."""
+        settings = iterate_settings(self.config) if self.config else ()
+        return {key: format_value(value) for key, _, value in settings}
+
+    @cached_property
     def figures(self) -> dict[str, float]:
         """The run's numbers in sweep.csv, such as `val/loss`; see `summarize_run`."""
         return summarize_run(self.path, self.config, self.rows)
@@ -107,18 +113,10 @@ def read_sweep(folder: Path) -> list[Run]:
     arms = STUDIES[names.pop()].arms if len(names) == 1 and names <= STUDIES.keys() else ()
     sorted_runs = []
     for arm in arms:
-        matching = [run for run in runs if has_settings(run, arm.settings)]
+        matching = [run for run in runs if arm.settings.items() <= run.all_settings.items()]
         runs = [run for run in runs if run not in matching]
         sorted_runs += [replace(run, settings={ARM: arm.name} | run.settings) for run in matching]
     return sorted_runs + runs
-
-
-def has_settings(run: Run, settings: dict[str, str]) -> bool:
-    """Return whether a run's resolved settings have these values, as one types them."""
-    if run.config is None:
-        return False
-    values = {key: format_value(value) for key, _, value in iterate_settings(run.config)}
-    return all(values.get(key) == value for key, value in settings.items())
 
 
 def read_run(path: Path) -> Run:

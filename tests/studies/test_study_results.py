@@ -36,7 +36,7 @@ from studies.verdicts import (
     StudyResults,
     find_step,
 )
-from sweeps.runs import Run, has_settings
+from sweeps.runs import Run
 from sweeps.table import print_sweep
 
 STEPS = range(0, 110, 10)
@@ -187,7 +187,12 @@ def arms_of_jobs(name: str) -> list[str]:
     for settings in product(*choices):
         config = compose_job([*settings]).config
         run = Run(Path("none"), {}, {}, config, [], "finished", "")
-        arms.append(" ".join(a.name for a in STUDIES[name].arms if has_settings(run, a.settings)))
+        matching = [
+            arm.name
+            for arm in STUDIES[name].arms
+            if arm.settings.items() <= run.all_settings.items()
+        ]
+        arms.append(" ".join(matching))
     return arms
 
 
