@@ -34,8 +34,7 @@ from config import Config, ResolvedConfig
 from data.batches import Batches
 from data.synthetic import Task
 from data.tokens import Tokens
-from distributed.parallel import average_gradients, plain_copy, synchronize_gradients
-from distributed.processes import Stopped, World, join
+from distributed.world import join
 from glass.observer import Observer, tokens_until
 from glass.page.write import write_page
 from kernels import autocast
@@ -60,6 +59,7 @@ from training.schedule import (
 )
 from training.state import TrainingState, build_state
 from training.stopwatch import Stopwatch
+from training.world import Stopped, World
 
 
 def main(launch: cli.Launch) -> None:
@@ -151,7 +151,7 @@ def train(config: Config, world: World, run_dir: Path) -> float:
             check_wandb(config.wandb)
         initial = starting_point(config, run_dir, progress, log)
     text = prepare_data(config, world, initial.tokenizer, progress, console)
-    resolved = resolve(config, world, text, progress.step) if world.rank == 0 else None
+    resolved = resolve(config, world.size, text, progress.step) if world.rank == 0 else None
     resolved = world.broadcast(resolved)  # another machine could choose differently
 
     # Model
@@ -218,9 +218,9 @@ def train_loop(run: Run, observer: Observer | None, log: Callable[[str], None]) 
             # Snapshot: what every attention head does, where one is due or an induction head forms
             if is_attention_due(step, config):
                 world.check_stop()
-                model = plain_copy(state.model, world)  # gathered on rank 0, None on the others
+                model = world.plain_copy(state.model)  # gathered on rank 0, None on the others
                 with world.interruptible():
-                    snapshot = observer.take_snapshot(model, step) if observer else None
+                    snapshot = observer.take_snapshot(model, step) if observer and model else None
                 world.check_stop()
                 del model
 
@@ -264,18 +264,15 @@ def train_step(
     loss = torch.zeros((), device=config.device)
     for micro_step, batch in enumerate(micro_batches(inputs, targets, config, world)):
         device.seed_micro_step(config.seed, step, micro_step, world.rank)
-        synchronize_gradients(state.model, config, is_last=micro_step == config.accumulate - 1)
+        world.synchronize_gradients(state.model, config, micro_step == config.accumulate - 1)
         with autocast(config.device, config.precision):
             micro_loss = state.forward(*batch)[1]  # the logits are freed
         state.scaler.scale(micro_loss / config.accumulate).backward()
         loss += micro_loss.detach() / (config.accumulate * world.size)
-    # Those that FSDP2 has not averaged in the backward pass
-    average_gradients(state.optimizers, world)
+    world.average_gradients(state.optimizers)
 
     # Clipping
-    norms = clip_gradients(
-        state.model, config.optim.grad_clip, world, config.shard, state.scaler.factor
-    )
+    norms = clip_gradients(state.model, config.optim.grad_clip, world, state.scaler.factor)
     loss = world.sum(loss)
     has_overflowed = state.scaler.has_overflowed(norms)
     state.guard.check(step, loss, norms[:0] if has_overflowed else norms)

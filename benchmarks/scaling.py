@@ -45,7 +45,7 @@ from config import OptimConfig, ResolvedConfig
 if TYPE_CHECKING:
     import numpy as np
 
-    from distributed.processes import World
+    from training.world import World
 
 
 SCALING_SHAPES = {
@@ -178,7 +178,7 @@ def measure_in_process(case: Case, folder: Path) -> None:
     """
     import torch
 
-    from distributed.processes import join
+    from distributed.world import join
     from training.device import pick_device, synchronize
 
     torch.set_num_threads(1)

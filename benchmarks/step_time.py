@@ -21,9 +21,9 @@ from typing import NamedTuple
 
 from benchmarks.hardware import BANDWIDTH_SHARE, Cluster
 from config import GPTConfig, ResolvedConfig
-from distributed.parallel import count_owners
 from training.memory import matrix_shapes, model_size
 from training.optimizers import NEWTON_SCHULZ_STEPS
+from training.world import count_owners
 
 # Bytes that the forward and backward passes move outside of matrix products and fused attention:
 # for each token, layer and channel, by (MLP, is compiled), and for each logit. Counted on a CPU:

@@ -168,10 +168,10 @@ def measure_glassgpt(
     size: str, precision: str, compile: bool | str, device: str, seconds: float
 ) -> StepMeasurement:
     """Time the training step of train.py."""
-    from distributed.processes import World
     from train import train_step
     from training.device import configure_process
     from training.state import build_state
+    from training.world import World
 
     config = make_config(size, precision, compile, device)
     configure_process(config)
@@ -235,9 +235,9 @@ def measure_peer(
     """
     import torch
 
-    from distributed.processes import World
     from kernels import autocast
     from train import micro_batches
+    from training.world import World
 
     model.to(config.device)
     forward = torch.compile(model) if config.compile else model

@@ -156,10 +156,10 @@ def measure_variant(size: str, variant: Variant, device: str, seconds: float) ->
     import torch
 
     import kernels
-    from distributed.processes import World
     from train import train_step
     from training.device import configure_process
     from training.state import build_state
+    from training.world import World
 
     config = configure_variant(size, variant, device)
     configure_process(config)
@@ -173,12 +173,12 @@ def measure_variant(size: str, variant: Variant, device: str, seconds: float) ->
 
 def profile_variant(size: str, variant: Variant, device: str, steps: int) -> dict[str, Any]:
     """Profile training steps as `profile=N` does, and return the operations in them."""
-    from distributed.processes import World
     from train import train_step
     from training.device import configure_process, synchronize
     from training.profiling import StepProfiler
     from training.state import build_state
     from training.stopwatch import Stopwatch
+    from training.world import World
 
     config = configure_variant(size, variant, device)
     config = replace(config, profile=steps, max_steps=PROFILE_WARM_UP_STEPS + steps)

@@ -15,8 +15,9 @@ from processes import Process
 import cli
 import training.wandb_record  # noqa: F401  too
 from config import Config
-from distributed.processes import World, join
+from distributed.world import join
 from train import start
+from training.world import World
 
 
 def free_port() -> int:

@@ -19,7 +19,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from config import Config, GPTConfig, OptimConfig, ResolvedConfig
 from distributed import parallel
-from distributed.processes import World
 from generation.decoder import Decoder
 from kernels import DTYPES, cross_entropy
 from model import SelfAttention, attention, causal_mask
@@ -27,6 +26,7 @@ from train import train_step
 from training.device import configure_process
 from training.profiling import IDLE
 from training.state import build_state
+from training.world import World
 from variants import build_model
 
 DEVICE = os.environ.get("GLASSGPT_TEST_DEVICE", "cuda")

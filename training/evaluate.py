@@ -1,8 +1,6 @@
 """Loss of a model on the windows of a text, without changing the model or the random state."""
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
 from typing import NamedTuple
 
 import numpy as np
@@ -15,10 +13,9 @@ from data.batches import NO_TARGET
 from data.synthetic import Sequences, Task
 from data.tokenizer import Tokenizer
 from data.tokens import Tokens
-from distributed.parallel import plain_copy, reshard
-from distributed.processes import World
 from kernels import autocast
 from model import GPT
+from training.world import World
 
 # Tokens per forward pass: enough to keep a processor busy.
 MAX_BATCH_TOKENS = 8192
@@ -121,7 +118,7 @@ class Windows:
         """
         inputs, targets = self._rank_share()
         nats, count, scores = 0.0, 0, []
-        with _forward_only(model, self.world.size > 1):
+        with self.world.evaluating(model):
             for x, y in zip(inputs.split(self.batch_size), targets.split(self.batch_size)):
                 self.world.check_stop()
                 with autocast(self.device, self.precision):
@@ -243,18 +240,7 @@ def evaluate(model: GPT, splits: Splits, is_last: bool = False) -> dict[str, flo
     if is_last:
         metrics["train/eval_loss"] = splits.training.loss(model).mean
     if splits.task:
-        plain_model = plain_copy(model, validation.world)  # None on the other ranks
+        plain_model = validation.world.plain_copy(model)  # None on the other ranks
         metrics |= splits.task.measure(plain_model, is_last) if plain_model else {}
         validation.world.wait()
     return metrics
-
-
-@contextmanager
-def _forward_only(model: GPT, is_distributed: bool) -> Iterator[None]:
-    """Put a model into evaluation mode; with several ranks run it uncompiled and reshard it."""
-    eager = torch.compiler.set_stance("force_eager") if is_distributed else nullcontext()
-    try:
-        with model.evaluating(), eager:
-            yield
-    finally:
-        reshard(model)

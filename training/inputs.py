@@ -16,10 +16,10 @@ from config import Config
 from data.synthetic import generate_tokens
 from data.tokenizer import Tokenizer, load_tokenizer
 from data.tokens import Tokens, open_tokens, prepare, prepare_for_dry_run
-from distributed.processes import World
 from model import GPT
 from training.nonfinite import check_finite_weights
 from training.progress import Progress
+from training.world import World
 from variants import count_ngrams
 
 

@@ -13,9 +13,9 @@ from math import ceil, prod
 import torch
 
 from config import GPTConfig, ResolvedConfig
-from distributed.parallel import count_owners, is_replicated_by_fsdp
 from kernels import MAX_FLOAT32_LOGITS, SHORT_ATTENTION_MAX_TOKENS
 from training.flops import count_flops_per_token
+from training.world import count_owners, is_replicated_by_fsdp
 from variants import build_model
 
 FLOAT32_BYTES = 4

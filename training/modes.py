@@ -15,7 +15,6 @@ from cli.config_file import config_yaml
 from common.text import format_magnitude, pluralize
 from common.torchrun import count_processes
 from config import Config, ResolvedConfig
-from distributed.processes import World
 from training import device
 from training.evaluate import Splits, evaluate, validation_windows
 from training.flops import estimate_step_seconds, tokens_per_step
@@ -28,6 +27,7 @@ from training.record import check_wandb, describe_task
 from training.run_folder import check_run_folder
 from training.schedule import count_evaluations
 from training.state import build_state
+from training.world import World
 from variants import build_model
 
 # A step that is estimated to take longer, in seconds, is not timed.
@@ -65,7 +65,7 @@ def evaluate_only(config: Config) -> float:
     # Windows of a text that is shorter than the context would be padded to it
     length = min(config.model.block_size, len(text.train) - 1, len(text.val) - 1)
     model_settings = replace(config.model, block_size=max(1, length))
-    resolved = resolve(replace(config, model=model_settings, compile=False), World(), text)
+    resolved = resolve(replace(config, model=model_settings, compile=False), 1, text)
     device.configure_process(resolved)
     model = build_model(resolved.model)
     initial.copy_to(model)
@@ -110,7 +110,7 @@ def dry_run(config: Config, train_step: Callable, is_in_sweep: bool = False) -> 
     wandb_mode = check_wandb(config.wandb)
     initial = starting_point(config, run_dir, progress, log)
     text = prepare_data(config, World(), initial.tokenizer, progress, console)
-    resolved = resolve(config, World(size=processes), text, progress.step)
+    resolved = resolve(config, processes, text, progress.step)
     device.configure_process(resolved)
 
     # Size, memory and time

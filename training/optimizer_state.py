@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
@@ -60,7 +59,7 @@ def load_optimizer_tensors(
             key = min(saved ^ expected)
             _refuse(key, "is missing" if key in expected else "is unexpected")
         for optimizer, p, field in _state_of(optimizers):
-            if isinstance(optimizer, Muon) and optimizer.find_owner(p) != optimizer.owners.rank:
+            if isinstance(optimizer, Muon) and not optimizer.owns(p):
                 continue
             key = f"{names[p]}/{field}"
             if field == "step":  # a scalar, which fused AdamW counts on the parameter's device
@@ -82,9 +81,10 @@ def load_optimizer_tensors(
 def _state_of(optimizers: list[Optimizer]) -> Iterator[tuple[Optimizer, Tensor, str]]:
     """Yield (optimizer, parameter, field) of everything that the optimizers store."""
     for optimizer in optimizers:
+        (fields,) = [names for kind, names in STATE_FIELDS.items() if isinstance(optimizer, kind)]
         for group in optimizer.param_groups:
             for p in group["params"]:
-                for field in STATE_FIELDS[type(optimizer)]:
+                for field in fields:
                     yield optimizer, p, field
 
 
@@ -92,14 +92,9 @@ def _gather(optimizer: Optimizer, p: Tensor, field: str) -> Tensor:
     """Return the complete state of a parameter; all ranks call this together."""
     if not isinstance(optimizer, Muon):
         return full_tensor(optimizer.state[p][field])
-    owner = optimizer.find_owner(p)
-    if owner == optimizer.owners.rank:
-        state = optimizer.state[p][field]
-    else:
-        state = _empty_state(optimizer, p, field)
-    if optimizer.owners.size > 1:
-        dist.broadcast(state, owner)  # from the first group to all ranks
-    return state
+    is_owner = optimizer.owns(p)
+    state = optimizer.state[p][field] if is_owner else _empty_state(optimizer, p, field)
+    return optimizer.share_state(p, state)
 
 
 def _empty_state(optimizer: Optimizer, p: Tensor, field: str) -> Tensor:

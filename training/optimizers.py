@@ -2,18 +2,19 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
-from torch.distributed import DeviceMesh
 from torch.optim import AdamW, Optimizer
 
 from config import OptimConfig
-from distributed.owners import Owners
-from distributed.processes import World
 from kernels import DTYPES
 from training.tensors import is_distributed, local_part
+
+if TYPE_CHECKING:
+    from training.world import World
 
 # Coefficients of Muon's quintic iteration (Jordan et al. 2024). The polynomial is steep at 0, so
 # that small singular values grow quickly; in exchange they end near 1 instead of exactly at 1.
@@ -62,9 +63,8 @@ class Muon(Optimizer):
     row of that update is first divided by the root of its running mean square, relative to the mean
     square that every row of an orthogonal matrix has on average.
 
-    Matrices of the same shape form a stack, which is orthogonalized in one batch, in `dtype`. With
-    several ranks each matrix has an owner: the only rank that gets its gradient, stores its state
-    and computes its update, which the others receive in `dtype`.
+    Matrices of the same shape form a stack, which is orthogonalized in one batch, in `dtype`. The
+    subclass `distributed.muon.DistributedMuon` divides each stack among ranks.
 
     Reference:
         Jordan et al. 2024 (Muon); Li et al. 2025 (NorMuon, the row normalization).
@@ -77,11 +77,9 @@ class Muon(Optimizer):
         momentum: float,
         weight_decay: float,
         dtype: torch.dtype = torch.float32,
-        mesh: DeviceMesh | None = None,
     ) -> None:
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
         self.dtype = dtype
-        self.owners = Owners(mesh)
 
     def stacks(self) -> list[list[Tensor]]:
         """Return the matrices by shape."""
@@ -91,27 +89,21 @@ class Muon(Optimizer):
             by_shape[p.shape].append(p)
         return list(by_shape.values())
 
-    def find_owner(self, p: Tensor) -> int:
-        """Return the rank that owns a matrix."""
-        (stack,) = [stack for stack in self.stacks() if stack[0].shape == p.shape]
-        index = next(index for index, other in enumerate(stack) if other is p)
-        return self.owners.find_owner(stack, index)
+    def owns(self, p: Tensor) -> bool:
+        """Return whether this process stores the state of a matrix."""
+        return True
 
-    @torch.no_grad()
-    def collect_gradients(self) -> None:
-        """Move gradients to the owners, after the backward pass; one process has them already."""
-        self.owners.collect_gradients(self.stacks())
+    def share_state(self, p: Tensor, state: Tensor) -> Tensor:
+        """Return a part of the state of a matrix that its owner passes, on all ranks."""
+        return state
 
     @torch.no_grad()
     def step(self) -> None:  # type: ignore[override]  # without torch's closure
         """Update all matrices, and free their gradients."""
         (group,) = self.param_groups
         stacks = self.stacks()
-        # The updates of a stack travel while those of the next one are computed.
-        updates = [
-            self.owners.send_updates(stack, self._compute_updates(stack), self.dtype)
-            for stack in stacks
-        ]
+        # All before the first is read: other ranks' updates travel while the next are computed
+        updates = [self.compute_updates(stack) for stack in stacks]
         for stack, stack_updates in zip(stacks, updates):
             rows, columns = stack[0].shape
             step_size = group["lr"] * math.sqrt(max(1, rows / columns))
@@ -120,15 +112,12 @@ class Muon(Optimizer):
             without_padding = list(stack_updates[: len(stack)].unbind())
             torch._foreach_add_(weights, without_padding, alpha=-step_size)
 
-    def _compute_updates(self, stack: list[Tensor]) -> Tensor:
-        """Return the updates of this rank's matrices in a stack, (n, rows, columns)."""
+    def compute_updates(self, stack: list[Tensor]) -> Tensor:
+        """Return the updates of matrices of one shape, (n, rows, columns); free their gradients."""
         rows, columns = stack[0].shape
-        own = self.owners.owned_matrices(stack)
-        if not own:
-            return torch.empty(0, rows, columns, device=stack[0].device)
         momentum = self.param_groups[0]["momentum"]
         orthogonal_mean_square = 1 / max(rows, columns)
-        for p in own:
+        for p in stack:
             if not self.state[p]:
                 self.state[p]["momentum"] = torch.zeros_like(p.grad)
                 self.state[p]["row_squares"] = torch.full_like(
@@ -136,18 +125,18 @@ class Muon(Optimizer):
                 )
 
         # Nesterov momentum
-        momenta = [self.state[p]["momentum"] for p in own]
-        grads = [p.grad for p in own]
+        momenta = [self.state[p]["momentum"] for p in stack]
+        grads = [p.grad for p in stack]
         torch._foreach_lerp_(momenta, grads, 1 - momentum)
         nesterov = torch.stack(torch._foreach_lerp(grads, momenta, momentum))  # (n, rows, columns)
-        for p in own:
+        for p in stack:
             p.grad = None
 
         # Orthogonalization
         updates = orthogonalize(nesterov, self.dtype)
 
         # Row normalization
-        row_squares = [self.state[p]["row_squares"] for p in own]
+        row_squares = [self.state[p]["row_squares"] for p in stack]
         new_squares = updates.square().mean(dim=-1, keepdim=True)  # (n, rows, 1)
         mean_squares = torch.lerp(torch.stack(row_squares), new_squares, 1 - ROW_SQUARES_DECAY)
         torch._foreach_copy_(row_squares, list(mean_squares.unbind()))
@@ -186,13 +175,16 @@ class RowAdagrad(Optimizer):
 
 
 def build_optimizers(
-    model: nn.Module, optim: OptimConfig, precision: str = "fp32", mesh: DeviceMesh | None = None
+    model: nn.Module,
+    optim: OptimConfig,
+    precision: str = "fp32",
+    muon_class: Callable[..., Muon] = Muon,
 ) -> list[Optimizer]:
     """Build the optimizers that together update every parameter once.
 
-    Only matrices and embeddings get weight decay. Muon orthogonalizes in `precision`, shared by the
-    ranks of `mesh`. Each parameter group stores its peak learning rate as `peak_lr`, which
-    `schedule.set_learning_rates` scales. The model is on its device, and sharded if it is to be.
+    Only matrices and embeddings get weight decay. Muon orthogonalizes in `precision`. Each
+    parameter group stores its peak learning rate as `peak_lr`, which `schedule.set_learning_rates`
+    scales. The model is on its device, and sharded if it is to be.
     """
     named = list(model.named_parameters())
     tables = [p for name, p in named if name == "ngrams.table"]
@@ -215,7 +207,7 @@ def build_optimizers(
     optimizers: list[Optimizer] = [AdamW(groups, lr=optim.lr, betas=betas, fused=True)]
     if matrices:
         rates = (optim.muon_peak_lr, optim.momentum, optim.weight_decay)
-        optimizers.append(Muon(matrices, *rates, DTYPES[precision], mesh))
+        optimizers.append(muon_class(matrices, *rates, DTYPES[precision]))
     if tables:
         optimizers.append(RowAdagrad(tables, optim.lr))
 
@@ -227,7 +219,7 @@ def build_optimizers(
 
 @torch.no_grad()
 def clip_gradients(
-    model: nn.Module, max_norm: float, world: World, shard: int = 1, loss_scale: float = 1.0
+    model: nn.Module, max_norm: float, world: "World", loss_scale: float = 1.0
 ) -> Tensor:
     """Scale all gradients in place so that their joint norm is at most `max_norm`; 0: no limit.
 
@@ -247,24 +239,7 @@ def clip_gradients(
     norm_of_next = iter(torch._foreach_norm([grad for grad in grads if grad.numel() > 0]))
     zero = torch.zeros((), device=params[0].device)
     norms = torch.stack([next(norm_of_next) if grad.numel() > 0 else zero for grad in grads])
-    if world.size > 1:
-        norms = sum_norms(norms, params, world, shard)
-    norms = norms / loss_scale
+    norms = world.join_norms(norms, params) / loss_scale
     scale = ((max_norm or math.inf) / (norms.norm() + 1e-6)).clamp(max=1.0)
     torch._foreach_mul_(grads, scale / loss_scale)
     return norms
-
-
-def sum_norms(norms: Tensor, params: list[Tensor], world: World, shard: int) -> Tensor:
-    """Return the norms of complete gradients, (parameters,), from those of each rank's parts.
-
-    A gradient may be on all ranks, sharded by rows over `shard` ranks of each copy of the model, or
-    on one rank.
-    """
-    has_gradient = [float(p.grad is not None) for p in params]
-    parts = [float(shard if is_distributed(p.grad) else 1) for p in params]
-    factors = torch.tensor([parts, has_gradient], dtype=torch.float64)
-    sums = factors.to(norms.device, non_blocking=True)
-    sums[0] *= norms.double().square()
-    squares, ranks = world.sum(sums)
-    return (squares / ranks).sqrt().float()

@@ -11,7 +11,6 @@ from common.settings import format_value
 from common.text import pluralize
 from config import GPU_VOCAB_MULTIPLE, Config, GPTConfig, ResolvedConfig
 from data.tokens import Tokens
-from distributed.processes import World
 from training.device import (
     describe,
     device_memory,
@@ -29,7 +28,7 @@ MIN_FLOPS_TO_COMPILE = {"cpu": 1e14, "cuda": 1e16}
 MANY_EPOCHS = 20
 
 
-def resolve(config: Config, world: World, text: Tokens, steps_done: int = 0) -> ResolvedConfig:
+def resolve(config: Config, processes: int, text: Tokens, steps_done: int = 0) -> ResolvedConfig:
     """Replace every `auto` and every size that depends on the text by its value.
 
     The choices depend on capabilities and never on timing, so that the same machine always gives
@@ -39,7 +38,7 @@ def resolve(config: Config, world: World, text: Tokens, steps_done: int = 0) -> 
         UserError: If the text, the number of processes or the memory does not fit the
             configuration.
     """
-    device = pick_device(config.device, world.size)
+    device = pick_device(config.device, processes)
     settings = {field.name: getattr(config, field.name) for field in fields(config)}
     model = resolve_model(config, text)
     if model.vocab_multiple is None:
@@ -54,19 +53,19 @@ def resolve(config: Config, world: World, text: Tokens, steps_done: int = 0) -> 
     }
     resolved = ResolvedConfig(**settings)
 
-    check_batch_size(config, world.size)
-    memory = process_memory(device, world.size)
+    check_batch_size(config, processes)
+    memory = process_memory(device, processes)
     shard = config.shard
     if isinstance(shard, str):
-        shard = pick_shard(resolved, world.size, memory, count_processes_here(world.size))
-    check_shard(shard, world.size)
+        shard = pick_shard(resolved, processes, memory, count_processes_here(processes))
+    check_shard(shard, processes)
     resolved = replace(resolved, shard=shard)
     parameters, flops_per_token = model_size(resolved.model)
     check_memory(resolved, parameters, memory)
 
     if config.compile == "auto":
         tokens = tokens_per_step(resolved) * (config.max_steps - steps_done)
-        compile = should_compile(device, flops_per_token * tokens / world.size)
+        compile = should_compile(device, flops_per_token * tokens / processes)
         resolved = replace(resolved, compile=compile)
     return resolved
 

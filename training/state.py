@@ -9,13 +9,12 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from config import ResolvedConfig
-from distributed.parallel import owners_mesh, place_model
-from distributed.processes import World
 from kernels import autocast
 from model import GPT
 from training.loss_scale import LossScaler
 from training.nonfinite import NonFiniteGuard
 from training.optimizers import build_optimizers
+from training.world import World
 from variants import build_model
 
 
@@ -105,9 +104,8 @@ def build_state(
     with world.share_errors():
         init(model)
     model.checkpoint_activations = config.checkpoint_activations
-    forward = place_model(model, config, world.size)
-    mesh = owners_mesh(config, world.size)
-    optimizers = build_optimizers(model, config.optim, config.precision, mesh)
+    forward = world.place_model(model, config)
+    optimizers = build_optimizers(model, config.optim, config.precision, world.muon_class(config))
     scaler = LossScaler(config.precision == "fp16")
     guard, mean_loss = NonFiniteGuard(model), MeanLoss(config.device)
     return TrainingState(config, world, model, forward, optimizers, scaler, guard, mean_loss)

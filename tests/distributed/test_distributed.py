@@ -19,16 +19,14 @@ from ranks import Ranks, in_ranks, trained
 from safetensors.torch import load_file, save_file
 
 import data.tokens
-import distributed.parallel
-import distributed.processes
+import distributed.world
 import training.checkpoint
 import training.device
 import training.evaluate
+import training.world
 from common.checkpoints import find_checkpoint
 from common.errors import UserError
 from config import Config, GPTConfig, OptimConfig, ResolvedConfig
-from distributed.parallel import plain_copy
-from distributed.processes import World
 from train import train_step
 from training.memory import memory_needed
 from training.optimizer_state import load_optimizer_tensors, optimizer_tensors
@@ -36,6 +34,7 @@ from training.optimizers import Muon
 from training.plan import check_batch_size, check_shard, pick_shard
 from training.state import build_state
 from training.tensors import is_distributed, local_part
+from training.world import World
 from variants import build_model
 
 
@@ -157,7 +156,7 @@ def test_each_rank_stores_its_share_of_the_model_and_measures_the_same_loss(tmp_
         for p in gpt.parameters():
             mine += local_part(p.detach()).numel()
             whole += 0 if is_distributed(p) else p.numel()
-        plain = plain_copy(gpt, world)
+        plain = world.plain_copy(gpt)
         works = plain is not None and plain(torch.zeros(1, 4).long())[0].isfinite().all().item()
         if works:  # it has the same parameters, a shared one once
             assert plain.tensors().keys() == gpt.tensors().keys()
@@ -286,7 +285,7 @@ def replicated(text_file: Path, *more: str) -> list[str]:
 def use_fsdp(argv) -> None:
     """Have FSDP2 average the gradients of `replicated`, as on GPUs."""
     if argv is replicated:
-        distributed.parallel.FSDP_DEVICES = ("cuda", "cpu")
+        training.world.FSDP_DEVICES = ("cuda", "cpu")
 
 
 @pytest.fixture
@@ -351,7 +350,7 @@ def test_a_signal_to_one_rank_saves_once_and_all_leave_with_its_status(
     tmp_path, text_file, number, step, call
 ):
     def begin(here):
-        distributed.processes.SECONDS_BETWEEN_CHECKS = 0  # after every step
+        distributed.world.SECONDS_BETWEEN_CHECKS = 0  # after every step
         of(1, *call, kill(number))(here)
 
     ranks = Ranks(tmp_path, 2, *sharded(text_file, "checkpoint.every=0"), fault=begin)
@@ -363,7 +362,7 @@ def test_a_signal_to_one_rank_saves_once_and_all_leave_with_its_status(
 @slow
 def test_a_rank_that_hangs_ends_the_run(tmp_path, text_file):
     def begin(here):
-        distributed.processes.STEP_TIMEOUT = timedelta(seconds=3)
+        distributed.world.STEP_TIMEOUT = timedelta(seconds=3)
         of(1, training.device, "seed_micro_step", 8, partial(time.sleep, 60))(here)
 
     ranks = Ranks(tmp_path, 2, *odd(text_file), fault=begin)

@@ -8,8 +8,8 @@ import torch
 from ranks import in_ranks
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import training.world
 from config import GPTConfig, OptimConfig, ResolvedConfig
-from distributed import parallel
 from train import train_step
 from training.state import build_state
 
@@ -35,7 +35,7 @@ def own_batch(world, generator):
 
 def losses_of(world, config, steps=10):
     """The losses of the first steps, with FSDP2 also for a replicated model on a CPU."""
-    parallel.FSDP_DEVICES = ("cuda", "cpu")
+    training.world.FSDP_DEVICES = ("cuda", "cpu")
     state, generator = build_state(config, world), torch.Generator().manual_seed(0)
     return [
         train_step(state, step, *own_batch(world, generator)).loss.item() for step in range(steps)
@@ -79,7 +79,7 @@ class CollectiveCounter(TorchDispatchMode):
 
 
 def collectives_of(world, config):
-    parallel.FSDP_DEVICES = ("cuda", "cpu")
+    training.world.FSDP_DEVICES = ("cuda", "cpu")
     state, generator = build_state(config, world), torch.Generator().manual_seed(0)
     train_step(state, 0, *own_batch(world, generator))
     with CollectiveCounter() as counter:
@@ -115,7 +115,7 @@ def test_copies_of_a_sharded_model_are_averaged_once_per_step(tmp_path):
 
 def graphs_of(world, config):
     """The losses of two steps, and the functions that each compiled graph calls."""
-    parallel.FSDP_DEVICES = ("cuda", "cpu")
+    training.world.FSDP_DEVICES = ("cuda", "cpu")
     graphs = []
 
     def note_graph(module, inputs):

@@ -13,7 +13,6 @@ from common.errors import UserError
 from common.metrics import parse_row
 from config import GPTConfig, ResolvedConfig
 from data.tokenizer import CharTokenizer
-from distributed.processes import World
 from generation.scoring import score_tokens
 from glass.heads.analysis import analyze
 from glass.heads.snapshot import sample_text
@@ -23,6 +22,7 @@ from training.optimizers import clip_gradients
 from training.record import Record
 from training.state import build_state
 from training.stopwatch import Stopwatch
+from training.world import World
 
 
 def replace_loss(step: int, wrong):

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from config import GPTConfig, OptimConfig, ResolvedConfig
-from distributed.processes import World
 from train import train_step
 from training.state import build_state
+from training.world import World
 
 TOKENS = torch.randint(0, 13, (4, 17), generator=torch.Generator().manual_seed(1))
 

@@ -10,9 +10,9 @@ import pytest
 from conftest import ROOT
 from processes import Process, assert_same_run, fault_at_call, run_to_end, tiny_arguments
 
-import distributed.processes
 import training.device
 import training.evaluate
+import training.world
 from common.checkpoints import find_checkpoint
 
 pytestmark = pytest.mark.slow
@@ -67,7 +67,7 @@ def replace_compiler(compiled):
     """Return a fault: torch.compile takes no time, and `compiled(model)` is what it returns."""
 
     def fault():
-        distributed.parallel.compile_model = compiled
+        training.world.compile_model = compiled
 
     return fault
 

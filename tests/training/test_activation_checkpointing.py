@@ -9,10 +9,10 @@ from models import random_tokens, small
 from ranks import in_ranks
 
 from config import GPTConfig, OptimConfig, ResolvedConfig
-from distributed.processes import World
 from train import train_step
 from training.state import build_state
 from training.tensors import full_tensor
+from training.world import World
 from variants import build_model
 
 CONFIG = ResolvedConfig(

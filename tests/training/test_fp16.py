@@ -13,7 +13,6 @@ from ranks import in_ranks
 from common.errors import UserError
 from common.manifest import read_manifest
 from config import OptimConfig, ResolvedConfig
-from distributed.processes import World
 from kernels import autocast
 from train import train_step
 from training import device, loss_scale
@@ -21,6 +20,7 @@ from training.loss_scale import GROWTH_INTERVAL, MIN_LOSS_SCALE, LossScaler
 from training.optimizers import orthogonalize
 from training.state import TrainingState, build_state
 from training.tensors import full_tensor
+from training.world import World
 
 close = torch.testing.assert_close
 

@@ -16,15 +16,15 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-import distributed.parallel
+import training.world
 from benchmarks.cluster import MODELS
 from config import GPTConfig, OptimConfig, ResolvedConfig
-from distributed.parallel import average_gradients, owners_mesh
-from distributed.processes import World
+from distributed.world import DistributedWorld
 from train import train_step
 from training.memory import average_memory, memory_needed, model_size, state_memory, update_memory
 from training.optimizers import build_optimizers
 from training.state import build_state
+from training.world import World
 from variants import build_model
 
 M_MMAP_THRESHOLD = -3
@@ -62,7 +62,7 @@ def measure_peak(world: World, config: ResolvedConfig, uses_fsdp: bool = False) 
     """Bytes by which two steps raise the resident memory, relative to the estimate."""
     # What is freed goes back to the system.
     ctypes.CDLL("libc.so.6").mallopt(M_MMAP_THRESHOLD, 1 << 16)
-    distributed.parallel.FSDP_DEVICES = ("cpu",) if uses_fsdp else ()
+    training.world.FSDP_DEVICES = ("cpu",) if uses_fsdp else ()
     rows = config.batch_size // world.size
     tokens = torch.randint(config.model.vocab_size, (rows, config.model.block_size)).numpy()
 
@@ -149,7 +149,7 @@ def first_of_many():
 
     def join(size):
         dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=size)
-        return World(0, size)
+        return DistributedWorld(0, size)
 
     yield join
     dist.destroy_process_group()
@@ -157,13 +157,13 @@ def first_of_many():
 
 def measure_update(world: World, config: ResolvedConfig) -> float:
     """Peak bytes of tensors without memory while gradients are averaged and weights updated."""
-    mesh = owners_mesh(config, world.size)
+    muon_class = world.muon_class(config)
     with FakeTensorMode():
         model = build_model(config.model)
-        optimizers = build_optimizers(model, config.optim, config.precision, mesh)
+        optimizers = build_optimizers(model, config.optim, config.precision, muon_class)
 
         def update():
-            average_gradients(optimizers, world)
+            world.average_gradients(optimizers)
             for optimizer in optimizers:
                 optimizer.step()
 

@@ -10,7 +10,6 @@ from safetensors.torch import save_file
 
 from common.errors import UserError
 from config import GPTConfig, OptimConfig
-from distributed.processes import World
 from training.optimizer_state import load_optimizer_tensors, optimizer_tensors
 from training.optimizers import (
     ROW_SQUARES_DECAY,
@@ -20,6 +19,7 @@ from training.optimizers import (
     clip_gradients,
     orthogonalize,
 )
+from training.world import World
 from variants import build_model
 
 

@@ -8,7 +8,6 @@ import yaml
 
 from common.errors import UserError
 from config import Config, GPTConfig, ModelConfig, ResolvedConfig
-from distributed.processes import World
 from training import plan
 from training.memory import memory_needed
 from training.plan import find_memory_remedy, fits, resolve
@@ -19,13 +18,13 @@ def test_a_resolved_configuration_has_no_auto_and_resolves_to_itself(monkeypatch
     tokenizer = SimpleNamespace(vocab_size=65)
     text = SimpleNamespace(ngrams=None, tokenizer=tokenizer, train=range(999), val=range(99))
     config = Config(device="cpu", max_steps=10, model=ModelConfig(None, block_size=32))
-    resolved = resolve(config, World(), text)
+    resolved = resolve(config, 1, text)
     settings = asdict(resolved)
     del settings["distributed"], settings["wandb"]  # they depend on each command's environment
     assert "auto" not in str(settings) and resolved.model.vocab_size == 65
     assert (resolved.compile, resolved.shard) == (False, 1)
-    assert resolve(resolved, World(), text) == resolved
-    assert resolve(replace(config, max_steps=10**7), World(), text).compile
+    assert resolve(resolved, 1, text) == resolved
+    assert resolve(replace(config, max_steps=10**7), 1, text).compile
 
 
 def test_a_text_shorter_than_the_context_is_refused():
@@ -33,7 +32,7 @@ def test_a_text_shorter_than_the_context_is_refused():
     text = SimpleNamespace(ngrams=None, tokenizer=tokenizer, train=range(999), val=range(99))
     config = Config(device="cpu", model=ModelConfig(None, block_size=128))
     with pytest.raises(UserError) as error:
-        resolve(config, World(), text)
+        resolve(config, 1, text)
     assert "model.block_size=128" in str(error.value)
     assert "model.block_size=64" in str(error.value)  # the remedy
 

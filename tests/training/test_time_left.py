@@ -5,12 +5,12 @@ from types import SimpleNamespace
 import pytest
 
 from config import AttentionConfig, EvalConfig, GPTConfig, ResolvedConfig
-from distributed.processes import World
 from training import stopwatch
 from training.flops import estimate_step_seconds
 from training.schedule import is_due
 from training.stopwatch import Stopwatch
 from training.time_left import TimeLeft
+from training.world import World
 
 SECONDS = {"compile": 100.0, "train": 2.0, "evaluate": 11.0, "attention": 5.0}
 

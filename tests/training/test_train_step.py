@@ -9,11 +9,11 @@ from processes import rows
 from config import GPTConfig, OptimConfig, ResolvedConfig
 from data.batches import Batches
 from data.tokens import prepare
-from distributed.processes import World
 from train import train_step
 from training.checkpoint import load_run
 from training.plan import resolve
 from training.state import build_state
+from training.world import World
 from variants import build_model, count_ngrams
 
 
@@ -106,7 +106,7 @@ def test_a_run_takes_the_steps_of_its_batches_from_the_weights_of_its_seed(tiny,
 
     text = prepare(tiny.data, tiny.tokenizer, lambda line: None)
     keys = count_ngrams(text.train, text.tokenizer.vocab_size, trained.config)
-    config = resolve(tiny, World(), replace(text, ngrams=keys))
+    config = resolve(tiny, 1, replace(text, ngrams=keys))
     torch.manual_seed(5)
     model = build_model(config.model)
     model.ngrams.keys.copy_(torch.from_numpy(keys))

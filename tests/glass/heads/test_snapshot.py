@@ -22,7 +22,6 @@ from common.errors import UserError
 from common.metrics import COMPANION_SUFFIXES, parse_row
 from config import AttentionConfig, Config, GPTConfig
 from data.tokenizer import CharTokenizer
-from distributed.processes import Stopped, World
 from glass.heads import ablation, analysis, scores, snapshot
 from glass.heads.analysis import ProbeRun, analyze
 from glass.heads.capture import capture
@@ -31,6 +30,7 @@ from glass.heads.probes import make_probes
 from glass.heads.rendering import describe_run
 from glass.page.write import write_page
 from training.checkpoint import load_run
+from training.world import Stopped, World
 from variants import build_model
 
 TOKENIZER = CharTokenizer("abcdefghijklmnopqrstuv\n")

@@ -1,0 +1,276 @@
+"""Join the processes of a run, one or several that torchrun started: see `training.world`."""
+
+import os
+import platform
+import re
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.optim import Optimizer
+
+from cli import explain_error, first_line, print_stderr
+from common.errors import SharedError
+from common.signals import STOP_SIGNALS, set_handlers
+from common.torchrun import count_processes
+from config import ResolvedConfig
+from distributed.fsdp import apply_fsdp
+from distributed.muon import DistributedMuon, owners_mesh
+from model import GPT
+from training.optimizers import Muon
+from training.tensors import full_tensor, is_distributed
+from training.world import World, is_replicated_by_fsdp
+from variants import build_model
+
+# All ranks do the same amount of work in a training step, so one that is late by minutes hangs.
+STEP_TIMEOUT = timedelta(minutes=10)
+# Other ranks wait this long for rank 0, which may draw or save for hours. A process that dies is
+# noticed at once nevertheless, because its connection closes.
+RANK_0_TIMEOUT = timedelta(days=1)
+SECONDS_BETWEEN_CHECKS = 1.0  # of stop signals; torchrun waits 30 s after it has sent one
+# Messages of gloo, which raises no error types of its own
+TIMED_OUT = re.compile("timed out|pair closure", re.IGNORECASE)
+CONNECTION_LOST = re.compile(
+    "connection (closed|reset|refused)|broken pipe|connectFullMesh", re.IGNORECASE
+)
+
+
+class DistributedWorld(World):
+    """Several ranks, which torchrun started; all of them call a method together.
+
+    With shard=1 each rank has the complete model. On GPUs with AdamW, torch's FSDP2 averages
+    gradients while the backward pass computes others. On CPUs, and with Muon, they are averaged
+    after it: Muon's are reduce-scattered to the owners of their matrices, all others summed in one
+    message. With a larger `shard`, FSDP2 shards the model on a mesh (processes / shard, shard):
+    each group of `shard` ranks holds one copy.
+
+    Args:
+        rank: Number of this process.
+        size: Number of processes.
+        waiting_group: Process group on the CPU, with a long timeout, in which ranks wait for rank 0
+            while it works alone.
+    """
+
+    def __init__(
+        self, rank: int, size: int, waiting_group: dist.ProcessGroup | None = None
+    ) -> None:
+        super().__init__(rank, size)
+        self._waiting_group = waiting_group
+        self._steps_between_checks = 1  # equal on all ranks
+        self._steps_since_check = 0
+        self._last_check = time.monotonic()
+
+    def __exit__(self, *_: object) -> None:
+        # torchrun sends signals to processes that are still ending.
+        ignored = dict.fromkeys(STOP_SIGNALS, signal.SIG_IGN)
+        set_handlers(ignored if self._exit_status else self._handlers)
+
+    def check_stop(self) -> None:
+        """Raise `Stopped` on all ranks if any of them got a signal; see `World.check_stop`."""
+        # The largest exit status, and the fewest steps per second
+        message = torch.tensor([self._exit_status, -self._steps_until_next_check()])
+        dist.all_reduce(message, dist.ReduceOp.MAX, group=self._waiting_group)
+        self._exit_status, self._steps_between_checks = int(message[0]), -int(message[1])
+        self._steps_since_check, self._last_check = 0, time.monotonic()
+        super().check_stop()
+
+    def check_stop_after_step(self) -> None:
+        """Call `check_stop` about once a second, at the same steps on all ranks."""
+        self._steps_since_check += 1
+        if self._steps_since_check >= self._steps_between_checks:
+            self.check_stop()
+
+    def _steps_until_next_check(self) -> int:
+        """Return how many steps this rank takes in the time between two checks."""
+        seconds = time.monotonic() - self._last_check
+        return max(1, int(SECONDS_BETWEEN_CHECKS * self._steps_since_check / seconds))
+
+    # --- Messages ---------------------------------------------------------------------------------
+
+    def broadcast(self, value: Any) -> Any:
+        """Return rank 0's value on every rank."""
+        box = [value]
+        dist.broadcast_object_list(box, 0, group=self._waiting_group, device=torch.device("cpu"))
+        return box[0]
+
+    @contextmanager
+    def share_errors(self) -> Iterator[None]:
+        """Raise an error of any rank on all ranks; see `World.share_errors`."""
+        sentence = None
+        try:
+            yield
+        except Exception as e:
+            sentence = explain_error(e)
+            if sentence is None:  # a bug, whose traceback this rank prints
+                raise
+            if self.rank > 0:
+                sentence = f"{_rank_name(self.rank)}: {sentence}"
+        sentences: list[str | None] = [None] * self.size
+        dist.all_gather_object(sentences, sentence, group=self._waiting_group)
+        for first_sentence in filter(None, sentences):
+            raise SharedError(first_sentence)
+
+    def wait(self) -> None:
+        """Wait until all ranks are here, however long rank 0 has worked alone."""
+        dist.barrier(group=self._waiting_group)
+
+    def sum(self, values: Tensor) -> Tensor:
+        """Sum a tensor over the ranks, in place, and return it."""
+        dist.all_reduce(values)
+        return values
+
+    # --- The model and its gradients --------------------------------------------------------------
+
+    def place_model(self, model: GPT, config: ResolvedConfig) -> Callable:
+        """Place the model on the device of each rank; see `World.place_model`."""
+        if config.shard > 1 or is_replicated_by_fsdp(config, self.size):
+            apply_fsdp(model, config, self.size)
+            return model
+        return super().place_model(model, config)
+
+    def muon_class(self, config: ResolvedConfig) -> Callable[..., Muon]:
+        """Return what constructs Muon, with the matrices divided among the ranks."""
+        return partial(DistributedMuon, mesh=owners_mesh(config, self.size))
+
+    def synchronize_gradients(self, model: GPT, config: ResolvedConfig, is_last: bool) -> None:
+        """Have FSDP2 average gradients in the last micro-step only.
+
+        A sharded model sums them over its shards in every micro-step, so that no rank stores all of
+        them, and over the copies of the model in the last.
+        """
+        if not hasattr(model, "set_requires_gradient_sync"):
+            return
+        if config.shard == 1:
+            model.set_requires_gradient_sync(is_last)
+        else:
+            model.set_requires_all_reduce(is_last)
+
+    @torch.no_grad()
+    def average_gradients(self, optimizers: list[Optimizer]) -> None:
+        """Average the gradients that FSDP2 does not manage.
+
+        Muon's gradients move to their owners. The others travel in one message, so that they are
+        summed in the same order at every step. DistributedDataParallel changes the order after its
+        first step.
+        """
+        grads = []
+        for optimizer in optimizers:
+            if isinstance(optimizer, DistributedMuon):
+                optimizer.collect_gradients()
+            else:
+                params = [p for group in optimizer.param_groups for p in group["params"]]
+                grads += [p.grad for p in params if not is_distributed(p)]
+        if not grads:
+            return
+        sums = self.sum(torch.cat([grad.flatten() for grad in grads]))
+        means = sums.div_(self.size).split([grad.numel() for grad in grads])
+        for grad, mean in zip(grads, means):
+            grad.copy_(mean.view_as(grad))
+
+    def join_norms(self, norms: Tensor, params: list[Tensor]) -> Tensor:
+        """Return the norms of complete gradients, (parameters,), from those of a rank's parts.
+
+        A gradient may be on all ranks, sharded by rows over the ranks of each copy of the model, or
+        on one rank.
+        """
+        has_gradient = [int(p.grad is not None) for p in params]
+        parts = [p.grad.device_mesh.shape[-1] if is_distributed(p.grad) else 1 for p in params]
+        factors = torch.tensor([parts, has_gradient], dtype=torch.float64)
+        sums = factors.to(norms.device, non_blocking=True)
+        sums[0] *= norms.double().square()
+        squares, ranks = self.sum(sums)
+        return (squares / ranks).sqrt().float()
+
+    @contextmanager
+    def evaluating(self, model: GPT) -> Iterator[None]:
+        """Put a model into evaluation mode, uncompiled.
+
+        A forward pass without a backward pass leaves the other ranks' rows gathered; at the end
+        they are freed.
+        """
+        try:
+            with model.evaluating(), torch.compiler.set_stance("force_eager"):
+                yield
+        finally:
+            for module in model.modules():
+                if hasattr(module, "reshard"):
+                    module.reshard()
+
+    @torch.no_grad()
+    def plain_copy(self, model: GPT) -> GPT | None:
+        """Gather an unsharded, uncompiled copy of the model on rank 0; return None elsewhere."""
+        tensors = {name: full_tensor(tensor) for name, tensor in model.tensors().items()}
+        if self.rank > 0:
+            return None
+        with torch.device("meta"):
+            plain = build_model(model.config)
+        plain.assign(tensors)
+        return plain.train(model.training)
+
+
+@contextmanager
+def join(alone: bool) -> Iterator[World]:
+    """Join the ranks that torchrun started, unless the run is to have one process.
+
+    An error that only this rank has met is printed, because only rank 0 prints at the end.
+
+    Raises:
+        SharedError: If the connection to another rank is lost.
+    """
+    if count_processes(alone) == 1:
+        yield World()
+        return
+    store, rank, size = next(dist.rendezvous("env://", timeout=RANK_0_TIMEOUT))
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        # The store outlives a restart, and would return addresses of processes that are gone.
+        store = dist.PrefixStore(f"attempt_{os.environ['TORCHELASTIC_RESTART_COUNT']}", store)
+    if rank == 0:  # which has read the configuration, and perhaps downloaded a model
+        store.set("rank_0_is_ready", "")
+    store.wait(["rank_0_is_ready"], RANK_0_TIMEOUT)
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=STEP_TIMEOUT)
+    try:
+        world = DistributedWorld(rank, size, dist.new_group(backend="gloo", timeout=RANK_0_TIMEOUT))
+        yield world
+        world.wait()
+    except Exception as e:
+        problem = _explain_lost_connection(e)
+        if problem is None:
+            _print_own_error(e, rank)
+            raise
+        raise SharedError(
+            f"{problem}, so this process of the run ends too ({first_line(e)[:200]}); see "
+            "torchrun's report for the reason, then continue from the last checkpoint with "
+            "resume=true."
+        ) from e
+    finally:
+        dist.destroy_process_group()
+
+
+def _explain_lost_connection(error: Exception) -> str | None:
+    """Return what an error says of another process of the run; None for an error of this one."""
+    if not isinstance(error, RuntimeError) or isinstance(error, torch.OutOfMemoryError):
+        return None
+    if TIMED_OUT.search(str(error)):
+        return "another process of the run does not answer"
+    if isinstance(error, dist.DistError) or CONNECTION_LOST.search(str(error)):
+        return "another process of the run has ended"
+    return None
+
+
+def _print_own_error(error: Exception, rank: int) -> None:
+    """Print an error of another rank than rank 0, which prints its own at the end."""
+    sentence = explain_error(error)
+    if rank > 0 and sentence and not isinstance(error, SharedError):
+        print_stderr(f"error: {_rank_name(rank)}: {sentence}")
+
+
+def _rank_name(rank: int) -> str:
+    return f"process {rank} on {platform.node()}"

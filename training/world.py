@@ -1,0 +1,190 @@
+"""The processes of a run, as training sees them: here one process.
+
+`distributed.world` has the same methods for the processes that torchrun started. Every rank runs
+the same train.py on its slice of each batch. Rank 0 writes and prints.
+"""
+
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from common.signals import STOP_SIGNALS, set_handlers
+from config import ResolvedConfig
+from model import GPT
+from training.optimizers import Muon
+
+# Devices on which FSDP2 averages the gradients of a replicated model. On a CPU, one message after
+# the backward pass is faster than FSDP2's hooks (LOG.md).
+FSDP_DEVICES = ("cuda",)
+
+
+class Stopped(BaseException):
+    """A signal asked the run to stop. Like `KeyboardInterrupt`, it is not an `Exception`.
+
+    Attributes:
+        exit_status: 130 after SIGINT, 143 after SIGTERM.
+    """
+
+    def __init__(self, exit_status: int) -> None:
+        self.exit_status = exit_status
+
+
+class World:
+    """The ranks of a run and the stop signals that they received; all ranks call a method together.
+
+    As a context manager it notes SIGINT and SIGTERM for `check_stop`. A second Ctrl-C ends the
+    process at once. After the last check, a signal ends the process when the block is left.
+
+    Args:
+        rank: Number of this process.
+        size: Number of processes.
+    """
+
+    def __init__(self, rank: int = 0, size: int = 1) -> None:
+        self.rank = rank
+        self.size = size
+        self._exit_status = 0
+        self._is_interruptible = False
+        self._handlers: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> "World":
+        self._handlers = set_handlers(dict.fromkeys(STOP_SIGNALS, self._note_signal))
+        return self
+
+    def __exit__(self, exception_type: type[BaseException] | None, *_: object) -> None:
+        set_handlers(self._handlers)
+        if self._exit_status and exception_type is None:
+            raise SystemExit(self._exit_status)  # so that a sweep starts no more jobs
+
+    def _note_signal(self, number: int, frame: FrameType | None) -> None:
+        self._exit_status = 128 + number
+        set_handlers({signal.SIGINT: self._handlers[signal.SIGINT]})
+        if self._is_interruptible:
+            raise Stopped(self._exit_status)
+
+    @contextmanager
+    def interruptible(self) -> Iterator[None]:
+        """Let a signal end the block early; call `check_stop` after it.
+
+        The block must contain nothing that other ranks wait for, and only work that can be redone.
+        """
+        self._is_interruptible = True
+        try:
+            yield
+        except Stopped:
+            pass  # `check_stop` raises it on all ranks together
+        finally:
+            self._is_interruptible = False
+
+    def check_stop(self) -> None:
+        """Raise `Stopped` on all ranks if any of them got a signal.
+
+        They wait here for rank 0, however long it has worked alone.
+        """
+        if self._exit_status:
+            raise Stopped(self._exit_status)
+
+    def check_stop_after_step(self) -> None:
+        """Call `check_stop` after every step; several ranks do so about once a second.
+
+        For steps in which rank 0 did nothing long alone.
+        """
+        self.check_stop()
+
+    # --- Messages ---------------------------------------------------------------------------------
+
+    def broadcast(self, value: Any) -> Any:
+        """Return rank 0's value on every rank."""
+        return value
+
+    def share_errors(self) -> AbstractContextManager:
+        """Raise an error of any rank on all ranks, with the name of its machine.
+
+        All ranks wait for each other at the end of the block. It must contain nothing else that
+        other ranks wait for.
+
+        Raises:
+            SharedError: If one of several ranks met an error that the user can fix.
+        """
+        return nullcontext()
+
+    def wait(self) -> None:
+        """Wait until all ranks are here, however long rank 0 has worked alone."""
+
+    def sum(self, values: Tensor) -> Tensor:
+        """Sum a tensor over the ranks, in place, and return it."""
+        return values
+
+    # --- The model and its gradients --------------------------------------------------------------
+
+    def place_model(self, model: GPT, config: ResolvedConfig) -> Callable:
+        """Move a model to the device, compile it if configured, and divide it among the ranks.
+
+        Returns:
+            The function that computes a forward pass in training.
+        """
+        model.to(config.device)
+        if self.size == 1 and model.ngrams is not None:
+            model.ngrams.sparse = True  # several ranks average dense gradients instead
+        return compile_model(model) if config.compile else model
+
+    def muon_class(self, config: ResolvedConfig) -> Callable[..., Muon]:
+        """Return what constructs Muon, with the matrices divided among the ranks."""
+        return Muon
+
+    def synchronize_gradients(self, model: GPT, config: ResolvedConfig, is_last: bool) -> None:
+        """Say before a forward pass whether it is that of the last micro-step of a step."""
+
+    def average_gradients(self, optimizers: list[Optimizer]) -> None:
+        """Average the gradients over the ranks, as far as the backward pass has not done so."""
+
+    def join_norms(self, norms: Tensor, params: list[Tensor]) -> Tensor:
+        """Return the norms of complete gradients, (parameters,), from those of a rank's parts."""
+        return norms
+
+    def evaluating(self, model: GPT) -> AbstractContextManager:
+        """Put a model into evaluation mode for forward passes, which all ranks run together."""
+        return model.evaluating()
+
+    def plain_copy(self, model: GPT) -> GPT | None:
+        """Gather an unsharded, uncompiled copy of the model on rank 0; return None on other ranks.
+
+        A single process gets the model itself.
+        """
+        return model
+
+
+def compile_model(model: GPT) -> Callable:
+    """Return a model that torch.compile compiles as a whole when it is first called."""
+    # On a CPU two generated files instead of fifty, because their headers dominate the time. torch
+    # 2.13 cannot generate them for attention in float32 that is computed again.
+    has_cpp_wrapper = model.head.weight.device.type == "cpu" and not model.checkpoint_activations
+    return torch.compile(model, options={"cpp_wrapper": True} if has_cpp_wrapper else None)
+
+
+def is_replicated_by_fsdp(config: ResolvedConfig, processes: int) -> bool:
+    """Return whether FSDP2 averages the gradients of a replicated model.
+
+    With Muon it does not, because it would average the matrices on all ranks, not on their owners.
+    """
+    is_replicated = processes > 1 and config.shard == 1 and config.optim.name != "muon"
+    return is_replicated and config.device.partition(":")[0] in FSDP_DEVICES
+
+
+def count_owners(config: ResolvedConfig, processes: int) -> int:
+    """Return the number of ranks among which Muon's matrices are divided.
+
+    They are the ranks of one copy of the model, or of several copies as long as there are no more
+    owners than layers. Other copies repeat their work, because each message is padded to a
+    multiple of the owners.
+    """
+    copies = processes // config.shard
+    divisors = [n for n in range(1, copies + 1) if copies % n == 0]
+    owner_copies = max(n for n in divisors if n == 1 or n * config.shard <= config.model.n_layer)
+    return owner_copies * config.shard
