@@ -7,7 +7,7 @@ python train.py --help                what can be set
 import cli
 
 if __name__ == "__main__":
-    launch = cli.prepare_launch()  # answers --help and mistakes before torch takes seconds to load
+    request = cli.read_request()  # answers --help and mistakes before torch takes seconds to load
 
 import shlex
 from collections.abc import Callable, Iterator
@@ -33,7 +33,6 @@ from common.text import pluralize
 from config import Config, ResolvedConfig
 from data.batches import Batches
 from data.synthetic import Task
-from data.tokens import Tokens
 from distributed.world import join
 from glass.observer import Observer, tokens_until
 from glass.page.write import write_page
@@ -43,7 +42,7 @@ from training import device, modes
 from training.checkpoint import Checkpoints
 from training.evaluate import Splits, evaluate, make_splits
 from training.flops import speed_metrics
-from training.inputs import init_weights, prepare_data, starting_point
+from training.inputs import init_weights, prepare_data, starting_weights
 from training.optimizers import clip_gradients
 from training.plan import print_run, resolve
 from training.profiling import TRAIN_STEP
@@ -62,12 +61,12 @@ from training.stopwatch import Stopwatch
 from training.world import Stopped, World
 
 
-def main(launch: cli.Launch) -> None:
+def main(request: cli.Job | cli.CommandLine) -> None:
     """Train the run, or the runs of the sweep, that the command line asks for."""
-    if launch.job is None:
-        jobs.run_sweep(launch.command_line, run)
+    if isinstance(request, cli.Job):
+        run(request)
     else:
-        run(launch.job)
+        jobs.run_sweep(request, run)
 
 
 def train_from(*settings: str) -> float:
@@ -80,76 +79,60 @@ def train_from(*settings: str) -> float:
 
 def run(job: cli.Job) -> float:
     """Train one job, or prepare, evaluate or plan it; return the best validation loss."""
-    requested = job.config
-    waits_for_rank_0 = cli.process_rank() > 0 and requested.distributed == "auto"
-    if waits_for_rank_0 and (requested.prepare_only or requested.eval_only or requested.dry_run):
+    config, log = job.config, cli.printer(cli.Terminal())
+    if cli.process_rank() == 0 or config.distributed == "none":
+        config = cli.configure(job, interop.read_starting_model, log)
+        if config.prepare_only:
+            return modes.prepare_only(config, interop.open_starting_weights)
+        if config.eval_only:
+            return modes.evaluate_only(config, interop.open_starting_weights)
+        if config.dry_run:
+            is_in_sweep = bool(job.swept)
+            return modes.dry_run(config, interop.open_starting_weights, train_step, is_in_sweep)
+    elif config.prepare_only or config.eval_only or config.dry_run:  # rank 0 does that
         return nan
-    if waits_for_rank_0:
-        return start(None)  # rank 0 broadcasts the configuration
-    config = cli.configure(job, interop.read_starting_model, cli.printer(cli.Terminal()))
-    if config.prepare_only:
-        return modes.prepare_only(config)
-    if config.eval_only:
-        return modes.evaluate_only(config)
-    if config.dry_run:
-        return modes.dry_run(config, train_step, is_in_sweep=bool(job.swept))
-    return start(config, job.experiment)
 
-
-def start(config: Config | None, experiment: str = "default") -> float:
-    """Train in a folder, with the other processes of the run; returns as `train` does."""
-    with join(alone=config is not None and config.distributed == "none") as world:
+    with join(alone=config.distributed == "none") as world:
         config = world.broadcast(config)
-        folder: AbstractContextManager = nullcontext()
-        if world.rank == 0:
-            folder = run_folder(config, experiment, cli.printer(cli.Terminal()))
-        try:
-            with folder as run_dir:
-                return train(config, world, world.broadcast(run_dir))
-        except TorchDynamoException as e:
-            raise UserError(
-                f"torch.compile failed here ({cli.first_line(e)[:200]}): use compile=false"
-            ) from None
-
-
-class StepResult(NamedTuple):
-    """Measurements of an optimizer step, on the device."""
-
-    loss: Tensor  # mean over the global batch: ()
-    gradient_norms: Tensor  # of each parameter, before clipping: (parameters,)
+        opened = run_folder(config, job.experiment, log) if world.rank == 0 else nullcontext()
+        with opened as folder:
+            run_dir = world.broadcast(folder)
+            progress = read_progress(config, run_dir, log) if world.rank == 0 else None
+            progress = world.broadcast(progress)
+            if progress.first_step > config.max_steps:
+                return report_finished(config, run_dir, progress, log) if world.rank == 0 else nan
+            with prepare(config, world, run_dir, progress) as prepared:
+                return train(prepared)
 
 
 @dataclass(frozen=True)
 class Run:
-    """The objects that the training loop works with, in each process."""
+    """The objects that live as long as a run, in each process."""
 
-    run_dir: Path
     progress: Progress
     state: TrainingState
+    checkpoints: Checkpoints
     batches: Batches | Task
     splits: Splits
-    checkpoints: Checkpoints
     clock: Stopwatch
+    observer: Observer | None  # on rank 0
 
 
-def train(config: Config, world: World, run_dir: Path) -> float:
-    """Train a run, new or resumed, and return its best validation loss (nan without one).
+@contextmanager
+def prepare(config: Config, world: World, run_dir: Path, progress: Progress) -> Iterator[Run]:
+    """Prepare the text, build or restore the model, open the record; print the summary at the end.
 
-    All ranks call this together. After a stop signal it saves the run and raises `SystemExit` with
-    status 130 or 143.
+    All ranks call this together.
     """
     console = cli.Terminal(quiet=world.rank > 0)
     log = cli.printer(console)
-    progress = world.broadcast(read_progress(config, run_dir, log) if world.rank == 0 else None)
-    if progress.first_step > config.max_steps:
-        return report_finished(config, run_dir, progress, log) if world.rank == 0 else nan
 
     # Text, after the checks of the device and of W&B
     with world.share_errors():
         device.pick_device(config.device, world.size)
         if world.rank == 0:
             check_wandb(config.wandb)
-        initial = starting_point(config, run_dir, progress, log)
+        initial = starting_weights(config, run_dir, progress, interop.open_starting_weights, log)
     text = prepare_data(config, world, initial.tokenizer, progress, console)
     resolved = resolve(config, world.size, text, progress.step) if world.rank == 0 else None
     resolved = world.broadcast(resolved)  # another machine could choose differently
@@ -162,40 +145,48 @@ def train(config: Config, world: World, run_dir: Path) -> float:
         checkpoints.restore(progress.manifest)
     print_run(log, resolved, state.model.num_parameters(), text, world.size)
 
-    # Loop
-    splits = make_splits(text, resolved, world)
-    clock = Stopwatch(
-        partial(device.synchronize, resolved.device),
-        progress.seconds,
-        tokens_until(progress.step, resolved),
-    )
+    # Batches, evaluation and record
     batches = text.task or Batches(
         text.train, resolved.model.block_size, resolved.batch_size, resolved.seed
     )
-    run = Run(run_dir, progress, state, batches, splits, checkpoints, clock)
-    with world, open_observer(run, text) as observer:
-        train_loop(run, observer, log)
+    splits = make_splits(text, resolved, world)
+    synchronize = partial(device.synchronize, resolved.device)
+    clock = Stopwatch(synchronize, progress.seconds, tokens_until(progress.step, resolved))
+    with world:
+        opened: AbstractContextManager[Observer | None] = nullcontext()
+        if world.rank == 0:
+            opened = Observer(
+                resolved, run_dir, text, splits.validation, clock, progress.recorded_step
+            )
+        with opened as observer:
+            yield Run(progress, state, checkpoints, batches, splits, clock, observer)
     if observer:
         checkpoints.prune()
         observer.print_summary()
-    return (checkpoints.best_row or {}).get("val/loss", nan)
 
 
-def train_loop(run: Run, observer: Observer | None, log: Callable[[str], None]) -> None:
-    """Take the remaining optimizer steps; evaluate, save and observe the model in between."""
-    state, progress, clock = run.state, run.progress, run.clock
+def train(run: Run) -> float:
+    """Take the remaining optimizer steps; evaluate, save and observe the model in between.
+
+    All ranks call this together. After a stop signal it saves the run and raises `SystemExit` with
+    status 130 or 143.
+
+    Returns:
+        The best validation loss, nan without one.
+    """
+    state, checkpoints, observer, clock = run.state, run.checkpoints, run.observer, run.clock
     config, world = state.config, state.world
-    step, row = progress.step, progress.metrics
+    step, row = run.progress.step, run.progress.metrics
     try:
         if config.compile and step < config.max_steps:
             clock.switch("train")
             state.compile_ahead(*run.batches.batch(step, world.rank, world.size))
-        for step in range(progress.first_step, config.max_steps + 1):  # steps taken so far
-            row = progress.metrics if step == progress.step else {}
+        for step in range(run.progress.first_step, config.max_steps + 1):  # steps taken so far
+            row = run.progress.metrics if step == run.progress.step else {}
             snapshot = None
 
             # Step: batch, forward, backward, clip, update
-            if step > progress.step:
+            if step > run.progress.step:
                 clock.switch("train")
                 inputs, targets = run.batches.batch(step - 1, world.rank, world.size)
                 result = train_step(state, step - 1, inputs, targets)
@@ -209,7 +200,7 @@ def train_loop(run: Run, observer: Observer | None, log: Callable[[str], None]) 
                 row |= evaluate(state.model, run.splits, is_last=step == config.max_steps)
 
             # Save: a checkpoint where one is due, or where the loss is the lowest so far
-            run.checkpoints.save_if_due(step, row, clock)
+            checkpoints.save_if_due(step, row, clock)
 
             # Log: the progress bar and the losses
             if observer:
@@ -234,10 +225,21 @@ def train_loop(run: Run, observer: Observer | None, log: Callable[[str], None]) 
             else:
                 world.check_stop_after_step()
     except Stopped as stopped:
-        run.checkpoints.save(step, row, clock, must_succeed=True)
-        command = f"python train.py run_dir={shlex.quote(str(run.run_dir))} resume=true"
-        log(f"stopped after {pluralize(step, 'step')}; to resume: {command}")
+        checkpoints.save(step, row, clock, must_succeed=True)
+        command = f"python train.py run_dir={shlex.quote(str(checkpoints.run_dir))} resume=true"
+        checkpoints.log(f"stopped after {pluralize(step, 'step')}; to resume: {command}")
         raise SystemExit(stopped.exit_status) from None
+    except TorchDynamoException as e:
+        reason = cli.first_line(e)[:200]
+        raise UserError(f"torch.compile failed here ({reason}): use compile=false") from None
+    return (checkpoints.best_row or {}).get("val/loss", nan)
+
+
+class StepResult(NamedTuple):
+    """Measurements of an optimizer step, on the device."""
+
+    loss: Tensor  # mean over the global batch: ()
+    gradient_norms: Tensor  # of each parameter, before clipping: (parameters,)
 
 
 @record_function(TRAIN_STEP)
@@ -338,19 +340,5 @@ def report_finished(
     return (best_saved_row(run_dir) or {}).get("val/loss", nan)
 
 
-@contextmanager
-def open_observer(run: Run, text: Tokens) -> Iterator[Observer | None]:
-    """Yield the observer of a run on rank 0, and None on the other ranks."""
-    if run.state.world.rank > 0:
-        yield None
-        return
-    recorded_step = run.progress.step if run.progress.manifest else -1
-    observer = Observer(
-        run.state.config, run.run_dir, text, run.splits.validation, run.clock, recorded_step
-    )
-    with observer:
-        yield observer
-
-
 if __name__ == "__main__":
-    cli.run(partial(main, launch), launch.restore_signals)
+    cli.run(partial(main, request))

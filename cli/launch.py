@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import hydra
 from omegaconf import DictConfig
@@ -17,34 +16,28 @@ from common.signals import exit_on_stop_signals
 from common.terminal import Terminal, printer, process_rank, start
 
 
-@dataclass(frozen=True)
-class Launch:
-    """A validated command line of train.py, and the run that it describes."""
-
-    command_line: CommandLine
-    job: Job | None  # the run to train; None for a sweep, whose jobs Hydra composes
-    restore_signals: Callable[[], None]  # to be called at the end
-
-
-def prepare_launch() -> Launch:
+def read_request() -> CommandLine | Job:
     """Read the command line before torch is imported, which takes seconds.
 
     Prints the help or what Hydra is asked for and exits, or exits with status 1 after one sentence
     about a mistake.
+
+    Returns:
+        The run to train, or the command line of a sweep, whose jobs Hydra composes.
     """
-    command_line, job = start(_read_command_line, lambda: train_help(compose_job([]).config))
-    restore_signals = exit_on_stop_signals()
+    request = start(_parse_and_check, lambda: train_help(compose_job([]).config))
+    exit_on_stop_signals()
     if process_rank() == 0:
         printer(Terminal())("loading PyTorch …")
-    return Launch(command_line, job, restore_signals)
+    return request
 
 
-def _read_command_line() -> tuple[CommandLine, Job | None]:
+def _parse_and_check() -> CommandLine | Job:
     command_line = parse_command_line(sys.argv[1:])
     if command_line.is_for_hydra:
         run_hydra(lambda cfg: None, command_line.arguments)  # which calls no job
         sys.exit()
-    return command_line, None if command_line.is_sweep else _compose_and_check(command_line)
+    return command_line if command_line.is_sweep else _compose_and_check(command_line)
 
 
 def read_job(arguments: Sequence[str]) -> Job:

@@ -3,11 +3,12 @@
 import signal
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import FrameType
 from typing import Any
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_replaced: dict[signal.Signals, Any] = {}  # by `exit_on_stop_signals`
 
 
 def set_handlers(handlers: Mapping[signal.Signals, Any]) -> dict[signal.Signals, Any]:
@@ -22,18 +23,16 @@ def set_handlers(handlers: Mapping[signal.Signals, Any]) -> dict[signal.Signals,
     return {number: signal.signal(number, h) for number, h in handlers.items() if h is not None}
 
 
-def exit_on_stop_signals() -> Callable[[], None]:
-    """Let a stop signal end the process without a traceback.
+def exit_on_stop_signals() -> None:
+    """Let a stop signal end the process without a traceback, until `restore_signals` is called."""
+    _replaced.update(set_handlers(dict.fromkeys(STOP_SIGNALS, _exit_now)))
 
-    Returns:
-        A function that restores the handlers there were, unless others have replaced these.
-    """
 
-    def exit_now(number: int, frame: FrameType | None) -> None:
-        sys.exit(128 + number)
+def _exit_now(number: int, frame: FrameType | None) -> None:
+    sys.exit(128 + number)
 
-    def restore() -> None:
-        set_handlers({n: h for n, h in previous.items() if signal.getsignal(n) is exit_now})
 
-    previous = set_handlers(dict.fromkeys(STOP_SIGNALS, exit_now))
-    return restore
+def restore_signals() -> None:
+    """Restore what `exit_on_stop_signals` replaced, as in a notebook that goes on after a run."""
+    set_handlers({n: h for n, h in _replaced.items() if signal.getsignal(n) is _exit_now})
+    _replaced.clear()

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from common.errors import UserError, not_one_of
+from common.signals import restore_signals
 from common.text import printable
 
 Result = TypeVar("Result")
@@ -83,11 +84,11 @@ class _Stream(io.TextIOBase):
         getattr(self._target, "flush", super().flush)()
 
 
-def run(main: Callable[[], Result], at_end: Callable[[], None] = lambda: None) -> Result:
+def run(main: Callable[[], Result]) -> Result:
     """Return what `main` returns, and turn its errors into exit statuses.
 
     After a user's mistake it prints one sentence and exits with status 1, after Ctrl-C it exits
-    with 130, and if the reader of stdout is gone with 141. `at_end` is called in any case.
+    with 130, and if the reader of stdout is gone with 141.
     """
     try:
         return main()
@@ -105,7 +106,7 @@ def run(main: Callable[[], Result], at_end: Callable[[], None] = lambda: None) -
         discard_output()  # if the disk under it is full
         sys.exit(STATUS_USER_ERROR)
     finally:
-        at_end()
+        restore_signals()
 
 
 def explain_error(error: BaseException) -> str | None:

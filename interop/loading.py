@@ -20,6 +20,7 @@ from interop.hub import find_model_folder, pin_model
 from interop.locate import RunPath, identify
 from model import GPT
 from training.checkpoint import SavedWeights, find_weights, load_checkpoint, load_weights
+from training.inputs import StartingWeights
 from training.nonfinite import check_finite_weights
 
 
@@ -37,14 +38,6 @@ class LoadedModel(NamedTuple):
     model: GPT
     tokenizer: Tokenizer
     run: LoadedRun | None = None  # None for a model of another library
-
-
-class StartingWeights(NamedTuple):
-    """The weights that training starts from, and their tokenizer."""
-
-    tokenizer: Tokenizer | None  # None: the one that is built from the training text
-    copy_to: Callable[[GPT], None]
-    manifest: Manifest | None = None  # of the run's checkpoint; None if they are not of a run
 
 
 def load_hf(path: str | os.PathLike) -> GPT:

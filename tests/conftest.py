@@ -167,10 +167,12 @@ def tiny(text_file, tmp_path) -> Config:
 @pytest.fixture
 def train_in_process():
     """Return train_in_process(config, resume=True, …), which returns the best validation loss."""
-    from train import start
+    import cli
+    import train
 
     def run(config: Config, **changes) -> float:
-        return start(replace(config, **changes), "test")
+        overrides = [f"{key}={value}" for key, value in changes.items()]
+        return train.run(cli.Job(replace(config, **changes), overrides, "test"))
 
     return run
 

@@ -16,7 +16,7 @@ import cli
 import training.wandb_record  # noqa: F401  too
 from config import Config
 from distributed.world import join
-from train import start
+from train import run
 from training.world import World
 
 
@@ -44,7 +44,7 @@ def train_in_fork(argv: Sequence[str]) -> None:
     such a run."""
     sys.stdout, sys.stderr = (os.fdopen(n, "w", buffering=1, closefd=False) for n in (1, 2))
     given = OmegaConf.merge(OmegaConf.structured(Config), OmegaConf.from_dotlist(list(argv)))
-    cli.run(partial(start, OmegaConf.to_object(given), "test"))
+    cli.run(partial(run, cli.Job(OmegaConf.to_object(given), list(argv), "test")))
 
 
 class Ranks:

@@ -224,7 +224,7 @@ def launch(monkeypatch, tmp_path, capsys):
     def prepare(line: str) -> tuple[int, str, str]:
         monkeypatch.setattr("sys.argv", ["train.py", *re.findall("[^ ]+", line)])
         try:
-            cli.prepare_launch()
+            cli.read_request()
             status = 0
         except SystemExit as e:
             status = e.code or 0

@@ -89,8 +89,7 @@ def run_command(argv: list[str]) -> int:
     name, *sys.argv[1:] = argv
     try:
         if name == "train.py":
-            launch = cli.prepare_launch()
-            cli.run(partial(train.main, launch), launch.restore_signals)
+            cli.run(partial(train.main, cli.read_request()))
         elif name == "sample.py":
             cli.start(sample.main, cli.sample_help)
         elif name == "sweeps":

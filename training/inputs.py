@@ -8,10 +8,9 @@ from typing import NamedTuple
 import torch
 
 import cli
-import interop
 from common.checkpoints import step_folder
 from common.errors import UserError
-from common.manifest import TOKENIZER_FILE
+from common.manifest import TOKENIZER_FILE, Manifest
 from config import Config
 from data.synthetic import generate_tokens
 from data.tokenizer import Tokenizer, load_tokenizer
@@ -23,24 +22,30 @@ from training.world import World
 from variants import count_ngrams
 
 
-class StartingPoint(NamedTuple):
-    """The tokenizer and weights that a run takes from a model; None: it makes its own."""
+class StartingWeights(NamedTuple):
+    """The tokenizer and the weights of the model that a run starts from."""
 
-    tokenizer: Tokenizer | None = None
-    copy_weights: Callable[[GPT], object] | None = None
+    tokenizer: Tokenizer | None = None  # None: the one that is built from the training text
+    copy_to: Callable[[GPT], object] | None = None  # None: the run has its own weights
+    manifest: Manifest | None = None  # of a run's checkpoint; None if the model is not of a run
 
 
-def starting_point(
-    config: Config, run_dir: Path, progress: Progress, log: Callable[[str], None]
-) -> StartingPoint:
+# `interop.open_starting_weights`: opens the model that init_from names, and prints notes
+OpenWeights = Callable[[str, Callable[[str], None]], StartingWeights]
+
+
+def starting_weights(
+    config: Config,
+    run_dir: Path,
+    progress: Progress,
+    open_weights: OpenWeights,
+    log: Callable[[str], None],
+) -> StartingWeights:
     """Return what a run takes from its own checkpoint or from the model that init_from names."""
     if progress.manifest:
         folder = step_folder(run_dir, progress.step)
-        return StartingPoint(load_tokenizer(folder / TOKENIZER_FILE))
-    if config.init_from:
-        weights = interop.open_starting_weights(config.init_from, log)
-        return StartingPoint(weights.tokenizer, weights.copy_to)
-    return StartingPoint()
+        return StartingWeights(load_tokenizer(folder / TOKENIZER_FILE))
+    return open_weights(config.init_from, log) if config.init_from else StartingWeights()
 
 
 def prepare_data(
@@ -108,10 +113,15 @@ def prepare_same_text(
     return text
 
 
-def init_weights(model: GPT, initial: StartingPoint, text: Tokens) -> None:
-    """Replace a model's random weights by those of `init_from`; enter the text's n-grams."""
-    if initial.copy_weights:
-        initial.copy_weights(model)
-        check_finite_weights(model, "init_from")
+def init_weights(
+    model: GPT, initial: StartingWeights, text: Tokens, source: str = "init_from"
+) -> None:
+    """Replace a model's random weights by those of a model; enter the text's n-grams.
+
+    `source` names that model if its weights are refused.
+    """
+    if initial.copy_to:
+        initial.copy_to(model)
+        check_finite_weights(model, source)
     if model.ngrams is not None and text.ngrams is not None:
         model.ngrams.keys.copy_(torch.from_numpy(text.ngrams))

@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 
 import cli
-import interop
 from cli.config_file import config_yaml
 from common.text import format_magnitude, pluralize
 from common.torchrun import count_processes
@@ -18,9 +17,14 @@ from config import Config, ResolvedConfig
 from training import device
 from training.evaluate import Splits, evaluate, validation_windows
 from training.flops import estimate_step_seconds, tokens_per_step
-from training.inputs import prepare_data, prepare_same_text, starting_point
+from training.inputs import (
+    OpenWeights,
+    init_weights,
+    prepare_data,
+    prepare_same_text,
+    starting_weights,
+)
 from training.memory import memory_needed, model_size
-from training.nonfinite import check_finite_weights
 from training.plan import fits, print_run, process_memory, resolve
 from training.progress import Progress, read_progress
 from training.record import check_wandb, describe_task
@@ -40,15 +44,15 @@ WARM_UP_STEPS, TIMED_STEPS = 2, 5
 MAX_DURATION = 10**12  # of a run, in seconds; `timedelta` cannot hold much more
 
 
-def prepare_only(config: Config) -> float:
+def prepare_only(config: Config, open_weights: OpenWeights) -> float:
     """Prepare the text of a run without training; return nan, because there is no loss."""
     console, progress = cli.Terminal(), Progress()
-    initial = starting_point(config, Path(), progress, cli.printer(console))
+    initial = starting_weights(config, Path(), progress, open_weights, cli.printer(console))
     prepare_data(config, World(), initial.tokenizer, progress, console)
     return nan
 
 
-def evaluate_only(config: Config) -> float:
+def evaluate_only(config: Config, open_weights: OpenWeights) -> float:
     """Print the validation loss of a run's best model, or of the model in init_from; return it.
 
     The run is only read: nothing in its folder changes, and it may still be training.
@@ -57,7 +61,7 @@ def evaluate_only(config: Config) -> float:
     log = cli.printer(console)
     source = str(config.run_dir or config.init_from)
     device.pick_device(config.device)  # refuse a missing one before the text is prepared
-    initial = interop.open_starting_weights(source, log)
+    initial = open_weights(source, log)
     text = prepare_same_text(config, initial.tokenizer, Progress(), console)
     for line in text.summary():
         log(line)
@@ -68,8 +72,7 @@ def evaluate_only(config: Config) -> float:
     resolved = resolve(replace(config, model=model_settings, compile=False), 1, text)
     device.configure_process(resolved)
     model = build_model(resolved.model)
-    initial.copy_to(model)
-    check_finite_weights(model, source)
+    init_weights(model, initial, text, source)
     model.to(resolved.device)
 
     validation = validation_windows(text, resolved)
@@ -93,7 +96,9 @@ def evaluate_only(config: Config) -> float:
     return metrics["val/loss"]
 
 
-def dry_run(config: Config, train_step: Callable, is_in_sweep: bool = False) -> float:
+def dry_run(
+    config: Config, open_weights: OpenWeights, train_step: Callable, is_in_sweep: bool = False
+) -> float:
     """Print a run's resolved configuration, size, memory, operations and time; return nan.
 
     Mistakes are reported as the run would report them. Only the prepared text is written, to the
@@ -108,7 +113,7 @@ def dry_run(config: Config, train_step: Callable, is_in_sweep: bool = False) -> 
     processes = count_processes(alone=config.distributed == "none")
     device.pick_device(config.device, processes)
     wandb_mode = check_wandb(config.wandb)
-    initial = starting_point(config, run_dir, progress, log)
+    initial = starting_weights(config, run_dir, progress, open_weights, log)
     text = prepare_data(config, World(), initial.tokenizer, progress, console)
     resolved = resolve(config, processes, text, progress.step)
     device.configure_process(resolved)
@@ -122,7 +127,7 @@ def dry_run(config: Config, train_step: Callable, is_in_sweep: bool = False) -> 
     step_seconds, source = time_step(resolved, processes, train_step)
     duration = "unknown"
     if step_seconds is not None:
-        evaluations = count_evaluations(progress.step if progress.manifest else -1, config)
+        evaluations = count_evaluations(progress.recorded_step, config)
         evaluated_tokens = evaluations * min(len(text.val), config.data.val_max_tokens)
         # The forward pass takes a third of the operations of a step
         evaluation_steps = evaluated_tokens / 3 / tokens_per_step(resolved)

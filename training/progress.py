@@ -1,7 +1,7 @@
 """Find the step at which a new, resumed or finished run starts."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from cli.config_file import read_config
@@ -17,20 +17,26 @@ from training.schedule import describe_rate_change
 
 @dataclass(frozen=True)
 class Progress:
-    """The checkpoint that a run resumes from, and the metrics recorded up to it.
+    """The checkpoint that a run resumes from.
 
     Attributes:
         manifest: Manifest of the checkpoint; None for a new run.
-        rows: Metrics rows up to the step of the checkpoint.
+        first_step: The first step that this process records: that of the checkpoint if it is not
+            recorded yet, otherwise the next one.
     """
 
     manifest: Manifest | None = None
-    rows: list[dict[str, float]] = field(default_factory=list)
+    first_step: int = 0
 
     @property
     def step(self) -> int:
         """Optimizer steps taken."""
         return self.manifest.step if self.manifest else 0
+
+    @property
+    def recorded_step(self) -> int:
+        """The step up to which the run's record is kept; -1 for a new run."""
+        return self.manifest.step if self.manifest else -1
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -42,15 +48,9 @@ class Progress:
         """Seconds spent so far, by activity."""
         return dict(self.manifest.seconds) if self.manifest else {}
 
-    @property
-    def first_step(self) -> int:
-        """The first step that this process records: the next one if this one is recorded."""
-        is_recorded = bool(self.rows) and self.rows[-1]["step"] == self.step
-        return self.step + 1 if is_recorded else self.step
-
 
 def read_progress(config: Config, run_dir: Path, log: Callable[[str], None]) -> Progress:
-    """Find the checkpoint and the metrics that a run resumes from; none for a new run.
+    """Find the checkpoint that a run resumes from; none for a new run.
 
     Raises:
         UserError: If the run has no checkpoint that can be loaded. `resume=auto` starts over if the
@@ -76,4 +76,5 @@ def read_progress(config: Config, run_dir: Path, log: Callable[[str], None]) -> 
     folder, manifest = find_checkpoint(run_dir, "last", log)
     if change := describe_rate_change(read_config(folder / CONFIG_FILE), config, manifest.step):
         log(f"note: {change}")
-    return Progress(manifest, [row for row in rows if row["step"] <= manifest.step])
+    is_recorded = any(row["step"] == manifest.step for row in rows)
+    return Progress(manifest, manifest.step + 1 if is_recorded else manifest.step)
