@@ -220,10 +220,8 @@ def train(run: Run) -> float:
                 observer.write(step, row, snapshot)
 
             # Stop: all ranks together, after they have waited for what rank 0 did alone
-            if is_due(config.eval.every, step, config) or is_attention_due(step, config):
-                world.check_stop()
-            else:
-                world.check_stop_after_step()
+            has_waited = is_due(config.eval.every, step, config) or is_attention_due(step, config)
+            world.check_stop(at_once=has_waited)
     except Stopped as stopped:
         checkpoints.save(step, row, clock, must_succeed=True)
         command = f"python train.py run_dir={shlex.quote(str(checkpoints.run_dir))} resume=true"

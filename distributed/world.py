@@ -72,20 +72,18 @@ class DistributedWorld(World):
         ignored = dict.fromkeys(STOP_SIGNALS, signal.SIG_IGN)
         set_handlers(ignored if self._exit_status else self._handlers)
 
-    def check_stop(self) -> None:
+    def check_stop(self, at_once: bool = True) -> None:
         """Raise `Stopped` on all ranks if any of them got a signal; see `World.check_stop`."""
+        if not at_once:
+            self._steps_since_check += 1
+            if self._steps_since_check < self._steps_between_checks:
+                return
         # The largest exit status, and the fewest steps per second
         message = torch.tensor([self._exit_status, -self._steps_until_next_check()])
         dist.all_reduce(message, dist.ReduceOp.MAX, group=self._waiting_group)
         self._exit_status, self._steps_between_checks = int(message[0]), -int(message[1])
         self._steps_since_check, self._last_check = 0, time.monotonic()
         super().check_stop()
-
-    def check_stop_after_step(self) -> None:
-        """Call `check_stop` about once a second, at the same steps on all ranks."""
-        self._steps_since_check += 1
-        if self._steps_since_check >= self._steps_between_checks:
-            self.check_stop()
 
     def _steps_until_next_check(self) -> int:
         """Return how many steps this rank takes in the time between two checks."""

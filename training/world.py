@@ -82,20 +82,14 @@ class World:
         finally:
             self._is_interruptible = False
 
-    def check_stop(self) -> None:
+    def check_stop(self, at_once: bool = True) -> None:
         """Raise `Stopped` on all ranks if any of them got a signal.
 
-        They wait here for rank 0, however long it has worked alone.
+        They wait here for rank 0, however long it has worked alone. After a step in which it did
+        not, `at_once=False` lets several ranks check about once a second only.
         """
         if self._exit_status:
             raise Stopped(self._exit_status)
-
-    def check_stop_after_step(self) -> None:
-        """Call `check_stop` after every step; several ranks do so about once a second.
-
-        For steps in which rank 0 did nothing long alone.
-        """
-        self.check_stop()
 
     # --- Messages ---------------------------------------------------------------------------------
 
