@@ -342,14 +342,13 @@ def write_attention(
     from glass.heads.analysis import analyze
     from glass.heads.capture import float16_weights
     from glass.heads.findings import summarize
-    from glass.heads.rendering import render
     from glass.page.embedded_model import EmbeddedModel
     from glass.page.pack import PackedWeights, pack_weights
     from glass.page.write import write_prompt_page
 
     path.parent.mkdir(parents=True, exist_ok=True)
     analysis = analyze(model, tokenizer, tokens, print_stderr)
-    findings = [render(finding) for finding in summarize(analysis)]
+    findings = summarize(analysis)
 
     def weights() -> PackedWeights | None:
         return pack_weights({name: t.numpy() for name, t in float16_weights(model).items()})

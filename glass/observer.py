@@ -6,7 +6,7 @@ import cli
 from common.files import exists
 from config import ResolvedConfig
 from data.tokens import Tokens
-from glass.heads.rendering import describe_run
+from glass.heads.findings import summarize_run
 from glass.heads.snapshot import ABLATION_TOKENS, Snapshot, Snapshots
 from glass.page.write import write_page
 from model import GPT
@@ -110,7 +110,7 @@ class Observer:
                 self.record.log(f"page     {page} (open it in a browser; it updates itself)")
             self.record.progress_bar.show_activity("drawing the page")
             rows = self.record.rows
-            findings = [str(finding) for finding in describe_run(rows)]
+            findings = [str(finding) for finding in summarize_run(rows)]
             self.record.wandb.log_page(write_page(self.run_dir), rows[-1], findings, is_last)
 
     def print_summary(self) -> None:
@@ -121,7 +121,7 @@ class Observer:
         print_losses(log, self.record.rows)
         print_findings = cli.printer(self.record.console, wrap=True)
         with cli.tolerate_errors("the findings", log):
-            for finding in describe_run(self.record.rows):
+            for finding in summarize_run(self.record.rows):
                 print_findings(str(finding))
         log("")
         print_summary(log, self.run_dir, self.clock.seconds)

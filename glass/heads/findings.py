@@ -1,16 +1,19 @@
-"""Turn a run's measurements into findings: observations about heads, with their evidence.
+"""State what a run's measurements show about its attention heads, with their evidence.
 
-Findings hold at the latest snapshot and exceed two standard errors. The most important heads are
-corrected for multiple comparisons. `glass.heads.rendering` turns findings into text.
+Each function looks for one kind of finding at the latest snapshot and states it in sentences, which
+are the same in the terminal, on the page and in W&B. Findings exceed two standard errors. The most
+important heads are corrected for multiple comparisons.
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
+from common.text import format_with_error, pluralize
 from glass.heads.circuit import (
+    MAX_NAMED_HEADS,
+    MIN_REPORTED_GAIN_NATS,
     UpstreamHead,
     find_active_heads,
     find_upstream_head,
@@ -21,9 +24,8 @@ from glass.heads.circuit import (
 from glass.heads.metrics import GainAt, read_gain_history, read_latest
 from glass.heads.results import Estimate, Head, Measurements
 
-# Scores whose heads are reported, in order of interest.
-REPORTED_SCORES = ("induction", "previous_token", "duplicate_token", "current_token")
 MAX_FINDINGS = 6
+FULL_ATTENTION = 0.5  # with a smaller score, a head attends "in part"
 MIN_REPORTED_IMPORTANCE_NATS = 0.01
 # If more heads than this are not distinguishable from the most important one, none is reported.
 MAX_MOST_IMPORTANT_HEADS = 3
@@ -35,114 +37,30 @@ LEARNED_ACCURACY = 0.5
 MAX_ERROR_OF_ALL = 0.1
 
 
-class Interval(NamedTuple):
-    """The interval between two snapshots in which a head or the copying gain emerged."""
-
-    after: int  # step of the last snapshot before the emergence; the same as `by` if there is none
-    by: int  # step of the first snapshot after the emergence
-
-
-@dataclass(frozen=True)
-class Finding:
-    """A statistically significant observation about some heads."""
-
-    kind: str  # name of the score that shows it, or "copying_gain"
-    heads: tuple[Head, ...]  # the observed heads, strongest first
+# The scores whose heads are reported, in order of interest → the name of such a head, and the token
+# that it attends to.
+PHENOMENA = {
+    "induction": ("Induction head", "whatever followed the current token last time"),
+    "previous_token": ("Previous-token head", "the previous token"),
+    "duplicate_token": ("Duplicate-token head", "earlier copies of the current token"),
+    "current_token": ("Current-token head", "the current token itself"),
+}
 
 
-@dataclass(frozen=True)
-class HeadEvidence:
-    """The measurements of one head that support an `AttentionFinding`."""
+class Finding(NamedTuple):
+    """A statistically significant observation, as text."""
 
-    head: Head
-    score: Estimate  # of the finding's kind
-    emerged: Interval | None  # None for a model outside of a run
-    copying: Estimate | None  # copying score of an induction head, if it was measured
-    upstream: UpstreamHead | None  # on which its score depends most; None if none is significant
+    title: str  # name of the phenomenon, such as "Induction head"
+    text: str  # sentences that state the finding
+    details: list[str]  # measurements with standard errors, one phrase per head or measurement
+    heads: list[str]  # their names, strongest first
 
-
-class CircuitShare(NamedTuple):
-    """The share of the copying gain that remains with only a circuit active."""
-
-    share: Estimate
-    includes_layer_0: bool  # whether the heads of layer 0 are active too
+    def __str__(self) -> str:
+        line = f"{self.title}: {self.text}"
+        return f"{line} [{'; '.join(self.details)}]" if self.details else line
 
 
-def is_all(share: Estimate) -> bool:
-    """Return whether a share is 100% within two standard errors, which are small."""
-    return abs(share.value - 1) <= 2 * share.error <= MAX_ERROR_OF_ALL
-
-
-def is_more_than_all(share: Estimate) -> bool:
-    """Return whether a share exceeds 100% by more than two errors: the other heads lower it."""
-    return share.value - 2 * share.error > 1
-
-
-@dataclass(frozen=True)
-class Copying:
-    """Loss and accuracy of a model on the repetition of random tokens."""
-
-    gain: Estimate  # in-context copying gain in nats/token
-    loss: Estimate | None  # of repeated tokens in nats/token; None in records without it
-    accuracy: Estimate | None  # share of them that the likeliest prediction is; None likewise
-
-    @property
-    def is_learned(self) -> bool:
-        """True if at least half of the repeated tokens are predicted, beyond two errors."""
-        accuracy = self.accuracy
-        return accuracy is not None and accuracy.value - 2 * accuracy.error >= LEARNED_ACCURACY
-
-
-@dataclass(frozen=True)
-class AttentionFinding(Finding):
-    """The finding that heads attend to the token that their score is about."""
-
-    evidence: tuple[HeadEvidence, ...]  # measurements of each head, in the order of `heads`
-    copying: Copying | None = None  # by induction heads, if its gain is reported
-    circuit_share: CircuitShare | None = None  # of this gain, with only their circuit active
-
-
-@dataclass(frozen=True)
-class CopyingGainFinding(Finding):
-    """The finding that the model copies in context without a detected induction head."""
-
-    copying: Copying
-    emerged: Interval | None  # when the gain became large enough to be reported; None if unknown
-
-
-@dataclass(frozen=True)
-class SufficientHeadsFinding(Finding):
-    """The finding that some heads keep most of the copying gain without the others."""
-
-    share: Estimate  # of the copying gain that they keep, on rows not used to find them
-    other_heads: int  # number of the model's other heads
-
-
-@dataclass(frozen=True)
-class ImportanceFinding(Finding):
-    """The finding that the validation loss depends most on one to three heads."""
-
-    increases: tuple[Estimate, ...]  # of the loss in nats/token when each of `heads` is zeroed
-
-
-@dataclass(frozen=True)
-class SinkFinding(Finding):
-    """The finding that heads attend to the first token (attention sink)."""
-
-    scores: tuple[Estimate, ...]  # sink scores, in the order of `heads`
-    scored_heads: int  # number of heads for which this score was measured
-
-
-@dataclass(frozen=True)
-class LostFinding(Finding):
-    """The finding that the score of a head fell significantly below the threshold."""
-
-    emerged: int  # first step at which it passed
-    lost: int  # last step before the fall
-    score: Estimate  # now
-
-
-def summarize_rows(rows: list[dict]) -> list[Finding]:
+def summarize_run(rows: list[dict]) -> list[Finding]:
     """Return the findings of a run from the rows of its metrics.jsonl."""
     latest = read_latest(rows)
     return [] if latest is None else summarize(latest, read_gain_history(rows))
@@ -155,93 +73,177 @@ def summarize(latest: Measurements, gain_history: Sequence[GainAt] = ()) -> list
     empty for a model outside of a run.
     """
     snapshots = [gain.step for gain in gain_history]
-    induction, *others = (_find_attention(latest, score, snapshots) for score in REPORTED_SCORES)
-    headline = _explain_copying_gain(latest, induction, gain_history)
+    induction, *others = (_find_attention(latest, score, snapshots) for score in PHENOMENA)
+    headline = induction or _find_copying(latest, gain_history)
     attention = [finding for finding in (headline, *others) if finding is not None]
-    importance, sinks = _find_most_important_heads(latest), _find_sinks(latest)
-    lost = [
-        _find_lost_head(latest, score)
-        for score in REPORTED_SCORES
-        if not find_active_heads(latest, score)
+    candidates = [
+        *attention[:1],
+        _find_sufficient_heads(latest),
+        _find_most_important_heads(latest),
+        *attention[1:],
+        _find_sinks(latest),
+        *(_find_lost_head(latest, score) for score in PHENOMENA),
     ]
-    sufficient = _find_sufficient_heads(latest)
-    candidates = [*attention[:1], sufficient, importance, *attention[1:], sinks, *lost]
     return [finding for finding in candidates if finding is not None][:MAX_FINDINGS]
 
 
-def emergence_interval(step: int, snapshots: Sequence[int]) -> Interval:
-    """Return the interval that ends at `step` and begins at the snapshot before it."""
-    return Interval(max((s for s in snapshots if s < step), default=step), step)
-
-
-def _find_attention(
-    latest: Measurements, score: str, snapshots: Sequence[int]
-) -> AttentionFinding | None:
-    """Report the strongest heads that pass the threshold of a score."""
+def _find_attention(latest: Measurements, score: str, snapshots: Sequence[int]) -> Finding | None:
+    """State to which token the strongest heads of a score attend, and how induction heads do it."""
     heads = find_active_heads(latest, score)
     if not heads:
         return None
-    evidence = []
+    name, target = PHENOMENA[score]
+    title = name if len(heads) == 1 else f"{name}s"
+    sentences = [_state_target(latest, score, heads, target)]
+    upstream = {head: find_upstream_head(latest, score, head) for head in heads}
+    emerged: dict[Head, str] = {}
+    if len(snapshots) > 1:
+        steps = latest.emergence.emerged[score]
+        emerged = {head: format_emergence(steps[head], snapshots) for head in heads}
+
+    details = []
     for head in heads:
-        emerged, copying = None, None
-        if len(snapshots) > 1:
-            emerged = emergence_interval(latest.emergence.emerged[score][head], snapshots)
-        if score == "induction" and latest.score("copying", head).is_known:
-            copying = latest.score("copying", head)
-        upstream = find_upstream_head(latest, score, head)
-        evidence.append(HeadEvidence(head, latest.score(score, head), emerged, copying, upstream))
-    return AttentionFinding(score, tuple(heads), tuple(evidence))
+        facts = [f"score {format_with_error(*latest.score(score, head))}"]
+        copying = latest.score("copying", head)
+        if score == "induction" and copying.is_known:
+            facts.append(f"copying score {format_with_error(*copying)}")
+        if head in emerged:
+            facts.append(f"emerged {emerged[head]}")
+        if source := upstream[head]:
+            lost = f"{_format_percent(source.share)} of the score is lost"
+            facts.append(f"{lost} when {source.head} is ablated in its {source.input}")
+        details.append(f"{head}: {', '.join(facts)}")
+
+    if score == "induction":
+        gain = reported_copying_gain(latest)
+        sentences += _state_upstream_heads(upstream)
+        if gain is not None:
+            sentences += _state_circuit_share(latest, upstream)
+        if len(set(emerged.values())) == 1:
+            sentences.append(f"Emerged {emerged[heads[0]]}.")
+        else:
+            sentences += [f"{head} emerged {interval}." for head, interval in emerged.items()]
+        if gain is not None:
+            details = _list_copying(latest, gain) + details
+            accuracy = latest.repeated_accuracy
+            if accuracy is not None and not _is_learned(accuracy):
+                sentences.append(f"So far {_state_accuracy(accuracy)}.")
+    return Finding(title, " ".join(sentences), details, _names(heads))
 
 
-def _explain_copying_gain(
-    latest: Measurements, induction: AttentionFinding | None, history: Sequence[GainAt]
-) -> Finding | None:
-    """Add the copying gain to the finding about induction heads, or report it without heads."""
-    gain = reported_copying_gain(latest)
-    if gain is None:
-        return induction
-    copying = Copying(gain, latest.repeated_loss, latest.repeated_accuracy)
-    if induction is not None:
-        return replace(induction, copying=copying, circuit_share=_reported_circuit_share(latest))
-    return CopyingGainFinding("copying_gain", (), copying, _date_copying_gain(history))
+def _state_target(latest: Measurements, score: str, heads: Sequence[Head], target: str) -> str:
+    """State to which token the heads attend, fully or in part."""
+    full = [head for head in heads if latest.score(score, head).value >= FULL_ATTENTION]
+    partial = [head for head in heads if latest.score(score, head).value < FULL_ATTENTION]
+    verb = "attends" if len(full or partial) == 1 else "attend"
+    if not full:
+        return f"{_join(partial)} {verb} in part to {target}."
+    sentence = f"{_join(full)} {verb} to {target}"
+    if partial:
+        verb = "does" if len(partial) == 1 else "do"
+        sentence += f"; {_join(partial)} {verb} so in part"
+    return f"{sentence}."
 
 
-def _date_copying_gain(history: Sequence[GainAt]) -> Interval | None:
-    """Return when the gain was reported first, at two successive snapshots.
+def _state_upstream_heads(upstream: Mapping[Head, UpstreamHead | None]) -> list[str]:
+    """State from which head each head reads, if that is known."""
+    sentences = []
+    for head, source in upstream.items():
+        if source is not None:
+            subject = "It" if len(upstream) == 1 else head
+            kind = "the previous-token head " if source.is_previous_token_head else ""
+            lost = f"{100 * source.share.value:.0f}% of its score is lost without it"
+            sentences.append(f"{subject} reads from {kind}{source.head} ({lost}).")
+    return sentences
 
-    Later snapshots never change the date. It is None if there are no two such snapshots.
-    """
-    for (step, gain), (_, next_gain) in pairwise(history):
-        if is_reported_gain(gain) and is_reported_gain(next_gain):
-            return emergence_interval(step, [snapshot.step for snapshot in history])
-    return None
 
-
-def _reported_circuit_share(latest: Measurements) -> CircuitShare | None:
-    """Return the circuit's share of the gain, with layer 0 if its share alone is too small."""
+def _state_circuit_share(
+    latest: Measurements, upstream: Mapping[Head, UpstreamHead | None]
+) -> list[str]:
+    """State the circuit's share of the gain, with layer 0 if its share alone is too small."""
     faithfulness = latest.faithfulness
     if faithfulness is None:
-        return None
+        return []
     includes_layer_0 = not faithfulness.circuit.value >= MIN_FAITHFULNESS_ALONE
     share = faithfulness.circuit_and_layer_0 if includes_layer_0 else faithfulness.circuit
-    if not share.exceeds(MIN_REPORTED_FAITHFULNESS, errors=2):
-        return None
-    return CircuitShare(share, includes_layer_0)
+    if not share.exceeds(MIN_REPORTED_FAITHFULNESS):
+        return []
+    active = "Together with layer 0" if includes_layer_0 else "Without other heads"
+    is_one_head = len(upstream) == 1 and not any(upstream.values())
+    subject = f"{active} {'it accounts' if is_one_head else 'they account'}"
+    percent = _format_percent(share)
+    if abs(share.value - 1) <= 2 * share.error <= MAX_ERROR_OF_ALL:
+        return [f"{subject} for all of the in-context copying gain ({percent})."]
+    lowered = ": the other heads lower it" if _is_more_than_all(share) else ""
+    return [f"{subject} for {percent} of the in-context copying gain{lowered}."]
 
 
-def _find_sufficient_heads(latest: Measurements) -> SufficientHeadsFinding | None:
-    faithfulness = latest.faithfulness
-    if faithfulness is None or reported_copying_gain(latest) is None:
+def _find_copying(latest: Measurements, history: Sequence[GainAt]) -> Finding | None:
+    """State that the model copies in context without a detected induction head."""
+    gain, accuracy = reported_copying_gain(latest), latest.repeated_accuracy
+    if gain is None:
         return None
-    heads, share = faithfulness.sufficient_heads, faithfulness.sufficient
+    text = (
+        "Repeating a sequence of random tokens, instead of reshuffling it, lowers its loss by "
+        f"{format_with_error(*gain)} nats/token"
+    )
+    emerged = ""
+    # The gain is dated when it was first reported at two successive snapshots. Later snapshots
+    # never change the date.
+    for (step, first), (_, second) in pairwise(history):
+        if is_reported_gain(first) and is_reported_gain(second):
+            interval = format_emergence(step, [snapshot.step for snapshot in history])
+            emerged = f" The gain passed {MIN_REPORTED_GAIN_NATS} nats {interval}."
+            break
+    if accuracy is None:
+        return Finding("In-context copying", f"{text}.{emerged}", [], [])
+    title = "In-context copying" if _is_learned(accuracy) else "Beginning of in-context copying"
+    text = f"{text}; {_state_accuracy(accuracy)}.{emerged}"
+    return Finding(title, text, _list_copying(latest, gain), [])
+
+
+def _is_learned(accuracy: Estimate) -> bool:
+    """Return whether at least half of the repeated tokens are predicted, beyond two errors."""
+    return accuracy.value - 2 * accuracy.error >= LEARNED_ACCURACY
+
+
+def _state_accuracy(accuracy: Estimate) -> str:
+    return f"{_format_percent(accuracy)} of the repeated tokens are predicted"
+
+
+def _list_copying(latest: Measurements, gain: Estimate) -> list[str]:
+    """List the measurements on the repetition of random tokens."""
+    loss, accuracy = latest.repeated_loss, latest.repeated_accuracy
+    details = [f"in-context copying gain {format_with_error(*gain)} nats"]
+    if loss is not None:
+        details.append(f"loss of repeated tokens {format_with_error(*loss)} nats/token")
+    if accuracy is not None:
+        details.append(f"{_format_percent(accuracy)} of them predicted")
+    return details
+
+
+def _find_sufficient_heads(latest: Measurements) -> Finding | None:
+    """State that some heads keep most of the copying gain without the others."""
+    if latest.faithfulness is None or reported_copying_gain(latest) is None:
+        return None
+    heads, share = latest.faithfulness.sufficient_heads, latest.faithfulness.sufficient
     other_heads = latest.head_count - len(heads)
-    if not heads or other_heads < 1 or not share.exceeds(MIN_REPORTED_FAITHFULNESS, errors=2):
+    if not heads or other_heads < 1 or not share.exceeds(MIN_REPORTED_FAITHFULNESS):
         return None
-    return SufficientHeadsFinding("sufficient", heads, share, other_heads)
+    title = "Sufficient head" if len(heads) == 1 else "Sufficient heads"
+    keep = "keeps" if len(heads) == 1 else "keep"
+    lowered = ""
+    if _is_more_than_all(share):
+        lowered = ", which lower it" if other_heads > 1 else ", which lowers it"
+    text = (
+        f"{_join(heads)} {keep} {_format_percent(share)} of the in-context copying gain without "
+        f"the other {pluralize(other_heads, 'head')}{lowered}."
+    )
+    return Finding(title, text, [], _names(heads))
 
 
-def _find_most_important_heads(latest: Measurements) -> ImportanceFinding | None:
-    """Report the one to three heads with the largest head importance, if they stand out."""
+def _find_most_important_heads(latest: Measurements) -> Finding | None:
+    """State on which one to three heads the validation loss depends most, if they stand out."""
     importance = {
         head: latest.score("importance", head) for head in latest.scored_heads("importance")
     }
@@ -253,41 +255,85 @@ def _find_most_important_heads(latest: Measurements) -> ImportanceFinding | None
     }
     if not significant:
         return None
-    largest = max(importance[head] for head in significant)
+    value, error = max(importance[head] for head in significant)
     leaders = [
         head
         for head, increase in importance.items()
-        if increase.is_known and not _is_clearly_smaller(increase, largest)
+        if increase.is_known and value - increase.value <= 2 * math.hypot(error, increase.error)
     ]
     if len(leaders) > MAX_MOST_IMPORTANT_HEADS or not significant.issuperset(leaders):
         return None  # another head may be the most important one
     leaders.sort(key=lambda head: -importance[head].value)
-    increases = tuple(importance[head] for head in leaders)
-    return ImportanceFinding("importance", tuple(leaders), increases)
+    title = "Most important head" if len(leaders) == 1 else "Most important heads"
+    increases = _join([format_with_error(*importance[head]) for head in leaders], "or")
+    text = f"Zeroing {_join(leaders, 'or')} raises the validation loss by {increases} nats/token."
+    return Finding(title, text, [], _names(leaders))
 
 
-def _is_clearly_smaller(estimate: Estimate, largest: Estimate) -> bool:
-    """Return whether an estimate is below the largest by over two errors of the difference."""
-    error = math.hypot(largest.error, estimate.error)
-    return largest.value - estimate.value > 2 * error
-
-
-def _find_sinks(latest: Measurements) -> SinkFinding | None:
+def _find_sinks(latest: Measurements) -> Finding | None:
+    """State which heads attend to the first token."""
     heads = find_active_heads(latest, "sink", most=None)
     if not heads:
         return None
-    scored = len(latest.scored_heads("sink"))
-    scores = tuple(latest.score("sink", head) for head in heads)
-    return SinkFinding("sink", tuple(heads), scores, scored)
+    strongest_and_weakest = heads if len(heads) == 1 else [heads[0], heads[-1]]
+    details = [
+        f"{head}: attention to the first token {format_with_error(*latest.score('sink', head))}"
+        for head in strongest_and_weakest
+    ]
+    if len(heads) <= MAX_NAMED_HEADS:
+        text = _state_target(latest, "sink", heads, "the first token")
+        return Finding("Attention sink", text, details, _names(heads))
+    partial = sum(latest.score("sink", head).value < FULL_ATTENTION for head in heads)
+    extent = " in part" if partial == len(heads) else ""
+    suffix = f", {partial} of them in part" if 0 < partial < len(heads) else ""
+    count = f"{len(heads)} of {len(latest.scored_heads('sink'))} heads"
+    text = f"{count} attend{extent} to the first token{suffix}."
+    return Finding("Attention sink", text, details, _names(heads))
 
 
-def _find_lost_head(latest: Measurements, score: str) -> LostFinding | None:
-    """Report the lost head of a score that had been a head of this kind longest."""
+def _find_lost_head(latest: Measurements, score: str) -> Finding | None:
+    """State when the head of a score that had been one longest was lost, if none is active."""
     emerged = latest.emergence.emerged.get(score, {})
     lost = latest.emergence.lost.get(score, {})
-    if not lost:
+    if not lost or find_active_heads(latest, score):
         return None
     head = max(lost, key=lambda head: lost[head] - emerged.get(head, lost[head]))
     if lost[head] == emerged.get(head, lost[head]):
         return None
-    return LostFinding(score, (head,), emerged[head], lost[head], latest.score(score, head))
+    name, target = PHENOMENA[score]
+    text = (
+        f"{head} attended to {target} from step {emerged[head]:,} to step {lost[head]:,}. Then its "
+        "score fell significantly below the threshold"
+    )
+    present = latest.score(score, head)
+    if math.isfinite(present.value):
+        text += f"; now it is {format_with_error(*present)}"
+    return Finding(f"Lost: {name[0].lower()}{name[1:]}", f"{text}.", [], _names([head]))
+
+
+def format_emergence(step: int, snapshots: Sequence[int]) -> str:
+    """Format when a head that first passed at `step` emerged: "between steps 100 and 200".
+
+    The interval begins at the snapshot before `step`.
+    """
+    after = max((snapshot for snapshot in snapshots if snapshot < step), default=step)
+    return f"between steps {after:,} and {step:,}" if step - after > 1 else f"at step {step:,}"
+
+
+def _is_more_than_all(share: Estimate) -> bool:
+    """Return whether a share exceeds 100% by more than two errors: the other heads lower it."""
+    return share.value - 2 * share.error > 1
+
+
+def _format_percent(share: Estimate) -> str:
+    return f"{format_with_error(100 * share.value, 100 * share.error)}%"
+
+
+def _names(heads: Sequence[Head]) -> list[str]:
+    return [str(head) for head in heads]
+
+
+def _join(words: Sequence[Head | str], conjunction: str = "and") -> str:
+    """Join words: a, b and c."""
+    *first, last = map(str, words)
+    return f"{', '.join(first)} {conjunction} {last}" if first else last

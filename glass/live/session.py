@@ -13,7 +13,6 @@ from glass.heads.findings import summarize
 from glass.heads.interventions import Interventions
 from glass.heads.metrics import flatten
 from glass.heads.probes import spell_token
-from glass.heads.rendering import render
 from glass.heads.results import Head
 from glass.live.parameters import Input, max_tokens
 from glass.live.reading import Reading
@@ -100,7 +99,7 @@ class Session:
         model = in_float32(self.model)
         text = capture(model, np.array([ids]))
         measurements = yield from measure_heads(model, self.tokenizer, text)
-        findings = [render(finding) for finding in summarize(measurements)]
+        findings = summarize(measurements)
         scores = measured_scores(self.step, flatten(measurements), findings)
         self.explored = replace(self.explored, scores=scores)
         self.version += 1

@@ -18,9 +18,8 @@ from common.manifest import CONFIG_FILE
 from common.metrics import METRICS, SAMPLES, is_scored, read_rows, snapshot_steps
 from common.settings import format_value, iterate_settings
 from config import GPTConfig
-from glass.heads.findings import emergence_interval
+from glass.heads.findings import Finding, format_emergence, summarize_run
 from glass.heads.metrics import is_snapshot_metric, read_emergence
-from glass.heads.rendering import RenderedFinding, describe_run, format_interval
 from glass.page.embedded_model import EmbeddedModel, embed_weights, find_model
 from glass.page.html import embed_json, expand_template, format_html, write_html
 from glass.page.pack import Blobs
@@ -72,7 +71,7 @@ class HeadScores(NamedTuple):
     """Measurements of the heads at one step, and what they show."""
 
     row: Mapping[str, float]  # with the keys of metrics.jsonl
-    findings: Sequence[RenderedFinding]
+    findings: Sequence[Finding]
 
 
 @dataclass(frozen=True)
@@ -127,7 +126,7 @@ def write_page(run_dir: Path) -> Path:
         ],
         "emergenceIntervals": _emergence_intervals(rows),
         "scored": _head_metrics(rows),
-        "findings": [finding._asdict() for finding in describe_run(rows)],
+        "findings": [finding._asdict() for finding in summarize_run(rows)],
     }
     return _write_with_attention(
         run_dir / "report.html", content, list_snapshots(run_dir), PROBES, model
@@ -140,7 +139,7 @@ def write_prompt_page(
     arrays: Mapping[str, np.ndarray],
     model: EmbeddedModel,
     metrics: Mapping[str, float] | None = None,
-    findings: Sequence[RenderedFinding] = (),
+    findings: Sequence[Finding] = (),
 ) -> Path:
     """Write the page of the attention over one text, and return its path.
 
@@ -195,11 +194,11 @@ def render_explore_page(explored: ExploredModel, version: int, max_tokens: int) 
 def read_scores(rows: list[dict]) -> HeadScores | None:
     """Return the latest scores in rows of a run's metrics.jsonl, or None without any."""
     row = next(filter(is_scored, reversed(rows)), None)
-    return None if row is None else measured_scores(row["step"], row, describe_run(rows))
+    return None if row is None else measured_scores(row["step"], row, summarize_run(rows))
 
 
 def measured_scores(
-    step: int, metrics: Mapping[str, float], findings: Sequence[RenderedFinding]
+    step: int, metrics: Mapping[str, float], findings: Sequence[Finding]
 ) -> HeadScores:
     """Return the scores of one step, without the steps at which heads emerged."""
     row = {key: value for key, value in metrics.items() if not key.startswith("emerged/")}
@@ -241,7 +240,7 @@ def _emergence_intervals(rows: Sequence[dict]) -> dict[str, str]:
     snapshots = snapshot_steps(rows)
     latest: dict = next((row for row in reversed(rows) if is_scored(row)), {})
     return {
-        f"emerged/{score}/{head}": format_interval(emergence_interval(step, snapshots))
+        f"emerged/{score}/{head}": format_emergence(step, snapshots)
         for score, emerged in read_emergence(latest).items()
         for head, step in emerged.items()
     }

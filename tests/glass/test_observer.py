@@ -27,7 +27,7 @@ PLACES = [  # a run reaches each of these although the ones before fail
         (observer, "write_page"),
     ],
     [(wandb, "Image"), (glass.page.write, "find_model")],
-    [(observer, "describe_run")],
+    [(observer, "summarize_run")],
 ]
 
 

@@ -5,7 +5,7 @@ import { annotate } from "./terms.js";
 import { addTooltip } from "./tooltip.js";
 
 /**
- * @typedef {object} Finding as glass/heads/rendering.py renders it
+ * @typedef {object} Finding as glass/heads/findings.py states it
  * @property {string} title - The phenomenon: "Induction head".
  * @property {string} text - Sentences that explain it.
  * @property {string[]} details - Measurements with standard errors.

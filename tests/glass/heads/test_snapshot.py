@@ -25,9 +25,8 @@ from data.tokenizer import CharTokenizer
 from glass.heads import ablation, analysis, scores, snapshot
 from glass.heads.analysis import ProbeRun, analyze
 from glass.heads.capture import capture
-from glass.heads.findings import summarize
+from glass.heads.findings import summarize, summarize_run
 from glass.heads.probes import make_probes
-from glass.heads.rendering import describe_run
 from glass.page.write import write_page
 from training.checkpoint import load_run
 from training.world import Stopped, World
@@ -87,7 +86,7 @@ def test_a_model_that_is_not_finite_is_measured_without_warnings_and_shown(
         assert parse_row(row.encode()).keys() <= {"step"} | metrics.keys()
         (tmp_path / "metrics.jsonl").write_text(row + "\n")
         write_page(tmp_path)  # its data is strict JSON
-        describe_run([json.loads(row)])
+        summarize_run([json.loads(row)])
 
 
 tiny_models = st.builds(

@@ -18,7 +18,7 @@ from pages import (
     snapshot,
 )
 
-from glass.heads.rendering import RenderedFinding
+from glass.heads.findings import Finding
 from glass.page import write as page
 from sweeps.page import write_sweep_page
 from sweeps.runs import read_sweep
@@ -54,7 +54,7 @@ def of_prompt(folder: Path, words: list[str] | None) -> Path:
         held,
         PROMPTED,
         {f"heads/induction/L{n // 4}H{n % 4}": 0.1 for n in range(8)},
-        [RenderedFinding(NAME, NAME, [NAME], [])],
+        [Finding(NAME, NAME, [NAME], [])],
     )
 
 

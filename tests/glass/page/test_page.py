@@ -26,7 +26,7 @@ from pages import (
 from safetensors.torch import save_file
 
 from common.metrics import read_rows
-from glass.heads.rendering import RenderedFinding
+from glass.heads.findings import Finding
 from glass.page import write as page
 from training.checkpoint import load_run
 
@@ -311,7 +311,7 @@ def test_a_deep_models_head_grid_fits_the_window_and_the_first_token_can_be_excl
     }
     deep = PROMPTED._replace(config=replace(PROMPTED.config, n_layer=24))
     text = "L20H1 attends to whatever followed the current token last time."
-    finding = RenderedFinding("Induction head", text, ["L20H1: score 0.80 ± 0.02"], ["L20H1"])
+    finding = Finding("Induction head", text, ["L20H1: score 0.80 ± 0.02"], ["L20H1"])
     tab = open_page(
         page.write_prompt_page(
             tmp_path / "p.html", {"title": "deep"}, held, deep, scores, [finding]
