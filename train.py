@@ -211,7 +211,7 @@ def train(run: Run) -> float:
                 world.check_stop()
                 model = world.plain_copy(state.model)  # gathered on rank 0, None on the others
                 with world.interruptible():
-                    snapshot = observer.take_snapshot(model, step) if observer and model else None
+                    snapshot = observer.snapshot(model, step) if observer and model else None
                 world.check_stop()
                 del model
 

@@ -1,6 +1,7 @@
 """Read and interpret the rows of a run's metrics.jsonl and samples.jsonl."""
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from math import inf, isfinite
 from pathlib import Path
@@ -61,6 +62,12 @@ def best_row(rows: Sequence[dict]) -> dict | None:
 def is_scored(row: Mapping[str, Any]) -> bool:
     """Return whether a row is of a snapshot, with scores of heads."""
     return any(key.startswith("heads/") for key in row)
+
+
+def is_plotted(key: str) -> bool:
+    """Return whether W&B plots a metric of a row: not one of a single head, nor a companion."""
+    is_companion = any(part.endswith(COMPANION_SUFFIXES) for part in key.split("/"))
+    return not is_companion and not re.search(r"/L\d+H\d+(/|$)", key)
 
 
 def snapshot_steps(rows: Sequence[dict]) -> list[int]:

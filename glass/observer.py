@@ -1,14 +1,32 @@
 """Observe a training run: measure its attention heads, write its record and draw its page."""
 
+from html import escape
 from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
 
 import cli
-from common.files import exists
+from common.files import atomic_write, exists
+from common.text import pluralize
 from config import ResolvedConfig
 from data.tokens import Tokens
+from glass.heads.attention_grid import draw_attention_grid
+from glass.heads.capture import in_float32, save_snapshot, save_weights
 from glass.heads.findings import summarize_run
-from glass.heads.snapshot import ABLATION_TOKENS, Snapshot, Snapshots
+from glass.heads.metrics import (
+    StrongestHeads,
+    composition_table,
+    emergence_metrics,
+    flatten,
+    head_table,
+    read_latest,
+)
+from glass.heads.results import Measurements
+from glass.heads.snapshot import ABLATION_TOKENS, Snapshots
+from glass.heads.stored_weights import prune_stored_weights
 from glass.page.write import write_page
+from kernels import exact_float32
 from model import GPT
 from training.evaluate import Windows
 from training.flops import memory_metrics, tokens_per_step
@@ -16,6 +34,13 @@ from training.profiling import TRACE_FILE, TRACE_VIEWER, StepProfiler
 from training.record import Record, print_losses, print_summary
 from training.stopwatch import Stopwatch
 from training.time_left import TimeLeft
+
+
+class Snapshot(NamedTuple):
+    """The results of a snapshot that are written with the metrics of its step."""
+
+    measurements: Measurements
+    sample: str | None  # a generated text; None at snapshots without an attention grid
 
 
 class Observer:
@@ -42,13 +67,8 @@ class Observer:
         self.record.progress_bar.set_time_left(self.time_left.estimate(recorded_step))
         self.record.progress_bar.show_activity("compiling" if config.compile else "starting")
         self.profiler = StepProfiler(config, run_dir, clock, max(0, recorded_step))
-        self.snapshots = Snapshots(
-            config,
-            run_dir,
-            text,
-            validation.excerpt(ABLATION_TOKENS),
-            self.record.tolerate_errors,
-        )
+        self.snapshots = Snapshots(config, run_dir, text, validation.excerpt(ABLATION_TOKENS))
+        self.strongest_heads = StrongestHeads(self.record.rows)
 
     def __enter__(self) -> "Observer":
         self.record.__enter__()
@@ -74,24 +94,76 @@ class Observer:
                 self.record.log(line)
             self.record.log(f"         trace for {TRACE_VIEWER}: {self.profiler.path}")
 
-    def take_snapshot(self, model: GPT, step: int) -> Snapshot | None:
-        """Measure every attention head; may be interrupted anywhere and done again.
+    def snapshot(self, model: GPT, step: int) -> Snapshot | None:
+        """Measure every attention head, draw the attention grid, and log them to W&B.
 
-        Between regular snapshots it returns None unless an induction head is forming or fading.
+        Between regular snapshots it returns None unless an induction head is forming or fading. It
+        may be interrupted anywhere and done again: W&B gets what is logged here when the metrics
+        of the step are written.
         """
         self.clock.switch("attention")
-        is_last = step == self.config.max_steps
-        rows = self.record.rows
-        if not self.snapshots.is_regular(step) and not self.snapshots.has_changed(model, rows):
+        model, previous = in_float32(model), read_latest(self.record.rows)
+        if not self.snapshots.is_regular(step) and not self.snapshots.has_changed(model, previous):
             return None
+        is_last = step == self.config.max_steps
         activity = "measuring head importance" if is_last else "measuring attention"
         self.record.progress_bar.show_activity(activity)
-        return self.snapshots.take(model, step, rows)
+        caption = f"attention patterns of all heads after {pluralize(step, 'step')}"
+        wandb = self.record.wandb
+        with exact_float32():
+            measurements, arrays = self.snapshots.measure(model, step, previous)
+            grid = self._draw_grid(step, arrays["text"])
+            wandb.log_image("attention/map", grid, caption)
+            wandb.log_table("attention/head_scores", *head_table(measurements))
+            wandb.log_table("attention/composition", *composition_table(measurements))
+            wandb.log(self.strongest_heads.select(measurements))
+            self._save(model, step, measurements, arrays)
+            return Snapshot(measurements, self._draw_sample(model, step))
+
+    def _draw_grid(self, step: int, maps: np.ndarray) -> Path | None:
+        """Draw the attention grid and return its file; None if it is not due or cannot be made.
+
+        `maps` are the attention patterns of the text (L, H, T, T).
+        """
+        if not self.snapshots.is_grid_due(step):
+            return None
+        tokens, groups = self.snapshots.probes.text_tokens, self.config.model.kv_heads
+        title = f"Attention after {pluralize(step, 'step')}"
+        with self.record.tolerate_errors("an attention grid"):
+            grid = draw_attention_grid(maps, tokens, groups, title)
+            path = self.snapshots.path(step, ".png")
+            with atomic_write(path) as part:
+                grid.save(part, format="png", compress_level=1)
+            return path
+        return None
+
+    def _save(
+        self,
+        model: GPT,
+        step: int,
+        measurements: Measurements,
+        arrays: dict[str, np.ndarray],
+    ) -> None:
+        """Write the arrays of a snapshot, and the weights with which the page runs the model."""
+        with self.record.tolerate_errors("a snapshot"):
+            path = self.snapshots.path(step, ".npz")
+            save_snapshot(path, step, self.snapshots.probes, arrays)
+        with self.record.tolerate_errors("the weights of a snapshot"):
+            save_weights(self.snapshots.path(step, ".safetensors"), model)
+            prune_stored_weights(self.snapshots.folder, measurements.emergence.emerged)
+
+    def _draw_sample(self, model: GPT, step: int) -> str | None:
+        """Generate a text where an attention grid is due; the model may predict NaN."""
+        if not self.snapshots.is_grid_due(step):
+            return None
+        with self.record.tolerate_errors("a sample text"):
+            return self.snapshots.sample(model)
+        return None
 
     def write(self, step: int, row: dict[str, float], snapshot: Snapshot | None) -> None:
         """Write the metrics of a step, if there are any; redraw the page at regular snapshots."""
         if snapshot:
-            row = row | snapshot.metrics
+            row = row | flatten(snapshot.measurements)
             if snapshot.sample is not None:
                 self.record.write_sample(step, snapshot.sample)
         if row:
@@ -100,18 +172,29 @@ class Observer:
             row = {"step": step, "tokens": tokens} | row | self.clock.metrics()
             self.record.write(row | memory_metrics(self.config.device))
         if snapshot and self.snapshots.is_regular(step):
-            self._draw_page(is_last=step == self.config.max_steps)
+            self._draw_page(snapshot.measurements)
 
-    def _draw_page(self, is_last: bool) -> None:
+    def _draw_page(self, measurements: Measurements) -> None:
+        """Draw the page, and log the findings to W&B, with the page at the first and last step."""
         self.clock.switch("attention")
-        page = self.run_dir / "report.html"
+        page, wandb, step = self.run_dir / "report.html", self.record.wandb, measurements.step
         with self.record.tolerate_errors(str(page)):
             if not exists(page):
                 self.record.log(f"page     {page} (open it in a browser; it updates itself)")
             self.record.progress_bar.show_activity("drawing the page")
-            rows = self.record.rows
-            findings = [str(finding) for finding in summarize_run(rows)]
-            self.record.wandb.log_page(write_page(self.run_dir), rows[-1], findings, is_last)
+            findings = [str(finding) for finding in summarize_run(self.record.rows)]
+            write_page(self.run_dir)
+
+            is_last = step == self.config.max_steps  # this page contains all earlier snapshots
+            if is_last or step == 0:
+                wandb.log_html("attention/explorer", page.read_text("utf-8"))
+            if findings:
+                paragraphs = [f"<p>{escape(finding)}</p>" for finding in findings]
+                wandb.log_html("findings", "".join(paragraphs))
+            wandb.commit(step)
+            if is_last:
+                emerged = emergence_metrics(measurements)
+                wandb.summarize({**emerged, "findings": "\n".join(findings)})
 
     def print_summary(self) -> None:
         """Print the best loss, the findings and where the run's files are."""

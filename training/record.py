@@ -26,9 +26,9 @@ from rich.text import Text
 from cli import Terminal, failure_note, printer
 from cli.config_file import config_yaml
 from common.checkpoints import remove_path
-from common.files import atomic_write, exists, list_folder, open_unlinked, step_name
+from common.files import atomic_write, exists, list_folder, open_unlinked
 from common.manifest import CONFIG_FILE
-from common.metrics import METRICS, SAMPLES, best_row, read_rows
+from common.metrics import METRICS, SAMPLES, best_row, is_plotted, read_rows
 from common.text import format_minutes, format_speed, format_with_error, pluralize
 from config import ResolvedConfig, WandbConfig
 from training.profiling import TRACE_FILE
@@ -138,12 +138,13 @@ class Record:
         last_row_step = self.rows[-1]["step"] if self.rows else -1
         truncate_rows(run_dir / SAMPLES, last_row_step, self.log)
         remove_snapshots_after(run_dir / "attention", step)
+        self._samples: list[list] = []  # [step, text]
         self._reported: set[str] = set()  # parts of the record that have failed
         self.progress_bar = ProgressBar(self.console, config.max_steps, max(0, step))
 
         from training.wandb_record import WandbRecord  # importing W&B takes a third of a second
 
-        self.wandb = WandbRecord(config, run_dir, self.log, self.rows)
+        self.wandb = WandbRecord(config, run_dir, self.log)
 
     def __enter__(self) -> "Record":
         self.progress_bar.start()
@@ -169,20 +170,24 @@ class Record:
             self.log(f"step {row['step']:>{width}}  {'  '.join(shown)}")
 
     def write(self, row: dict) -> None:
-        """Append a row to metrics.jsonl, and log it to W&B with its attention grid if it has one.
+        """Append a row to metrics.jsonl, and send it to W&B with what else was logged there.
 
         Values that are not finite are left out, because JSON has none.
         """
         row = {key: value for key, value in row.items() if math.isfinite(value)}
         self.rows.append(row)
         self._append(METRICS, row)
-        grid = self.run_dir / "attention" / f"{step_name(row['step'])}.png"
-        self.wandb.log(row, grid if os.path.isfile(grid) else None)
+        self.wandb.log({key: value for key, value in row.items() if is_plotted(key)})
+        self.wandb.commit(row["step"])
 
     def write_sample(self, step: int, text: str) -> None:
-        """Append a text that the model generated after `step` steps to samples.jsonl and W&B."""
+        """Append a text that the model generated after `step` steps to samples.jsonl and W&B.
+
+        W&B gets a table with the earlier ones, together with the row of the step.
+        """
         self._append(SAMPLES, {"step": step, "text": text})
-        self.wandb.log_sample(step, text)
+        self._samples.append([step, text])
+        self.wandb.log_table("samples", ["step", "text"], self._samples)
 
     def _append(self, name: str, row: dict) -> None:
         """Append a complete line to a file, or nothing."""

@@ -2,12 +2,10 @@
 
 import os
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from configparser import ConfigParser
 from contextlib import suppress
 from dataclasses import asdict
-from functools import partial
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +17,7 @@ from wandb.sdk import wandb_setup
 from cli import error_reason, first_line, is_out_of_processes
 from common.errors import UserError
 from common.files import atomic_write, ordinary_file
-from common.text import pluralize
 from config import ResolvedConfig, WandbConfig
-from glass.heads.metrics import (
-    StrongestHeads,
-    aggregate_heads,
-    composition_table,
-    emergence_metrics,
-    head_table,
-)
 from training.memory import model_size
 
 # Seconds to wait for the server, unless W&B's own settings set them. W&B's defaults would
@@ -43,77 +33,62 @@ HIDDEN_METRICS = ("tokens", "train_seconds", "seconds/*")
 
 
 class WandbRecord:
-    """A run's record in W&B. After an error it is closed with one note; training continues."""
+    """A run's record in W&B. After an error it is closed with one note; training continues.
 
-    def __init__(
-        self, config: ResolvedConfig, run_dir: Path, log: Callable[[str], None], rows: list[dict]
-    ) -> None:
-        """Start a W&B run; `rows` are the metrics that a resumed run has recorded before."""
+    What is logged at a step is sent by `commit`, all at once, so that a snapshot that a signal
+    interrupts leaves nothing when it is taken again.
+    """
+
+    def __init__(self, config: ResolvedConfig, run_dir: Path, log: Callable[[str], None]) -> None:
         self._print = log
-        self._strongest_heads = StrongestHeads(rows)
         self._run = start(config, run_dir, log)
-        self._samples: list[list] = []  # [step, text]
+        self._values: dict[str, Any] = {}  # logged since the last `commit`
         if self._run is not None:
             parameters, flops = model_size(config.model)
-            summary = {"parameters": parameters, "flops_per_token": flops}
-            self._call(lambda run: run.summary.update(summary))
+            self.summarize({"parameters": parameters, "flops_per_token": flops})
 
-    def log(self, row: dict, grid: Path | None) -> None:
-        """Log a step's metrics, the tables of its snapshot, and the attention grid if there is one.
+    def log(self, metrics: Mapping[str, float]) -> None:
+        """Log metrics."""
+        self._values |= metrics
 
-        The tables contain all heads; only the strongest ones also have metrics of their own.
-        """
-        step = row["step"]
-        metrics = aggregate_heads(row) | self._strongest_heads.select(row)
-        self._call(lambda run: run.log(metrics, step=step))
-        for key, table in (
-            ("attention/head_scores", head_table(row)),
-            ("attention/composition", composition_table(row)),
-        ):
-            if table.rows:
-                self._log_media(
-                    step, key, partial(wandb.Table, columns=table.columns, data=table.rows)
-                )
-        if grid:
-            caption = f"attention patterns of all heads after {pluralize(step, 'step')}"
-            self._log_media(step, "attention/map", lambda: wandb.Image(str(grid), caption=caption))
+    def log_image(self, key: str, path: Path | None, caption: str) -> None:
+        """Log an image from its file, if there is one."""
+        if path is not None:
+            self._log_media(key, lambda: wandb.Image(str(path), caption=caption))
 
-    def log_sample(self, step: int, text: str) -> None:
-        """Log a generated text in a table with the earlier ones."""
-        self._samples.append([step, text])
-        columns = ["step", "text"]
-        self._log_media(step, "samples", lambda: wandb.Table(columns=columns, data=self._samples))
+    def log_table(self, key: str, columns: list[str], rows: list[list]) -> None:
+        """Log a table, unless it is empty."""
+        if rows:
+            self._log_media(key, lambda: wandb.Table(columns=columns, data=rows))
 
-    def log_page(self, path: Path, row: dict, findings: list[str], is_last: bool) -> None:
-        """Log the findings of a snapshot, and the run's page at the first and last step.
+    def log_html(self, key: str, content: str) -> None:
+        """Log a page."""
+        # W&B would inject a remote stylesheet.
+        self._log_media(key, lambda: wandb.Html(content, inject=False))
 
-        The page of the last step contains all earlier snapshots, and the summary of the W&B run
-        then gets the findings and the emergence steps of all heads.
-        """
-        step = row["step"]
-        if is_last or step == 0:
-            self._log_media(step, "attention/explorer", lambda: _html(path.read_text("utf-8")))
-        if findings:
-            html = "".join(f"<p>{escape(finding)}</p>" for finding in findings)
-            self._log_media(step, "findings", lambda: _html(html))
-        if is_last:
-            summary = {**emergence_metrics(row), "findings": "\n".join(findings)}
-            self._call(lambda run: run.summary.update(summary))
+    def commit(self, step: int) -> None:
+        """Send what was logged since the last call as values of a step."""
+        values, self._values = self._values, {}
+        # W&B names the files of a call after the step of the call before.
+        self._call(lambda run: run.log({"step": step}, step=step))
+        self._call(lambda run: run.log(values, step=step))
+
+    def summarize(self, values: Mapping[str, Any]) -> None:
+        """Update the summary of the W&B run."""
+        self._call(lambda run: run.summary.update(values))
 
     def finish(self, failed: bool) -> None:
         """Upload the rest and close the W&B run."""
         self._call(lambda run: run.finish(exit_code=int(failed)))
 
-    def _log_media(self, step: int, key: str, make: Callable[[], Any]) -> None:
+    def _log_media(self, key: str, make: Callable[[], Any]) -> None:
         """Log an image, a table or a page, with a note instead if it cannot be made."""
         if self._run is None:
             return
         try:
-            values = {"step": step, key: make()}
+            self._values[key] = make()
         except Exception as e:  # a damaged image raises errors of many types
             self._print(f"warning: {key} is not logged to W&B ({_error_reason(e)})")
-            return
-        self._call(lambda run: run.log(values, step=step))
 
     def _call(self, action: Callable[[Any], None]) -> None:
         if self._run is None:
@@ -127,10 +102,6 @@ class WandbRecord:
                 "metrics.jsonl"
             )
             self._run = None
-
-
-def _html(content: str) -> wandb.Html:
-    return wandb.Html(content, inject=False)  # without W&B's remote stylesheet
 
 
 def _error_reason(error: Exception) -> str:

@@ -1,13 +1,10 @@
-"""Draw the attention grid: one PNG with the attention maps of all heads."""
+"""Draw the attention grid: one image with the attention maps of all heads."""
 
 import re
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
-
-from common.files import atomic_write
 
 # The color scale of the page (glass/page/web/), whose lightness falls in even steps.
 SCALE_HEX = "fcf7d4 f5daa0 f7b968 f79138 f16828 e04039 c41c4d a1025b 780660 4e0f57 291041 0c0c22"
@@ -50,8 +47,10 @@ class Layout(NamedTuple):
         return max(MIN_GRID_WIDTH, width), height
 
 
-def draw(maps: np.ndarray, tokens: list[str], path: Path, groups: int, title: str) -> None:
-    """Draw a row of attention maps for each layer, and write the grid as a PNG.
+def draw_attention_grid(
+    maps: np.ndarray, tokens: list[str], groups: int, title: str
+) -> Image.Image:
+    """Draw a row of attention maps for each layer, and return the image.
 
     The color encodes the square root of a weight, so that small weights remain visible. `maps` are
     the attention patterns (L, H, T, T) of L layers with H heads; the T tokens label the queries.
@@ -90,8 +89,7 @@ def draw(maps: np.ndarray, tokens: list[str], path: Path, groups: int, title: st
             pen.text(place, label, fill=TEXT_COLOR, font=font, anchor="rm")
         if groups < H:
             _frame_groups(pen, layout, top, groups)
-    with atomic_write(path) as part:
-        image.save(part, format="png", compress_level=1)
+    return image
 
 
 def _make_layout(

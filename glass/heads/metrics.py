@@ -39,16 +39,10 @@ _COMPOSITION_KEY = re.compile(r"composition/(previous_token|induction)/(L\d+H\d+
 
 
 def flatten(measurements: Measurements) -> dict[str, float]:
-    """Convert measurements to flat metrics, without unknown (nan) values."""
+    """Convert measurements to flat metrics, without unknown values."""
     row: dict[str, float] = {}
-    for name, estimates in measurements.scores.items():
-        row |= _flatten_table(name, estimates.mean)
-    for name, estimates in measurements.scores.items():
-        if not name.endswith(COMPANION_SUFFIXES):
-            row |= _flatten_table(f"{name}_se", estimates.error)
-    for kind in ("emerged", "lost"):
-        for score, steps in getattr(measurements.emergence, kind).items():
-            row |= {f"{kind}/{score}/{head}": step for head, step in steps.items()}
+    for name, values in _head_columns(measurements).items():
+        row |= {f"{name}/{head}": value for head, value in values.items()}
     for name in PROBE_MEASUREMENTS:
         if (estimate := getattr(measurements, name)) is not None:
             row |= _flatten_estimate(f"probe/{name}", "", estimate)
@@ -71,11 +65,22 @@ def _flatten_estimate(name: str, suffix: str, estimate: Estimate) -> dict[str, f
     return {key: value for key, value in both.items() if math.isfinite(value)}
 
 
-def _flatten_table(name: str, table: np.ndarray) -> dict[str, float]:
+def _head_columns(measurements: Measurements) -> dict[str, dict[Head, float]]:
+    """Return the known values of each head: heads/<score>, its errors, emerged/… and lost/…."""
+    scores, emergence = measurements.scores, measurements.emergence
+    tables = {f"heads/{score}": estimates.mean for score, estimates in scores.items()}
+    for score, estimates in scores.items():
+        if not score.endswith(COMPANION_SUFFIXES):
+            tables[f"heads/{score}_se"] = estimates.error
+    columns = {name: _finite_values(table) for name, table in tables.items()}
+    for kind, steps in (("emerged", emergence.emerged), ("lost", emergence.lost)):
+        columns |= {f"{kind}/{score}": dict(heads) for score, heads in steps.items()}
+    return columns
+
+
+def _finite_values(table: np.ndarray) -> dict[Head, float]:
     return {
-        f"heads/{name}/{Head(*index)}": float(value)
-        for index, value in np.ndenumerate(table)
-        if not np.isnan(value)
+        Head(*index): float(value) for index, value in np.ndenumerate(table) if math.isfinite(value)
     }
 
 
@@ -205,28 +210,17 @@ def is_snapshot_metric(key: str) -> bool:
     return key.startswith(SNAPSHOT_PREFIXES)
 
 
-def emergence_metrics(row: dict) -> dict[str, float]:
-    """Return the metrics of a row that hold steps of emergence."""
-    return {key: value for key, value in row.items() if key.startswith("emerged/")}
-
-
-def aggregate_heads(row: dict) -> dict[str, float]:
-    """Replace the metrics of single heads by `heads/<score>/max`, the strongest head's score.
-
-    Standard errors and other companions of metrics are left out.
-    """
-    aggregated = {}
-    for key, value in row.items():
-        is_companion = any(part.endswith(COMPANION_SUFFIXES) for part in key.split("/"))
-        if not is_companion and not re.search(r"/L\d+H\d+(/|$)", key):
-            aggregated[key] = value
-    for score, values in read_head_values(row, "heads").items():
-        aggregated[f"heads/{score}/max"] = max(values.values())
-    return aggregated
+def emergence_metrics(measurements: Measurements) -> dict[str, float]:
+    """Return the metrics that hold steps of emergence."""
+    return {
+        f"emerged/{score}/{head}": step
+        for score, steps in measurements.emergence.emerged.items()
+        for head, step in steps.items()
+    }
 
 
 class StrongestHeads:
-    """Selects the heads that are plotted: of each score those with the highest values so far.
+    """Selects the heads that W&B plots: of each score those with the highest values so far.
 
     Args:
         rows: Rows of metrics that a resumed run has recorded before.
@@ -234,13 +228,17 @@ class StrongestHeads:
 
     def __init__(self, rows: Iterable[dict]) -> None:
         self._highest: dict[str, dict[Head, float]] = defaultdict(dict)
-        for row in rows:
-            self.select(row)
+        for row in filter(is_scored, rows):
+            self.select(read_measurements(row))
 
-    def select(self, row: dict) -> dict[str, float]:
-        """Return the metrics of the selected heads in the next row."""
+    def select(self, measurements: Measurements) -> dict[str, float]:
+        """Return the metrics of the next snapshot: of the selected heads, and each maximum."""
         selected = {}
-        for score, values in read_head_values(row, "heads").items():
+        for score, estimates in measurements.scores.items():
+            values = _finite_values(estimates.mean)
+            if not values or score.endswith(COMPANION_SUFFIXES):
+                continue
+            selected[f"heads/{score}/max"] = max(values.values())
             highest = self._highest[score]
             for head, value in values.items():
                 highest[head] = max(value, highest.get(head, value))
@@ -256,23 +254,23 @@ class Table(NamedTuple):
     rows: list[list]
 
 
-def head_table(row: dict) -> Table:
+def head_table(measurements: Measurements) -> Table:
     """Return the scores, standard errors and steps of emergence of every head, a row for each."""
     columns = {
-        score if group == "heads" else f"{group}/{score}": values
-        for group in ("heads", "emerged", "lost")
-        for score, values in _all_head_values(row, group).items()
+        name.removeprefix("heads/"): values
+        for name, values in _head_columns(measurements).items()
+        if values
     }
     heads = sorted({head for values in columns.values() for head in values})
     rows = [[str(head), *(values.get(head) for values in columns.values())] for head in heads]
     return Table(["head", *columns], rows)
 
 
-def composition_table(row: dict) -> Table:
+def composition_table(measurements: Measurements) -> Table:
     """Return the composition shares that were measured, a row for each."""
     columns = ["score", "head", "input", "upstream", "share", "share_se", "direct", "direct_se"]
     rows = [
         [entry.score, str(entry.head), entry.input, entry.upstream, *entry.share, *entry.direct]
-        for entry in _read_composition(row)
+        for entry in measurements.composition
     ]
     return Table(columns, rows)

@@ -1,31 +1,22 @@
-"""Take snapshots during a run: measure all heads, and write attention grids and sample texts."""
+"""Measure the snapshots of a run: when they are due, what is measured, and a sample text."""
 
-import os
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from torch import Tensor
 
 from common.files import refuse_link, step_name
-from common.text import pluralize
 from config import Config
 from data.tokenizer import Tokenizer, encode_prompt
 from data.tokens import Tokens
 from generation.decoder import Decoder
 from generation.sampling import GeneratedText, Sampling, generate_texts
-from glass.heads import attention_grid, capture
 from glass.heads.ablation import ablate_heads, head_importance
 from glass.heads.analysis import ProbeRun, highest_induction_score
 from glass.heads.logit_attribution import explain_predictions
-from glass.heads.metrics import flatten, read_latest
 from glass.heads.probes import make_probes
 from glass.heads.results import Measurements
-from glass.heads.stored_weights import prune_stored_weights
-from kernels import exact_float32
 from model import GPT
 
 ABLATION_TOKENS = 4096  # validation tokens on which head importance is measured
@@ -38,15 +29,8 @@ MIN_CHANGE = 0.05
 SAMPLE_TOKENS = 100  # length of each sample text
 
 
-class Snapshot(NamedTuple):
-    """The results of a snapshot that the training loop records."""
-
-    metrics: dict[str, float]  # the measurements with the keys of metrics.jsonl
-    sample: str | None  # a generated text; None at snapshots without an attention grid
-
-
 class Snapshots:
-    """Take the snapshots of a run on the same probes, and write them to the folder `attention`."""
+    """Measures the snapshots of a run on the same probes; their files go to `attention`."""
 
     def __init__(
         self,
@@ -54,17 +38,13 @@ class Snapshots:
         run_dir: Path,
         tokens: Tokens,
         windows: tuple[Tensor, Tensor],
-        tolerate_errors: Callable[[str], AbstractContextManager],
         sample_tokens: int = SAMPLE_TOKENS,
     ) -> None:
         """Make the probes and the folder.
 
         `windows` are validation inputs and targets (W, T), on the device, for head importance.
-        `tolerate_errors` returns a context manager that handles errors in making a part of the
-        record, which its argument names.
         """
-        self.config, self.folder = config, run_dir / "attention"
-        self.windows, self.tolerate_errors = windows, tolerate_errors
+        self.config, self.folder, self.windows = config, run_dir / "attention", windows
         self.tokenizer, self.sample_tokens = tokens.tokenizer, sample_tokens
         self.prompt: list[int] | None = None
         spacing = 1
@@ -78,42 +58,29 @@ class Snapshots:
         self._explains_always = _can_always_explain(config, length)
         self.folder.mkdir(exist_ok=True)
 
-    @exact_float32()  # TF32 would hide small effects on the loss
-    def take(self, model: GPT, step: int, rows: list[dict]) -> Snapshot:
-        """Measure every head after `step` optimizer steps, and write the snapshot's files.
+    def path(self, step: int, suffix: str) -> Path:
+        """Return the path of a file of the snapshot at a step.
 
-        If interrupted, it can simply be called again. `rows` holds the run's metrics so far.
+        Raises:
+            OSError: If the folder has become a link.
         """
-        model, has_grid = capture.in_float32(model), self.is_grid_due(step)
-        measurements, arrays = self._measure(model, step, read_latest(rows), has_grid)
-        metrics = flatten(measurements)
-        self._write(model, step, arrays, has_grid)
-        with self.tolerate_errors("the weights of a snapshot"):
-            refuse_link(self.folder)
-            capture.save_weights(self.folder / f"{step_name(step)}.safetensors", model)
-            prune_stored_weights(self.folder, metrics)
-        sample, seed = None, self.config.seed
-        if has_grid:
-            with self.tolerate_errors("a sample text"):  # the model may predict NaN
-                sample = sample_text(model, self.tokenizer, self.sample_tokens, seed, self.prompt)
-        return Snapshot(metrics, sample)
+        refuse_link(self.folder)
+        return self.folder / f"{step_name(step)}{suffix}"
 
     def is_regular(self, step: int) -> bool:
         """Return whether a snapshot is due at a step, whatever the heads do."""
         return step == self.config.max_steps or step % self.config.attention.every == 0
 
-    def has_changed(self, model: GPT, rows: list[dict]) -> bool:
-        """Return whether the highest prefix-matching score has moved since the last snapshot.
+    def has_changed(self, model: GPT, previous: Measurements | None) -> bool:
+        """Return whether the highest prefix-matching score has moved since the previous snapshot.
 
         This is the sign that an induction head is forming or fading. It depends on the model and
         the run's metrics so far only, so that a resumed run takes the same snapshots.
         """
-        latest = read_latest(rows)
-        if latest is None or "induction" not in latest.scores:
+        if previous is None or "induction" not in previous.scores:
             return False  # without random rows nothing is known between snapshots
-        highest = highest_induction_score(capture.in_float32(model), self.probes)
-        before = float(np.nanmax(latest.scores["induction"].mean))
-        return abs(highest - before) >= MIN_CHANGE
+        before = float(np.nanmax(previous.scores["induction"].mean))
+        return abs(highest_induction_score(model, self.probes) - before) >= MIN_CHANGE
 
     def is_grid_due(self, step: int) -> bool:
         """Return whether the snapshot at a step gets an attention grid and a sample text.
@@ -129,10 +96,20 @@ class Snapshots:
         number = step // every
         return self.is_regular(step) and number & (number - 1) == 0
 
-    def _measure(
-        self, model: GPT, step: int, previous: Measurements | None, has_grid: bool
+    def measure(
+        self, model: GPT, step: int, previous: Measurements | None
     ) -> tuple[Measurements, dict[str, np.ndarray]]:
-        """Return the measurements of a snapshot, and the arrays to save."""
+        """Measure every head after `step` optimizer steps.
+
+        Args:
+            model: The model in float32.
+            step: Number of optimizer steps taken.
+            previous: Measurements at the previous snapshot; None at the first.
+
+        Returns:
+            The measurements, and the arrays that are saved.
+        """
+        has_grid = self.is_grid_due(step)
         run, is_last = ProbeRun(model, self.probes), step == self.config.max_steps
         arrays, head_scores = dict(run.arrays), run.score_heads()
         if has_grid or (self._explains_always and self.is_regular(step)):
@@ -152,21 +129,9 @@ class Snapshots:
             measurements = replace(measurements, faithfulness=faithfulness)
         return measurements, arrays
 
-    def _write(self, model: GPT, step: int, arrays: dict[str, np.ndarray], has_grid: bool) -> None:
-        path = self.folder / f"{step_name(step)}.npz"
-        with self.tolerate_errors("a snapshot"):
-            refuse_link(self.folder)
-            capture.save_snapshot(path, step, self.probes, arrays)
-        if not has_grid or os.path.islink(self.folder):
-            return
-        with self.tolerate_errors("an attention grid"):
-            attention_grid.draw(
-                arrays["text"],
-                self.probes.text_tokens,
-                path.with_suffix(".png"),
-                model.config.kv_heads,
-                f"Attention after {pluralize(step, 'step')}",
-            )
+    def sample(self, model: GPT) -> str:
+        """Generate a text; of a task, one of its sequences."""
+        return sample_text(model, self.tokenizer, self.sample_tokens, self.config.seed, self.prompt)
 
 
 def _can_always_explain(config: Config, length: int) -> bool:

@@ -5,12 +5,13 @@ torch.
 """
 
 from bisect import bisect_left
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 
 from common.files import list_folder, parse_step
-from glass.heads.metrics import read_emergence
+from glass.heads.results import Head
 
 MAX_STORED_BYTES = 250_000_000  # of a run's folder, for the weights of its snapshots
 # The weights of the newest snapshots are never removed: a head may be emerging there, which is
@@ -29,7 +30,7 @@ def list_stored_weights(folder: Path) -> dict[int, Path]:
     return dict(sorted(steps.items()))
 
 
-def order_by_importance(steps: list[int], latest: dict[str, float]) -> list[int]:
+def order_by_importance(steps: list[int], emerged: Mapping[str, Mapping[Head, int]]) -> list[int]:
     """Order steps by importance, so that the first ones are the best choice.
 
     The order is: the last, the first, six around the emergence of the first induction head (or of
@@ -37,9 +38,9 @@ def order_by_importance(steps: list[int], latest: dict[str, float]) -> list[int]
 
     Args:
         steps: The steps of snapshots, ascending.
-        latest: The latest value of each metric of the run.
+        emerged: The step at which each head emerged, by score.
     """
-    preferred = _steps_of_emergence(steps, latest)
+    preferred = _steps_of_emergence(steps, emerged)
     left, is_preferred = np.array(steps, dtype=np.float64), np.isin(steps, preferred)
     removed: list[int] = []
     while len(removed) < len(steps) - len(preferred):
@@ -50,28 +51,30 @@ def order_by_importance(steps: list[int], latest: dict[str, float]) -> list[int]
     return [*preferred, *reversed(removed)]
 
 
-def _steps_of_emergence(steps: list[int], latest: dict[str, float]) -> list[int]:
+def _steps_of_emergence(steps: list[int], emerged: Mapping[str, Mapping[Head, int]]) -> list[int]:
     """Return the last step, the first, and those around the emergence of heads."""
     indices = [len(steps) - 1, 0]
-    emerged = {score: sorted(heads.values()) for score, heads in read_emergence(latest).items()}
     followed = next((score for score in FOLLOWED_SCORES if score in emerged), None)
     if followed:
-        first = bisect_left(steps, emerged[followed][0])
+        first = bisect_left(steps, min(emerged[followed].values()))
         indices += [first + place for place in FOLLOWED_SNAPSHOTS]
-    for step in sorted(step for of_score in emerged.values() for step in of_score):
+    for step in sorted(step for heads in emerged.values() for step in heads.values()):
         indices += [bisect_left(steps, step), bisect_left(steps, step) - 1]
     return list(dict.fromkeys(steps[k] for k in indices if 0 <= k < len(steps)))
 
 
-def prune_stored_weights(folder: Path, latest: dict[str, float]) -> None:
-    """Remove the weights of the least important snapshots until `MAX_STORED_BYTES` are left."""
+def prune_stored_weights(folder: Path, emerged: Mapping[str, Mapping[Head, int]]) -> None:
+    """Remove the weights of the least important snapshots until `MAX_STORED_BYTES` are left.
+
+    `emerged` has the step at which each head emerged, by score.
+    """
     paths = list_stored_weights(folder)
     sizes = {step: path.lstat().st_size for step, path in paths.items()}
     room = MAX_STORED_BYTES
     if sum(sizes.values()) <= room:
         return
     newest = [*paths][-NEWEST_SNAPSHOTS:]
-    for step in dict.fromkeys([*newest, *order_by_importance([*paths], latest)]):
+    for step in dict.fromkeys([*newest, *order_by_importance([*paths], emerged)]):
         room -= sizes[step]
         if room < 0 and step not in newest:
             paths[step].unlink()

@@ -16,6 +16,7 @@ from common.errors import UserError
 from common.files import ordinary_file, read_json_object
 from common.manifest import CONFIG_FILE, MODEL_FILE, TOKENIZER_FILE, verify_checkpoint
 from config import GPTConfig
+from glass.heads.metrics import read_emergence
 from glass.heads.stored_weights import list_stored_weights, order_by_importance
 from glass.page.pack import NGRAM_KEYS, Blobs, PackedWeights, pack_weights, to_base64
 
@@ -47,7 +48,7 @@ def find_model(run_dir: Path, latest: dict[str, float]) -> EmbeddedModel | None:
         return None
     newest = step_folder(run_dir, steps[-1])
     stats = {}
-    for step in order_by_importance([*paths], latest):
+    for step in order_by_importance([*paths], read_emergence(latest)):
         with suppress(OSError):
             stats[step] = ordinary_file(paths[step]).stat()
     with suppress(ValueError, OSError, UserError):

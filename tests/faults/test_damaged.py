@@ -484,7 +484,7 @@ def test_a_failing_snapshot_leaves_the_checkpoint_of_its_step(tmp_path, text_fil
     process = Process(
         tmp_path,
         *typed(text_file, "attention.every=8"),
-        fault=fault_at_call(glass.heads.snapshot.Snapshots, "take", 2, fail),
+        fault=fault_at_call(glass.heads.snapshot.Snapshots, "measure", 2, fail),
     )
     assert process.wait() == 1 and "on purpose" in process.output()
     assert find_checkpoint(tmp_path / "run", "last", pytest.fail)[1].step == 8

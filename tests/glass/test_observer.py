@@ -1,29 +1,42 @@
 """Observing a run: what cannot be drawn costs a note, and neither ends nor changes the training."""
 
+import json
 import os
 import shutil
+import signal
+import subprocess
+import sys
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 import wandb
+from distributed.processes import Stopped, World
+from models import lively, small
 from processes import assert_same_run, run_to_end, tiny_arguments
 from safetensors.torch import load_file, save_file
 
-import glass.heads.attention_grid
-import glass.heads.capture
+import glass.heads.snapshot
 import glass.page.write
+from config import AttentionConfig, ResolvedConfig, WandbConfig
+from data.tokenizer import CharTokenizer
 from glass import observer
+from glass.observer import Observer
 from glass.page.write import write_page
+from model import GPT
+from training.evaluate import Windows
 from training.record import remove_snapshots_after
+from training.stopwatch import Stopwatch
 
 pytestmark = pytest.mark.slow
 ERRORS = [TypeError("a type"), MemoryError(), KeyError("key"), OSError("no number")]
 PLACES = [  # a run reaches each of these although the ones before fail
     [
-        (glass.heads.attention_grid, "draw"),
-        (glass.heads.capture, "save_weights"),
+        (observer, "draw_attention_grid"),
+        (observer, "save_weights"),
         (observer, "write_page"),
     ],
     [(wandb, "Image"), (glass.page.write, "find_model")],
@@ -84,3 +97,49 @@ def test_a_damaged_picture_ends_neither_a_page_nor_a_resumed_run(
     remove_snapshots_after(run / "attention", 5)
     assert not path.is_symlink() and not path.exists()
     assert len(list((run / "attention").iterdir())) == 3  # the files of step 0
+
+
+@pytest.mark.parametrize("stage", ["explain_predictions", "sample_text"])
+def test_a_signal_interrupts_a_snapshot_and_it_is_recorded_once(
+    tmp_path, monkeypatch, request, stage
+):
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    wandb.teardown()
+    request.addfinalizer(wandb.teardown)  # the settings of the next test
+    model = lively(GPT(small(block_size=32, position="rope")))
+    config = ResolvedConfig(
+        device="cpu",
+        precision="fp32",
+        max_steps=12,
+        batch_size=4,
+        model=model.config,
+        attention=AttentionConfig(every=4),
+        wandb=WandbConfig(mode="offline"),
+    )
+    ids, tokenizer = (
+        np.random.default_rng(0).integers(0, 23, 2000),
+        CharTokenizer("abcdefghijklmnopqrstuv\n"),
+    )
+    text = SimpleNamespace(train=ids, val=ids[:500], tokenizer=tokenizer, task=None)
+    clock = Stopwatch(lambda: None, {})
+
+    def stop(*_):
+        os.kill(os.getpid(), signal.SIGTERM)
+        raise AssertionError("the signal did not interrupt")
+
+    windows = Windows(ids[:500], tokenizer, config)
+    with Observer(config, tmp_path, text, windows, clock, recorded_step=-1) as observer:
+        with monkeypatch.context() as patch, pytest.raises(Stopped), World() as world:
+            patch.setattr(glass.heads.snapshot, stage, stop)
+            with world.interruptible():
+                observer.snapshot(model, 4)
+            world.check_stop()
+        observer.write(4, {}, observer.snapshot(model, 4))
+    assert {path.name for path in (tmp_path / "attention").iterdir()} == {
+        f"step_00000004.{suffix}" for suffix in ("npz", "png", "safetensors")
+    }
+    (record,) = (tmp_path / "wandb").glob("offline-run-*")
+    inspect = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(record)]
+    lines = subprocess.run(inspect, capture_output=True, check=True).stdout.splitlines()
+    items = [entry["history"]["item"] for entry in map(json.loads, lines) if "history" in entry]
+    assert [item["step"] for item in items] == [4] and "attention/map.path" in items[0]

@@ -16,11 +16,11 @@ from cli import Terminal
 from cli.config_file import read_config
 from common.errors import UserError
 from common.files import sync
-from common.metrics import read_rows
+from common.metrics import is_plotted, read_rows
 from common.settings import iterate_settings
 from common.text import format_with_error
 from config import WandbConfig
-from glass.heads.metrics import PLOTTED_HEADS, aggregate_heads, head_table
+from glass.heads.metrics import PLOTTED_HEADS, head_table, read_head_values, read_measurements
 from training.record import (
     SHOWN_METRICS,
     ProgressBar,
@@ -81,24 +81,19 @@ def test_a_resumed_run_keeps_the_snapshots_up_to_its_step_and_all_other_files(tm
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(kept)
 
 
-def test_wandb_gets_the_maximum_over_heads_without_standard_errors():
-    row = {"step": 5, "val/loss": 1.0, "emerged/sink/L0H1": 3} | {
-        f"heads/{score}/L{layer}H{head}": layer + head / 100
-        for score in ("induction", "induction_se", "sink")
-        for layer in range(12)
-        for head in range(12)
-    }
-    errors = (
+def test_wandb_plots_neither_single_heads_nor_companions_of_metrics():
+    plotted = ["step", "val/loss", "probe/copying_gain", "faithfulness/circuit_and_layer_0"]
+    others = [
+        "heads/sink/L0H1",
+        "heads/sink_se/L0H1",
         "heads/entropy_without_first/L0H0",
+        "emerged/sink/L0H1",
+        "circuit/L1H2",
+        "composition/induction/L1H0/keys/L0MLP",
         "probe/copying_gain_se",
-        "composition/induction_se/L1H0/keys/L0H0",
-    )
-    assert aggregate_heads(row | dict.fromkeys(errors, 0.1)) == {
-        "step": 5,
-        "val/loss": 1.0,
-        "heads/induction/max": 11.11,
-        "heads/sink/max": 11.11,
-    }
+        "faithfulness_se/circuit",
+    ]
+    assert list(filter(is_plotted, plotted + others)) == plotted
 
 
 def test_the_summary_of_a_run_gives_the_metrics_of_its_task_with_their_errors():
@@ -312,7 +307,10 @@ def test_an_offline_wandb_record_contains_the_metrics_and_the_configuration(
     assert list(history) == list(range(7))
     for item, row in zip(history.values(), rows):
         assert not any("_se/" in key or "_without_first/" in key for key in item)
-        for key, value in aggregate_heads(row).items():
+        plotted = {key: value for key, value in row.items() if is_plotted(key)}
+        for score, values in read_head_values(row, "heads").items():
+            plotted[f"heads/{score}/max"] = max(values.values())
+        for key, value in plotted.items():
             assert item[key] == pytest.approx(value, rel=1e-12)
     for step in (0, 3, 6):
         image = record / "files" / history[step]["attention/map.path"]
@@ -322,7 +320,7 @@ def test_an_offline_wandb_record_contains_the_metrics_and_the_configuration(
         table = json.loads(
             (record / "files" / history[step]["attention/head_scores.path"]).read_text()
         )
-        assert table["data"] == head_table(rows[step]).rows
+        assert table["data"] == head_table(read_measurements(rows[step])).rows
         assert sum(key.startswith("heads/sink/L") for key in history[step]) == PLOTTED_HEADS
     samples = json.loads((record / "files" / history[6]["samples.path"]).read_text())
     assert [step for step, _ in samples["data"]] == [0, 3, 6]

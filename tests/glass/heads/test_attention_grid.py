@@ -2,9 +2,8 @@
 
 import numpy as np
 import pytest
-from PIL import Image
 
-from glass.heads.attention_grid import COLORS, draw, token_label
+from glass.heads.attention_grid import COLORS, draw_attention_grid, token_label
 
 
 def make_maps(L: int, H: int, T: int) -> np.ndarray:
@@ -12,24 +11,22 @@ def make_maps(L: int, H: int, T: int) -> np.ndarray:
     return A / A.sum(axis=-1, keepdims=True)
 
 
-def draw_image(path, L: int, H: int, tokens: list[str], groups: int = 1) -> np.ndarray:
+def draw_image(L: int, H: int, tokens: list[str], groups: int = 1) -> np.ndarray:
     """Draw maps of these tokens and return the image (height, width, 3)."""
-    draw(make_maps(L, H, len(tokens)), tokens, path / "map.png", groups, "a title")
-    assert [p.name for p in path.iterdir()] == ["map.png"]
-    return np.asarray(Image.open(path / "map.png"))
+    return np.asarray(draw_attention_grid(make_maps(L, H, len(tokens)), tokens, groups, "a title"))
 
 
 @pytest.mark.parametrize(
     ("L", "H", "groups", "T"), [(1, 1, 1, 2), (2, 4, 2, 12), (3, 6, 1, 48), (12, 12, 12, 512)]
 )
 @pytest.mark.slow
-def test_a_grid_is_drawn_for_any_number_of_heads_groups_and_tokens(tmp_path, L, H, groups, T):
-    image = draw_image(tmp_path, L, H, [f"t{i}" for i in range(T)], groups)
+def test_a_grid_is_drawn_for_any_number_of_heads_groups_and_tokens(L, H, groups, T):
+    image = draw_image(L, H, [f"t{i}" for i in range(T)], groups)
     assert image.shape[0] > 90 and 600 < image.shape[1] < 2600
 
 
-def test_the_colors_of_the_cells_are_those_of_the_weights(tmp_path):
-    image = draw_image(tmp_path, 1, 2, ["t"] * 8, groups=2)
+def test_the_colors_of_the_cells_are_those_of_the_weights():
+    image = draw_image(1, 2, ["t"] * 8, groups=2)
     A, cell = make_maps(1, 2, 8), 10
     left = (
         (image[75] == COLORS[-1]).all(-1).argmax()
@@ -42,10 +39,9 @@ def test_the_colors_of_the_cells_are_those_of_the_weights(tmp_path):
                 assert (image[74 + i * cell + 5, x] == expected).all()
 
 
-def test_what_the_weights_of_a_query_leave_is_a_last_column(tmp_path):
+def test_what_the_weights_of_a_query_leave_is_a_last_column():
     A = make_maps(1, 2, 8) * np.linspace(0, 1, 8, dtype=np.float32)[:, None]  # of the sum of a row
-    draw(A, ["t"] * 8, tmp_path / "map.png", 1, "a title")
-    image = np.asarray(Image.open(tmp_path / "map.png"))
+    image = np.asarray(draw_attention_grid(A, ["t"] * 8, 1, "a title"))
     sink = COLORS[np.rint(255 * np.sqrt(1 - np.linspace(0, 1, 8))).astype(int)]
     assert (image[74] == COLORS[0]).all(-1).any()  # the first query has no weight on tokens
     right = np.flatnonzero((image[79] == COLORS[-1]).all(-1))  # but all on the sink
@@ -55,7 +51,7 @@ def test_what_the_weights_of_a_query_leave_is_a_last_column(tmp_path):
 
 
 @pytest.mark.filterwarnings("error")
-def test_any_token_is_drawn_as_text_without_a_warning(tmp_path):
+def test_any_token_is_drawn_as_text_without_a_warning():
     tokens = [
         "</script>",
         "\0",
@@ -75,5 +71,5 @@ def test_any_token_is_drawn_as_text_without_a_warning(tmp_path):
         "👩\u200d👧",
         "日本語",
     ]
-    draw_image(tmp_path, 1, 1, tokens)
+    draw_image(1, 1, tokens)
     assert token_label("\r\n") == "\\r\\n" and token_label("    ") == "·×4"

@@ -10,6 +10,7 @@ from glass.heads.metrics import (
     PLOTTED_HEADS,
     StrongestHeads,
     composition_table,
+    emergence_metrics,
     flatten,
     head_table,
     read_emergence,
@@ -136,28 +137,47 @@ def test_only_names_of_heads_are_parsed(name):
 
 
 def test_the_tables_hold_every_head_and_composition_share():
-    row = flatten(make_measurements())
-    columns, rows = head_table(row)
+    columns, rows = head_table(make_measurements())
     heads = {line[0]: dict(zip(columns, line)) for line in rows}
     assert list(heads) == ["L0H0", "L0H2", "L1H0", "L1H1", "L1H2"]
     last = {"induction": 0.75, "induction_se": 0.03, "emerged/induction": 600, "lost/sink": None}
     assert heads["L1H2"].items() >= last.items() and heads["L0H0"]["lost/sink"] == 300
-    columns, rows = composition_table(row)
+    columns, rows = composition_table(make_measurements())
     assert rows == [["induction", "L1H2", "keys", "L0H0", 0.9, 0.02, 0.4, 0.1]]
     assert len(columns) == len(rows[0])
-    assert head_table({"val/loss": 1.0}).rows == composition_table({"val/loss": 1.0}).rows == []
+    nothing = Measurements(step=0)
+    assert head_table(nothing).rows == composition_table(nothing).rows == []
+
+
+def test_the_steps_of_emergence_have_the_keys_of_all_metrics():
+    measurements = make_measurements()
+    metrics = emergence_metrics(measurements)
+    assert len(metrics) == 2 and metrics.items() <= flatten(measurements).items()
+
+
+def test_wandb_plots_the_maximum_over_heads_without_standard_errors():
+    values = np.arange(12)[:, None] + np.arange(12) / 100
+    names = ("induction", "sink", "sink_without_first")
+    measurements = Measurements(step=5, scores={name: Estimates(values, values) for name in names})
+    plotted = StrongestHeads([]).select(measurements)
+    assert plotted.pop("heads/induction/max") == plotted.pop("heads/sink/max") == 11.11
+    assert list(plotted) == [
+        f"heads/{score}/L11H{head}" for score in ("induction", "sink") for head in (11, 10, 9)
+    ]
 
 
 def test_the_heads_with_the_highest_values_so_far_are_plotted_also_after_a_resume():
     rng = np.random.default_rng(0)
     scores = rng.random((20, 12))  # (snapshots, heads)
-    rows = [
-        {f"heads/sink/L0H{head}": value for head, value in enumerate(values)} | {"val/loss": 1.0}
-        for values in scores
+    snapshots = [
+        Measurements(step, {"sink": Estimates(values[None], values[None])})
+        for step, values in enumerate(scores)
     ]
+    rows = [{"step": one.step, "val/loss": 1.0, **flatten(one)} for one in snapshots]
     strongest, resumed = StrongestHeads([]), StrongestHeads(rows[:10])
-    for snapshot, row in enumerate(rows):
-        selected = strongest.select(row)
-        highest = scores[: snapshot + 1].max(axis=0).argsort()[-PLOTTED_HEADS:]
-        assert selected == {f"heads/sink/L0H{head}": scores[snapshot, head] for head in highest}
-        assert snapshot < 10 or resumed.select(row) == selected
+    for step, snapshot in enumerate(snapshots):
+        selected = strongest.select(snapshot)
+        assert step < 10 or resumed.select(snapshot) == selected
+        assert selected.pop("heads/sink/max") == scores[step].max()
+        highest = scores[: step + 1].max(axis=0).argsort()[-PLOTTED_HEADS:]
+        assert selected == {f"heads/sink/L0H{head}": scores[step, head] for head in highest}

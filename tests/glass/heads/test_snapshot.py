@@ -2,11 +2,9 @@
 
 import copy
 import json
-import os
-import signal
 import warnings
 from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from types import SimpleNamespace
 
 import numpy as np
@@ -24,12 +22,14 @@ from config import AttentionConfig, Config, GPTConfig
 from data.tokenizer import CharTokenizer
 from glass.heads import ablation, analysis, scores, snapshot
 from glass.heads.analysis import ProbeRun, analyze
-from glass.heads.capture import capture
+from glass.heads.attention_grid import draw_attention_grid
+from glass.heads.capture import capture, save_snapshot
 from glass.heads.findings import summarize, summarize_run
+from glass.heads.metrics import flatten, read_latest
 from glass.heads.probes import make_probes
+from glass.heads.results import Head
 from glass.page.write import write_page
 from training.checkpoint import load_run
-from training.world import Stopped, World
 from variants import build_model
 
 TOKENIZER = CharTokenizer("abcdefghijklmnopqrstuv\n")
@@ -51,7 +51,7 @@ def make_snapshots(tmp_path) -> Callable[..., snapshot.Snapshots]:
             attention=AttentionConfig(every=every, picture_every=picture_every),
         )
         tokens = SimpleNamespace(train=IDS, val=IDS[:500], tokenizer=TOKENIZER, task=None)
-        return snapshot.Snapshots(config, tmp_path, tokens, (X, Y), nullcontext, sample_tokens=8)
+        return snapshot.Snapshots(config, tmp_path, tokens, (X, Y), sample_tokens=8)
 
     return make
 
@@ -78,10 +78,12 @@ def test_a_model_that_is_not_finite_is_measured_without_warnings_and_shown(
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         snapshots = make_snapshots()
-        snapshots.tolerate_errors = lambda part: (
-            suppress(UserError) if part == "a sample text" else nullcontext()
-        )
-        metrics = snapshots.take(model, step, []).metrics
+        measurements, arrays = snapshots.measure(model, step, None)
+        metrics = flatten(measurements)
+        save_snapshot(snapshots.path(step, ".npz"), step, snapshots.probes, arrays)
+        draw_attention_grid(arrays["text"], snapshots.probes.text_tokens, 1, "a title")
+        with suppress(UserError):
+            snapshots.sample(model)
         row = json.dumps({"step": step} | metrics)
         assert parse_row(row.encode()).keys() <= {"step"} | metrics.keys()
         (tmp_path / "metrics.jsonl").write_text(row + "\n")
@@ -137,17 +139,19 @@ def test_a_changed_prefix_matching_score_asks_for_a_snapshot(make_snapshots, cha
     others = [{"step": 0, "heads/induction/L0H0": 9.0}, {"step": 3, "val/loss": 2.0}]
     last = {"step": 2, "heads/induction/L1H0": highest + change, "heads/induction/L0H1": -1.0}
     before = torch.random.get_rng_state()
-    assert snapshots.has_changed(MODEL, [others[0], last, others[1]]) == expected
+    previous = read_latest([others[0], last, others[1]])
+    assert snapshots.has_changed(MODEL, previous) == expected
     assert torch.equal(torch.random.get_rng_state(), before)
-    assert not snapshots.has_changed(MODEL, [])
-    assert not snapshots.has_changed(MODEL, [{"step": 0, "heads/sink/L0H0": 0.5}])
+    assert not snapshots.has_changed(MODEL, None)
+    previous = read_latest([{"step": 0, "heads/sink/L0H0": 0.5}])
+    assert not snapshots.has_changed(MODEL, previous)
 
 
-def test_an_extra_snapshot_measures_the_heads_but_explains_no_predictions(make_snapshots, tmp_path):
+def test_an_extra_snapshot_measures_the_heads_but_explains_no_predictions(make_snapshots):
     snapshots = make_snapshots(2, batch_size=4096)
-    assert set(snapshots.take(MODEL, 3, []).metrics) == set(snapshots.take(MODEL, 6, []).metrics)
-    files = [np.load(tmp_path / "attention" / f"step_{step:08d}.npz") for step in (3, 6)]
-    assert ["token_effect" in arrays for arrays in files] == [False, True]
+    extra, regular = (snapshots.measure(MODEL, step, None) for step in (3, 6))
+    assert flatten(extra[0]).keys() == flatten(regular[0]).keys()
+    assert ["token_effect" in arrays for _, arrays in (extra, regular)] == [False, True]
 
 
 def test_every_score_and_its_error_can_be_recomputed_from_the_file(finished_run):
@@ -180,34 +184,20 @@ def test_every_score_and_its_error_can_be_recomputed_from_the_file(finished_run)
     assert "heads/importance_se/L0H0" in row
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("stage", ["explain_predictions", "sample_text"])
-def test_a_signal_interrupts_a_snapshot_and_it_can_be_taken_again(
-    make_snapshots, tmp_path, monkeypatch, stage
-):
-    snapshots = make_snapshots()
-
-    def stop(*_):
-        os.kill(os.getpid(), signal.SIGTERM)
-        raise AssertionError("the signal did not interrupt")
-
-    with monkeypatch.context() as patch, pytest.raises(Stopped), World() as world:
-        patch.setattr(snapshot, stage, stop)
-        with world.interruptible():
-            snapshots.take(MODEL, 4, [])
-        world.check_stop()
-    (tmp_path / "attention" / "step_00000004.png").unlink(missing_ok=True)
-    snapshots.take(MODEL, 4, [])
-    assert {path.name for path in (tmp_path / "attention").iterdir()} == {
-        f"step_00000004.{suffix}" for suffix in ("npz", "png", "safetensors")
-    }
-
-
 @pytest.fixture
 def last_snapshot(make_snapshots, tmp_path):
-    """The last snapshot of a run, and the arrays in its file."""
-    taken = make_snapshots().take(MODEL, 12, [])
-    return taken, np.load(tmp_path / "attention" / "step_00000012.npz")
+    """The measurements of a run's last snapshot, and the arrays in its file."""
+    snapshots = make_snapshots()
+    measurements, arrays = snapshots.measure(MODEL, 12, None)
+    path = snapshots.path(12, ".npz")
+    save_snapshot(path, 12, snapshots.probes, arrays)
+    return measurements, np.load(path)
+
+
+def test_equal_weights_give_equal_sample_texts(make_snapshots):
+    snapshots = make_snapshots()
+    sample = snapshots.sample(MODEL)
+    assert len(sample) == 8 and snapshots.sample(MODEL) == sample
 
 
 @pytest.mark.slow
@@ -216,14 +206,14 @@ def test_the_importance_of_a_large_models_heads_is_measured_if_the_run_is_long(
     make_snapshots, monkeypatch, batch_size, is_measured
 ):
     monkeypatch.setattr(analysis, "LARGE_MODEL_PARAMETERS", 0)
-    metrics = make_snapshots(batch_size=batch_size).take(MODEL, 12, []).metrics
-    assert ("heads/importance/L0H0" in metrics) == is_measured
+    measurements, _ = make_snapshots(batch_size=batch_size).measure(MODEL, 12, None)
+    assert ("importance" in measurements.scores) == is_measured
 
 
 @pytest.mark.slow
 def test_the_last_snapshot_explains_the_text_and_a_repeated_row(last_snapshot):
-    taken, arrays = last_snapshot
-    assert "heads/importance/L0H0" in taken.metrics and len(taken.sample) == 8
+    measurements, arrays = last_snapshot
+    assert "importance" in measurements.scores
     longest = int(np.argmax(arrays["repeated_periods"]))
     for prefix, ids in (("", arrays["text_ids"]), ("repeated_", arrays["repeated_ids"][longest])):
         forward = capture(MODEL, ids[None])
@@ -242,20 +232,23 @@ def test_the_last_snapshot_explains_the_text_and_a_repeated_row(last_snapshot):
 
 @pytest.mark.slow
 def test_the_copying_gain_is_that_of_the_losses_in_the_file(last_snapshot):
-    taken, arrays = last_snapshot
+    measurements, arrays = last_snapshot
     loss = arrays["reshuffled_loss"] - arrays["repeated_loss"]
     gains = [loss[row, p : 2 * p - 1].mean() for row, p in enumerate(arrays["repeated_periods"])]
-    gain, error = (taken.metrics[f"probe/copying_gain{suffix}"] for suffix in ("", "_se"))
+    gain, error = measurements.copying_gain
     assert gain == pytest.approx(np.mean(gains), abs=1e-6)
     assert error == pytest.approx(np.std(gains, ddof=1) / 4, abs=1e-6)
     with torch.no_grad():
         correct = MODEL(torch.from_numpy(arrays["repeated_ids"]))[0].argmax(dim=-1).numpy()[:, :-1]
     correct = correct == arrays["repeated_ids"][:, 1:]
     periods = arrays["repeated_periods"]
-    for name, values in (("accuracy", correct), ("loss", arrays["repeated_loss"])):
+    for estimate, values in (
+        (measurements.repeated_accuracy, correct),
+        (measurements.repeated_loss, arrays["repeated_loss"]),
+    ):
         expected = np.mean([values[row, p : 2 * p - 1].mean() for row, p in enumerate(periods)])
-        assert taken.metrics[f"probe/repeated_{name}"] == pytest.approx(expected, abs=1e-6)
-    assert {"heads/copying/L1H1", "heads/copying_se/L1H1"} <= taken.metrics.keys()
+        assert estimate.value == pytest.approx(expected, abs=1e-6)
+    assert measurements.score("copying", Head(1, 1)).is_known
 
 
 @pytest.mark.slow
@@ -264,8 +257,7 @@ def test_the_copying_gain_is_that_of_the_losses_in_the_file(last_snapshot):
     [(4, 2, set()), (4, 6, {"token_effect", "repeated_token_effect"}), (4096, 2, {"token_effect"})],
 )
 def test_where_explaining_is_expensive_it_is_done_only_with_a_grid(
-    make_snapshots, tmp_path, batch_size, step, explained
+    make_snapshots, batch_size, step, explained
 ):
-    make_snapshots(2, 6, batch_size).take(MODEL, step, [])
-    arrays = np.load(tmp_path / "attention" / f"step_{step:08d}.npz")
+    _, arrays = make_snapshots(2, 6, batch_size).measure(MODEL, step, None)
     assert {"token_effect", "repeated_token_effect"} & set(arrays) == explained

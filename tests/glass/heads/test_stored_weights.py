@@ -7,6 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from glass.heads import stored_weights
+from glass.heads.metrics import read_emergence
+from glass.heads.results import Head
 from glass.heads.stored_weights import (
     list_stored_weights,
     order_by_importance,
@@ -16,8 +18,8 @@ from glass.heads.stored_weights import (
 
 @given(st.sets(st.integers(0, 3000), max_size=60), st.integers(0, 3000), st.integers(0, 3000))
 def test_every_step_is_ordered_once_with_both_ends_of_the_run_first(steps, induction, sink):
-    latest = {"emerged/induction/L1H0": induction, "emerged/sink/L0H0": sink}
-    ordered = order_by_importance(sorted(steps), latest)
+    emerged = {"induction": {Head(1, 0): induction}, "sink": {Head(0, 0): sink}}
+    ordered = order_by_importance(sorted(steps), emerged)
     assert sorted(ordered) == sorted(steps)
     assert ordered[:2] == list(dict.fromkeys([max(steps), min(steps)])) if steps else not ordered
 
@@ -36,7 +38,8 @@ def test_every_step_is_ordered_once_with_both_ends_of_the_run_first(steps, induc
 )
 def test_the_emergence_of_the_first_induction_head_is_followed_step_by_step(emerged, expected):
     steps = [*range(0, 2001, 100)]
-    ordered = order_by_importance(steps, {f"emerged/{head}": at for head, at in emerged.items()})
+    row = {f"emerged/{head}": step for head, step in emerged.items()}
+    ordered = order_by_importance(steps, read_emergence(row))
     assert sorted(ordered[: len(expected)]) == expected
 
 
@@ -45,13 +48,13 @@ def test_a_folder_keeps_as_many_weights_as_allowed_and_those_around_emergence(
     tmp_path, monkeypatch, emergence
 ):
     monkeypatch.setattr(stored_weights, "MAX_STORED_BYTES", 2000)
-    latest = {}
+    emerged = {}
     for step in range(100):
         (tmp_path / f"step_{step:08d}.safetensors").write_bytes(bytes(100))
         (tmp_path / f"step_{step:08d}.npz").touch()
         if emergence is not None and step > emergence:  # it is known at the next snapshot
-            latest = {"emerged/induction/L1H0": emergence}
-        prune_stored_weights(tmp_path, latest)
+            emerged = {"induction": {Head(1, 0): emergence}}
+        prune_stored_weights(tmp_path, emerged)
         kept = [*list_stored_weights(tmp_path)]
         assert len(kept) == min(step + 1, 20)
         assert kept[0] == 0 and kept[-4:] == [*range(max(0, step - 3), step + 1)]
