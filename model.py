@@ -370,7 +370,7 @@ class GPT(nn.Module):
         self.config = config
         T, C, V = config.block_size, config.n_embd, config.vocab_size
         self.token_embedding = nn.Embedding(V, C)
-        self.position_embedding = None if config.is_rotary else nn.Embedding(T, C)
+        self.position_embedding = nn.Embedding(T, C) if config.position == "learned" else None
         self.ngrams = ngrams
         self.blocks = nn.ModuleList(Block(config, n, attention) for n in range(config.n_layer))
         self.norm = kernels.make_norm(config)

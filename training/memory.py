@@ -165,7 +165,7 @@ def matmul_bytes(config: ResolvedConfig) -> int:
 def table_weights(c: GPTConfig) -> int:
     """Count the weights of the embeddings, and of the output layer if it has its own."""
     tables = c.vocab_size * (1 if c.tie_embeddings else 2)
-    positions = 0 if c.is_rotary else c.block_size
+    positions = c.block_size if c.position == "learned" else 0
     return (tables + positions) * c.n_embd
 
 

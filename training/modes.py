@@ -29,8 +29,8 @@ from training.plan import fits, print_run, process_memory, resolve
 from training.progress import Progress, read_progress
 from training.record import check_wandb, describe_task
 from training.run_folder import check_run_folder
-from training.schedule import count_evaluations
 from training.state import build_state
+from training.time_left import count_evaluations
 from training.world import World
 from variants import build_model
 

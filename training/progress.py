@@ -1,5 +1,6 @@
 """Find the step at which a new, resumed or finished run starts."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ from common.metrics import METRICS, read_rows
 from common.text import pluralize
 from config import Config
 from training.run_folder import is_resuming
-from training.schedule import describe_rate_change
+from training.schedule import lr_factor
 
 
 @dataclass(frozen=True)
@@ -78,3 +79,25 @@ def read_progress(config: Config, run_dir: Path, log: Callable[[str], None]) -> 
         log(f"note: {change}")
     is_recorded = any(row["step"] == manifest.step for row in rows)
     return Progress(manifest, manifest.step + 1 if is_recorded else manifest.step)
+
+
+def describe_rate_change(before: Config, now: Config, step: int) -> str | None:
+    """Return a sentence about the learning rate of a run whose length changes when it is resumed.
+
+    Returns None if the length is the same, or if it does not change the next step's rate.
+    """
+    old, new = (lr_factor(step, config.optim, config.max_steps) for config in (before, now))
+    old_lr, new_lr = before.optim.lr * old, now.optim.lr * new
+    is_resized = now.max_steps != before.max_steps and step < now.max_steps
+    if not is_resized or math.isclose(old_lr, new_lr):
+        return None
+    change = (
+        f"with max_steps={now.max_steps} in place of {before.max_steps}, the schedule continues at "
+        f"a learning rate of {new_lr:.3g} in place of {old_lr:.3g}"
+    )
+    if not old_lr:
+        return change
+    settings = f"optim.schedule=constant optim.warmup_steps=0 optim.lr={old_lr:.3g}"
+    if now.optim.name == "muon":
+        settings += f" optim.muon_lr={before.optim.muon_peak_lr * old:.3g}"
+    return f"{change}; to stay at {old_lr:.3g}, add {settings}"

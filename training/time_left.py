@@ -1,9 +1,8 @@
 """Estimate how long the rest of a run takes."""
 
-from config import ResolvedConfig
+from config import Config, ResolvedConfig
 from training.evaluate import Windows
 from training.flops import estimate_step_seconds, tokens_per_step
-from training.schedule import count_due, count_evaluations
 from training.stopwatch import Stopwatch
 
 # Seconds that torch.compile takes before the first step, roughly.
@@ -58,3 +57,20 @@ class TimeLeft:
 def _count_done(every: int, step: int) -> int:
     """Return how often an activity was due until a step, except for the last one of the run."""
     return step // every + 1 if every else 0
+
+
+def count_due(every: int, after: int, config: Config) -> int:
+    """Return how often an activity is due after a step, -1 for all of the run; see `is_due`."""
+    last = config.max_steps
+    if after >= last:
+        return 0
+    return 1 + ((last - 1) // every - after // every if every else 0)
+
+
+def count_evaluations(after: int, config: Config) -> int:
+    """Return how many measurements of a loss follow a step; -1 for all of the run.
+
+    At the last step two splits are measured: see `training.evaluate.evaluate`.
+    """
+    evaluations = count_due(config.eval.every, after, config)
+    return evaluations + 1 if evaluations else 0

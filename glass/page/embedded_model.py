@@ -22,7 +22,9 @@ from glass.page.pack import NGRAM_KEYS, Blobs, PackedWeights, pack_weights, to_b
 
 MAX_WEIGHTS_BYTES = 15_500_000  # of a page, for weights
 MAX_EMBEDDED_STEPS = 16  # of small models, so that their pages stay small
-TOKENIZERS = ("char", "bpe")  # the kinds that a page can run
+# Values of settings that a page can run. A model with others is explored with explore.py.
+CAN_RUN = {"position": ("learned", "rope"), "norm": ("layernorm", "rmsnorm")}
+TOKENIZERS = ("char", "bpe")  # kinds that a page can run
 
 
 class EmbeddedModel(NamedTuple):
@@ -82,6 +84,8 @@ def embed_weights(model: EmbeddedModel | None, blobs: Blobs) -> dict[str, Any] |
     None if the page cannot run the model.
     """
     if model is None or model.tokenizer.get("kind") not in TOKENIZERS:
+        return None
+    if not all(getattr(model.config, name) in values for name, values in CAN_RUN.items()):
         return None
     if model.size > MAX_WEIGHTS_BYTES:
         return {"bytes": model.size}

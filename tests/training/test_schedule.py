@@ -6,7 +6,9 @@ from hypothesis import strategies as st
 from processes import rows
 
 from config import Config, ModelConfig, OptimConfig
-from training.schedule import count_due, describe_rate_change, is_due, lr_factor
+from training.progress import describe_rate_change
+from training.schedule import is_due, lr_factor
+from training.time_left import count_due
 
 
 def factors(steps: int, **optim) -> list[float]:
