@@ -107,3 +107,32 @@ def in_ranks(folder: Path, size: int, work: Callable[[World], object]) -> list:
     statuses = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
     assert statuses == [0] * size
     return [json.loads((folder / f"result{rank}").read_text()) for rank in range(size)]
+
+
+def odd(text_file: Path, *more: str) -> list[str]:
+    """A run of 20 steps, without dropout, of a model whose sizes no number of ranks divides."""
+    return [
+        "run_dir=run",
+        "data.source=text",
+        f"data.path={text_file}",
+        "tokenizer.name=char",
+        "device=cpu",
+        "precision=fp32",
+        "compile=false",
+        "model.n_layer=2",
+        "model.n_head=2",
+        "model.n_kv_head=1",
+        "model.n_embd=35",
+        "model.head_dim=10",
+        "model.mlp_hidden=51",
+        "model.block_size=32",
+        "batch_size=16",
+        "max_steps=20",
+        "optim.warmup_steps=1",
+        "log.every=1",
+        "eval.every=5",
+        "checkpoint.every=5",
+        "attention.every=0",
+        "attention.tokens=16",
+        *more,
+    ]

@@ -17,8 +17,9 @@ from processes import assert_same_run, copy_after_8_steps, same_tensors
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+import distributed.world
 from config import Config, GPTConfig, OptimConfig, ResolvedConfig
-from distributed import parallel
+from distributed.world import DistributedWorld
 from generation.decoder import Decoder
 from kernels import DTYPES, cross_entropy
 from model import SelfAttention, attention, causal_mask
@@ -108,7 +109,7 @@ def test_the_decoder_and_the_forward_pass_agree(batch_size):
         expected = model(tokens)[0]
         logits = [decoder.read(tokens[:, :3])]
         for t in range(3, 128):
-            logits.append(decoder.step(tokens[:, t]))
+            logits.append(decoder.read(tokens[:, t : t + 1]))
     assert torch.allclose(torch.stack(logits, dim=1), expected[:, 2:], atol=1e-4)
 
 
@@ -147,7 +148,7 @@ def test_a_compiled_step_is_the_eager_one_within_rounding(precision):
 
 def losses_of_steps(config: ResolvedConfig, steps: int = 5, is_fsdp: bool = False) -> torch.Tensor:
     """Train a model on one batch, and return the losses (steps,)."""
-    state = build_state(config, World())
+    state = build_state(config, DistributedWorld(0, 1) if is_fsdp else World())
     assert isinstance(state.model, FSDPModule) == is_fsdp
     x = random_tokens(config.batch_size, config.model.block_size).numpy()
     return torch.stack([train_step(state, step, x, x).loss for step in range(steps)])
@@ -174,7 +175,7 @@ def test_a_model_that_fsdp_manages_takes_the_same_steps(process_group, monkeypat
         optim=OptimConfig(name=optimizer, warmup_steps=1),
     )
     expected = losses_of_steps(config)
-    monkeypatch.setattr(parallel, "is_replicated_by_fsdp", lambda config, size: True)
+    monkeypatch.setattr(distributed.world, "is_replicated_by_fsdp", lambda *_: True)
     losses = losses_of_steps(config, is_fsdp=True)
     assert torch.allclose(losses, expected, atol=1e-3)
 

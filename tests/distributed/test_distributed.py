@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from processes import assert_same_run, fault_at_call, rows
-from ranks import Ranks, in_ranks, trained
+from ranks import Ranks, in_ranks, odd, trained
 from safetensors.torch import load_file, save_file
 
 import data.tokens
@@ -36,35 +36,6 @@ from training.state import build_state
 from training.tensors import is_distributed, local_part
 from training.world import World
 from variants import build_model
-
-
-def odd(text_file: Path, *more: str) -> list[str]:
-    """A run of 20 steps, without dropout, of a model whose sizes no number of ranks divides."""
-    return [
-        "run_dir=run",
-        "data.source=text",
-        f"data.path={text_file}",
-        "tokenizer.name=char",
-        "device=cpu",
-        "precision=fp32",
-        "compile=false",
-        "model.n_layer=2",
-        "model.n_head=2",
-        "model.n_kv_head=1",
-        "model.n_embd=35",
-        "model.head_dim=10",
-        "model.mlp_hidden=51",
-        "model.block_size=32",
-        "batch_size=16",
-        "max_steps=20",
-        "optim.warmup_steps=1",
-        "log.every=1",
-        "eval.every=5",
-        "checkpoint.every=5",
-        "attention.every=0",
-        "attention.tokens=16",
-        *more,
-    ]
 
 
 def assert_same_steps(one: Path, other: Path, steps: int = 20):

@@ -18,8 +18,8 @@ import torch
 from conftest import ROOT, soak
 from filelock import FileLock
 from processes import Process, assert_same_run, fault_at_call
-from ranks import Ranks, free_port, train_in_fork, trained
-from test_distributed import assert_same_steps, odd
+from ranks import Ranks, free_port, odd, train_in_fork, trained
+from test_distributed import assert_same_steps
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 import training.device

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 import torch
 import wandb
-from distributed.processes import Stopped, World
 from models import lively, small
 from processes import assert_same_run, run_to_end, tiny_arguments
 from safetensors.torch import load_file, save_file
@@ -30,6 +29,7 @@ from model import GPT
 from training.evaluate import Windows
 from training.record import remove_snapshots_after
 from training.stopwatch import Stopwatch
+from training.world import Stopped, World
 
 pytestmark = pytest.mark.slow
 ERRORS = [TypeError("a type"), MemoryError(), KeyError("key"), OSError("no number")]

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 from processes import assert_same_run, fault_at_call, rows
-from ranks import trained
-from test_distributed import odd
+from ranks import odd, trained
 from torch.autograd import DeviceType
 from torch.autograd.profiler_util import FunctionEvent
 
