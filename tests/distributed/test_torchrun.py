@@ -231,7 +231,7 @@ def hold_lock(path: Path) -> int:
 @pytest.mark.slow
 def test_a_restarted_run_waits_until_the_lock_of_a_lost_machine_is_free(tmp_path, text_file):
     holder = hold_lock(tmp_path / "run")
-    ranks = Ranks(tmp_path, 2, *odd(text_file, "max_steps=1"))
+    ranks = Ranks(tmp_path, 2, *odd(text_file, "max_steps=2"))
     while "waiting" not in ranks.output() and not any(p.ended() for p in ranks.processes):
         time.sleep(0.01)
     os.kill(holder, signal.SIGKILL)
