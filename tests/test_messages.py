@@ -38,7 +38,7 @@ ALWAYS_MANY = {
     "step_tokens",
     "self.characters",
     "max_bytes",
-    "finding.scored_heads",
+    "scored_heads",
     "formatCount(data.maxCurvePoints)",
     "formatCount(pointCount)",
     "formatCount(tokens.length)",

@@ -286,8 +286,8 @@ def _find_sinks(latest: Measurements) -> Finding | None:
     partial = sum(latest.score("sink", head).value < FULL_ATTENTION for head in heads)
     extent = " in part" if partial == len(heads) else ""
     suffix = f", {partial} of them in part" if 0 < partial < len(heads) else ""
-    count = f"{len(heads)} of {len(latest.scored_heads('sink'))} heads"
-    text = f"{count} attend{extent} to the first token{suffix}."
+    scored_heads = len(latest.scored_heads("sink"))
+    text = f"{len(heads)} of {scored_heads} heads attend{extent} to the first token{suffix}."
     return Finding("Attention sink", text, details, _names(heads))
 
 
