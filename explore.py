@@ -13,8 +13,8 @@ import webbrowser
 from typing import TYPE_CHECKING
 
 import cli
-from cli import print_stderr
 from cli.explore_config import ExploreConfig, translate_model
+from common.terminal import print_stderr, run_main
 from common.text import format_magnitude, pluralize
 
 if TYPE_CHECKING:  # importing torch takes a second, so that the command line is checked first
@@ -88,4 +88,4 @@ def open_browser(address: str) -> None:
 
 
 if __name__ == "__main__":
-    cli.start(main, cli.explore_help)
+    run_main(main, cli.explore_help)

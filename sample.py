@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 import cli
-from cli import print_stderr
 from cli.config_file import read_config
 from cli.sample_config import SampleConfig, translate_prompt
 from cli.unused import SAMPLE_USED_WITH
@@ -26,6 +25,7 @@ from common.checkpoints import find_newest_run
 from common.errors import UserError
 from common.manifest import CONFIG_FILE
 from common.paths import expand_home, require_output_file
+from common.terminal import error_sentence, is_terminal, print_stderr, run_main
 from common.text import format_speed, pluralize, printable
 from common.text_files import is_jsonl, normalize_text, open_text
 
@@ -68,7 +68,7 @@ def sample(
     path = config.run_dir if config.init_from is None else config.init_from
     if path is None:
         path = str(find_newest_run(Path("runs")))
-    if cli.is_terminal(sys.stderr):
+    if is_terminal(sys.stderr):
         print_stderr("loading …")
     import torch
 
@@ -85,7 +85,7 @@ def sample(
             write_score(config, model, tokenizer, text)
             return
         if config.interactive:
-            is_typed = cli.is_terminal(sys.stdin)
+            is_typed = is_terminal(sys.stdin)
             print_stderr(f"{path}: {INSTRUCTIONS if is_typed else 'each line is a prompt'}")
             continue_typed_prompts(config, model, tokenizer, max_batch_size, max_cache_bytes)
             return
@@ -160,7 +160,7 @@ def continue_typed_prompts(
     In a terminal, Ctrl-C stops only the current text, and a mistake is reported before the next
     prompt is read. If stdin is not a terminal, either one ends the program.
     """
-    is_typed, seed = cli.is_terminal(sys.stdin), config.seed
+    is_typed, seed = is_terminal(sys.stdin), config.seed
     if is_typed:
         with suppress(ImportError):  # Windows edits lines without it
             import readline  # gives input() line editing and a history
@@ -188,13 +188,13 @@ def continue_typed_prompts(
         except UserError as e:
             if not is_typed:
                 raise
-            print_stderr(f"error: {cli.error_sentence(e)}")
+            print_stderr(f"error: {error_sentence(e)}")
 
 
 def read_prompt_line() -> str:
     """Ask for a prompt and return it; raise `EOFError` at the end of stdin."""
-    mark = PROMPT_MARK if cli.is_terminal(sys.stdin) else ""
-    if not cli.is_terminal(sys.stdout):  # which gets the generated texts alone
+    mark = PROMPT_MARK if is_terminal(sys.stdin) else ""
+    if not is_terminal(sys.stdout):  # which gets the generated texts alone
         write_now(mark, sys.stderr)
         mark = ""
     try:
@@ -274,7 +274,7 @@ def write_text(prompt: str, text: GeneratedText, steps: Iterator[None]) -> None:
     The text may have grown or even ended while others were written. If both streams are a terminal,
     the prompt is shown before it.
     """
-    if cli.is_terminal(sys.stdout) and cli.is_terminal(sys.stderr):
+    if is_terminal(sys.stdout) and is_terminal(sys.stderr):
         write_now(prompt, sys.stderr)
     write_now(text.text, sys.stdout)
     while text.end_reason is None:
@@ -286,7 +286,7 @@ def write_text(prompt: str, text: GeneratedText, steps: Iterator[None]) -> None:
 
 def write_now(text: str, stream: TextIO) -> None:
     """Write to a stream and flush it; control characters do not reach a terminal."""
-    shown = printable(text) if cli.is_terminal(stream) else text
+    shown = printable(text) if is_terminal(stream) else text
     print(shown, end="", file=stream, flush=True)
 
 
@@ -363,4 +363,4 @@ def write_attention(
 
 
 if __name__ == "__main__":
-    cli.start(main, cli.sample_help)
+    run_main(main, cli.sample_help)

@@ -5,6 +5,14 @@ python train.py --help                what can be set
 """
 
 import cli
+from common.terminal import (
+    Terminal,
+    exit_on_error,
+    first_line,
+    printer,
+    process_rank,
+    tolerate_errors,
+)
 
 if __name__ == "__main__":
     request = cli.read_request()  # answers --help and mistakes before torch takes seconds to load
@@ -79,8 +87,8 @@ def train_from(*settings: str) -> float:
 
 def run(job: cli.Job) -> float:
     """Train one job, or prepare, evaluate or plan it; return the best validation loss."""
-    config, log = job.config, cli.printer(cli.Terminal())
-    if cli.process_rank() == 0 or config.distributed == "none":
+    config, log = job.config, printer(Terminal())
+    if process_rank() == 0 or config.distributed == "none":
         config = cli.configure(job, interop.read_starting_model, log)
         if config.prepare_only:
             return modes.prepare_only(config, interop.open_starting_weights)
@@ -124,8 +132,8 @@ def prepare(config: Config, world: World, run_dir: Path, progress: Progress) -> 
 
     All ranks call this together.
     """
-    console = cli.Terminal(quiet=world.rank > 0)
-    log = cli.printer(console)
+    console = Terminal(quiet=world.rank > 0)
+    log = printer(console)
 
     # Text, after the checks of the device and of W&B
     with world.share_errors():
@@ -228,7 +236,7 @@ def train(run: Run) -> float:
         checkpoints.log(f"stopped after {pluralize(step, 'step')}; to resume: {command}")
         raise SystemExit(stopped.exit_status) from None
     except TorchDynamoException as e:
-        reason = cli.first_line(e)[:200]
+        reason = first_line(e)[:200]
         raise UserError(f"torch.compile failed here ({reason}): use compile=false") from None
     return (checkpoints.best_row or {}).get("val/loss", nan)
 
@@ -332,11 +340,11 @@ def report_finished(
         "recomputed for that length"
     )
     page, metrics = run_dir / "report.html", run_dir / METRICS
-    with cli.tolerate_errors(str(page), log):
+    with tolerate_errors(str(page), log):
         if not exists(page) or page.stat().st_mtime_ns < metrics.stat().st_mtime_ns:
             write_page(run_dir)
     return (best_saved_row(run_dir) or {}).get("val/loss", nan)
 
 
 if __name__ == "__main__":
-    cli.run(partial(main, request))
+    exit_on_error(partial(main, request))

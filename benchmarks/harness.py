@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from common.errors import UserError, did_you_mean, not_one_of
 from common.files import atomic_write
+from common.terminal import run_main
 from config import GPTConfig
 
 ROOT = Path(__file__).parents[1]
@@ -184,10 +185,8 @@ def run_command(main: Callable[[list[str]], object], doc: str | None) -> None:
         main: The benchmark.
         doc: The docstring of its module.
     """
-    import cli
-
     argv = sys.argv[1:]
     if any(argument.partition("=")[0] in ("help", "--help", "-h") for argument in argv):
         print(doc)
     else:
-        cli.start(lambda: main(argv), lambda: doc or "")
+        run_main(lambda: main(argv), lambda: doc or "")

@@ -41,7 +41,7 @@ from benchmarks.throughput import (
     random_batches,
     time_steps,
 )
-from cli import first_line
+from common.terminal import first_line
 from config import GPU_VOCAB_MULTIPLE, PROFILE_WARM_UP_STEPS, ResolvedConfig
 
 SHOWN_OPERATIONS = 5

@@ -13,7 +13,7 @@ from cli.settings import train_help
 from common.errors import UserError
 from common.paths import require_path
 from common.signals import exit_on_stop_signals
-from common.terminal import Terminal, printer, process_rank, start
+from common.terminal import Terminal, printer, process_rank, run_main
 
 
 def read_request() -> CommandLine | Job:
@@ -25,7 +25,7 @@ def read_request() -> CommandLine | Job:
     Returns:
         The run to train, or the command line of a sweep, whose jobs Hydra composes.
     """
-    request = start(_parse_and_check, lambda: train_help(compose_job([]).config))
+    request = run_main(_parse_and_check, lambda: train_help(compose_job([]).config))
     exit_on_stop_signals()
     if process_rank() == 0:
         printer(Terminal())("loading PyTorch …")

@@ -35,8 +35,8 @@ STATUS_INTERRUPTED = 130
 STATUS_BROKEN_PIPE = 141
 
 
-def start(main: Callable[[], Result], help: Callable[[], str]) -> Result:
-    """Run a command's `main`, or print its help if the command line asks for it; see `run`."""
+def run_main(main: Callable[[], Result], help: Callable[[], str]) -> Result:
+    """Run a command's `main` as `exit_on_error` does, or print its help if it is asked for."""
     sys.stdout = _usable_stream(sys.stdout, "replace")
     sys.stderr = _usable_stream(sys.stderr, "backslashreplace")
     # The processes that this one starts, such as a sweep's jobs, inherit it.
@@ -52,7 +52,7 @@ def start(main: Callable[[], Result], help: Callable[[], str]) -> Result:
             sys.exit()
         return main()
 
-    return run(print_help_or_run)
+    return exit_on_error(print_help_or_run)
 
 
 def _usable_stream(stream: Any, errors: str) -> io.TextIOBase:
@@ -84,7 +84,7 @@ class _Stream(io.TextIOBase):
         getattr(self._target, "flush", super().flush)()
 
 
-def run(main: Callable[[], Result]) -> Result:
+def exit_on_error(main: Callable[[], Result]) -> Result:
     """Return what `main` returns, and turn its errors into exit statuses.
 
     After a user's mistake it prints one sentence and exits with status 1, after Ctrl-C it exits

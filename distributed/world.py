@@ -16,9 +16,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
-from cli import explain_error, first_line, print_stderr
 from common.errors import SharedError
 from common.signals import STOP_SIGNALS, set_handlers
+from common.terminal import explain_error, first_line, print_stderr
 from common.torchrun import count_processes
 from config import ResolvedConfig
 from distributed.fsdp import apply_fsdp

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-import cli
 from common.files import atomic_write, exists
+from common.terminal import printer, tolerate_errors
 from common.text import pluralize
 from config import ResolvedConfig
 from data.tokens import Tokens
@@ -202,8 +202,8 @@ class Observer:
         log = self.record.log
         log("")
         print_losses(log, self.record.rows)
-        print_findings = cli.printer(self.record.console, wrap=True)
-        with cli.tolerate_errors("the findings", log):
+        print_findings = printer(self.record.console, wrap=True)
+        with tolerate_errors("the findings", log):
             for finding in summarize_run(self.record.rows):
                 print_findings(str(finding))
         log("")

@@ -7,6 +7,7 @@ import cli
 from common.errors import UserError
 from common.paths import expand_home
 from common.settings import check_settings, setting
+from common.terminal import print_stderr, run_main
 from common.text import pluralize
 from interop import load, save_gguf, save_hf
 from interop.export import require_empty_folder
@@ -53,15 +54,15 @@ def main() -> None:
     is_gguf = to.suffix.lower() == ".gguf"
     (require_new_file if is_gguf else require_empty_folder)(to)
     key = "run_dir" if config.run_dir else "init_from"
-    model, tokenizer = load(getattr(config, key), config.checkpoint, cli.print_stderr, key)
+    model, tokenizer = load(getattr(config, key), config.checkpoint, print_stderr, key)
     (save_gguf if is_gguf else save_hf)(model, to, tokenizer)
     vocab_size = model.config.vocab_size
     if padding := vocab_size - tokenizer.vocab_size:
-        cli.print_stderr(
+        print_stderr(
             f"note: the last {padding:,} of the {vocab_size:,} ids of the exported model are not "
             "tokens of its tokenizer"
         )
-    cli.print_stderr(f"wrote {to}: {pluralize(model.num_parameters(), 'parameter')}")
+    print_stderr(f"wrote {to}: {pluralize(model.num_parameters(), 'parameter')}")
 
 
 def export_help() -> str:
@@ -70,4 +71,4 @@ def export_help() -> str:
 
 
 if __name__ == "__main__":
-    cli.start(main, export_help)
+    run_main(main, export_help)

@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-import cli
 from common.errors import UserError
+from common.terminal import error_sentence, print_stderr, process_rank
 from common.text import pluralize
 from data.hf_tokenizer import HFTokenizer
 from data.panics import panics_as_errors
@@ -47,7 +47,7 @@ class ExternalCheckpoint:
         try:
             self.config = model.read_config()
         except (UserError, ValueError, ArithmeticError, TypeError) as e:
-            raise UserError(f"{self.path} cannot be used: {cli.error_sentence(e)}") from None
+            raise UserError(f"{self.path} cannot be used: {error_sentence(e)}") from None
         shapes = dict(model.shapes)
         if self.config.n_layer > len(shapes):  # a model of so many layers would take long to build
             raise UserError(
@@ -103,8 +103,8 @@ class ExternalCheckpoint:
             raise UserError(
                 f"{self.path} has no tokenizer that can be read ({e}); download it again"
             ) from None
-        if self._source.tokenizer_note and cli.process_rank() == 0:
-            cli.print_stderr(f"note: {self._source.tokenizer_note}")
+        if self._source.tokenizer_note and process_rank() == 0:
+            print_stderr(f"note: {self._source.tokenizer_note}")
         if tokenizer and tokenizer.vocab_size > vocab_size:
             raise UserError(
                 f"{self.path} has a tokenizer of {pluralize(tokenizer.vocab_size, 'token')}, more "

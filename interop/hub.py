@@ -5,10 +5,10 @@ import re
 from pathlib import Path
 from typing import Any
 
-from cli import print_stderr
 from common.errors import UserError
 from common.files import exists
 from common.paths import expand_model_name
+from common.terminal import print_stderr
 from config import HUB_MODEL
 from data.hf_tokenizer import HF_TOKENIZER_CONFIG_FILE, HF_TOKENIZER_FILE
 

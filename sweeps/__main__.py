@@ -10,11 +10,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import cli
 from common.checkpoints import contains_run
 from common.errors import UserError
 from common.files import is_folder
 from common.paths import expand_home, require_output_folder
+from common.terminal import Terminal, run_main
 from sweeps.comparison import read_comparison
 from sweeps.jobs import summarize
 from sweeps.page import write_results
@@ -32,7 +32,7 @@ def compare(paths: Sequence[Path], out: str) -> None:
             raise UserError(f"{out} is in the folder of a run, {parent}: choose another out=DIR")
     folder.mkdir(parents=True, exist_ok=True)
     write_results(folder, runs)
-    print_sweep(cli.Terminal(), folder, runs)
+    print_sweep(Terminal(), folder, runs)
 
 
 def main() -> None:
@@ -51,8 +51,8 @@ def main() -> None:
         compare(paths, typed_out[0] if typed_out else "out=comparison")
         return
     require_output_folder(f"the folder {folder}", folder)
-    print_sweep(cli.Terminal(), folder, summarize(folder))
+    print_sweep(Terminal(), folder, summarize(folder))
 
 
 if __name__ == "__main__":
-    cli.start(main, lambda: __doc__)
+    run_main(main, lambda: __doc__)

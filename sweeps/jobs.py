@@ -36,6 +36,14 @@ from common.errors import UserError
 from common.files import list_folder, open_unlinked, refuse_link
 from common.paths import require_output_folder
 from common.settings import format_value
+from common.terminal import (
+    Terminal,
+    error_reason,
+    error_sentence,
+    explain_error,
+    print_stderr,
+    printer,
+)
 from common.text import pluralize, printable
 from sweeps.note import JOB_LOCK, JobNote, read_job, write_job
 from sweeps.page import write_results
@@ -74,7 +82,7 @@ def run_sweep(command_line: cli.CommandLine, train: Callable[[cli.Job], float]) 
         preview_sweep(command_line, train)
         return
     plan = plan_sweep(command_line)
-    print_line = cli.printer(cli.Terminal())
+    print_line = printer(Terminal())
     jobs = f"{pluralize(plan.n_jobs, 'job')}, " if plan.n_jobs else ""
     print_line(f"sweep    {jobs}in {plan.folder}")
 
@@ -87,20 +95,20 @@ def run_sweep(command_line: cli.CommandLine, train: Callable[[cli.Job], float]) 
         cli.run_hydra(run_hydra_job, hydra_arguments(command_line, plan.folder))
     except SystemExit:
         again = shlex.join(["python", "train.py", *resume_arguments(command_line, plan.folder)])
-        cli.print_stderr(f"the sweep was stopped; to resume it:\n{again}")
+        print_stderr(f"the sweep was stopped; to resume it:\n{again}")
         if not remove_if_empty(plan.folder):
             summarize(plan.folder)
         raise
     except Exception as e:
         if remove_if_empty(plan.folder):
-            if cli.explain_error(e) and str(e):
+            if explain_error(e) and str(e):
                 raise
             raise UserError(
-                f"no job could be started ({cli.error_reason(e)}): correct the settings of "
+                f"no job could be started ({error_reason(e)}): correct the settings of "
                 "hydra.launcher and hydra.sweeper"
             ) from None
         launcher_failed = True  # jobs report their own errors: this one is of what starts them
-        cli.print_stderr(f"error: {type(e).__name__}: {cli.error_sentence(e)}")
+        print_stderr(f"error: {type(e).__name__}: {error_sentence(e)}")
 
     if remove_if_empty(plan.folder):
         raise UserError(
@@ -108,7 +116,7 @@ def run_sweep(command_line: cli.CommandLine, train: Callable[[cli.Job], float]) 
             "write to, or another hydra/launcher"
         )
     runs = summarize(plan.folder)
-    print_sweep(cli.Terminal(), plan.folder, runs)
+    print_sweep(Terminal(), plan.folder, runs)
     if launcher_failed or any(run.failure or run.status != "finished" for run in runs):
         sys.exit(1)
 
@@ -210,10 +218,10 @@ def preview_sweep(command_line: cli.CommandLine, train: Callable[[cli.Job], floa
             with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
                 config = OmegaConf.to_object(cfg)
                 train(cli.Job(config, list(hydra_job.overrides.task), swept=list(swept)))
-            cli.printer(cli.Terminal())(f"{title}  {output.getvalue().splitlines()[-1]}")
+            printer(Terminal())(f"{title}  {output.getvalue().splitlines()[-1]}")
         except Exception as e:
             has_failed = True
-            cli.print_stderr(f"{title}  error: {cli.explain_error(e) or cli.error_reason(e)}")
+            print_stderr(f"{title}  error: {explain_error(e) or error_reason(e)}")
 
     with TemporaryDirectory() as folder:  # Hydra writes into a sweep's folder
         cli.run_hydra(preview_job, hydra_arguments(command_line, Path(folder)))
@@ -241,7 +249,7 @@ def run_job(cfg: DictConfig, plan: SweepPlan, train: Callable[[cli.Job], float])
     path = plan.folder / job_name(swept)
     position = f"{hydra_job.job.num + 1}{f'/{plan.n_jobs}' if plan.n_jobs else ''}"
     title = printable(f"{position}  {format_settings(swept)}", one_line=True)
-    print_line, start = cli.printer(cli.Terminal(file=sys.stdout)), time.time()
+    print_line, start = printer(Terminal(file=sys.stdout)), time.time()
 
     loss, failure = nan, ""
     try:
@@ -265,7 +273,7 @@ def run_job(cfg: DictConfig, plan: SweepPlan, train: Callable[[cli.Job], float])
         raise
     except BaseException as e:  # a panic of a library in Rust is not an Exception
         failure = describe_failure(e, path / "log.txt")
-        cli.print_stderr(printable(f"{title}  failed: {failure}", one_line=True))
+        print_stderr(printable(f"{title}  failed: {failure}", one_line=True))
 
     gc.collect()  # reference cycles of the job may hold its model
     with contextlib.suppress(UserError, OSError):  # the summary at the end reports it again
@@ -325,11 +333,11 @@ def wandb_group(name: str) -> Iterator[None]:
 
 def describe_failure(error: BaseException, log_file: Path) -> str:
     """Return one line about a job's error; a bug's traceback is appended to its log."""
-    if explanation := cli.explain_error(error):
+    if explanation := explain_error(error):
         return explanation
     with contextlib.suppress(OSError), open_unlinked(log_file, "a", encoding="utf-8") as file:
         traceback.print_exception(error, file=file)
-    return cli.error_reason(error)
+    return error_reason(error)
 
 
 def job_name(settings: dict[str, str]) -> str:

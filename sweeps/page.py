@@ -7,8 +7,8 @@ from pathlib import Path
 from statistics import fmean
 from urllib.parse import quote
 
-import cli
 from common.files import exists
+from common.terminal import print_stderr, tolerate_errors
 from glass.heads.metrics import read_head_values
 from glass.page.html import write_html
 from glass.page.values import clip_text, finite_number, metric_curve
@@ -58,7 +58,7 @@ clip = partial(clip_text, max_length=500)  # characters of a setting's value or 
 def write_results(folder: Path, runs: Sequence[Run]) -> None:
     """Write the table (.csv) and the page of a sweep or of several runs into a folder."""
     write_csv(output_file(folder, runs, ".csv"), runs)
-    with cli.tolerate_errors("the page", cli.print_stderr):
+    with tolerate_errors("the page", print_stderr):
         write_sweep_page(folder, runs)
 
 

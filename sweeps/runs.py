@@ -13,7 +13,6 @@ from math import isfinite, nan
 from pathlib import Path
 from statistics import fmean
 
-import cli
 from cli.config_file import read_config
 from cli.unused import explain_unused
 from common.errors import UserError
@@ -22,6 +21,7 @@ from common.manifest import CONFIG_FILE
 from common.metrics import METRICS, read_rows
 from common.settings import format_value, iterate_settings
 from common.statistics import SIGNIFICANCE_LEVEL, Difference, standard_error, welch_difference
+from common.terminal import explain_error
 from config import Config
 from studies.claims import STUDIES
 from studies.verdicts import ARM
@@ -129,13 +129,13 @@ def read_run(path: Path) -> Run:
     try:
         note = read_job(path) if exists(path / JOB) else note
     except (UserError, OSError) as e:
-        note = replace(note, failure=cli.explain_error(e) or str(e))
+        note = replace(note, failure=explain_error(e) or str(e))
     try:
         if exists(config_file):
             config = _read_config(config_file, config_file.stat().st_mtime_ns)
         rows = read_rows(path / METRICS)
     except (UserError, OSError) as e:
-        note = replace(note, failure=cli.explain_error(e) or str(e))
+        note = replace(note, failure=explain_error(e) or str(e))
     status = "failed" if note.failure else "unfinished"
     if config is not None and rows and rows[-1]["step"] >= config.max_steps:
         status = "finished"

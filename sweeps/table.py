@@ -14,9 +14,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-import cli
 from common.files import atomic_write
 from common.statistics import POWER, SIGNIFICANCE_LEVEL, censored_median, seeds_needed
+from common.terminal import printer
 from common.text import (
     format_fixed,
     format_magnitude,
@@ -71,7 +71,7 @@ def print_sweep(console: Console, folder: Path, runs: Sequence[Run]) -> None:
 
     Of a study it prints the values of each seed, and the verdicts.
     """
-    print_line = cli.printer(console)
+    print_line = printer(console)
     variants = [v for v in rank_variants(runs) if v.finished or is_comparison(runs)]
     print_line("")
     if results := verdicts(runs):

@@ -14,6 +14,7 @@ from processes import Process
 
 import cli
 import training.wandb_record  # noqa: F401  too
+from common.terminal import exit_on_error
 from config import Config
 from distributed.world import join
 from train import run
@@ -44,7 +45,7 @@ def train_in_fork(argv: Sequence[str]) -> None:
     such a run."""
     sys.stdout, sys.stderr = (os.fdopen(n, "w", buffering=1, closefd=False) for n in (1, 2))
     given = OmegaConf.merge(OmegaConf.structured(Config), OmegaConf.from_dotlist(list(argv)))
-    cli.run(partial(run, cli.Job(OmegaConf.to_object(given), list(argv), "test")))
+    exit_on_error(partial(run, cli.Job(OmegaConf.to_object(given), list(argv), "test")))
 
 
 class Ranks:

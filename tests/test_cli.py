@@ -31,6 +31,7 @@ from cli.sample_config import SampleConfig
 from cli.unused import SAMPLE_USED_WITH, TRAIN_USED_WITH
 from common.errors import UserError
 from common.settings import iterate_settings
+from common.terminal import Terminal, explain_error, print_stderr, printer, run_main
 from config import Config, DataConfig, GPTConfig, ModelConfig, TokenizerConfig
 from data.tokenizer import CharTokenizer
 from interop import read_starting_model, save_hf
@@ -892,12 +893,12 @@ def test_control_characters_are_shown_and_closed_streams_are_ignored(monkeypatch
     monkeypatch.setattr(sys, "argv", ["sample.py"])
     for name in ("PYTHONIOENCODING", "HYDRA_FULL_ERROR"):
         monkeypatch.setenv(name, os.environ.get(name, ""))
-    cli.print_stderr("a \x1b[31m\x9b name\n\tof two lines")
-    cli.printer(cli.Terminal())("a \x1b[31m")
+    print_stderr("a \x1b[31m\x9b name\n\tof two lines")
+    printer(Terminal())("a \x1b[31m")
     printed = capsys.readouterr()
     assert (printed.out, printed.err) == ("a ␛[31m\n", "a ␛[31m\ufffd name\n\tof two lines\n")
     monkeypatch.setattr(sys, "stderr", None)  # as with 2>&-
-    cli.start(lambda: cli.print_stderr("a note"), str)
+    run_main(lambda: print_stderr("a note"), str)
     assert capsys.readouterr().out == ""
 
 
@@ -913,7 +914,7 @@ def test_a_limit_on_processes_is_named(error):
     try:
         raise error
     except Exception as e:
-        sentence = cli.explain_error(e)
+        sentence = explain_error(e)
     assert "ulimit -u" in sentence and "\n" not in sentence
 
 

@@ -17,6 +17,7 @@ import sample
 import train
 from common.errors import UserError
 from common.signals import STOP_SIGNALS
+from common.terminal import exit_on_error, run_main
 from sweeps import jobs
 from sweeps.__main__ import main as summarize_or_compare
 from sweeps.note import JobNote, write_job
@@ -89,13 +90,13 @@ def run_command(argv: list[str]) -> int:
     name, *sys.argv[1:] = argv
     try:
         if name == "train.py":
-            cli.run(partial(train.main, cli.read_request()))
+            exit_on_error(partial(train.main, cli.read_request()))
         elif name == "sample.py":
-            cli.start(sample.main, cli.sample_help)
+            run_main(sample.main, cli.sample_help)
         elif name == "sweeps":
-            cli.start(summarize_or_compare, str)
+            run_main(summarize_or_compare, str)
         else:
-            cli.start(interop.__main__.main, interop.__main__.export_help)
+            run_main(interop.__main__.main, interop.__main__.export_help)
     except SystemExit as e:
         return e.code or 0
     return 0

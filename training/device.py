@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from cli import first_line
 from common.errors import UserError
+from common.terminal import first_line
 from common.text import pluralize
 from config import MIN_BF16_DECODING_WIDTH, ResolvedConfig
 from kernels import DTYPES

@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 import torch
 
-import cli
 from common.checkpoints import step_folder
 from common.errors import UserError
 from common.manifest import TOKENIZER_FILE, Manifest
+from common.terminal import Terminal, printer
 from config import Config
 from data.synthetic import generate_tokens
 from data.tokenizer import Tokenizer, load_tokenizer
@@ -53,7 +53,7 @@ def prepare_data(
     world: World,
     tokenizer: Tokenizer | None,
     progress: Progress,
-    console: cli.Terminal,
+    console: Terminal,
 ) -> Tokens:
     """Prepare the text on rank 0 and open it on all ranks; count n-grams if the model uses them.
 
@@ -72,7 +72,7 @@ def prepare_data(
                 f"{text.name} differs from that of the first process; copy the same text, and the "
                 "same version of this program, to all machines."
             )
-    log = cli.printer(console)
+    log = printer(console)
     for line in text.summary():
         log(line)
 
@@ -87,10 +87,10 @@ def prepare_data(
 
 
 def prepare_same_text(
-    config: Config, tokenizer: Tokenizer | None, progress: Progress, console: cli.Terminal
+    config: Config, tokenizer: Tokenizer | None, progress: Progress, console: Terminal
 ) -> Tokens:
     """Prepare the text and check that it is the one that a resumed run was trained on."""
-    log = cli.printer(console)
+    log = printer(console)
     is_resumed = progress.manifest is not None
     given_tokenizer = tokenizer if config.init_from else None
     with console.status("preparing the text …"):

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-import cli
 from cli.config_file import config_yaml
+from common.terminal import Terminal, printer
 from common.text import format_magnitude, pluralize
 from common.torchrun import count_processes
 from config import Config, ResolvedConfig
@@ -46,8 +46,8 @@ MAX_DURATION = 10**12  # of a run, in seconds; `timedelta` cannot hold much more
 
 def prepare_only(config: Config, open_weights: OpenWeights) -> float:
     """Prepare the text of a run without training; return nan, because there is no loss."""
-    console, progress = cli.Terminal(), Progress()
-    initial = starting_weights(config, Path(), progress, open_weights, cli.printer(console))
+    console, progress = Terminal(), Progress()
+    initial = starting_weights(config, Path(), progress, open_weights, printer(console))
     prepare_data(config, World(), initial.tokenizer, progress, console)
     return nan
 
@@ -57,8 +57,8 @@ def evaluate_only(config: Config, open_weights: OpenWeights) -> float:
 
     The run is only read: nothing in its folder changes, and it may still be training.
     """
-    console = cli.Terminal()
-    log = cli.printer(console)
+    console = Terminal()
+    log = printer(console)
     source = str(config.run_dir or config.init_from)
     device.pick_device(config.device)  # refuse a missing one before the text is prepared
     initial = open_weights(source, log)
@@ -104,8 +104,8 @@ def dry_run(
     Mistakes are reported as the run would report them. Only the prepared text is written, to the
     cache; of a large text just the beginning is read. For a job of a sweep, one line is printed.
     """
-    console = cli.Terminal(quiet=is_in_sweep)
-    log = cli.printer(console)
+    console = Terminal(quiet=is_in_sweep)
+    log = printer(console)
     run_dir = Path(config.run_dir or "")
     if config.run_dir:
         check_run_folder(config, run_dir)
@@ -137,7 +137,7 @@ def dry_run(
     memory_text = format_magnitude(memory, None, "B")
     flops = f"{num_tokens * flops_per_token:.2e} FLOPs"
     if is_in_sweep:
-        cli.printer(cli.Terminal())(
+        printer(Terminal())(
             f"{pluralize(parameters, 'parameter')}, {num_tokens:.2e} tokens, "
             f"{memory_text}, {flops}, {duration}"
         )

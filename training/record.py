@@ -23,12 +23,12 @@ from rich.progress import (
 from rich.table import Column
 from rich.text import Text
 
-from cli import Terminal, failure_note, printer
 from cli.config_file import config_yaml
 from common.checkpoints import remove_path
 from common.files import atomic_write, exists, list_folder, open_unlinked
 from common.manifest import CONFIG_FILE
 from common.metrics import METRICS, SAMPLES, best_row, is_plotted, read_rows
+from common.terminal import Terminal, failure_note, printer
 from common.text import format_minutes, format_speed, format_with_error, pluralize
 from config import ResolvedConfig, WandbConfig
 from training.profiling import TRACE_FILE

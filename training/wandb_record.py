@@ -14,9 +14,9 @@ from pydantic import ValidationError
 from requests.utils import get_netrc_auth
 from wandb.sdk import wandb_setup
 
-from cli import error_reason, first_line, is_out_of_processes
 from common.errors import UserError
 from common.files import atomic_write, ordinary_file
+from common.terminal import error_reason, first_line, is_out_of_processes
 from config import ResolvedConfig, WandbConfig
 from training.memory import model_size
 

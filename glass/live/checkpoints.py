@@ -5,7 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from cli import error_reason, tolerate_errors
 from cli.config_file import read_config
 from cli.explore_config import ExploreConfig
 from common.checkpoints import find_newest_run, saved_steps, step_folder
@@ -14,6 +13,7 @@ from common.files import exists
 from common.manifest import CONFIG_FILE, MODEL_FILE, TOKENIZER_FILE, verify_checkpoint
 from common.metrics import METRICS, read_rows
 from common.paths import expand_model_name
+from common.terminal import error_reason, tolerate_errors
 from common.text import REPLACEMENT
 from config import GPTConfig
 from data.tokenizer import Tokenizer, load_tokenizer

@@ -12,12 +12,12 @@ import wandb
 from conftest import TINY
 from rich.text import Text
 
-from cli import Terminal
 from cli.config_file import read_config
 from common.errors import UserError
 from common.files import sync
 from common.metrics import is_plotted, read_rows
 from common.settings import iterate_settings
+from common.terminal import Terminal
 from common.text import format_with_error
 from config import WandbConfig
 from glass.heads.metrics import PLOTTED_HEADS, head_table, read_head_values, read_measurements
