@@ -381,13 +381,10 @@ class GPT(nn.Module):
         self.init_weights()
 
     def init_weights(self) -> None:
-        """Initialize all weights, so that the loss starts near ln V.
+        """Draw matrices from N(0, 0.02²), so that the loss starts near ln V; biases are 0, gains 1.
 
-        Matrices are drawn from N(0, 0.02²). Those that write to the residual stream, W_O and W_out,
-        are drawn from N(0, 0.02² / (2 n_layer)), or N(0, 0.02² / n_layer) without MLPs. Biases are
-        0 and gains 1.
-
-        Reference: Radford et al. 2019.
+        The variance of those that write to the residual stream, W_O and W_out, is divided by their
+        number.
         """
         writers = self.config.n_layer * (1 if self.config.mlp == "none" else 2)
         for name, module in self.named_modules():
@@ -412,10 +409,7 @@ class GPT(nn.Module):
             self.head.weight = self.token_embedding.weight
 
     def rotary_at(self, start: int, end: int) -> Tensor | None:
-        """Return the rotary table (2, T, d_k) of positions start … end - 1, None if not rotary.
-
-        It is in float32, whatever the weights are in.
-        """
+        """Return `rotary_table` in float32 on the model's device, None if positions are learned."""
         if not self.config.is_rotary:
             return None
         return rotary_table(start, end, self.config).to(self.head.weight.device)
