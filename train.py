@@ -280,7 +280,9 @@ def train_step(
     world.average_gradients(state.optimizers)
 
     # Clipping
-    norms = clip_gradients(state.model, config.optim.grad_clip, world, state.scaler.factor)
+    norms = clip_gradients(
+        state.model, config.optim.grad_clip, world.join_norms, state.scaler.factor
+    )
     loss = world.sum(loss)
     has_overflowed = state.scaler.has_overflowed(norms)
     state.guard.check(step, loss, norms[:0] if has_overflowed else norms)

@@ -7,7 +7,6 @@ import hashlib
 import json
 from dataclasses import asdict
 from functools import cached_property
-from pathlib import Path
 from string import ascii_letters, digits
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -18,7 +17,6 @@ from common.text import pluralize
 from config import Config, DataConfig
 from data.batches import NO_TARGET
 from data.tokenizer import CharTokenizer, Tokenizer
-from data.tokens import Tokens
 
 if TYPE_CHECKING:
     from model import GPT
@@ -281,24 +279,3 @@ class Task:
             f"         the loss counts {pluralize(counted, 'token')} of each",
             f"tokens   vocabulary {self.tokenizer.vocab_size:,}",
         ]
-
-
-def generate_tokens(config: Config, tokenizer: Tokenizer | None) -> Tokens:
-    """Return a task with samples of its sequences; every process makes the same ones."""
-    task = Task(config, tokenizer)
-    # Random probes draw tokens from `train`, so it lacks the begin symbol
-    train, val = task.training.tokens[:, int(config.data.begin) :], task.validation.tokens
-    return Tokens(
-        train=train.ravel(),
-        val=val.ravel(),
-        tokenizer=task.tokenizer,
-        fingerprint=task.fingerprint(),
-        name=f"data.task={config.data.task}",
-        documents=len(train) + len(val),
-        val_documents=len(val),
-        characters=train.size + val.size,
-        bytes=0,
-        folder=Path(),
-        is_complete=False,
-        task=task,
-    )

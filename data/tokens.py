@@ -12,7 +12,6 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -20,7 +19,7 @@ from common.errors import UserError
 from common.files import ordinary_file, read_json_object, seal, sha256_of_file, sync
 from common.text import pluralize
 from common.text_files import contains_byte, is_jsonl
-from config import DataConfig, TokenizerConfig
+from config import Config, DataConfig, TokenizerConfig
 from data.cache import KEY_LENGTH, cache_root, locked_build_folder
 from data.corpus import Corpus, open_corpus
 from data.splits import (
@@ -32,10 +31,8 @@ from data.splits import (
     sample_training_text,
     split_corpus,
 )
+from data.synthetic import Task
 from data.tokenizer import Tokenizer, build_tokenizer, load_tokenizer, save_tokenizer
-
-if TYPE_CHECKING:
-    from data.synthetic import Task
 
 TEXT_FORMAT = 2  # version of how text becomes tokens; part of the text's fingerprint
 CACHE_FORMAT = 2  # version of the files in a cache entry
@@ -84,7 +81,7 @@ class Tokens:
     skipped: int = 0
     ngrams: np.ndarray | None = None
     is_complete: bool = True
-    task: "Task | None" = None
+    task: Task | None = None
 
     def summary(self) -> list[str]:
         """Describe the text and its tokens in lines of at most 80 columns."""
@@ -314,3 +311,24 @@ def _map_ids(path: Path, dtype: np.dtype) -> np.ndarray:
     if path.stat().st_size == 0:
         return np.empty(0, dtype)
     return np.memmap(path, dtype=dtype, mode="r")
+
+
+def generate_tokens(config: Config, tokenizer: Tokenizer | None) -> Tokens:
+    """Return a task with samples of its sequences; every process makes the same ones."""
+    task = Task(config, tokenizer)
+    # Random probes draw tokens from `train`, so it lacks the begin symbol
+    train, val = task.training.tokens[:, int(config.data.begin) :], task.validation.tokens
+    return Tokens(
+        train=train.ravel(),
+        val=val.ravel(),
+        tokenizer=task.tokenizer,
+        fingerprint=task.fingerprint(),
+        name=f"data.task={config.data.task}",
+        documents=len(train) + len(val),
+        val_documents=len(val),
+        characters=train.size + val.size,
+        bytes=0,
+        folder=Path(),
+        is_complete=False,
+        task=task,
+    )

@@ -12,9 +12,8 @@ from common.errors import UserError
 from common.manifest import TOKENIZER_FILE, Manifest
 from common.terminal import Terminal, printer
 from config import Config
-from data.synthetic import generate_tokens
 from data.tokenizer import Tokenizer, load_tokenizer
-from data.tokens import Tokens, open_tokens, prepare, prepare_for_dry_run
+from data.tokens import Tokens, generate_tokens, open_tokens, prepare, prepare_for_dry_run
 from model import GPT
 from training.nonfinite import check_finite_weights
 from training.progress import Progress

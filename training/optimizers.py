@@ -3,7 +3,6 @@
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -12,9 +11,6 @@ from torch.optim import AdamW, Optimizer
 from config import OptimConfig
 from kernels import DTYPES
 from training.tensors import is_distributed, local_part
-
-if TYPE_CHECKING:
-    from training.world import World
 
 # Coefficients of Muon's quintic iteration (Jordan et al. 2024). The polynomial is steep at 0, so
 # that small singular values grow quickly; in exchange they end near 1 instead of exactly at 1.
@@ -219,11 +215,15 @@ def build_optimizers(
 
 @torch.no_grad()
 def clip_gradients(
-    model: nn.Module, max_norm: float, world: "World", loss_scale: float = 1.0
+    model: nn.Module,
+    max_norm: float,
+    join_norms: Callable[[Tensor, list[Tensor]], Tensor],
+    loss_scale: float = 1.0,
 ) -> Tensor:
     """Scale all gradients in place so that their joint norm is at most `max_norm`; 0: no limit.
 
-    Gradients of a loss that was multiplied by `loss_scale` are divided by it first.
+    Gradients of a loss that was multiplied by `loss_scale` are divided by it first. `join_norms` is
+    that of the run's `World`.
 
     Returns:
         The norm of each parameter's gradient before clipping, (parameters,), on the device.
@@ -239,7 +239,7 @@ def clip_gradients(
     norm_of_next = iter(torch._foreach_norm([grad for grad in grads if grad.numel() > 0]))
     zero = torch.zeros((), device=params[0].device)
     norms = torch.stack([next(norm_of_next) if grad.numel() > 0 else zero for grad in grads])
-    norms = world.join_norms(norms, params) / loss_scale
+    norms = join_norms(norms, params) / loss_scale
     scale = ((max_norm or math.inf) / (norms.norm() + 1e-6)).clamp(max=1.0)
     torch._foreach_mul_(grads, scale / loss_scale)
     return norms

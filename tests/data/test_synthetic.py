@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from common.errors import UserError
 from config import TASK_SYMBOLS, Config, DataConfig, ModelConfig
-from data.synthetic import BATCH, CHARACTERS, VALIDATION, Task, generate_tokens, walk
+from data.synthetic import BATCH, CHARACTERS, VALIDATION, Task, walk
 from data.tokenizer import CharTokenizer
+from data.tokens import generate_tokens
 from glass.heads.probes import make_probes
 
 TASKS = list(TASK_SYMBOLS)

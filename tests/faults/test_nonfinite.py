@@ -76,7 +76,9 @@ def test_the_tensor_is_named(wrong, named):
     loss = wrong(small, small(tokens[:, :-1], tokens[:, 1:])[1])
     loss.backward()
     with pytest.raises(UserError) as error:
-        NonFiniteGuard(small).check(5, loss.detach(), clip_gradients(small, 1.0, World()))
+        NonFiniteGuard(small).check(
+            5, loss.detach(), clip_gradients(small, 1.0, World().join_norms)
+        )
     assert str(error.value).startswith(named)
 
 
