@@ -6,19 +6,15 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
-from torch.optim import AdamW, Optimizer
+from torch.optim import Optimizer
 
 from common.errors import UserError
 from common.text import pluralize, printable
-from training.optimizers import Muon, RowAdagrad
+from training.optimizers import Muon
 from training.tensors import copy_rows, full_tensor, local_part, open_safetensors
 
-# The fields that each optimizer stores per parameter.
-STATE_FIELDS: dict[type[Optimizer], list[str]] = {
-    Muon: ["momentum", "row_squares"],
-    RowAdagrad: ["row_squares"],
-    AdamW: ["step", "exp_avg", "exp_avg_sq"],
-}
+# The fields that torch's AdamW stores per parameter; our optimizers name theirs.
+ADAMW_FIELDS = ("step", "exp_avg", "exp_avg_sq")
 # Fields with running means of squares.
 NEVER_NEGATIVE = ("row_squares", "exp_avg_sq")
 
@@ -81,10 +77,9 @@ def load_optimizer_tensors(
 def _state_of(optimizers: list[Optimizer]) -> Iterator[tuple[Optimizer, Tensor, str]]:
     """Yield (optimizer, parameter, field) of everything that the optimizers store."""
     for optimizer in optimizers:
-        (fields,) = [names for kind, names in STATE_FIELDS.items() if isinstance(optimizer, kind)]
         for group in optimizer.param_groups:
             for p in group["params"]:
-                for field in fields:
+                for field in getattr(optimizer, "state_fields", ADAMW_FIELDS):
                     yield optimizer, p, field
 
 

@@ -66,6 +66,8 @@ class Muon(Optimizer):
         Jordan et al. 2024 (Muon); Li et al. 2025 (NorMuon, the row normalization).
     """
 
+    state_fields = ("momentum", "row_squares")  # per matrix; a checkpoint keeps them
+
     def __init__(
         self,
         params: Iterable[Tensor],
@@ -147,6 +149,8 @@ class RowAdagrad(Optimizer):
     Reference:
         Duchi et al. 2011.
     """
+
+    state_fields = ("row_squares",)  # per table; a checkpoint keeps them
 
     def __init__(self, params: Iterable[Tensor], lr: float) -> None:
         super().__init__(params, {"lr": lr})

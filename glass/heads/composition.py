@@ -17,7 +17,7 @@ from glass.heads import scores
 from glass.heads.capture import ForwardPass, residual_writes
 from glass.heads.results import CompositionShare, Estimates, Head
 from model import GPT, Taps, causal_mask
-from variants import gates_of, sink_of, weights_with_sink
+from variants import gates_of
 
 INPUTS = ("queries", "keys", "values")  # inputs of a head, in the order of array axes
 MEASURED_SCORES = ("previous_token", "induction")  # scores whose composition is measured
@@ -217,10 +217,7 @@ class Reader:
         W_O = self.block.attention.W_O.weight
         self.W_O = W_O.unflatten(1, (c.n_head, c.value_dim))[:, heads]  # (C, n, d_v)
         x = forward.residuals[layer]
-        attention = self.block.attention
-        sink = sink_of(attention)
-        self.sink = None if sink is None else sink[heads]  # (n, 1, 1)
-        gates = gates_of(attention, self.block.norm_1(x))
+        gates = gates_of(self.block.attention, self.block.norm_1(x))
         self.gates: Tensor | float = 1.0
         if gates is not None:
             self.gates = gates[:, :, heads].transpose(1, 2)  # (B, n, T, 1 or d_v)
@@ -238,13 +235,16 @@ class Reader:
         return Estimates(1 - kept.mean, kept.error)
 
     def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Compute the heads' queries, keys and values (B, n, T, d) from layer input x (B, T, C)."""
+        """Compute queries (B, H, T, d_k), keys (B, G, T, d_k) and the heads' values (B, n, T, d_v).
+
+        `x` (B, T, C) is the layer's input.
+        """
         q, k, v = self.block.attention.project(self.block.norm_1(x), self.rotary)
-        return q[:, self.heads], k[:, self.groups], v[:, self.groups]
+        return q, k, v[:, self.groups]
 
     def _attend(self, q: Tensor, k: Tensor) -> Tensor:
         """Compute the heads' patterns (B, n, T, T)."""
-        return weights_with_sink(q, k, self.mask, self.sink)
+        return self.block.attention.weights(q, k, self.mask)[:, self.heads]
 
     def _write(self, v: Tensor) -> Tensor:
         """Compute the heads' outputs (B, n, T, C) from values v, unpatched patterns and gates."""
