@@ -31,8 +31,8 @@ from sweeps.table import write_csv
 MIN_CURVE_POINTS, MAX_CURVE_POINTS = 10, 300
 MAX_POINTS = 300_000  # of all curves together: about 5 MB
 CURVES_PER_RUN = 10  # roughly: losses, and one per score
-# Scores of which the strongest head is shown; of the others, the mean over the heads.
-STRONGEST_HEAD_SCORES = ("previous_token", "duplicate_token", "induction", "sink", "importance")
+# Scores of which the mean over the heads is shown; of the others, the strongest head.
+AVERAGED_SCORES = ("entropy", "distance")
 FIGURES = (
     "step",
     "parameters",
@@ -85,6 +85,7 @@ def write_sweep_page(folder: Path, runs: Sequence[Run]) -> Path:
         "asGood": tied.name if best and tied else None,
         "oneSeed": compares_runs or lacks_error_estimate(variants),
         "study": results.page_content() if results else None,
+        "averagedScores": AVERAGED_SCORES,
         "runs": [
             run_data(folder, run, keys, points, results) | {"setting": index}
             for index, variant in enumerate(variants)
@@ -130,9 +131,9 @@ def run_data(
         "events": results.steps_by_metric(run) if results else {},
         "heads": {score: metric_curve(rows, score, points) for score in scores},
         "emerged": {
-            score: run.figures[f"emerged/{score}"]
-            for score in STRONGEST_HEAD_SCORES
-            if f"emerged/{score}" in run.figures
+            name.removeprefix("emerged/"): step
+            for name, step in run.figures.items()
+            if name.startswith("emerged/")
         },
         "formed": {
             name: finite_number(run.figures[name])
@@ -151,6 +152,6 @@ def scores_of_row(row: dict) -> dict[str, float]:
     """Return one value per score: of the strongest head, or the mean over the heads."""
     values = {}
     for score, by_head in read_head_values(row, "heads").items():
-        combine = max if score in STRONGEST_HEAD_SCORES else fmean
+        combine = fmean if score in AVERAGED_SCORES else max
         values[score] = combine(by_head.values())
     return values

@@ -32,9 +32,6 @@ export const LINES_NOTE = hasSeveralSeeds
 const UNFINISHED_DASH = "3 3";
 /** Losses up to this share of the run are left out of the range of the y axis. */
 const WARMUP_SHARE = 0.1;
-/** Scores of which the page shows the mean over all heads rather than the strongest head. */
-const AVERAGED_SCORES = ["entropy", "distance"];
-
 /**
  * The mean over the finished runs of a setting, at the steps that all of them have.
  *
@@ -211,13 +208,13 @@ export function drawScoreCurves() {
       title: scoreTitle(score),
       explanation: SCORES[score]?.explanation,
       height: 220,
-      includes: AVERAGED_SCORES.includes(score) ? [] : [0, 0.3],
+      includes: data.averagedScores.includes(score) ? [] : [0, 0.3],
       series: settingLines(run => run.heads[score], { dots: emergenceDot }),
       describe: describeValue(SCORES[score]?.unit ?? ""),
       onNear: highlightNear,
     });
   }
-  const averaged = scores.filter(score => AVERAGED_SCORES.includes(score)).map(scoreLabel);
+  const averaged = scores.filter(score => data.averagedScores.includes(score)).map(scoreLabel);
   const averagedNote = averaged.length
     ? `; for ${averaged.join(" and ").toLowerCase()}, the mean over all heads`
     : "";
