@@ -299,10 +299,9 @@ class Block(nn.Module):
         self.layer = layer
         self.norm_1 = kernels.make_norm(config)
         self.attention = attention(config, layer)
-        self.mlp = None
-        if config.mlp != "none":
-            self.norm_2 = kernels.make_norm(config)
-            self.mlp = MLP(config)
+        has_mlp = config.mlp != "none"
+        self.norm_2 = kernels.make_norm(config) if has_mlp else None
+        self.mlp = MLP(config) if has_mlp else None
 
     def forward(
         self,
@@ -315,7 +314,7 @@ class Block(nn.Module):
         """Return the residual stream (B, T, C) after the block, for x (B, T, C) before it."""
         update = self.attention(self.norm_1(x), rotary, cache, mask, taps)
         x = x + tap(taps, "attention", self.layer, update)
-        if self.mlp is not None:
+        if self.norm_2 is not None and self.mlp is not None:
             x = x + tap(taps, "mlp", self.layer, self.mlp(self.norm_2(x)))
         return tap(taps, "residual", self.layer, x)
 

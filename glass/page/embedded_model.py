@@ -80,13 +80,15 @@ def _pack_file(path: Path, modified_ns: int) -> PackedWeights | None:
 def embed_weights(model: EmbeddedModel | None, blobs: Blobs) -> dict[str, Any] | None:
     """Add the weights of the most important steps that fit, and the tokenizer, to `blobs`.
 
-    Return what the page needs to know of them: only the size of the weights if they are too large;
-    None if the page cannot run the model.
+    Return what the page needs to know of them: only the size of the weights if they are too large,
+    or the setting that the page cannot run; None without a model or with another tokenizer.
     """
     if model is None or model.tokenizer.get("kind") not in TOKENIZERS:
         return None
-    if not all(getattr(model.config, name) in values for name, values in CAN_RUN.items()):
-        return None
+    for name, values in CAN_RUN.items():
+        value = getattr(model.config, name)
+        if value not in values:
+            return {"cannotRun": f"model.{name}={value}"}
     if model.size > MAX_WEIGHTS_BYTES:
         return {"bytes": model.size}
     tensors: list[tuple[str, tuple[int, ...]]] = []

@@ -503,10 +503,10 @@ def test_a_bug_fails_only_its_own_job(tmp_path, text_file):
 
         make = model.GPT.__init__
 
-        def init(self, config):
+        def init(self, config, *parts):
             if config.n_kv_head == 1:
                 raise ZeroDivisionError
-            make(self, config)
+            make(self, config, *parts)
 
         model.GPT.__init__ = init
 

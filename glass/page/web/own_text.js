@@ -202,14 +202,14 @@ export function readSoon() {
  */
 export function setUpOwnText(probe, start) {
   $("own-text").hidden = !runnableSteps.length;
-  const bytes = data.weights?.bytes;
-  $("too-large").hidden = !bytes;
-  if (bytes) {
-    $("too-large").textContent =
-      `The model's weights take ${Math.ceil(bytes / 1e6)} MB, too large for a page. To see the ` +
-      "attention of your own text, run: python explore.py run_dir=… (or, as a file: python " +
-      'sample.py run_dir=… prompt="…" attention=page.html)';
-  }
+  const { bytes, cannotRun } = data.weights ?? {};
+  $("not-run").hidden = !(bytes || cannotRun);
+  const reason = cannotRun
+    ? `A page cannot run a model with ${cannotRun}.`
+    : `The model's weights take ${Math.ceil(bytes / 1e6)} MB, too large for a page.`;
+  $("not-run").textContent =
+    `${reason} To see the attention of your own text, run: python explore.py run_dir=… (or, as a ` +
+    'file: python sample.py run_dir=… prompt="…" attention=page.html)';
   if (!runnableSteps.length) return;
   if (runnableSteps.length < steps.length) {
     $("stops").textContent =

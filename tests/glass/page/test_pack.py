@@ -9,10 +9,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from models import small
 from pages import causal, check_maps, explain, make_run, read_back, snapshot, unpack
 
 from glass.page import pack
 from glass.page import write as page
+from glass.page.embedded_model import EmbeddedModel, embed_weights
+from glass.page.pack import Blobs
 from glass.page.snapshots import PROBES, Snapshot, pack_fitting_maps, pack_fitting_predictions
 
 
@@ -134,3 +137,10 @@ def test_the_predictions_of_the_newest_snapshots_are_kept(count):
     size = shots[0].pack("text", "predictions").size
     packed = pack_fitting_predictions(shots, ["text"], count * size)
     assert list(packed) == [("text", step) for step in (20, 10, 0)[:count]]
+
+
+def test_a_page_names_the_setting_that_it_cannot_run():
+    config = small()
+    config.position = "alibi"
+    model = EmbeddedModel(config, {"kind": "char"}, 1, {})
+    assert embed_weights(model, Blobs()) == {"cannotRun": "model.position=alibi"}
