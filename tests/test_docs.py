@@ -122,6 +122,9 @@ def small(argv: list[str]) -> list[str]:
     kept = [a for a in argv if a.partition("=")[0] not in sizes or a.partition("=")[0] in swept]
     text = [] if {"data", "init_from"} & typed else ["data=text", "data.path=notes"]
     names = [] if {*typed} & {*CHOOSES_TOKENS} else VOCABULARY
+    if "data=synthetic" in argv:  # a task chooses both
+        names = []
+        sizes.pop("model.block_size", None)
     return [*kept, *(size for key, size in sizes.items() if key not in swept), *text, *names]
 
 
@@ -158,6 +161,7 @@ def test_a_documented_command_succeeds(line, place, tmp_path, test_data):
         pytest.skip("needs files or packages that are not required")
     folder = tmp_path / "place"
     shutil.copytree(place, folder)
+    shutil.copytree(place / "runs" / "mine", tmp_path / "other" / "runs" / "big")
     if first == "-m":
         module, *argv = argv
         path = module.replace(".", "/")
