@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from common.errors import UserError
 from generation.sampling import NON_FINITE_PREDICTIONS
+from kernels import in_float32_or_finer
 
 if TYPE_CHECKING:
     from model import GPT
@@ -21,28 +23,44 @@ LOGITS_AT_ONCE = 1 << 25  # 128 MB in float32
 
 @torch.no_grad()
 def score_tokens(model: GPT, ids: Sequence[int]) -> np.ndarray:
-    """Return the loss of each of N + 1 tokens but the first, in nats: (N,) in float64.
+    """Return the losses in nats of all N + 1 tokens except the first: (N,) in float64.
 
     The tokens are predicted in independent windows of block_size tokens.
 
     Raises:
         UserError: If a loss is not finite.
     """
-    N, V = len(ids) - 1, len(model.head.weight)
+    N = len(ids) - 1
     T = min(model.config.block_size, N)
     device = model.head.weight.device
     padded = F.pad(torch.tensor(ids), (0, -N % T))  # later tokens do not change earlier losses
     inputs, targets = padded[:-1].view(-1, T), padded[1:].view(-1, T)  # (windows, T)
-    windows, rows = max(1, TOKENS_AT_ONCE // T), max(1, LOGITS_AT_ONCE // V)
+    windows = max(1, TOKENS_AT_ONCE // T)
     losses = []
     with model.evaluating():
         for x, y in zip(inputs.split(windows), targets.split(windows)):
-            residual = model.run_blocks(x.to(device)).flatten(0, 1)  # (windows · T, C)
-            for some, following in zip(residual.split(rows), y.flatten().split(rows)):
-                logits = model.head(model.norm(some)).float()  # (rows, V)
-                nats = F.cross_entropy(logits, following.to(device), reduction="none")  # (rows,)
-                losses.append(nats.cpu())
+            residual = model.run_blocks(x.to(device))  # (windows, T, C)
+            losses.append(token_losses(model, residual, y.to(device)).flatten().cpu())
     of_tokens = torch.cat(losses)[:N].double().numpy()
     if not np.isfinite(of_tokens).all():
         raise UserError(NON_FINITE_PREDICTIONS)
     return of_tokens
+
+
+@torch.no_grad()
+def token_losses(model: GPT, x: Tensor, targets: Tensor) -> Tensor:
+    """Compute the loss in nats of targets (…, T) from a residual stream x (…, T, C).
+
+    The final norm and the output layer turn x into logits. The loss is nan where the target is -1.
+    """
+    rows = max_logit_rows(model)
+    losses = []
+    for some, ids in zip(x.flatten(0, -2).split(rows), targets.flatten().split(rows)):
+        logits = in_float32_or_finer(model.head(model.norm(some)))  # (rows, V)
+        losses.append(F.cross_entropy(logits, ids, ignore_index=-1, reduction="none"))
+    return torch.cat(losses).view(targets.shape).masked_fill(targets < 0, torch.nan)
+
+
+def max_logit_rows(model: GPT) -> int:
+    """Return the maximum number of tokens whose logits are computed at once, to limit memory."""
+    return max(1, LOGITS_AT_ONCE // len(model.head.weight))

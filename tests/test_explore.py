@@ -14,7 +14,8 @@ from processes import Process
 import cli
 from cli.explore_config import ExploreConfig, translate_model
 from common.errors import UserError
-from glass.heads.capture import capture, next_tokens, token_losses
+from generation.scoring import token_losses
+from glass.heads.capture import capture, next_tokens
 from training.checkpoint import load_run
 
 TEXT = "the glass model attends"

@@ -12,18 +12,13 @@ import torch
 from torch import Tensor
 
 from generation import KVCache
+from generation.scoring import max_logit_rows, token_losses
 from glass.heads import scores
 from glass.heads.cached_pass import rewind_cache
-from glass.heads.capture import (
-    ForwardPass,
-    in_float32_or_finer,
-    max_logit_rows,
-    next_tokens,
-    token_losses,
-)
+from glass.heads.capture import ForwardPass, next_tokens
 from glass.heads.interventions import NO_INTERVENTIONS, Interventions, chain_taps
 from glass.heads.results import Estimates
-from kernels import autocast
+from kernels import autocast, in_float32_or_finer
 from model import GPT, Taps
 
 MAX_TOKENS_PER_PASS = 4096

@@ -13,11 +13,10 @@ from safetensors.torch import save as safetensors_bytes
 from torch import Tensor
 
 from common.files import atomic_write
+from generation.scoring import max_logit_rows, token_losses
 from glass.heads.probes import Probes
-from kernels import in_float32_or_finer
 from model import GPT, SelfAttention, Taps
 
-MAX_LOGITS = 1 << 25  # logits computed at once: 128 MB in float32
 PATTERNS = ("text", "repeated", "control")  # arrays of attention patterns, saved as float16
 MAX_SAVED_PARAMETERS = 20_000_000  # no weights are saved for larger models
 
@@ -74,25 +73,6 @@ def in_float32(model: GPT) -> GPT:
     if torch.finfo(model.head.weight.dtype).bits >= 32:
         return model
     return copy.deepcopy(model).float()
-
-
-def max_logit_rows(model: GPT) -> int:
-    """Return the maximum number of tokens whose logits are computed at once, to limit memory."""
-    return max(1, MAX_LOGITS // len(model.head.weight))
-
-
-@torch.no_grad()
-def token_losses(model: GPT, x: Tensor, targets: Tensor) -> Tensor:
-    """Compute the loss in nats of targets (…, T) from a residual stream x (…, T, C).
-
-    The final norm and the output layer turn x into logits. The loss is nan where the target is -1.
-    """
-    rows = max_logit_rows(model)
-    losses = []
-    for some, ids in zip(x.flatten(0, -2).split(rows), targets.flatten().split(rows)):
-        logits = in_float32_or_finer(model.head(model.norm(some)))  # (rows, V)
-        losses.append(F.cross_entropy(logits, ids, ignore_index=-1, reduction="none"))
-    return torch.cat(losses).view(targets.shape).masked_fill(targets < 0, torch.nan)
 
 
 @torch.no_grad()

@@ -8,9 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from generation.scoring import token_losses
 from glass.heads import scores
 from glass.heads.ablation import rows_per_pass
-from glass.heads.capture import ForwardPass, next_tokens, token_losses
+from glass.heads.capture import ForwardPass, next_tokens
 from glass.heads.results import Estimate, Faithfulness, Head
 from model import GPT, Taps
 

@@ -10,14 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from data.tokenizer import Tokenizer
+from generation.scoring import max_logit_rows, token_losses
 from glass.heads.ablation import measure_head_effects, measure_token_effects
-from glass.heads.capture import (
-    ForwardPass,
-    max_logit_rows,
-    next_tokens,
-    residual_writes,
-    token_losses,
-)
+from glass.heads.capture import ForwardPass, next_tokens, residual_writes
 from glass.heads.probes import spell_token
 from glass.heads.results import Estimates
 from glass.heads.scores import mean_and_error

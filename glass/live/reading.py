@@ -8,8 +8,9 @@ from torch import Tensor
 
 from common.errors import UserError
 from generation.sampling import NON_FINITE_PREDICTIONS
+from generation.scoring import max_logit_rows
 from glass.heads.cached_pass import CachedPass
-from glass.heads.capture import ForwardPass, max_logit_rows, value_norms
+from glass.heads.capture import ForwardPass, value_norms
 from glass.heads.interventions import Interventions
 from glass.heads.logit_attribution import PREDICTED_TOKENS
 from kernels import in_float32_or_finer

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from hypothesis import given
 from models import captured_with, configs, few, lively, ngram_vectors, random_tokens, small
 
+from generation.scoring import token_losses
 from glass.heads.ablation import (
     ablate_heads,
     head_importance,
@@ -16,7 +17,7 @@ from glass.heads.ablation import (
     measure_head_effects,
     measure_token_effects,
 )
-from glass.heads.capture import ForwardPass, capture, next_tokens, token_losses
+from glass.heads.capture import ForwardPass, capture, next_tokens
 from glass.heads.interventions import Interventions
 from glass.heads.results import Head
 from model import GPT, causal_mask

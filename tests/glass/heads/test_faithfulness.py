@@ -8,8 +8,9 @@ import torch
 from formulas import mlp, norm, self_attention
 from models import induction_model, lively, small
 
+from generation.scoring import token_losses
 from glass.heads import scores
-from glass.heads.capture import capture, next_tokens, token_losses
+from glass.heads.capture import capture, next_tokens
 from glass.heads.faithfulness import IsolatedHeads, measure_faithfulness
 from glass.heads.probes import make_random_rows
 from glass.heads.results import Faithfulness, Head
