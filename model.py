@@ -30,9 +30,9 @@ ROPE_HIGH = 4.0
 # Functions by (name, layer) that a forward pass calls with a value: they return its replacement, or
 # None to keep it. This is how a model is read and how interventions change it.
 Taps = dict[tuple[str, int], Callable[[Tensor], Tensor | None]]
-# weights: attention is written out instead of fused only if they are tapped; heads: of each head
-# before W_O; attention, mlp: updates ΔE, mlp only if the model has MLPs; residual: after the block;
-# embedding: in layer 0 only.
+# embedding (B, T, C), in layer 0 only; q, k, v (B, H or G, T, d), before they are cached; weights
+# (B, H, T, T_k): attention is written out, not fused, if they are tapped; heads (B, T, H, d_v): the
+# outputs before W_O; attention, mlp (B, T, C): the updates ΔE; residual (B, T, C), after the block.
 TAP_NAMES = ("embedding", "q", "k", "v", "weights", "heads", "attention", "mlp", "residual")
 
 
@@ -58,7 +58,7 @@ def attention(
 
     Returns:
         The output (…, T_q, d_v) and the weights (…, T_q, T_k), in the dtype of the queries. Each
-        row of the weights sums to 1.
+        row of the weights sums to 1, or to 0 if the query may attend to no key.
 
     Reference: Vaswani et al. 2017, "Attention Is All You Need"; Ainslie et al. 2023, "GQA".
     """
@@ -124,7 +124,7 @@ def rotary_frequencies(config: GPTConfig) -> Tensor:
 
 
 def rotary_table(start: int, end: int, config: GPTConfig) -> Tensor:
-    """Return the cosines and sines (2, end - start, d_k) by which `rotate` turns these positions.
+    """Return the cosines and sines of positions start … end - 1, (2, end - start, d_k).
 
     Both halves of the channels have the same d_k/2 angles; the first half of the sines is negated.
     """
@@ -278,13 +278,16 @@ class MLP(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Compute the update ΔE (B, T, C) of the residual stream from x (B, T, C)."""
         h = self.W_in(x)
-        if self.W_gate is not None:
-            h = F.silu(self.W_gate(x)) * h
-        elif self.config.mlp == "relu2":
-            h = F.relu(h).square()
-        else:
-            h = F.gelu(h, approximate="tanh")
-        return F.dropout(self.W_out(h), self.config.dropout, self.training)
+        gate = None if self.W_gate is None else self.W_gate(x)
+        return F.dropout(self.W_out(self.activate(h, gate)), self.config.dropout, self.training)
+
+    def activate(self, h: Tensor, gate: Tensor | None) -> Tensor:
+        """Apply the non-linearity to h, or to the gate that SwiGLU multiplies h by."""
+        if gate is not None:
+            return F.silu(gate) * h
+        if self.config.mlp == "relu2":
+            return F.relu(h).square()
+        return F.gelu(h, approximate="tanh")
 
 
 class Block(nn.Module):
@@ -364,8 +367,9 @@ class GPT(nn.Module):
     ) -> None:
         super().__init__()
         config.check()
-        if config.has_variants and attention is SelfAttention and ngrams is None:
-            raise UserError("variants.build_model builds the model of this configuration, not GPT")
+        lacks_ngrams = config.ngrams > 1 and ngrams is None
+        if lacks_ngrams or (config.has_variant_attention and attention.is_plain):
+            raise UserError("this configuration has optional parts: use variants.build_model")
         self.config = config
         T, C, V = config.block_size, config.n_embd, config.vocab_size
         self.token_embedding = nn.Embedding(V, C)
@@ -541,9 +545,12 @@ class GPT(nn.Module):
     def run_with_cache(
         self, tokens: Tensor, *names: str
     ) -> tuple[Tensor, dict[tuple[str, int], Tensor]]:
-        """Compute the logits (B, T, V) of tokens (B, T), and return them with a pass's values.
+        """Compute the logits (B, T, V) of tokens (B, T), and record values of the forward pass.
 
-        The values are by (name, layer); `names` are some of `TAP_NAMES`, none for all.
+        `names` are some of `TAP_NAMES`; without names, all are recorded.
+
+        Returns:
+            The logits, and the values by (name, layer).
         """
         values: dict[tuple[str, int], Tensor] = {}
         keys = self._tap_keys(names or TAP_NAMES)

@@ -1,4 +1,4 @@
-"""What presets can switch on: sink logits, gates, smeared keys and n-gram embeddings.
+"""Optional parts of a model: sink logits, gates, smeared keys and n-gram embeddings.
 
 The plain model (model.py) knows none of them. Models with these kinds of attention decode through
 `GPT.run_blocks`, not in the fewer calls of `generation.decoder`.
@@ -22,15 +22,14 @@ SMEAR_START = 2.0  # a key's own share in its smeared key begins at σ(2) = 88%
 # Sink logits are this times their parameters, so that they grow as fast as queries × keys.
 SINK_SCALE = 10.0
 NO_NGRAM = -1  # key or number of an n-gram that has no row of its own
-MAX_COUNTED_TOKENS = 1 << 25  # the training split's first tokens; counting takes 8 bytes for each
+MAX_COUNTED_TOKENS = 1 << 25  # of the training split's beginning; a limit to the memory
 
 
 def build_model(config: GPTConfig) -> GPT:
     """Build the model of a configuration, with random weights."""
     ngrams = NGramEmbedding(config) if config.ngrams > 1 else None
-    if config.attention_sink or config.smear_keys or config.gate_dim:
-        return GPT(config, VariantAttention, ngrams)
-    return GPT(config, SelfAttention, ngrams)
+    attention = VariantAttention if config.has_variant_attention else SelfAttention
+    return GPT(config, attention, ngrams)
 
 
 # --- Attention ------------------------------------------------------------------------------------
@@ -77,10 +76,11 @@ class VariantAttention(SelfAttention):
         cache: KVCache | None = None,
         mask: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Compute what `SelfAttention.project` does, with keys that are smeared.
+        """Compute queries, keys and values as `SelfAttention.project` does, and smear the keys.
 
-        Keys are mixed before they are rotated. The first one needs that of the last token in the
-        `cache`. Where the `mask` hides the token before in all heads, its key counts as 0.
+        Each key is mixed with that of the token before, and then rotated. The first one is mixed
+        with the last key in the `cache`. If the `mask` hides the token before in all heads, its
+        key counts as 0.
         """
         if self.smear is None:
             return super().project(x, rotary)
@@ -100,10 +100,10 @@ class VariantAttention(SelfAttention):
         sink = sink_of(self)
         if sink is None:
             return super().fused(q, k, v, mask)
-        T, T_k, scale = q.shape[2], k.shape[2], 1 / math.sqrt(q.shape[-1])
+        T, T_k = q.shape[2], k.shape[2]
         if mask is None and T_k == T:
             mask = causal_mask(T, T, q.device)
-        q, k, mask = with_sink_key(q, k, mask, sink)
+        q, k, mask, scale = with_sink_key(q, k, mask, sink)
         # The fastest kernels need d_v = d_k, so the values get a channel too.
         v = F.pad(v, (0, 1, 1, 0))  # (B, G, 1 + T_k, d_v + 1)
         dropout = self.config.dropout if self.training else 0.0
@@ -111,28 +111,20 @@ class VariantAttention(SelfAttention):
 
     def weights(self, q: Tensor, k: Tensor, mask: Tensor) -> Tensor:
         """Compute the attention weights (B, H, T, T_k), whose rows sum to less with a sink."""
-        return weights_with_sink(q, k, mask, sink_of(self))
-
-
-def weights_with_sink(q: Tensor, k: Tensor, mask: Tensor | None, sink: Tensor | None) -> Tensor:
-    """Compute `model.attention_weights` with sink logits, broadcast to (…, T_q, 1), if given.
-
-    A sink logit is the score of one more key, whose value is 0.
-    """
-    if sink is None:
-        return attention_weights(q, k, mask)
-    scale = 1 / math.sqrt(q.shape[-1])
-    q, k, mask = with_sink_key(q, k, mask, sink)
-    return attention_weights(q, k, mask, scale)[..., 1:]
+        sink = sink_of(self)
+        if sink is None:
+            return super().weights(q, k, mask)
+        return attention_weights(*with_sink_key(q, k, mask, sink))[..., 1:]
 
 
 def with_sink_key(
     q: Tensor, k: Tensor, mask: Tensor | None, sink: Tensor
-) -> tuple[Tensor, Tensor, Tensor | None]:
+) -> tuple[Tensor, Tensor, Tensor | None, float]:
     """Put a key in front of k (…, G, T_k, d_k) whose score is the sink logit.
 
     One more channel gives it that score: it is the sink logit in queries, 1 in the sink's key and 0
-    in other keys.
+    in other keys. Its value is 0, which the caller adds. The scale 1/√d_k of the scores, which is
+    returned too, does not count that channel.
     """
     scale = 1 / math.sqrt(q.shape[-1])
     logits = (sink / scale).to(q.dtype).expand(*q.shape[:-1], 1)  # (…, H, T_q, 1)
@@ -141,7 +133,7 @@ def with_sink_key(
     k[..., 0, -1] = 1
     if mask is not None:
         mask = F.pad(mask, (1, 0), value=mask.dtype == torch.bool)  # True, or 0 to be added
-    return q, k, mask
+    return q, k, mask, scale
 
 
 def sink_of(attention: SelfAttention) -> Tensor | None:
@@ -185,12 +177,13 @@ def previous_keys(k: Tensor, first: Tensor, mask: Tensor | None) -> Tensor:
 class NGramEmbedding(nn.Module):
     """Sum of one table row for each n-gram of 2 … n tokens that ends at a token.
 
-    The frequent n-grams are stored in `keys`, which `count_ngrams` computes: the key of
-    an n-gram is parent · V + its last token. The parent stands for the tokens before the last: a
-    token id, or V + the place in `keys` of a shorter n-gram.
+    The frequent n-grams are stored in `keys`, which `count_ngrams` computes: the key of an n-gram
+    is parent · V + its last token. The parent stands for the tokens before the last: a token id, or
+    V + the place in `keys` of a shorter n-gram.
 
     Each frequent n-gram has its own row of the table. Of each length, all rare n-grams share one
-    row, and all incomplete n-grams, which would begin before the text, share another.
+    row, and all incomplete n-grams, which contain a missing token, share another. Tokens before
+    the text and hidden tokens are missing.
 
     Reference: Huang et al. 2025, "Over-Tokenized Transformer", which hashes all n-grams instead.
     """
@@ -259,7 +252,7 @@ class NGramEmbedding(nn.Module):
 
 
 def count_ngrams(tokens: np.ndarray, vocab_size: int, config: ModelConfig) -> np.ndarray:
-    """Return the keys of the n-grams that occur at least `ngram_count` times in a text.
+    """Return the keys of the n-grams that occur at least `ngram_count` times in a text's beginning.
 
     The key of an n-gram is parent · V + its last token. The parent stands for the tokens before the
     last: a token id, or V + the place in the keys of a shorter n-gram. Every part of a frequent
@@ -267,7 +260,7 @@ def count_ngrams(tokens: np.ndarray, vocab_size: int, config: ModelConfig) -> np
     the n-grams of all lengths.
 
     Args:
-        tokens: Ids (N,) of the training split.
+        tokens: Ids (N,) of the training split, of which `MAX_COUNTED_TOKENS` are read.
         vocab_size: V.
         config: Gives `ngrams`, the length of the longest n-grams, and `ngram_count`.
 
