@@ -5,14 +5,8 @@ python train.py --help                what can be set
 """
 
 import cli
-from common.terminal import (
-    Terminal,
-    exit_on_error,
-    first_line,
-    printer,
-    process_rank,
-    tolerate_errors,
-)
+from common.terminal import Terminal, exit_on_error, first_line, printer, tolerate_errors
+from common.torchrun import process_rank
 
 if __name__ == "__main__":
     request = cli.read_request()  # answers --help and mistakes before torch takes seconds to load
@@ -42,14 +36,14 @@ from config import Config, ResolvedConfig
 from data.batches import Batches
 from data.synthetic import Task
 from distributed.world import join
-from glass.observer import Observer, tokens_until
+from glass.observer import Observer
 from glass.page.write import write_page
 from kernels import autocast
 from sweeps import jobs
 from training import device, modes
 from training.checkpoint import Checkpoints
 from training.evaluate import Splits, evaluate, make_splits
-from training.flops import speed_metrics
+from training.flops import speed_metrics, tokens_until
 from training.inputs import init_weights, prepare_data, starting_weights
 from training.optimizers import clip_gradients
 from training.plan import print_run, resolve

@@ -25,6 +25,7 @@ from common.checkpoints import contains_run
 from common.errors import UserError, did_you_mean
 from common.paths import ONE_PATH, expand_home
 from common.settings import format_value
+from common.torchrun import is_under_torchrun
 
 MAX_CHECKED_CHOICES = 1000  # of one setting of a sweep
 MAX_SHOWN_PATHS_CHARS = 200  # of the paths that a shell made of a glob
@@ -74,7 +75,7 @@ def parse_command_line(argv: list[str]) -> CommandLine:
     parsed = _parse_options(argv)
     if parsed.completion:  # its arguments, such as install=bash, are not settings
         return CommandLine([], argv, is_for_hydra=True)
-    if parsed.multirun and "TORCHELASTIC_RUN_ID" in os.environ:
+    if parsed.multirun and is_under_torchrun():
         raise UserError(
             "torchrun cannot start a sweep, because its processes share one run: "
             "use python train.py -m"

@@ -13,7 +13,8 @@ from cli.settings import train_help
 from common.errors import UserError
 from common.paths import require_path
 from common.signals import exit_on_stop_signals
-from common.terminal import Terminal, printer, process_rank, run_main
+from common.terminal import Terminal, printer, run_main
+from common.torchrun import process_rank
 
 
 def read_request() -> CommandLine | Job:

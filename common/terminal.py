@@ -17,6 +17,7 @@ from rich.table import Table
 from common.errors import UserError, not_one_of
 from common.signals import restore_signals
 from common.text import printable
+from common.torchrun import process_rank
 
 Result = TypeVar("Result")
 
@@ -188,11 +189,6 @@ def discard_output() -> None:
     except OSError:
         with suppress(OSError):  # a stream that is not a file has no number
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def process_rank() -> int:
-    """Return this process's rank under torchrun, or 0 without torchrun."""
-    return int(os.environ["RANK"]) if "TORCHELASTIC_RUN_ID" in os.environ else 0
 
 
 class Terminal(Console):

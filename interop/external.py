@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from common.errors import UserError
-from common.terminal import error_sentence, print_stderr, process_rank
+from common.terminal import error_sentence, print_stderr
 from common.text import pluralize
+from common.torchrun import process_rank
 from data.hf_tokenizer import HFTokenizer
 from data.panics import panics_as_errors
 from data.tokenizer import Tokenizer
