@@ -144,9 +144,9 @@ class ModelConfig:
         return -(self.vocab_size or 0) % (self.vocab_multiple or 1)
 
     @property
-    def has_variants(self) -> bool:
-        """True if the model has a part that only `variants.build_model` builds."""
-        return self.attention_sink or self.smear_keys or self.gate_dim > 0 or self.ngrams > 1
+    def has_variant_attention(self) -> bool:
+        """True if the attention layers are those of `variants`."""
+        return self.attention_sink or self.smear_keys or self.gate_dim > 0
 
     @property
     def ngram_dim(self) -> int:

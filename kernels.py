@@ -65,7 +65,7 @@ def attend(
     dropout: float = 0.0,
     scale: float | None = None,
 ) -> Tensor:
-    """Compute the output of `model.attention` fused: it stores no weights, and is faster.
+    """Compute the output of `model.attention` with the fastest kernel for its sizes and device.
 
     Args:
         q: Queries (B, H, T_q, d_k).

@@ -134,7 +134,7 @@ class DistributedWorld(World):
         return super().place_model(model, config)
 
     def muon_class(self, config: ResolvedConfig) -> Callable[..., Muon]:
-        """Return what constructs Muon, with the matrices divided among the ranks."""
+        """Return the constructor of Muon, with the matrices divided among the ranks."""
         return partial(DistributedMuon, mesh=owners_mesh(config, self.size))
 
     def synchronize_gradients(self, model: GPT, config: ResolvedConfig, is_last: bool) -> None:
@@ -173,7 +173,7 @@ class DistributedWorld(World):
             grad.copy_(mean.view_as(grad))
 
     def join_norms(self, norms: Tensor, params: list[Tensor]) -> Tensor:
-        """Return the norms of complete gradients, (parameters,), from those of a rank's parts.
+        """Return the norms (parameters,) of whole gradients, given those of each rank's parts.
 
         A gradient may be on all ranks, sharded by rows over the ranks of each copy of the model, or
         on one rank.

@@ -103,7 +103,7 @@ class Decoder:
 
     @torch.no_grad()
     def __init__(self, model: "GPT", batch_size: int, length: int | None = None) -> None:
-        """Read the weights of the model now; a later change of them has no effect.
+        """Bind the model's weights, partly as copies: create a new decoder after they change.
 
         `batch_size` and `length` are those of `KVCache.for_model`.
         """
@@ -159,6 +159,7 @@ class DecoderLayer:
         self.norm_2 = None
         if block.mlp is not None:
             self.norm_2 = as_function(block.norm_2)
+            self.activate = block.mlp.activate
             self.W_in, self.W_out = as_function(block.mlp.W_in), as_function(block.mlp.W_out)
             has_gate = block.mlp.W_gate is not None
             self.W_gate = as_function(block.mlp.W_gate) if has_gate else None
@@ -167,7 +168,7 @@ class DecoderLayer:
         """Store the key and value of one token, and compute the update (B, C) by attention.
 
         `x` (B, C) is the token's normalized residual stream. `position` is the number of tokens in
-        the cache, and `rotary` (2, d_k) holds the rotary angles there.
+        the cache, and `rotary` (2, d_k) holds the cosines and sines of the rotary angles there.
         """
         c, T = self.config, position + 1
         qkv = F.linear(x, *self.qkv)  # (B, (H + G) d_k + G d_v)
@@ -190,14 +191,8 @@ class DecoderLayer:
 
     def feed_forward(self, x: Tensor) -> Tensor:
         """Compute the update (B, C) by the MLP, whose normalized input x is (B, C)."""
-        h = self.W_in(x)
-        if self.W_gate is not None:
-            h = F.silu(self.W_gate(x)) * h
-        elif self.config.mlp == "relu2":
-            h = F.relu(h).square()
-        else:
-            h = F.gelu(h, approximate="tanh")
-        return self.W_out(h)
+        gate = None if self.W_gate is None else self.W_gate(x)
+        return self.W_out(self.activate(self.W_in(x), gate))
 
 
 def as_function(layer: nn.Module) -> Layer:

@@ -29,7 +29,7 @@ from glass.page.write import write_page
 from kernels import exact_float32
 from model import GPT
 from training.evaluate import Windows
-from training.flops import memory_metrics, tokens_per_step
+from training.flops import memory_metrics, tokens_until
 from training.profiling import TRACE_FILE, TRACE_VIEWER, StepProfiler
 from training.record import Record, print_losses, print_summary
 from training.stopwatch import Stopwatch
@@ -44,9 +44,9 @@ class Snapshot(NamedTuple):
 
 
 class Observer:
-    """Records a run on rank 0, and profiles it. A context manager, which ends with the run.
+    """Records a run on rank 0, and profiles it: a context manager that ends with the run.
 
-    The text gives the probes, and the validation windows are those on which heads are ablated.
+    Probes are taken from the text, and head importance is measured on the validation windows.
     Records up to `recorded_step` are kept; -1 for a new run.
     """
 
@@ -97,9 +97,9 @@ class Observer:
     def snapshot(self, model: GPT, step: int) -> Snapshot | None:
         """Measure every attention head, draw the attention grid, and log them to W&B.
 
-        Between regular snapshots it returns None unless an induction head is forming or fading. It
-        may be interrupted anywhere and done again: W&B gets what is logged here when the metrics
-        of the step are written.
+        Between regular snapshots it returns None unless the highest prefix-matching score has
+        moved. It may be interrupted anywhere and done again: W&B gets what is logged here when the
+        metrics of the step are written.
         """
         self.clock.switch("attention")
         model, previous = in_float32(model), read_latest(self.record.rows)
@@ -118,7 +118,7 @@ class Observer:
             wandb.log_table("attention/composition", *composition_table(measurements))
             wandb.log(self.strongest_heads.select(measurements))
             self._save(model, step, measurements, arrays)
-            return Snapshot(measurements, self._draw_sample(model, step))
+            return Snapshot(measurements, self._generate_sample(model, step))
 
     def _draw_grid(self, step: int, maps: np.ndarray) -> Path | None:
         """Draw the attention grid and return its file; None if it is not due or cannot be made.
@@ -152,8 +152,8 @@ class Observer:
             save_weights(self.snapshots.path(step, ".safetensors"), model)
             prune_stored_weights(self.snapshots.folder, measurements.emergence.emerged)
 
-    def _draw_sample(self, model: GPT, step: int) -> str | None:
-        """Generate a text where an attention grid is due; the model may predict NaN."""
+    def _generate_sample(self, model: GPT, step: int) -> str | None:
+        """Generate a text if an attention grid is due; None if not, or if the model cannot."""
         if not self.snapshots.is_grid_due(step):
             return None
         with self.record.tolerate_errors("a sample text"):
@@ -208,8 +208,3 @@ class Observer:
                 print_findings(str(finding))
         log("")
         print_summary(log, self.run_dir, self.clock.seconds)
-
-
-def tokens_until(step: int, config: ResolvedConfig) -> int:
-    """Return the number of tokens trained on in `step` optimizer steps."""
-    return step * tokens_per_step(config)

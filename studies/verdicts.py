@@ -62,7 +62,7 @@ class Run(Protocol):
 
     @property
     def status(self) -> str:
-        """Whether it is "finished"."""
+        """One of "finished", "unfinished" or "failed"."""
 
 
 class Verdict(NamedTuple):

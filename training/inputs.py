@@ -24,7 +24,7 @@ from variants import count_ngrams
 class StartingWeights(NamedTuple):
     """The tokenizer and the weights of the model that a run starts from."""
 
-    tokenizer: Tokenizer | None = None  # None: the one that is built from the training text
+    tokenizer: Tokenizer | None = None  # None: the configured tokenizer
     copy_to: Callable[[GPT], object] | None = None  # None: the run has its own weights
     manifest: Manifest | None = None  # of a run's checkpoint; None if the model is not of a run
 
@@ -40,7 +40,7 @@ def starting_weights(
     open_weights: OpenWeights,
     log: Callable[[str], None],
 ) -> StartingWeights:
-    """Return what a run takes from its own checkpoint or from the model that init_from names."""
+    """Return the tokenizer of the run's checkpoint, or what the model in init_from gives it."""
     if progress.manifest:
         folder = step_folder(run_dir, progress.step)
         return StartingWeights(load_tokenizer(folder / TOKENIZER_FILE))
@@ -115,9 +115,9 @@ def prepare_same_text(
 def init_weights(
     model: GPT, initial: StartingWeights, text: Tokens, source: str = "init_from"
 ) -> None:
-    """Replace a model's random weights by those of a model; enter the text's n-grams.
+    """Copy the starting weights into a model, and enter the text's n-grams.
 
-    `source` names that model if its weights are refused.
+    `source` names the origin of the weights if they are refused.
     """
     if initial.copy_to:
         initial.copy_to(model)

@@ -85,8 +85,8 @@ class World:
     def check_stop(self, at_once: bool = True) -> None:
         """Raise `Stopped` on all ranks if any of them got a signal.
 
-        They wait here for rank 0, however long it has worked alone. After a step in which it did
-        not, `at_once=False` lets several ranks check about once a second only.
+        They wait here for rank 0, however long it has worked alone. `at_once=False` lets several
+        ranks check about once a second only: pass it after steps in which rank 0 did no extra work.
         """
         if self._exit_status:
             raise Stopped(self._exit_status)
@@ -129,17 +129,17 @@ class World:
         return compile_model(model) if config.compile else model
 
     def muon_class(self, config: ResolvedConfig) -> Callable[..., Muon]:
-        """Return what constructs Muon, with the matrices divided among the ranks."""
+        """Return the constructor of Muon, with the matrices divided among the ranks."""
         return Muon
 
     def synchronize_gradients(self, model: GPT, config: ResolvedConfig, is_last: bool) -> None:
-        """Say before a forward pass whether it is that of the last micro-step of a step."""
+        """Set before a forward pass whether its micro-step is the last of the optimizer step."""
 
     def average_gradients(self, optimizers: list[Optimizer]) -> None:
         """Average the gradients over the ranks, as far as the backward pass has not done so."""
 
     def join_norms(self, norms: Tensor, params: list[Tensor]) -> Tensor:
-        """Return the norms of complete gradients, (parameters,), from those of a rank's parts."""
+        """Return the norms (parameters,) of whole gradients, given those of each rank's parts."""
         return norms
 
     def evaluating(self, model: GPT) -> AbstractContextManager:
@@ -156,8 +156,8 @@ class World:
 
 def compile_model(model: GPT) -> Callable:
     """Return a model that torch.compile compiles as a whole when it is first called."""
-    # On a CPU two generated files instead of fifty, because their headers dominate the time. torch
-    # 2.13 cannot generate them for attention in float32 that is computed again.
+    # On a CPU, cpp_wrapper generates two files instead of fifty; compiling their headers dominates
+    # the time. torch 2.13 cannot generate them for attention in float32 that is computed again.
     has_cpp_wrapper = model.head.weight.device.type == "cpu" and not model.checkpoint_activations
     return torch.compile(model, options={"cpp_wrapper": True} if has_cpp_wrapper else None)
 
