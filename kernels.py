@@ -67,16 +67,8 @@ def attend(
 ) -> Tensor:
     """Compute the output of `model.attention` with the fastest kernel for its sizes and device.
 
-    Args:
-        q: Queries (B, H, T_q, d_k).
-        k: Keys (B, G, T_k, d_k).
-        v: Values (B, G, T_k, d_v).
-        mask: As in `model.attention`. None: causal if T_q = T_k, else no mask.
-        dropout: Share of the weights that are dropped.
-        scale: Factor of the dot products; None: 1/√d_k.
-
-    Returns:
-        The outputs of the heads, (B, H, T_q, d_v).
+    q (B, H, T_q, d_k), k (B, G, T_k, d_k) and v (B, G, T_k, d_v) give (B, H, T_q, d_v). Without a
+    mask, attention is causal if T_q = T_k. `dropout` is the share of the weights that are dropped.
     """
     T_q, T_k = q.shape[2], k.shape[2]
     if scale is None:
@@ -120,16 +112,8 @@ def attend_short(q: Tensor, k: Tensor, v: Tensor, dropout: float, scale: float) 
 def attend_from_last_token(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Compute the attention of one token to all keys without repeating them for grouped queries.
 
-    The query heads that share a key/value head enter torch's kernel as several queries of that
-    head.
-
-    Args:
-        q: Queries (B, H, d_k).
-        k: Keys (B, G, T_k, d_k).
-        v: Values (B, G, T_k, d_v).
-
-    Returns:
-        The outputs of the heads, concatenated: (B, H · d_v).
+    q (B, H, d_k), k (B, G, T_k, d_k) and v (B, G, T_k, d_v) give (B, H · d_v). The query heads that
+    share a key/value head enter torch's kernel as several queries of that head.
     """
     (B, H, d_k), G = q.shape, k.shape[1]
     return F.scaled_dot_product_attention(q.view(B, G, H // G, d_k), k, v).flatten(1)

@@ -482,16 +482,14 @@ class GPT(nn.Module):
     def forward(
         self, tokens: Tensor, targets: Tensor | None = None, cache: KVCache | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """Compute the logits of every next token, and their loss.
+        """Compute the logits (B, T, V) of every next token, and their mean loss in nats per token.
+
+        With targets, gradients flow through the loss alone; without, the loss is None.
 
         Args:
             tokens: Ids (B, T); with those in the cache, at most block_size tokens.
             targets: Ids (B, T) of the tokens that follow; -1 is left out of the loss.
             cache: As in `run_blocks`.
-
-        Returns:
-            Logits (B, T, V), and the mean loss in nats per token, or None without targets. With
-            targets, gradients flow through the loss alone.
         """
         return self.predict(self.run_blocks(tokens, cache), targets)
 
@@ -545,12 +543,9 @@ class GPT(nn.Module):
     def run_with_cache(
         self, tokens: Tensor, *names: str
     ) -> tuple[Tensor, dict[tuple[str, int], Tensor]]:
-        """Compute the logits (B, T, V) of tokens (B, T), and record values of the forward pass.
+        """Compute the logits (B, T, V) of tokens (B, T), and record values by (name, layer).
 
         `names` are some of `TAP_NAMES`; without names, all are recorded.
-
-        Returns:
-            The logits, and the values by (name, layer).
         """
         values: dict[tuple[str, int], Tensor] = {}
         keys = self._tap_keys(names or TAP_NAMES)
@@ -558,7 +553,6 @@ class GPT(nn.Module):
         return logits, values
 
     def _tap_keys(self, names: tuple[str, ...]) -> list[tuple[str, int]]:
-        """Return the (name, layer) of every value with one of these names."""
         layers = {"embedding": 1, "mlp": 0 if self.config.mlp == "none" else self.config.n_layer}
         counts = [(name, layers.get(name, self.config.n_layer)) for name in names]
         return [(name, layer) for name, count in counts for layer in range(count)]

@@ -78,9 +78,8 @@ class VariantAttention(SelfAttention):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Compute queries, keys and values as `SelfAttention.project` does, and smear the keys.
 
-        Each key is mixed with that of the token before, and then rotated. The first one is mixed
-        with the last key in the `cache`. If the `mask` hides the token before in all heads, its
-        key counts as 0.
+        Each key is mixed with that of the token before, or with the last key in the `cache`, and
+        then rotated. If the `mask` hides the token before in all heads, its key counts as 0.
         """
         if self.smear is None:
             return super().project(x, rotary)
@@ -143,10 +142,7 @@ def sink_of(attention: SelfAttention) -> Tensor | None:
 
 
 def gates_of(attention: SelfAttention, x: Tensor) -> Tensor | None:
-    """Compute the factors (B, T, H, 1 or d_v) of the heads' outputs, None without gates.
-
-    `x` (B, T, C) is the layer's normalized input.
-    """
+    """Compute the factors (B, T, H, 1 or d_v) of the heads' outputs from the normalized input x."""
     W_gate = getattr(attention, "W_gate", None)
     if W_gate is None:
         return None
@@ -177,13 +173,9 @@ def previous_keys(k: Tensor, first: Tensor, mask: Tensor | None) -> Tensor:
 class NGramEmbedding(nn.Module):
     """Sum of one table row for each n-gram of 2 … n tokens that ends at a token.
 
-    The frequent n-grams are stored in `keys`, which `count_ngrams` computes: the key of an n-gram
-    is parent · V + its last token. The parent stands for the tokens before the last: a token id, or
-    V + the place in `keys` of a shorter n-gram.
-
-    Each frequent n-gram has its own row of the table. Of each length, all rare n-grams share one
-    row, and all incomplete n-grams, which contain a missing token, share another. Tokens before
-    the text and hidden tokens are missing.
+    Each frequent n-gram, whose key `count_ngrams` computes, has its own row of the table. Of each
+    length, all rare n-grams share one row, and all incomplete n-grams, which contain a missing
+    token, share another. Tokens before the text and hidden tokens are missing.
 
     Reference: Huang et al. 2025, "Over-Tokenized Transformer", which hashes all n-grams instead.
     """
@@ -252,20 +244,12 @@ class NGramEmbedding(nn.Module):
 
 
 def count_ngrams(tokens: np.ndarray, vocab_size: int, config: ModelConfig) -> np.ndarray:
-    """Return the keys of the n-grams that occur at least `ngram_count` times in a text's beginning.
+    """Return the keys (int64, ascending) of the n-grams that are frequent at a text's beginning.
 
     The key of an n-gram is parent · V + its last token. The parent stands for the tokens before the
     last: a token id, or V + the place in the keys of a shorter n-gram. Every part of a frequent
     n-gram is frequent, and parents come before their children, so that one ascending list holds
     the n-grams of all lengths.
-
-    Args:
-        tokens: Ids (N,) of the training split, of which `MAX_COUNTED_TOKENS` are read.
-        vocab_size: V.
-        config: Gives `ngrams`, the length of the longest n-grams, and `ngram_count`.
-
-    Returns:
-        Keys (number of frequent n-grams,) int64, ascending.
 
     Raises:
         UserError: Every n-gram occurs fewer than `ngram_count` times.

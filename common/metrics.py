@@ -19,10 +19,7 @@ COMPANION_SUFFIXES = ("_se", "_without_first")
 
 
 def read_rows(path: Path, log: Callable[[str], None] | None = None) -> list[dict]:
-    """Read the valid rows of a metrics or samples file in order; none if it does not exist.
-
-    `log` receives a note if lines are skipped because they are not valid rows.
-    """
+    """Read the valid rows of a metrics or samples file in order; none if it does not exist."""
     lines = ordinary_file(path).read_bytes().split(b"\n")[:-1] if exists(path) else []
     rows = [row for row in map(parse_row, lines) if row is not None]
     if log and len(rows) < len(lines):
@@ -34,7 +31,6 @@ def parse_row(line: bytes) -> dict | None:
     """Parse a line of metrics.jsonl or samples.jsonl, without values that are not finite.
 
     A row is a JSON object with a step, whose other values are numbers; `text` may be a string.
-    Return None for anything else.
     """
     try:
         row = json.loads(line.decode())

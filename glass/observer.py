@@ -46,7 +46,6 @@ class Snapshot(NamedTuple):
 class Observer:
     """Records a run on rank 0, and profiles it: a context manager that ends with the run.
 
-    Probes are taken from the text, and head importance is measured on the validation windows.
     Records up to `recorded_step` are kept; -1 for a new run.
     """
 
@@ -98,8 +97,7 @@ class Observer:
         """Measure every attention head, draw the attention grid, and log them to W&B.
 
         Between regular snapshots it returns None unless the highest prefix-matching score has
-        moved. It may be interrupted anywhere and done again: W&B gets what is logged here when the
-        metrics of the step are written.
+        moved. It may be interrupted anywhere and done again.
         """
         self.clock.switch("attention")
         model, previous = in_float32(model), read_latest(self.record.rows)
@@ -121,10 +119,6 @@ class Observer:
             return Snapshot(measurements, self._generate_sample(model, step))
 
     def _draw_grid(self, step: int, maps: np.ndarray) -> Path | None:
-        """Draw the attention grid and return its file; None if it is not due or cannot be made.
-
-        `maps` are the attention patterns of the text (L, H, T, T).
-        """
         if not self.snapshots.is_grid_due(step):
             return None
         tokens, groups = self.snapshots.probes.text_tokens, self.config.model.kv_heads
@@ -144,7 +138,6 @@ class Observer:
         measurements: Measurements,
         arrays: dict[str, np.ndarray],
     ) -> None:
-        """Write the arrays of a snapshot, and the weights with which the page runs the model."""
         with self.record.tolerate_errors("a snapshot"):
             path = self.snapshots.path(step, ".npz")
             save_snapshot(path, step, self.snapshots.probes, arrays)
@@ -153,7 +146,6 @@ class Observer:
             prune_stored_weights(self.snapshots.folder, measurements.emergence.emerged)
 
     def _generate_sample(self, model: GPT, step: int) -> str | None:
-        """Generate a text if an attention grid is due; None if not, or if the model cannot."""
         if not self.snapshots.is_grid_due(step):
             return None
         with self.record.tolerate_errors("a sample text"):
@@ -175,7 +167,6 @@ class Observer:
             self._draw_page(snapshot.measurements)
 
     def _draw_page(self, measurements: Measurements) -> None:
-        """Draw the page, and log the findings to W&B, with the page at the first and last step."""
         self.clock.switch("attention")
         page, wandb, step = self.run_dir / "report.html", self.record.wandb, measurements.step
         with self.record.tolerate_errors(str(page)):

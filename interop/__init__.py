@@ -1,7 +1,6 @@
 """Import and export models: GPT-2, Llama, Mistral, Qwen 2, Qwen 3, nanoGPT's ckpt.pt and .gguf.
 
-Weights are read from safetensors, a .gguf file or nanoGPT's ckpt.pt, and written as safetensors or
-as a .gguf file. Neither needs transformers, and no pickled code runs.
+None of them needs transformers, and no pickled code runs.
 """
 
 from interop.export import save_hf

@@ -57,13 +57,9 @@ def require_empty_folder(folder: Path) -> None:
 
 
 def export_tensors(model: GPT, naming: str) -> dict[str, Tensor]:
-    """Return the weights of a model as another library stores them.
+    """Return the weights of a model as a library stores them, whose `naming` is in `MODULE_NAMES`.
 
     Biases and gains that only the model of the other library has are 0 and 1.
-
-    Args:
-        model: The model.
-        naming: How the library names tensors: a key of `MODULE_NAMES`.
     """
     config = model.config
     parameters = {name: p.detach().cpu() for name, p in model.named_parameters()}
@@ -90,7 +86,6 @@ def export_tensors(model: GPT, naming: str) -> dict[str, Tensor]:
 
 
 def _write_folder(folder: Path, texts: dict[str, str], tensors: dict[str, Tensor]) -> None:
-    """Write files to a temporary folder, and move them out of it when all of them are complete."""
     part = folder / PART
     is_new = not folder.exists()
     names = [WEIGHTS_FILE, *texts]  # config.json is the last text, as nothing loads without it

@@ -25,17 +25,10 @@ from variants import build_model
 
 
 class ExternalCheckpoint:
-    """A checkpoint of another library whose tensors fit our model.
-
-    Attributes:
-        config: Settings with which our model computes the same.
-    """
+    """A checkpoint of another library, and the `config` with which our model computes the same."""
 
     def __init__(self, source: CheckpointSource | str | os.PathLike) -> None:
         """Check all that can be checked without reading the weights.
-
-        Args:
-            source: The checkpoint, or its path.
 
         Raises:
             UserError: It cannot be read, or our model cannot compute the same.
@@ -114,11 +107,9 @@ class ExternalCheckpoint:
         return tokenizer
 
     def load(self, dtype: torch.dtype | None = None) -> GPT:
-        """Build the model on the CPU, for evaluation.
+        """Build the model on the CPU, for evaluation, with weights of `dtype` (None: as stored).
 
-        Args:
-            dtype: Data type of the weights. None: as stored. Safetensors of this type are
-                memory-mapped, not copied.
+        Safetensors of this type are memory-mapped, not copied.
         """
         with torch.device("meta"):
             model = build_model(self.config)
@@ -134,7 +125,6 @@ class ExternalCheckpoint:
             parameters[name].copy_(tensor[: len(parameters[name])])
 
     def _read_parameters(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the name and the value of each parameter of our model."""
         for mapping in self._mappings:
             tensor = self._source.read_tensor(mapping.name)
             if mapping.is_transposed:

@@ -35,13 +35,7 @@ class HFFolder(CheckpointSource):
     def __init__(self, path: Path, weights: Path | None = None) -> None:
         """Read the config.json of a folder, and the names and shapes of its tensors.
 
-        Args:
-            path: The folder.
-            weights: The file with the weights; None: those that Hugging Face's format names. One
-                of several files with parts of the weights stands for all of them.
-
-        Raises:
-            UserError: The folder contains an adapter, or a file is missing or cannot be read.
+        If `weights` is one of several files with parts of the weights, it stands for all of them.
         """
         self.path = path
         if (path / ADAPTER_CONFIG_FILE).is_file():
@@ -72,7 +66,6 @@ class HFFolder(CheckpointSource):
             )
 
     def _list_tensors(self, path: Path) -> None:
-        """Note the shape and the place of every tensor in a file."""
         prefix = TENSOR_PREFIXES[self.naming]
         with open_safetensors(path) as file:
             for stored_name in file.keys():  # noqa: SIM118  the file is not a dict
@@ -118,11 +111,6 @@ class HFFolder(CheckpointSource):
 
 
 def _find_weights(folder: Path) -> list[Path]:
-    """Return the files that make up a model, by their names or by the index of the shards.
-
-    Raises:
-        UserError: Some of them are missing.
-    """
     if os.path.lexists(folder / WEIGHTS_FILE):
         return [folder / WEIGHTS_FILE]
     shards = sorted(path.name for path in folder.glob(SHARDS_GLOB))
@@ -152,7 +140,6 @@ def _find_weights(folder: Path) -> list[Path]:
 
 
 def _missing_weights(folder: Path) -> UserError:
-    """Build the error for a folder without weights, or with weights that are not read."""
     others = sorted(path for path in folder.iterdir() if path.is_file())
     for path in others:
         if PICKLED_WEIGHTS.fullmatch(path.name):

@@ -76,7 +76,6 @@ def _require_supported(config: GPTConfig, family: str) -> None:
 
 
 def _describe_settings(config: GPTConfig, settings: HFSettings) -> dict[str, Any]:
-    """Return the metadata for the settings of a model, given those of its config.json."""
     family = settings["model_type"]
     rope = settings.get("rope_scaling", {})
     if rope.get("rope_type") == "linear":  # Llama 3's is a tensor

@@ -36,11 +36,6 @@ class GGUFFile(CheckpointSource):
     """A model in a .gguf file, whose tensors are memory-mapped and dequantized when read."""
 
     def __init__(self, path: Path) -> None:
-        """Read the header of a file.
-
-        Raises:
-            UserError: The library gguf is not installed, or the file is damaged or not a model.
-        """
         require_gguf(str(path))
         from gguf.quants import dequantize
 
@@ -75,7 +70,6 @@ class GGUFFile(CheckpointSource):
         self._keys = {theirs: f"{self._architecture}.{name}" for name, theirs in names.items()}
 
     def _require_dequantizable(self) -> None:
-        """Refuse a file with tensors that the library cannot dequantize."""
         from gguf import GGML_QUANT_SIZES
 
         for stored_type in {tensor.type for tensor in self._tensors.values()}:
@@ -115,7 +109,6 @@ class GGUFFile(CheckpointSource):
         return read_gguf_tokenizer(self.path, self._metadata)
 
     def _read_settings(self) -> HFSettings:
-        """Return the settings in the header, by the names that a config.json gives them."""
         settings: HFSettings = {
             name: self._metadata.read(key, SETTING_TYPES.get(name, int))
             for name, key in self._keys.items()
@@ -156,16 +149,7 @@ class GGUFFile(CheckpointSource):
 
 
 def infer_llama3_rope(factors: Tensor, theta: float, head_dim: int) -> HFSettings:
-    """Infer Llama 3's settings from the factors by which it stretches rotary wavelengths.
-
-    Args:
-        factors: Factor of each wavelength: (d_k / 2,).
-        theta: Base of the wavelengths.
-        head_dim: Size d_k of a query or key.
-
-    Raises:
-        UserError: The wavelengths are stretched in another way.
-    """
+    """Infer Llama 3's settings from the factors (d_k / 2,) that stretch rotary wavelengths."""
     n_wavelengths = head_dim // 2
     if list(factors.shape) == [n_wavelengths] and (factors.isfinite() & (factors > 0)).all():
         largest = factors.max()

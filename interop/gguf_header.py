@@ -38,12 +38,9 @@ class Metadata(dict[str, Any]):
     """The metadata of a .gguf file: values of any type by their keys."""
 
     def read(self, key: str, value_type: type[Value]) -> Value | None:
-        """Return a value, or None if the file does not have it.
+        """Return a value of this type, or None if the file does not have it.
 
         A list of equal numbers, one for each block, counts as that number.
-
-        Raises:
-            ValueError: The value has another type.
         """
         value = self.get(key)
         if isinstance(value, list) and value and value == value[:1] * len(value):
@@ -55,11 +52,7 @@ class Metadata(dict[str, Any]):
         return value
 
     def read_list(self, key: str, value_type: type[Value]) -> list[Value] | None:
-        """Return a list, or None if the file does not have it.
-
-        Raises:
-            ValueError: The value is not a list, or an item has another type.
-        """
+        """Return a list of values of this type, or None if the file does not have it."""
         values = self.get(key)
         if values is None:
             return None
@@ -110,7 +103,6 @@ def parse_header(file: mmap.mmap) -> tuple[Metadata, dict[str, StoredGGUFTensor]
 
 
 def _read_tensor_entry(file: mmap.mmap) -> StoredGGUFTensor:
-    """Read the entry of a tensor, with its offset from the start of the tensors."""
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
     dimensions = _read_scalar(file, "I")
@@ -126,7 +118,6 @@ def _read_tensor_entry(file: mmap.mmap) -> StoredGGUFTensor:
 
 
 def _read_scalar(file: mmap.mmap, format: str) -> Any:
-    """Read a number or a truth value of a type of `struct`."""
     return _read_scalars(file, format, 1)[0]
 
 
@@ -151,7 +142,6 @@ def _read_text(file: mmap.mmap) -> str:
 
 
 def _read_name(file: mmap.mmap, used: dict[str, Any]) -> str:
-    """Read a key or the name of a tensor, which is not among those read before."""
     name = _read_text(file)
     if name in used:
         raise ValueError(f"it has {name!a:.80} twice")
@@ -159,7 +149,6 @@ def _read_name(file: mmap.mmap, used: dict[str, Any]) -> str:
 
 
 def _read_value(file: mmap.mmap, type_number: int) -> Any:
-    """Read a scalar, a text, or a list of them."""
     if type_number == STRING_TYPE:
         return _read_text(file)
     if type_number in SCALAR_FORMATS:

@@ -41,8 +41,7 @@ def read_gguf_tokenizer(path: Path, metadata: Metadata) -> Tokenizer:
 
     Raises:
         UserError: The tokenizer is of another kind, or splits text in an unknown way.
-        ValueError: A table is missing or damaged.
-        Exception: The library cannot build the tokenizer.
+        Exception: A table is missing or damaged, or the library cannot build the tokenizer.
     """
     kind = metadata.read(f"{PREFIX}model", str)
     tokens = metadata.read_list(f"{PREFIX}tokens", str)
@@ -97,11 +96,7 @@ def read_gguf_tokenizer(path: Path, metadata: Metadata) -> Tokenizer:
 
 
 def describe_tokenizer(tokenizer: Tokenizer, vocab_size: int) -> dict[str, Any]:
-    """Return the metadata from which llama.cpp builds an equal tokenizer.
-
-    Args:
-        tokenizer: The tokenizer.
-        vocab_size: Number of tokens of its model; those that the tokenizer lacks become unused.
+    """Return the metadata from which llama.cpp builds an equal tokenizer of `vocab_size` tokens.
 
     Raises:
         UserError: llama.cpp would turn some texts into other tokens.
@@ -191,7 +186,6 @@ def _find_split(content: dict[str, Any]) -> str | None:
 
 
 def _build_pre_tokenizer(path: Path, split: str | None) -> pre_tokenizers.PreTokenizer:
-    """Return the rule by which a family of models splits text before merging."""
     if split in DIGIT_GROUPS:
         return byte_level_split(WORD_PATTERN.format(digits=DIGIT_GROUPS[split]))
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False)

@@ -24,17 +24,11 @@ MAX_HUB_ERROR_CHARS = 200
 
 
 def pin_model(name: str, key: str = "init_from") -> str:
-    """Download a model if it is named by its name on the hub.
-
-    Args:
-        name: A path, or "owner/name" or "owner/name@revision" on the hub.
-        key: The setting with the name. Only `init_from` may name a model on the hub.
-
-    Returns:
-        The path, without ~ or file://, or "owner/name@commit" of the downloaded model.
+    """Return the path of a model, or the "owner/name@commit" that is now in the hub's cache.
 
     Raises:
-        UserError: The path does not exist, or the model cannot be downloaded.
+        UserError: The path does not exist, or the model cannot be downloaded. Only the setting
+            `init_from` may name a model on the hub.
     """
     path = expand_model_name(key, name)
     if exists(Path(path)):
@@ -79,7 +73,6 @@ def find_model_folder(init_from: str | os.PathLike) -> Path:
 
 
 def _download_snapshot(name: str, commit: str | None, **options: Any) -> Path:
-    """The folder of a model at a commit in the hub's cache."""
     from huggingface_hub import snapshot_download  # importing it is slow and seldom needed
 
     patterns = {"allow_patterns": DOWNLOADED_FILES, "ignore_patterns": ["*/*"]}

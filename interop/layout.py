@@ -18,10 +18,7 @@ class TensorMapping(NamedTuple):
 def map_tensors(parameter_shapes: dict[str, list[int]], naming: str) -> Iterator[TensorMapping]:
     """Yield the tensors that another library's checkpoint of our model has.
 
-    Args:
-        parameter_shapes: Shape of each parameter of our model, by its name. Parameters that our
-            model lacks, such as biases, are not expected in the checkpoint either.
-        naming: How the library names tensors: a key of `MODULE_NAMES`.
+    Parameters that our model lacks, such as biases, are not expected in the checkpoint either.
     """
     blocks = {int(name.split(".")[1]) for name in parameter_shapes if name.startswith("blocks.")}
     for i in range(-1, len(blocks)):  # -1: the modules outside the blocks

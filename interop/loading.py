@@ -64,10 +64,6 @@ def load(
         log: Called with a line if a checkpoint is damaged and another one is loaded.
         key: The setting that contains the name, for error messages.
 
-    Returns:
-        The model and the tokenizer. Weights of Hugging Face's format are memory-mapped and keep
-        their data type.
-
     Raises:
         UserError: It cannot be read, its weights are not finite, or our model lacks a feature.
     """
@@ -124,9 +120,6 @@ def read_starting_model(init_from: str) -> Config:
 
     The model is downloaded if necessary. `run_dir` names it if it is a run that began with random
     weights.
-
-    Raises:
-        UserError: It cannot be read, or our model cannot compute the same.
     """
     init_from = pin_model(init_from)
     source = identify(find_model_folder(init_from))
@@ -144,11 +137,7 @@ def read_starting_model(init_from: str) -> Config:
 def open_starting_weights(
     init_from: str | os.PathLike, log: Callable[[str], None] = print
 ) -> StartingWeights:
-    """Open the weights that training starts from, which `read_starting_model` has downloaded.
-
-    Raises:
-        UserError: They cannot be read, or our model cannot compute the same.
-    """
+    """Open the weights that training starts from, which `read_starting_model` has downloaded."""
     source = identify(find_model_folder(init_from))
     if isinstance(source, RunPath):
         folder, manifest = _find_checkpoint(source, log)

@@ -37,15 +37,9 @@ class RunPath(NamedTuple):
 
 
 def identify(path: Path) -> RunPath | CheckpointSource:
-    """Return the run or the model of another library at a path, by what it contains.
+    """Return the run or the model of another library at a path, or around a file in it.
 
-    Args:
-        path: A run, or a folder or file in it; a folder of Hugging Face's format, or a file in it;
-            a .gguf file; or nanoGPT's ckpt.pt. Files may have any name.
-
-    Raises:
-        UserError: There is something else.
-        OSError: The path cannot be read.
+    Files may have any name. Raises `UserError` if there is something else.
     """
     model = _identify_folder(path) if is_folder(path) else _identify_file(path)
     if model is None:
@@ -96,7 +90,6 @@ def _is_checkpoint(folder: Path) -> bool:
 
 
 def _find_run(path: Path) -> RunPath | None:
-    """Return the run that a path names by a checkpoint or another file or folder in it."""
     path = path.absolute()
     for run in path.parents[:3]:
         if not _is_run(run):

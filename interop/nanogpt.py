@@ -71,15 +71,11 @@ class NanoGPTFile(CheckpointSource):
         return self._tensors[name]
 
     def read_tokenizer(self) -> Tokenizer | None:
-        """Return GPT-2's tokenizer, or None for a model of characters.
-
-        nanoGPT keeps the characters in a pickle, which is not opened; they are those of the text.
-        """
+        """Return GPT-2's tokenizer; None for characters, which nanoGPT keeps in a pickle."""
         return load_tiktoken("gpt2") if self.tokenizer_name == "gpt2" else None
 
 
 def _load_tensors(path: Path) -> dict[str, Any]:
-    """Load a file of torch.save that contains only tensors, numbers, texts, lists and dicts."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -58,9 +58,7 @@ ROPE_SETTINGS = {"factor": "rope_factor", "original_max_position_embeddings": "r
 def config_from_hf(settings: HFSettings, names: dict[str, str] | None = None) -> GPTConfig:
     """Translate the settings of a config.json to ours, and check them.
 
-    Args:
-        settings: The content of the config.json.
-        names: What the file calls these settings, if it is not a config.json, for error messages.
+    `names` are what the file calls the settings, if it is not a config.json, for error messages.
 
     Raises:
         UserError: A setting is missing, invalid, or not supported by our model.
@@ -101,12 +99,7 @@ def config_from_hf(settings: HFSettings, names: dict[str, str] | None = None) ->
 def checked_config(values: dict[str, Any], names: dict[str, str]) -> GPTConfig:
     """Return the settings of a model, whose values may come from a damaged file.
 
-    Args:
-        values: Values by our names of the settings.
-        names: What the file calls the settings, by our names, for error messages.
-
-    Raises:
-        UserError: A value has the wrong type, is out of bounds or contradicts another one.
+    `names` are what the file calls the settings, for the `UserError` about an invalid one.
     """
     try:
         config = GPTConfig(
@@ -124,11 +117,7 @@ def checked_config(values: dict[str, Any], names: dict[str, str]) -> GPTConfig:
 
 
 def config_to_hf(config: GPTConfig, tokenizer: Tokenizer | None = None) -> HFSettings:
-    """Return the config.json from which transformers builds an equal model.
-
-    Raises:
-        UserError: transformers has no such model.
-    """
+    """Return the config.json of an equal model; `UserError` if transformers has none."""
     _require_counterpart(config)
     exported = _resolve_defaults(find_counterpart(config))
     family = find_family(exported)
@@ -148,7 +137,6 @@ def config_to_hf(config: GPTConfig, tokenizer: Tokenizer | None = None) -> HFSet
 
 
 def _require_counterpart(config: GPTConfig) -> None:
-    """Refuse a model with a part that no supported family has."""
     parts = {"mlp": "none", "smear_keys": True, "attention_sink": True}
     if config.attention_gate != "none":
         parts["attention_gate"] = config.attention_gate
@@ -218,7 +206,6 @@ def _read_family(settings: HFSettings, names: dict[str, str]) -> str:
 
 
 def _require_supported(settings: HFSettings, names: dict[str, str]) -> None:
-    """Refuse settings under which our model computes something else."""
     for name, supported in SUPPORTED_VALUES.items():
         value = settings.get(name)
         if value is not None and value not in supported:
@@ -236,7 +223,6 @@ def _require_supported(settings: HFSettings, names: dict[str, str]) -> None:
 
 
 def _llama_settings(settings: HFSettings, family: str, rope_type: str) -> dict[str, Any]:
-    """Return our settings that the families other than GPT-2 imply, and those of positions."""
     bias: bool | str
     if family == "qwen2":
         bias = "qkv"
@@ -282,7 +268,6 @@ def _hf_settings_of_family(config: GPTConfig, family: str) -> HFSettings:
 
 
 def _require_round_trip(config: GPTConfig, settings: HFSettings, family: str) -> None:
-    """Refuse a model whose settings would come back different from a config.json."""
     restored = replace(_resolve_defaults(config_from_hf(settings)), dropout=config.dropout)
     unsupported = [
         f"model.{name}={format_value(value)}"

@@ -20,10 +20,6 @@ from data.tokenizer import BPETokenizer, CharTokenizer, Tokenizer, byte_level_sp
 def export_tokenizer(tokenizer: Tokenizer, block_size: int) -> dict[str, str]:
     """Return the content of a tokenizer's files by their names.
 
-    Args:
-        tokenizer: The tokenizer.
-        block_size: Context length of its model, in tokens.
-
     Raises:
         UserError: The `tokenizers` library would turn some texts into other tokens.
     """
@@ -101,18 +97,16 @@ def _bpe_to_library(tokenizer: BPETokenizer) -> Library:
 
 
 def _encode_alike(library: Library, tokenizer: BPETokenizer, token: bytes) -> bool:
-    """Return whether both give a text around a token the same ids."""
     word = token.decode(errors="replace")
     text = f"{word} 12345 'sX\n\n  \t{word}"
     return library.encode(text).ids == tokenizer.encode(text)
 
 
 def _find_last_merge(token: bytes, ranks: dict[bytes, int]) -> tuple[bytes, bytes] | None:
-    """Return the two parts that byte-pair encoding joins last into a token.
+    """Return the two parts that byte-pair encoding joins last into a token, if any.
 
     The bytes of a token are always joined in the same order, wherever it occurs. So no other two
-    parts ever become it, and one merge per token describes the encoding. A single byte, and a
-    token that no merge leads to, give None.
+    parts ever become it, and one merge per token describes the encoding.
     """
     parts = [token[i : i + 1] for i in range(len(token))]
     unmergeable = len(ranks)

@@ -27,8 +27,7 @@ class Emergence(NamedTuple):
 class Quantity(NamedTuple):
     """The value of a metric at the end of the runs of an arm.
 
-    `step of <emergence>` is a metric too: the step of the event, or the last step if it has not
-    happened.
+    `step of <emergence>` is a metric too: the step of the event, or the last step without it.
     """
 
     metric: str
@@ -86,13 +85,11 @@ class Study(NamedTuple):
     has_log_steps: bool = False  # whether the steps of these curves are on a logarithmic axis
 
 
-def between_arms(metric: str, larger: str, smaller: str, margin: float) -> Exceeds:
-    """Return the claim that a metric of one arm exceeds that of another."""
+def _between_arms(metric: str, larger: str, smaller: str, margin: float) -> Exceeds:
     return Exceeds(Quantity(metric, larger), Quantity(metric, smaller), margin)
 
 
-def within_arm(arm: str, larger: str, smaller: str, margin: float) -> Exceeds:
-    """Return the claim that one metric of an arm exceeds another one."""
+def _within_arm(arm: str, larger: str, smaller: str, margin: float) -> Exceeds:
     return Exceeds(Quantity(larger, arm), Quantity(smaller, arm), margin)
 
 
@@ -137,12 +134,12 @@ INDUCTION = Study(
     claims=[
         Claim(
             "Two layers learn to predict repeated tokens; one layer does not.",
-            [between_arms("task/repeated_loss", ONE_LAYER, TWO_LAYERS, margin=0.5)],
+            [_between_arms("task/repeated_loss", ONE_LAYER, TWO_LAYERS, margin=0.5)],
             needs=[(LOSS_FALL, TWO_LAYERS)],
         ),
         Claim(
             "One layer learns it if its keys contain the previous token.",
-            [between_arms("task/repeated_loss", ONE_LAYER, SMEARED, margin=0.5)],
+            [_between_arms("task/repeated_loss", ONE_LAYER, SMEARED, margin=0.5)],
         ),
         Claim(
             "The loss of repeated tokens falls when the induction head, the previous-token head "
@@ -171,8 +168,8 @@ MARKOV = Study(
         Claim(
             "One layer stays at unigrams.",
             [
-                between_arms("task/kl_bigram", ONE_LAYER, TWO_LAYERS, margin=0.03),
-                within_arm(ONE_LAYER, "task/kl_bigram", "task/kl_unigram", margin=0.03),
+                _between_arms("task/kl_bigram", ONE_LAYER, TWO_LAYERS, margin=0.03),
+                _within_arm(ONE_LAYER, "task/kl_bigram", "task/kl_unigram", margin=0.03),
             ],
         ),
     ],
@@ -201,7 +198,7 @@ SINKS = Study(
             "The strongest induction head attends to the first token if there is nothing to find, "
             "and not if there is something.",
             [
-                within_arm(
+                _within_arm(
                     SOFTMAX, "task/sink_nothing_to_find", "task/sink_something_to_find", margin=0.3
                 )
             ],
@@ -209,12 +206,12 @@ SINKS = Study(
         ),
         Claim(
             "A learned sink logit removes this.",
-            [between_arms("task/sink_nothing_to_find", SOFTMAX, SINK_LOGIT, margin=0.3)],
+            [_between_arms("task/sink_nothing_to_find", SOFTMAX, SINK_LOGIT, margin=0.3)],
             needs=[(INDUCTION_HEAD, SOFTMAX), (INDUCTION_HEAD, SINK_LOGIT)],
         ),
         Claim(
             "A gate on the heads' outputs removes this.",
-            [between_arms("task/sink_nothing_to_find", SOFTMAX, GATE, margin=0.3)],
+            [_between_arms("task/sink_nothing_to_find", SOFTMAX, GATE, margin=0.3)],
             needs=[(INDUCTION_HEAD, SOFTMAX), (INDUCTION_HEAD, GATE)],
         ),
     ],
@@ -244,20 +241,20 @@ GROKKING = Study(
     claims=[
         Claim(
             "Test accuracy rises long after training accuracy.",
-            [within_arm(DECAY, "step of generalization", "step of memorization", margin=500)],
+            [_within_arm(DECAY, "step of generalization", "step of memorization", margin=500)],
             needs=[("memorization", DECAY), ("generalization", DECAY)],
         ),
         Claim(
             "Fourier structure appears when half of the test sums are right.",
             [
-                between_arms("task/fourier_share", DECAY, NO_DECAY, margin=0.1),
+                _between_arms("task/fourier_share", DECAY, NO_DECAY, margin=0.1),
                 Coincidence(DECAY, ["half of the test sums", "Fourier structure"], 6),
             ],
             needs=[("half of the test sums", DECAY)],
         ),
         Claim(
             "Without weight decay it does not generalize within the same number of steps.",
-            [between_arms("task/accuracy", DECAY, NO_DECAY, margin=0.3)],
+            [_between_arms("task/accuracy", DECAY, NO_DECAY, margin=0.3)],
             needs=[("memorization", NO_DECAY), ("generalization", DECAY)],
         ),
     ],
@@ -292,7 +289,7 @@ SHARING = Study(
         ),
         Claim(
             "With the same cache, one large key/value head recalls more than four small ones.",
-            [between_arms("task/repeated_loss", FOUR_SMALL, ONE_LARGE, margin=0.1)],
+            [_between_arms("task/repeated_loss", FOUR_SMALL, ONE_LARGE, margin=0.1)],
             needs=[("recall", ONE_LARGE)],
         ),
     ],

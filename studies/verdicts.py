@@ -111,10 +111,7 @@ class StudyResults:
         return {e.metric: find_step(run, e) for e in self.study.emergences}
 
     def value(self, run: Run, metric: str) -> float | None:
-        """Return a metric at the end of a run, or None if it was not measured.
-
-        The step of an event that did not happen is the last step.
-        """
+        """Return a metric at the end of a run; the last step for an event that did not happen."""
         if metric.startswith(STEP_OF):
             step = find_step(run, self.emergences[metric.removeprefix(STEP_OF)])
             return run.rows[-1]["step"] if step is None else step
@@ -139,7 +136,7 @@ class StudyResults:
     def verdict(self, claim: Claim) -> Verdict:
         """Return the verdict on a claim: the least favorable one of its tests."""
         for emergence, arm in claim.needs:
-            count, total = count_events(self.steps(emergence, arm))
+            count, total = _count_events(self.steps(emergence, arm))
             if 2 * count <= total:
                 return Verdict(UNTESTABLE, f"{arm}: {emergence} in only {count} of {total} seeds.")
         verdicts = [self.check(test) for test in claim.tests]
@@ -160,38 +157,35 @@ class StudyResults:
                 return Verdict(UNTESTABLE, f"{arm}: {count} of at least {MIN_SEEDS} seeds.")
         match test:
             case Exceeds():
-                return check_excess(test, self.difference(test))
+                return _check_excess(test, self.difference(test))
             case CostsAtMost():
-                return check_cost(test, self.difference(test))
+                return _check_cost(test, self.difference(test))
             case Order():
                 return self._check_order(test)
             case Coincidence():
                 return self._check_coincidence(test)
 
     def _check_order(self, test: Order) -> Verdict:
-        firsts = [first_steps_of_phases(run, test.metrics) for run in self.runs[test.arm]]
+        firsts = [_first_steps_of_phases(run, test.metrics) for run in self.runs[test.arm]]
         is_in_order = [
             all(a is not None and b is not None and a < b for a, b in pairwise(steps))
             for steps in firsts
         ]
-        medians = format_medians([metric_name(metric) for metric in test.metrics], firsts)
-        return count_verdict(is_in_order, f"are lowest in this order ({medians})")
+        medians = _format_medians([_metric_name(metric) for metric in test.metrics], firsts)
+        return _count_verdict(is_in_order, f"are lowest in this order ({medians})")
 
     def _check_coincidence(self, test: Coincidence) -> Verdict:
         steps = list(zip(*(self.steps(name, test.arm) for name in test.emergences)))
         config = self.runs[test.arm][0].config
         window = test.evaluations * config.eval.every if config else 0
         is_close = [None not in events and max(events) - min(events) <= window for events in steps]
-        medians = format_medians(test.emergences, steps)
-        return count_verdict(is_close, f"happen within {window} steps ({medians})")
+        medians = _format_medians(test.emergences, steps)
+        return _count_verdict(is_close, f"happen within {window} steps ({medians})")
 
     # --- tables -----------------------------------------------------------------------------------
 
     def tables(self, extra_metrics: Sequence[str] = ()) -> list[ResultTable]:
-        """Return the tables of the study that have rows: values by seed, events and differences.
-
-        Values are of the metrics that claims compare, and of the extra ones.
-        """
+        """Return the tables that have rows, with the metrics of the claims and the extra ones."""
         compared = [quantity.metric for test in self._comparisons() for quantity in test[:2]]
         metrics = dict.fromkeys([*compared, *extra_metrics])
         tables = [self._value_table(metric) for metric in metrics if STEP_OF not in metric]
@@ -233,12 +227,12 @@ class StudyResults:
                 if not steps:
                     continue
                 by_seed = " ".join("–" if step is None else f"{step:,}" for step in steps)
-                count, total = count_events(steps)
+                count, total = _count_events(steps)
                 p = "–"
                 if arm != self.study.arms[0] and first_steps:
-                    p = format_p(fisher_p(*count_events(first_steps), count, total))
+                    p = _format_p(fisher_p(*_count_events(first_steps), count, total))
                 event = "" if name in (row[0] for row in rows) else name
-                median = format_step(censored_median(steps))
+                median = _format_step(censored_median(steps))
                 rows.append([event, arm.name, by_seed, median, f"{count} of {total}", p])
         columns = ["event", "arm", "step by seed", "median", "seeds", "p"]
         return ResultTable("Emergence", columns, rows, text_columns=3)
@@ -249,8 +243,8 @@ class StudyResults:
             difference = self.difference(test)
             if isfinite(difference.value) and not self._is_censored(test.larger):
                 value = format_with_error(difference.value, difference.error)
-                texts = format_errors(difference.in_errors), format_p(difference.p_value)
-                rows.append([" − ".join(name_sides(test)), value, *texts])
+                texts = _format_errors(difference.in_errors), _format_p(difference.p_value)
+                rows.append([" − ".join(_name_sides(test)), value, *texts])
         return ResultTable("Differences", ["difference", "mean ± SE", "in SE", "p"], rows)
 
     def page_content(self) -> dict:
@@ -262,7 +256,7 @@ class StudyResults:
             "tables": [table._asdict() for table in self.tables(self.study.plot)],
             "plot": [[metric, METRIC_NAMES.get(metric, metric)] for metric in self.study.plot],
             "hasLogSteps": self.study.has_log_steps,
-            "events": [name_event(emergence) for emergence in self.study.emergences],
+            "events": [_name_event(emergence) for emergence in self.study.emergences],
         }
 
 
@@ -277,7 +271,7 @@ def find_step(run: Run, emergence: Emergence) -> int | None:
     return next((row["step"] for row, is_confirmed in pairs if all(is_confirmed)), None)
 
 
-def first_steps_of_phases(run: Run, metrics: Sequence[str]) -> list[int | None]:
+def _first_steps_of_phases(run: Run, metrics: Sequence[str]) -> list[int | None]:
     """Return for each metric the first step at which it is the lowest of all."""
     rows = [row for row in run.rows if all(metric in row for metric in metrics)]
     lowest = [min(metrics, key=lambda metric: row[metric]) for row in rows]
@@ -290,41 +284,38 @@ def first_steps_of_phases(run: Run, metrics: Sequence[str]) -> list[int | None]:
 # --- verdicts -------------------------------------------------------------------------------------
 
 
-def check_excess(test: Exceeds, difference: Difference) -> Verdict:
-    """Return whether a quantity exceeds another by a margin."""
+def _check_excess(test: Exceeds, difference: Difference) -> Verdict:
     value, error, _ = difference
-    larger, smaller = name_sides(test)
+    larger, smaller = _name_sides(test)
     by = format_with_error(value, error)
     if value >= test.margin and difference.in_errors >= MIN_ERRORS:
-        effect = f"({format_errors(difference.in_errors)} standard errors)"
+        effect = f"({_format_errors(difference.in_errors)} standard errors)"
         return Verdict(REPRODUCED, f"{larger} exceeds {smaller} by {by} {effect}.")
     if value + MIN_ERRORS_TO_REFUTE * error < test.margin:
         text = f"{larger} does not exceed {smaller} by {test.margin:g}: the difference is {by}."
         return Verdict(NOT_REPRODUCED, text)
-    return too_uncertain(difference, f"{larger} exceeds {smaller} by {by}", value, test.margin)
+    return _too_uncertain(difference, f"{larger} exceeds {smaller} by {by}", value, test.margin)
 
 
-def check_cost(test: CostsAtMost, difference: Difference) -> Verdict:
-    """Return whether a quantity exceeds another by no more than a margin."""
+def _check_cost(test: CostsAtMost, difference: Difference) -> Verdict:
     value, error, _ = difference
-    larger, smaller = name_sides(test)
+    larger, smaller = _name_sides(test)
     by = f"{larger} exceeds {smaller} by {format_with_error(value, error)}"
     if value + MIN_ERRORS * error <= test.margin:
         text = f"{by}, at least {MIN_ERRORS} standard errors below {test.margin:g}."
         return Verdict(REPRODUCED, text)
     if value - MIN_ERRORS_TO_REFUTE * error > test.margin:
         return Verdict(NOT_REPRODUCED, f"{by}, more than {test.margin:g}.")
-    return too_uncertain(difference, by, test.margin - value, test.margin)
+    return _too_uncertain(difference, by, test.margin - value, test.margin)
 
 
-def too_uncertain(difference: Difference, text: str, distance: float, margin: float) -> Verdict:
-    """Return the verdict of a difference whose error is too large for either verdict."""
+def _too_uncertain(difference: Difference, text: str, distance: float, margin: float) -> Verdict:
     times = MIN_ERRORS * difference.error / abs(distance) if distance else inf
     needed = f"; about {ceil(times**2)} times the seeds would decide" if 1 < times < 10 else ""
     return Verdict(UNTESTABLE, f"{text}, too uncertain to compare with {margin:g}{needed}.")
 
 
-def count_verdict(is_as_claimed: Sequence[bool], text: str) -> Verdict:
+def _count_verdict(is_as_claimed: Sequence[bool], text: str) -> Verdict:
     """Return the verdict on what should hold in every seed: not reproduced if in at most half."""
     count, total = sum(is_as_claimed), len(is_as_claimed)
     failure = NOT_REPRODUCED if 2 * count <= total else UNTESTABLE
@@ -335,28 +326,27 @@ def count_verdict(is_as_claimed: Sequence[bool], text: str) -> Verdict:
 # --- texts ----------------------------------------------------------------------------------------
 
 
-def metric_name(metric: str) -> str:
+def _metric_name(metric: str) -> str:
     """Return a metric's name without its unit."""
     return METRIC_NAMES.get(metric, metric).partition(" (")[0]
 
 
-def name_event(emergence: Emergence) -> str:
+def _name_event(emergence: Emergence) -> str:
     """Return an event with its threshold: "recall (loss of repeated tokens below 0.5)"."""
-    name = metric_name(emergence.metric)
+    name = _metric_name(emergence.metric)
     past = "above" if emergence.is_rise else "below"
     return f"{emergence.name} ({name[0].lower()}{name[1:]} {past} {emergence.threshold:g})"
 
 
-def name_sides(test: Exceeds | CostsAtMost) -> tuple[str, str]:
+def _name_sides(test: Exceeds | CostsAtMost) -> tuple[str, str]:
     """Return what is compared: "Loss: one layer" and "two layers", or two metrics of an arm."""
-    larger, smaller = metric_name(test.larger.metric), metric_name(test.smaller.metric)
+    larger, smaller = _metric_name(test.larger.metric), _metric_name(test.smaller.metric)
     if test.larger.arm == test.smaller.arm:
         return f"{test.larger.arm}: {larger}", smaller
     return f"{larger}: {test.larger.arm}", test.smaller.arm
 
 
-def format_errors(in_errors: float) -> str:
-    """Format a number of standard errors: 28, 4.2, −1.3."""
+def _format_errors(in_errors: float) -> str:
     if abs(in_errors) == inf:
         return "∞" if in_errors > 0 else "-∞"
     if not isfinite(in_errors):
@@ -364,8 +354,7 @@ def format_errors(in_errors: float) -> str:
     return f"{in_errors:.0f}" if abs(in_errors) >= 10 else f"{in_errors:.1f}"
 
 
-def format_p(p: float) -> str:
-    """Format a p-value: 0.008, < 0.001."""
+def _format_p(p: float) -> str:
     if not isfinite(p):
         return "–"
     return "< 0.001" if p < 0.001 else f"{p:.2g}" if p < 0.1 else f"{p:.2f}"
@@ -376,17 +365,15 @@ def format_value(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3f}"
 
 
-def format_step(step: float) -> str:
+def _format_step(step: float) -> str:
     """Format a median step, or a dash if it lies past the end of the runs."""
     return f"{step:,.0f}" if isfinite(step) else "–"
 
 
-def format_medians(names: Sequence[str], steps: Sequence[Sequence[int | None]]) -> str:
-    """Format the median step of each event, from its steps in each seed."""
-    medians = [format_step(censored_median(of_event)) for of_event in zip(*steps)]
+def _format_medians(names: Sequence[str], steps: Sequence[Sequence[int | None]]) -> str:
+    medians = [_format_step(censored_median(of_event)) for of_event in zip(*steps)]
     return "median steps: " + ", ".join(f"{n} {step}" for n, step in zip(names, medians))
 
 
-def count_events(steps: Sequence[int | None]) -> tuple[int, int]:
-    """Return in how many runs an event happened, and the number of runs."""
+def _count_events(steps: Sequence[int | None]) -> tuple[int, int]:
     return len(steps) - steps.count(None), len(steps)

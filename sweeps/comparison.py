@@ -29,16 +29,13 @@ LAST_SETTINGS = (
 def read_comparison(paths: Sequence[Path]) -> list[Run]:
     """Read the runs at some paths, with their names and the settings that differ between them.
 
-    A path is the folder of a run, or one that holds runs or sweeps. A run is
-    named by its path relative to the deepest folder that contains all of them.
-
-    Raises:
-        UserError: If there is no run at a path.
+    A path is the folder of a run, or one that holds runs or sweeps. A run is named by its path
+    relative to the deepest folder that contains all of them.
     """
     folders = list(dict.fromkeys(run for path in paths for run in _require_runs(path)))
     parent = os.path.commonpath([folder.parent for folder in folders])
     runs = [read_run(folder) for folder in folders]
-    keys = differing_keys([run.all_settings for run in runs if run.config])
+    keys = _differing_keys([run.all_settings for run in runs if run.config])
     return [
         replace(
             run,
@@ -50,25 +47,24 @@ def read_comparison(paths: Sequence[Path]) -> list[Run]:
 
 
 def _require_runs(path: Path) -> list[Path]:
-    runs = find_runs(Path(os.path.abspath(path)))
+    runs = _find_runs(Path(os.path.abspath(path)))
     if not runs:
         problem = "holds no run" if exists(path) else "does not exist"
         raise UserError(f"{path} {problem}: give folders of runs, or a folder that holds runs")
     return runs
 
 
-def find_runs(folder: Path, depth: int = 2) -> list[Path]:
+def _find_runs(folder: Path, depth: int = 2) -> list[Path]:
     """Return the folder if it is that of a run, else the runs in it, including jobs of sweeps."""
     if not is_folder(folder):
         return []
     if contains_run(folder) or exists(folder / JOB):
         return [folder]
     inner = list_folder(folder) if depth else []
-    return [run for path in inner for run in find_runs(path, depth - 1)]
+    return [run for path in inner for run in _find_runs(path, depth - 1)]
 
 
-def differing_keys(values: Sequence[dict[str, str]]) -> list[str]:
-    """Return the keys of the settings that are not equal in all runs, given those of each run."""
+def _differing_keys(values: Sequence[dict[str, str]]) -> list[str]:
     differing = [
         key
         for key in (values[0] if values else ())

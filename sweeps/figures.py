@@ -24,11 +24,11 @@ def summarize_run(run_dir: Path, config: Config | None, rows: list[dict]) -> dic
     bytes of one sequence's KV cache, the last in-context copying gain, in-context score and metrics
     of a task; for each score the first emergence (`emerged/induction`), the tokens at that step,
     and the highest last score (`heads/induction`); and `pairs_again`, the share of repeated token
-    pairs. What has not emerged by the end has no figure.
+    pairs.
     """
     last_snapshot: dict = next(filter(is_scored, reversed(rows)), {})
     figures = _progress(rows)
-    if parameters := count_parameters(run_dir):
+    if parameters := _count_parameters(run_dir):
         figures["parameters"] = parameters
     if config is not None:
         figures["kv_cache_bytes"] = kv_cache_bytes(config)
@@ -40,13 +40,12 @@ def summarize_run(run_dir: Path, config: Config | None, rows: list[dict]) -> dic
         if f"emerged/{score}" in figures and figures.get("step") and "tokens" in figures:
             tokens_per_step = figures["tokens"] / figures["step"]
             figures[f"tokens_at_emergence/{score}"] = figures[f"emerged/{score}"] * tokens_per_step
-    if share := share_of_repeated_pairs(run_dir):
+    if share := _share_of_repeated_pairs(run_dir):
         figures["pairs_again"] = share
     return figures
 
 
 def _progress(rows: list[dict]) -> dict[str, float]:
-    """Return the best losses, the last metrics of a task, and steps, tokens and seconds in all."""
     best, last = best_row(rows) or {}, rows[-1] if rows else {}
     figures = {key: best[key] for key in ("val/loss", "val/bits_per_byte") if key in best}
     if best:
@@ -61,14 +60,13 @@ def _progress(rows: list[dict]) -> dict[str, float]:
 
 
 def _best_of_heads(row: dict, group: str, choose: Callable[..., float]) -> dict[str, float]:
-    """Return the lowest or highest value of each score over the heads, as `<group>/<score>`."""
     return {
         f"{group}/{score}": choose(values.values())
         for score, values in read_head_values(row, group).items()
     }
 
 
-def share_of_repeated_pairs(run_dir: Path) -> float | None:
+def _share_of_repeated_pairs(run_dir: Path) -> float | None:
     """Return how often a pair of adjacent tokens occurred earlier in the same validation window.
 
     This is what a text offers induction heads. The windows are those of the newest snapshot.
@@ -82,8 +80,7 @@ def share_of_repeated_pairs(run_dir: Path) -> float | None:
     return None
 
 
-def count_parameters(run_dir: Path) -> int | None:
-    """Count the trained parameters in the newest checkpoint, or return None without one."""
+def _count_parameters(run_dir: Path) -> int | None:
     with suppress(Exception):
         for folder in list_folder(run_dir / "checkpoints", "step_*")[-1:]:
             with safe_open(ordinary_file(folder / "model.safetensors"), "np") as tensors:
@@ -93,10 +90,7 @@ def count_parameters(run_dir: Path) -> int | None:
 
 
 def kv_cache_bytes(config: Config) -> int:
-    """Return the bytes of the KV cache of one sequence of `block_size` tokens.
-
-    The cache has the precision in which sample.py decodes on the device that trained the run.
-    """
+    """Return the KV cache's bytes for `block_size` tokens, in the precision of sample.py."""
     model = config.model
     elements = model.n_layer * model.kv_heads * model.block_size * (model.key_dim + model.value_dim)
     is_on_gpu = config.device != "cpu"

@@ -1,7 +1,6 @@
-"""Run the jobs of `python train.py -m …`, and summarize the sweep.
+"""Run the jobs of `python train.py -m …`, which Hydra starts, and summarize the sweep.
 
-Hydra starts the jobs of a sweep. The tables and pages are made from the folders of the runs alone,
-so they do not depend on what started the runs. Does not import torch.
+The tables and pages are made from the folders of the runs alone. Does not import torch.
 """
 
 import contextlib
@@ -75,13 +74,12 @@ class SweepPlan:
 def run_sweep(command_line: cli.CommandLine, train: Callable[[cli.Job], float]) -> None:
     """Have Hydra run the jobs of a sweep, then print their table.
 
-    With dry_run=true it prints a line for each job instead, and leaves nothing on the disk. Exits
-    with status 1 unless all jobs are finished, with 130 or 143 after a stop signal.
+    Exits with status 1 unless all jobs are finished, with 130 or 143 after a stop signal.
     """
     if "dry_run=true" in command_line.settings:
         preview_sweep(command_line, train)
         return
-    plan = plan_sweep(command_line)
+    plan = _plan_sweep(command_line)
     print_line = printer(Terminal())
     jobs = f"{pluralize(plan.n_jobs, 'job')}, " if plan.n_jobs else ""
     print_line(f"sweep    {jobs}in {plan.folder}")
@@ -92,15 +90,15 @@ def run_sweep(command_line: cli.CommandLine, train: Callable[[cli.Job], float]) 
     logging.getLogger("hydra_plugins").setLevel(logging.CRITICAL)  # jobs report their own failures
     launcher_failed = False
     try:
-        cli.run_hydra(run_hydra_job, hydra_arguments(command_line, plan.folder))
+        cli.run_hydra(run_hydra_job, _hydra_arguments(command_line, plan.folder))
     except SystemExit:
-        again = shlex.join(["python", "train.py", *resume_arguments(command_line, plan.folder)])
+        again = shlex.join(["python", "train.py", *_resume_arguments(command_line, plan.folder)])
         print_stderr(f"the sweep was stopped; to resume it:\n{again}")
-        if not remove_if_empty(plan.folder):
+        if not _remove_if_empty(plan.folder):
             summarize(plan.folder)
         raise
     except Exception as e:
-        if remove_if_empty(plan.folder):
+        if _remove_if_empty(plan.folder):
             if explain_error(e) and str(e):
                 raise
             raise UserError(
@@ -110,7 +108,7 @@ def run_sweep(command_line: cli.CommandLine, train: Callable[[cli.Job], float]) 
         launcher_failed = True  # jobs report their own errors: this one is of what starts them
         print_stderr(f"error: {type(e).__name__}: {error_sentence(e)}")
 
-    if remove_if_empty(plan.folder):
+    if _remove_if_empty(plan.folder):
         raise UserError(
             f"the launcher ran no job in {plan.folder}: choose a hydra.sweep.dir that its jobs can "
             "write to, or another hydra/launcher"
@@ -121,17 +119,13 @@ def run_sweep(command_line: cli.CommandLine, train: Callable[[cli.Job], float]) 
         sys.exit(1)
 
 
-def plan_sweep(command_line: cli.CommandLine) -> SweepPlan:
-    """Open the sweep's folder and work out which settings vary.
-
-    Jobs in processes of their own must find the modules from wherever they start, so the
-    repository joins PYTHONPATH.
-    """
+def _plan_sweep(command_line: cli.CommandLine) -> SweepPlan:
     hydra_settings, overrides = sweep_settings(command_line)
     sweeper = hydra_settings.sweeper
     n_jobs = count_jobs(sweeper, overrides, command_line.config_dir)
     values = {override.key_or_group: override.value() for override in overrides}
     folder = open_sweep(hydra_settings.sweep.dir, resume=values.get("resume") == "auto")
+    # For jobs in processes of their own, which may start anywhere
     paths = [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")]
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     return SweepPlan(
@@ -184,15 +178,13 @@ def count_jobs(
     return prod(counts)
 
 
-def hydra_arguments(command_line: cli.CommandLine, folder: Path) -> list[str]:
-    """Return the command line for Hydra, with the sweep's folder as an explicit setting."""
+def _hydra_arguments(command_line: cli.CommandLine, folder: Path) -> list[str]:
     settings = [s for s in command_line.settings if not s.startswith("hydra.sweep.dir=")]
     fixed = [f"hydra.sweep.dir={quote(str(folder))}", "hydra.mode=MULTIRUN"]  # over any preset's
     return [*settings, *fixed, *command_line.options]
 
 
-def resume_arguments(command_line: cli.CommandLine, folder: Path) -> list[str]:
-    """Return the arguments of train.py that resume a sweep."""
+def _resume_arguments(command_line: cli.CommandLine, folder: Path) -> list[str]:
     arguments = [
         argument
         for argument in command_line.arguments
@@ -211,7 +203,7 @@ def preview_sweep(command_line: cli.CommandLine, train: Callable[[cli.Job], floa
     def preview_job(cfg: DictConfig) -> None:
         nonlocal has_failed
         hydra_job, output = HydraConfig.get(), io.StringIO()
-        values = typed_values(cfg, hydra_job.overrides.task)
+        values = _typed_values(cfg, hydra_job.overrides.task)
         swept = {key: value for key, value in values.items() if key in swept_keys} or values
         title = printable(f"{hydra_job.job.num + 1}  {format_settings(swept)}", one_line=True)
         try:
@@ -224,7 +216,7 @@ def preview_sweep(command_line: cli.CommandLine, train: Callable[[cli.Job], floa
             print_stderr(f"{title}  error: {explain_error(e) or error_reason(e)}")
 
     with TemporaryDirectory() as folder:  # Hydra writes into a sweep's folder
-        cli.run_hydra(preview_job, hydra_arguments(command_line, Path(folder)))
+        cli.run_hydra(preview_job, _hydra_arguments(command_line, Path(folder)))
     if has_failed:
         sys.exit(1)
 
@@ -233,18 +225,14 @@ def preview_sweep(command_line: cli.CommandLine, train: Callable[[cli.Job], floa
 
 
 def run_job(cfg: DictConfig, plan: SweepPlan, train: Callable[[cli.Job], float]) -> float | None:
-    """Train one job of a sweep in its own folder.
+    """Train one job of a sweep in its own folder, or continue it, and return its best loss.
 
-    The job's output goes to log.txt in its folder; the terminal gets one line. A job equal to an
-    earlier one returns its result; one that was interrupted continues.
-
-    Returns:
-        The best validation loss. None if there is none because the job failed: Optuna counts None
-        as a failed trial and goes on, whereas nan or an exception would end its search.
+    The job's output goes to log.txt in its folder; the terminal gets one line. The result is None
+    if the job failed: Optuna counts that as a failed trial, whereas nan would end its search.
     """
     os.chdir(plan.start_folder)  # Hydra (hydra.job.chdir) or a launcher may have left it
     hydra_job = HydraConfig.get()
-    overrides = typed_values(cfg, hydra_job.overrides.task)
+    overrides = _typed_values(cfg, hydra_job.overrides.task)
     swept = {key: value for key, value in overrides.items() if key not in plan.constant_keys}
     path = plan.folder / job_name(swept)
     position = f"{hydra_job.job.num + 1}{f'/{plan.n_jobs}' if plan.n_jobs else ''}"
@@ -256,8 +244,8 @@ def run_job(cfg: DictConfig, plan: SweepPlan, train: Callable[[cli.Job], float])
         refuse_link(path)
         path.mkdir(parents=True, exist_ok=True)
         with FileLock(path / JOB_LOCK):  # an equal job that runs in parallel waits here
-            note = job_note(plan, overrides, list(swept))
-            check_unchanged(path, note)
+            note = _job_note(plan, overrides, list(swept))
+            _check_unchanged(path, note)
             write_job(path, note)
             print_line(title)
             with (
@@ -272,7 +260,7 @@ def run_job(cfg: DictConfig, plan: SweepPlan, train: Callable[[cli.Job], float])
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as e:  # a panic of a library in Rust is not an Exception
-        failure = describe_failure(e, path / "log.txt")
+        failure = _describe_failure(e, path / "log.txt")
         print_stderr(printable(f"{title}  failed: {failure}", one_line=True))
 
     gc.collect()  # reference cycles of the job may hold its model
@@ -284,8 +272,7 @@ def run_job(cfg: DictConfig, plan: SweepPlan, train: Callable[[cli.Job], float])
     return loss if isfinite(loss) else None
 
 
-def typed_values(cfg: DictConfig, overrides: Sequence[str]) -> dict[str, str]:
-    """Return the values of a job's overrides by key, as a user would type them."""
+def _typed_values(cfg: DictConfig, overrides: Sequence[str]) -> dict[str, str]:
     values = {}
     for override in overrides:
         key, _, value = override.partition("=")
@@ -293,16 +280,14 @@ def typed_values(cfg: DictConfig, overrides: Sequence[str]) -> dict[str, str]:
     return values
 
 
-def job_note(plan: SweepPlan, overrides: dict[str, str], swept: list[str]) -> JobNote:
-    """Return the note of a job, whose overrides repeat the job as a single run."""
+def _job_note(plan: SweepPlan, overrides: dict[str, str], swept: list[str]) -> JobNote:
     repeated = {key: value for key, value in overrides.items() if key != "resume"}
     if plan.config_dir:
         repeated = {"--config-dir": plan.config_dir} | repeated
     return JobNote(repeated, swept)
 
 
-def check_unchanged(path: Path, note: JobNote) -> None:
-    """Raise `UserError` if a job was trained with other settings than it has now."""
+def _check_unchanged(path: Path, note: JobNote) -> None:
     if not contains_run(path):
         return
     before, now = read_job(path).overrides, note.overrides
@@ -331,7 +316,7 @@ def wandb_group(name: str) -> Iterator[None]:
             os.environ["WANDB_RUN_GROUP"] = previous
 
 
-def describe_failure(error: BaseException, log_file: Path) -> str:
+def _describe_failure(error: BaseException, log_file: Path) -> str:
     """Return one line about a job's error; a bug's traceback is appended to its log."""
     if explanation := explain_error(error):
         return explanation
@@ -353,11 +338,7 @@ def job_name(settings: dict[str, str]) -> str:
 
 
 def open_sweep(typed: str, resume: bool) -> Path:
-    """Return the folder of a new or resumed sweep; without a path ("") a new one in runs/.
-
-    Raises:
-        UserError: If the folder holds something else, or a sweep that is not to be resumed.
-    """
+    """Return the folder of a new or resumed sweep; without a path ("") a new one in runs/."""
     if not typed:
         return new_run_dir("sweep")
     folder = Path(typed)
@@ -379,8 +360,7 @@ def open_sweep(typed: str, resume: bool) -> Path:
     return folder
 
 
-def remove_if_empty(folder: Path) -> bool:
-    """Remove the folder of a sweep without jobs, and return whether there were none."""
+def _remove_if_empty(folder: Path) -> bool:
     if is_sweep(folder):
         return False
     (folder / "multirun.yaml").unlink(missing_ok=True)

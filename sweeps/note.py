@@ -26,11 +26,7 @@ class JobNote:
 
 
 def read_job(run_dir: Path) -> JobNote:
-    """Read the note of a job.
-
-    Raises:
-        UserError: If the file is damaged.
-    """
+    """Read the note of a job."""
     path = run_dir / JOB
     try:
         content = read_json_object(path)

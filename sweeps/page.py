@@ -66,13 +66,13 @@ def write_sweep_page(folder: Path, runs: Sequence[Run]) -> Path:
     """Write sweep.html or comparison.html from the runs as they are now, and return its path."""
     variants, metric, best = rank_variants(runs), ranking_metric(runs), find_best_run(runs)
     tied = find_tied_variant(variants, metric)
-    points = curve_points(len(runs))
+    points = _curve_points(len(runs))
     all_keys = list(dict.fromkeys(key for run in runs for key in run.settings))
     compares_runs, results = is_comparison(runs), verdicts(runs)
     keys = [key for key in all_keys if key != "seed" or compares_runs] or all_keys
     if results:
         keys = [ARM]
-    values = {key: [setting_text(run, key) for run in runs] for key in keys}
+    values = {key: [_setting_text(run, key) for run in runs] for key in keys}
     content = {
         "title": folder.resolve().name,
         "metric": metric,
@@ -87,7 +87,7 @@ def write_sweep_page(folder: Path, runs: Sequence[Run]) -> Path:
         "study": results.page_content() if results else None,
         "averagedScores": AVERAGED_SCORES,
         "runs": [
-            run_data(folder, run, keys, points, results) | {"setting": index}
+            _run_data(folder, run, keys, points, results) | {"setting": index}
             for index, variant in enumerate(variants)
             for run in variant.runs
         ],
@@ -95,33 +95,27 @@ def write_sweep_page(folder: Path, runs: Sequence[Run]) -> Path:
     return write_html(output_file(folder, runs, ".html"), "sweep.html", content, [])
 
 
-def curve_points(n_runs: int) -> int:
-    """Return the points per curve, such that all curves together stay below `MAX_POINTS`."""
+def _curve_points(n_runs: int) -> int:
     affordable = MAX_POINTS // (1 + CURVES_PER_RUN * n_runs)
     return max(MIN_CURVE_POINTS, min(MAX_CURVE_POINTS, affordable))
 
 
-def setting_text(run: Run, key: str) -> str:
-    """Return a run's value of a swept setting as the page shows it."""
+def _setting_text(run: Run, key: str) -> str:
     return clip(shorten_number(run.settings.get(key, "")))
 
 
-def run_data(
+def _run_data(
     folder: Path, run: Run, keys: Sequence[str], points: int, results: StudyResults | None
 ) -> dict:
-    """Return a run's settings, how it ended, its figures, its curves and when heads emerged.
-
-    Of a study it also has the curves that the study plots, and its events by their metrics.
-    """
     curves = (*CURVES, *(results.study.plot if results else ()))
     page = run.path / "report.html"
     seed = run.settings.get("seed", run.config.seed if run.config else "")
-    rows = [{"step": row["step"], **scores_of_row(row)} for row in run.rows]
+    rows = [{"step": row["step"], **_scores_of_row(row)} for row in run.rows]
     scores = dict.fromkeys(score for row in rows for score in row if score != "step")
     return {
         "name": clip(run.name),
-        "page": relative_url(folder, page) if exists(page) else None,
-        "values": [setting_text(run, key) for key in keys],
+        "page": _relative_url(folder, page) if exists(page) else None,
+        "values": [_setting_text(run, key) for key in keys],
         "seed": clip(str(seed)),
         "status": run.status,
         "reason": clip(run.failure),
@@ -143,12 +137,12 @@ def run_data(
     }
 
 
-def relative_url(folder: Path, page: Path) -> str:
+def _relative_url(folder: Path, page: Path) -> str:
     """Return the URL of a page relative to `folder`; its name may be bytes that are not UTF-8."""
     return quote(os.fsencode(Path(os.path.relpath(page, folder)).as_posix()))
 
 
-def scores_of_row(row: dict) -> dict[str, float]:
+def _scores_of_row(row: dict) -> dict[str, float]:
     """Return one value per score: of the strongest head, or the mean over the heads."""
     values = {}
     for score, by_head in read_head_values(row, "heads").items():

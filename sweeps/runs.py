@@ -1,7 +1,4 @@
-"""Read a sweep's folder: its runs, and its variants ranked. Does not import torch.
-
-Everything is read from the folder, so the results do not depend on what started the jobs.
-"""
+"""Read a sweep's folder: its runs, and its variants ranked. Does not import torch."""
 
 import os
 import re
@@ -120,10 +117,7 @@ def read_sweep(folder: Path) -> list[Run]:
 
 
 def read_run(path: Path) -> Run:
-    """Read a run from its folder, with the note of its sweep if it belongs to one.
-
-    A run whose files cannot be read has failed, for that reason.
-    """
+    """Read a run from its folder. If its files cannot be read, it has failed for that reason."""
     note, config, rows = JobNote(overrides={}, swept=[]), None, []
     config_file = path / CONFIG_FILE
     try:
@@ -202,10 +196,7 @@ def shorten_number(value: str) -> str:
 
 
 def lacks_error_estimate(variants: Sequence[Variant]) -> bool:
-    """Return whether there are several variants with at most one finished run each.
-
-    The spread between seeds is then unknown, so no variant can be declared best.
-    """
+    """Return whether several variants have at most one finished run each, so that none is best."""
     return len(variants) > 1 and all(len(variant.finished) < 2 for variant in variants)
 
 
@@ -216,11 +207,8 @@ def ranking_metric(runs: Sequence[Run]) -> str:
     return "val/loss" if len(vocabularies) < 2 else "val/bits_per_byte"
 
 
-def is_ranked(runs: Sequence[Run]) -> bool:
-    """Return whether runs are ranked by their loss.
-
-    Losses of different texts are not comparable, and a study compares its arms by its own metrics.
-    """
+def _is_ranked(runs: Sequence[Run]) -> bool:
+    """Return whether losses rank the runs: they are of one text, and not of a study."""
     return not has_several_texts(runs) and not any(ARM in run.settings for run in runs)
 
 
@@ -239,7 +227,7 @@ def has_several_texts(runs: Sequence[Run]) -> bool:
 def rank_variants(runs: Sequence[Run]) -> list[Variant]:
     """Group runs into variants, best mean first, then non-finite means, then unfinished ones.
 
-    If runs are not ranked (`is_ranked`), their variants keep the order of the runs.
+    If no loss ranks the runs, their variants keep the order of the runs.
     """
     metric = ranking_metric(runs)
     variants: dict[tuple, Variant] = {}
@@ -254,7 +242,7 @@ def rank_variants(runs: Sequence[Run]) -> list[Variant]:
         mean = variant.mean(metric)
         return not variant.measured, not isfinite(mean), mean if isfinite(mean) else 0
 
-    return sorted(variants.values(), key=order) if is_ranked(runs) else [*variants.values()]
+    return sorted(variants.values(), key=order) if _is_ranked(runs) else [*variants.values()]
 
 
 def lead(variants: Sequence[Variant], metric: str) -> Difference:
@@ -267,7 +255,7 @@ def find_tied_variant(variants: Sequence[Variant], metric: str) -> Variant | Non
     """Return the second-best variant if the best one does not beat it significantly.
 
     It is tied unless Welch's t-test finds p < `SIGNIFICANCE_LEVEL`, which accounts for the number
-    of seeds. Without an error estimate, or with a clear winner, the result is None.
+    of seeds.
     """
     if len(variants) < 2:
         return None
@@ -276,7 +264,7 @@ def find_tied_variant(variants: Sequence[Variant], metric: str) -> Variant | Non
 
 def find_best_run(runs: Sequence[Run]) -> Run | None:
     """Return the best run of the best variant, or None if no run has a result or is ranked."""
-    if not runs or not is_ranked(runs):
+    if not runs or not _is_ranked(runs):
         return None
     metric = ranking_metric(runs)
     candidates = [
@@ -286,11 +274,7 @@ def find_best_run(runs: Sequence[Run]) -> Run | None:
 
 
 def reproduce_command(run: Run) -> str:
-    """Return the shell command that trains this run again.
-
-    It leaves out what was typed for other jobs of the sweep and has no effect in this one, because
-    a single run refuses that.
-    """
+    """Return the shell command that trains this run again, without settings for other jobs."""
     values = {name: value for name, _, value in iterate_settings(run.config)} if run.config else {}
     settings = [
         f"{key}={value}"

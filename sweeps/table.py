@@ -61,35 +61,30 @@ def write_csv(path: Path, runs: Sequence[Run]) -> None:
         writer.writerows(lines)
 
 
-def format_measured_speed(value: float, error: float | None) -> str:
-    """Format a mean number of tokens per second."""
+def _format_measured_speed(value: float, error: float | None) -> str:
     return format_speed(value) if error is None else format_with_error(value, error)
 
 
 def print_sweep(console: Console, folder: Path, runs: Sequence[Run]) -> None:
-    """Print the table of some runs, and below it the best run and what to do next.
-
-    Of a study it prints the values of each seed, and the verdicts.
-    """
+    """Print the table of some runs, and below it the best run and what to do next."""
     print_line = printer(console)
     variants = [v for v in rank_variants(runs) if v.finished or is_comparison(runs)]
     print_line("")
     if results := verdicts(runs):
-        print_study(results, print_line)
+        _print_study(results, print_line)
     elif variants:
         print_line(make_table(variants, ranking_metric(runs), console.width))
     print_line("")
-    for name, value in footer(folder, runs):
+    for name, value in _footer(folder, runs):
         print_line(printable(f"{name:<12}{value}", one_line=True))
 
 
-def print_study(results: StudyResults, print_line: Callable[[str | Table], None]) -> None:
-    """Print a study's tables, and below them the verdict on each claim with its reason."""
+def _print_study(results: StudyResults, print_line: Callable[[str | Table], None]) -> None:
     print_line(results.study.title)
     print_line(f"{results.study.papers}\n")
     for title, columns, rows, text_columns in results.tables():
         print_line(title)
-        print_line(format_table(columns, rows, text_columns))
+        print_line(_format_table(columns, rows, text_columns))
         print_line("")
     claims = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     claims.add_column(width=14)
@@ -99,10 +94,9 @@ def print_study(results: StudyResults, print_line: Callable[[str | Table], None]
     print_line(claims)
 
 
-def format_table(
+def _format_table(
     columns: Sequence[str], rows: Sequence[Sequence[str]], n_text_columns: int
 ) -> Table:
-    """Build a table for the terminal; the first columns are texts, which wrap if they are wide."""
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     for index, heading in enumerate(columns):
         is_text = index < n_text_columns
@@ -121,7 +115,7 @@ FORMATS: dict[str, Callable[[float, float | None], str]] = {
     "parameters": format_magnitude,
     "kv_cache_bytes": partial(format_magnitude, unit="B"),
     "val/bits_per_byte": partial(format_fixed, decimals=4),
-    "tokens_per_second": format_measured_speed,
+    "tokens_per_second": _format_measured_speed,
     "train_seconds": partial(format_fixed, decimals=0),
     "val/in_context_score": format_with_error,
 }
@@ -141,11 +135,10 @@ def make_table(variants: Sequence[Variant], metric: str, width: int) -> Table:
     """Build the table of a sweep's variants, best first, with as many figures as fit.
 
     The metric that ranks them always has a column, and so do all swept settings. Of the settings in
-    which compared runs differ, those that fit have one. `width` is that of the terminal, in
-    characters.
+    which compared runs differ, those that fit have one. `width` is in characters.
     """
     runs = [run for variant in variants for run in variant.runs]
-    columns = setting_columns(variants)
+    columns = _setting_columns(variants)
     metric_column, *figure_columns = (
         [HEADINGS.get(name, name.removeprefix("task/")), *(format_cell(v, name) for v in variants)]
         for name in figure_names(variants, metric)
@@ -153,25 +146,25 @@ def make_table(variants: Sequence[Variant], metric: str, width: int) -> Table:
     counts = []
     if is_comparison(runs):
         if any(run.status != "finished" for run in runs):
-            counts = [["steps", *map(format_steps, runs)]]
+            counts = [["steps", *map(_format_steps, runs)]]
         columns, settings = columns[:1], columns[1:]
         for column in settings:
-            if table_width([*columns, column, *counts, metric_column]) <= width:
+            if _table_width([*columns, column, *counts, metric_column]) <= width:
                 columns.append(column)
     elif any("seed" in run.settings for run in runs):
-        counts = [["seeds", *(format_share(len(v.finished), len(v.runs)) for v in variants)]]
+        counts = [["seeds", *(_format_share(len(v.finished), len(v.runs)) for v in variants)]]
     n_text_columns = len(columns)
     columns += [*counts, metric_column]
     for column in figure_columns:
-        if table_width([*columns, column]) > width:
+        if _table_width([*columns, column]) > width:
             break
         columns.append(column)
 
     headings, *rows = zip(*columns)
-    return format_table(headings, rows, n_text_columns)
+    return _format_table(headings, rows, n_text_columns)
 
 
-def setting_columns(variants: Sequence[Variant]) -> list[list[str]]:
+def _setting_columns(variants: Sequence[Variant]) -> list[list[str]]:
     """Return a column per swept setting, headed by the last part of its key if that is unique."""
     keys = list(dict.fromkeys(key for variant in variants for key in variant.settings))
     short_names = [key.rpartition(".")[2] for key in keys]
@@ -194,23 +187,21 @@ def figure_names(variants: Sequence[Variant], metric: str) -> list[str]:
     return [metric, *task, *known, *emerged, *scores]
 
 
-def table_width(columns: Sequence[Sequence[str]]) -> int:
-    """Return the width of a table with these columns, in characters."""
+def _table_width(columns: Sequence[Sequence[str]]) -> int:
     return sum(max(map(cell_len, column)) + COLUMN_GAP for column in columns) - COLUMN_GAP
 
 
 def format_cell(variant: Variant, name: str) -> str:
     """Format a variant's mean of a figure, with its standard error and how many runs have it.
 
-    Of times of emergence it is the median, in which runs without an emergence count as later than
-    their end.
+    Of times of emergence it is the median, with runs without an emergence last.
     """
     values, error = variant.values(name), variant.error(name)
     if not values:
         return "–"
     share = ""
     if len(values) < len(variant.measured):
-        share = f"({format_share(len(values), len(variant.measured))})"
+        share = f"({_format_share(len(values), len(variant.measured))})"
     if name.startswith(("emerged/", "tokens_at_emergence/")):
         median = censored_median([run.figures.get(name) for run in variant.measured])
         return f"{format_magnitude(median, None) if isfinite(median) else '–'} {share}".strip()
@@ -219,17 +210,16 @@ def format_cell(variant: Variant, name: str) -> str:
     return f"{text} {share}".strip()
 
 
-def format_steps(run: Run) -> str:
-    """Format the number of steps that a run has taken, and how many it was started for."""
-    return format_share(run.steps, run.config.max_steps if run.config else run.steps)
+def _format_steps(run: Run) -> str:
+    return _format_share(run.steps, run.config.max_steps if run.config else run.steps)
 
 
-def format_share(count: int, total: int) -> str:
+def _format_share(count: int, total: int) -> str:
     """Format a count, with the total if they differ: 3, 2 of 3."""
     return f"{count:,}" if count == total else f"{count:,} of {total:,}"
 
 
-def footer(folder: Path, runs: Sequence[Run]) -> list[tuple[str, str]]:
+def _footer(folder: Path, runs: Sequence[Run]) -> list[tuple[str, str]]:
     """Return the (name, value) lines below the table: the best run, failures and what is next."""
     is_of_sweep = not is_comparison(runs)
     lines = []

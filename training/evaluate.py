@@ -50,23 +50,12 @@ class LossSums(NamedTuple):
 
 
 class Windows:
-    """A token array in non-overlapping windows of block_size, or the sequences of a task.
+    """Tokens (N,) in non-overlapping windows of block_size, or the sequences of a task.
 
-    The last window is padded. If the array is longer than allowed, the windows are spread evenly
-    over all of it.
-
-    Args:
-        tokens: Token ids (N,), N ≥ 2, of which all but the first are predicted, or sequences.
-        tokenizer: Gives the bytes of each token.
-        config: Settings of block size, device, precision and `data.val_max_tokens`.
-        world: Ranks that share the windows; None for one process.
-        max_windows: Largest number of windows; None for `data.val_max_tokens` tokens.
-
-    Attributes:
-        inputs: Token ids, (windows, T).
-        targets: The token after each input, or NO_TARGET, (windows, T).
-        num_targets: Number of predicted tokens.
-        num_bytes: Bytes of UTF-8 of the predicted tokens; 0 for the sequences of a task.
+    The last window is padded. If there are more tokens than `data.val_max_tokens`, or than
+    `max_windows` hold, the windows are spread evenly over all of them. The ranks of `world` share
+    the windows. `inputs` and `targets` are (windows, T); targets may be NO_TARGET. `num_bytes` is
+    the UTF-8 size of the predicted tokens, 0 for the sequences of a task.
     """
 
     def __init__(
@@ -159,10 +148,6 @@ def in_context_scores(logits: Tensor, targets: Tensor) -> Tensor:
     It is the mean loss of early positions, the second sixteenth of the window, minus the mean loss
     of late ones, the last sixteenth: how much the tokens in between help. It is nan if one of the
     two has no targets, as in a window that ends early or has fewer than 16 tokens.
-
-    Args:
-        logits: Of the next token, (B, T, V).
-        targets: The next token or NO_TARGET, (B, T).
 
     Reference: Olsson et al. 2022, "In-context Learning and Induction Heads"; they subtract the
     early loss from the late one.

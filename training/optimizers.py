@@ -31,8 +31,7 @@ def orthogonalize(matrices: Tensor, dtype: torch.dtype = torch.float32) -> Tenso
     one batch. It computes in `dtype` and returns the dtype of the input. In fp16, whose range small
     gradients leave, the matrices are normalized before they are converted.
 
-    Reference:
-        Jordan et al. 2024, "Muon: An optimizer for hidden layers in neural networks".
+    Reference: Jordan et al. 2024, "Muon: An optimizer for hidden layers in neural networks".
     """
     a, b, c = NEWTON_SCHULZ_COEFFICIENTS
     x = matrices
@@ -62,8 +61,7 @@ class Muon(Optimizer):
     Matrices of the same shape form a stack, which is orthogonalized in one batch, in `dtype`. The
     subclass `distributed.muon.DistributedMuon` divides each stack among ranks.
 
-    Reference:
-        Jordan et al. 2024 (Muon); Li et al. 2025 (NorMuon, the row normalization).
+    Reference: Jordan et al. 2024 (Muon); Li et al. 2025 (NorMuon, the row normalization).
     """
 
     state_fields = ("momentum", "row_squares")  # per matrix; a checkpoint keeps them
@@ -142,12 +140,9 @@ class Muon(Optimizer):
 
 
 class RowAdagrad(Optimizer):
-    """Adagrad with one sum of squared gradients per row of a table.
+    """Adagrad with one sum of squared gradients per row of a table (Duchi et al. 2011).
 
     A row without a gradient does not change; of a sparse gradient only its rows are touched.
-
-    Reference:
-        Duchi et al. 2011.
     """
 
     state_fields = ("row_squares",)  # per table; a checkpoint keeps them
@@ -226,11 +221,8 @@ def clip_gradients(
 ) -> Tensor:
     """Scale all gradients in place so that their joint norm is at most `max_norm`; 0: no limit.
 
-    Gradients of a loss that was multiplied by `loss_scale` are divided by it first. `join_norms` is
-    that of the run's `World`.
-
-    Returns:
-        The norm of each parameter's gradient before clipping, (parameters,), on the device.
+    Gradients of a loss that was multiplied by `loss_scale` are divided by it first. Returns the
+    norm of each parameter's gradient before clipping, (parameters,), on the device.
     """
     for p in model.parameters():
         if p.grad is not None and p.grad.is_sparse:

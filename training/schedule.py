@@ -18,8 +18,7 @@ def lr_factor(step: int, optim: OptimConfig, max_steps: int) -> float:
     `step` is the number of optimizer steps taken before this one. Steps from `max_steps` on get the
     final rate.
 
-    Reference:
-        Loshchilov and Hutter 2017 (cosine); Hu et al. 2024 (warm-up–stable–decay).
+    Reference: Loshchilov and Hutter 2017 (cosine); Hu et al. 2024 (warm-up–stable–decay).
     """
     warmup = optim.count_warmup_steps(max_steps)
     if step < warmup:

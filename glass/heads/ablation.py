@@ -64,8 +64,7 @@ def ablate_heads(model: GPT, x: Tensor, y: Tensor, precision: str = "fp32") -> H
 def head_importance(ablation: HeadAblation) -> Estimates:
     """Compute head importance (L, H): the increase of the mean loss when a head's output is zeroed.
 
-    It is in nats/token, with its standard error over windows. The mean is over all targets, because
-    windows may have different numbers of targets.
+    In nats/token over all targets, with its standard error over windows.
 
     Reference: Michel et al. 2019, "Are Sixteen Heads Really Better than One?".
     """
@@ -78,13 +77,9 @@ def head_importance(ablation: HeadAblation) -> Estimates:
 def measure_head_effects(
     model: GPT, forward: ForwardPass, max_rows: int | None = None
 ) -> np.ndarray:
-    """Measure how much the loss of each prediction rises when one head's output is zeroed.
+    """Measure the loss increase (L, H, T) in nats after each token of a text without each head.
 
-    `forward` is a pass over one text. `max_rows` limits the batch size; None chooses one that fits.
-
-    Returns:
-        Increases in nats, (L, H, T). Element [l, h, i] is about the prediction of token i + 1; the
-        last one is nan, because its target is unknown.
+    `max_rows` limits the batch size; None chooses one that fits. The last increase is nan.
     """
     targets = next_tokens(forward.tokens)  # (1, T)
     residuals = list(forward.residuals)
@@ -100,7 +95,7 @@ def _losses_without_heads(
     residuals: list[Tensor],
     max_rows: int | None = None,
 ) -> Tensor:
-    """Compute the losses (L, H, T) of one text with each head zeroed, from its layer's input on."""
+    """Compute the losses (L, H, T) of one text with each head zeroed."""
     max_rows = max_rows or rows_per_pass(model, tokens.shape[1])
     losses = []
     for layer in range(model.config.n_layer):
@@ -117,17 +112,10 @@ def iterate_head_effects(
     target: int,
     interventions: Interventions = NO_INTERVENTIONS,
 ) -> Iterator[tuple[int, np.ndarray]]:
-    """Measure the effect of each head on one prediction, and yield it layer by layer.
+    """Yield each layer, and the loss increases (H,) in nats at `target` without each of its heads.
 
-    Args:
-        model: The model.
-        forward: A pass over one text with the interventions.
-        i: Token after which `target` is predicted; later tokens are not run.
-        target: Id of the token whose loss is measured.
-        interventions: What is changed besides, in both runs; hidden tokens are at most i.
-
-    Yields:
-        A layer, and the increase of the loss in nats without each of its heads, (H,).
+    The target is predicted after token i; later tokens are not run. `forward` ran with the same
+    `interventions`, whose hidden tokens are at most i.
     """
     forward = forward.first_tokens(i + 1)
     ids = torch.tensor([target], device=forward.tokens.device)
@@ -151,9 +139,9 @@ def _run_without_heads(
     max_rows: int,
     interventions: Interventions = NO_INTERVENTIONS,
 ) -> Iterator[Tensor]:
-    """Yield the final residual streams (n, T, C) of one text without each head of a layer.
+    """Yield final residual streams (n ≤ max_rows, T, C), each row without one head of a layer.
 
-    The passes begin with the layer's input x (1, T, C) and have at most `max_rows` rows.
+    The passes begin with the layer's input x (1, T, C).
     """
     mask = interventions.mask(tokens.shape[1], tokens.device)
     for heads in torch.arange(model.config.n_head).split(max_rows):
@@ -163,7 +151,7 @@ def _run_without_heads(
 
 
 def _zero_heads(heads: Tensor, y: Tensor) -> Tensor:
-    """Tap: copy the head outputs y (1, T, H, d_v) n times; copy r lacks the output of heads[r]."""
+    """Tap: copy y (1, T, H, d_v) once for each of `heads`, whose output is zero in its copy."""
     y = y.repeat(len(heads), 1, 1, 1)
     y[torch.arange(len(heads)), :, heads] = 0
     return y
@@ -189,9 +177,8 @@ def measure_token_effects(
     """Measure how each prediction of one text depends on each earlier token (attention knockout).
 
     A hidden token is masked from all later queries, in all layers and heads, from later n-grams and
-    from the smeared key of the next token. Each pass recomputes only the tokens after its first
-    hidden one, and reads the earlier keys and values from a cache. Tokens before `first` are read,
-    but neither hidden nor explained. `max_rows` limits the batch size; None chooses one that fits.
+    from the smeared key of the next token. Tokens before `first` are neither hidden nor explained.
+    `max_rows` limits the batch size; None chooses one that fits.
 
     Reference: Geva et al. 2023, "Dissecting Recall of Factual Associations".
     """
@@ -213,14 +200,7 @@ def iterate_token_effects(
     first: int = 0,
     max_rows: int | None = None,
 ) -> Iterator[tuple[range, np.ndarray, np.ndarray]]:
-    """Measure token effects as `measure_token_effects`, and yield them, the last tokens first.
-
-    Args:
-        model: The model.
-        forward: A pass over one text of T tokens with the interventions.
-        interventions: What is changed besides, in all runs.
-        first: Token from which on tokens are hidden and explained.
-        max_rows: Maximum number of rows in a batch; None chooses one that fits.
+    """Yield effects like `measure_token_effects`, the last tokens first, under `interventions`.
 
     Yields:
         The R tokens hidden in turn; and their effects on the loss and on the prediction (KL
@@ -240,7 +220,6 @@ def iterate_token_effects(
 
 
 def _plan_passes(model: GPT, start: int, length: int, max_rows: int | None) -> Iterator[range]:
-    """Yield the range of tokens from `start` that each pass hides, one token per row."""
     while start < length - 1:
         recomputed = length - start - 1
         rows = min(
@@ -255,10 +234,7 @@ def _plan_passes(model: GPT, start: int, length: int, max_rows: int | None) -> I
 def _predict_with_hidden_tokens(
     model: GPT, forward: ForwardPass, hidden: range, interventions: Interventions
 ) -> Tensor:
-    """Return next-token log-probabilities (R, S, V) at the S tokens after `hidden.start`.
-
-    Row r hides token hidden[r] from later queries and n-grams, besides those of `interventions`.
-    """
+    """Return log-probabilities (R, S, V) after `hidden.start`; row r also hides token hidden[r]."""
     tokens, R, first = forward.tokens, len(hidden), hidden.start + 1
     T = tokens.shape[1]
     positions = torch.arange(T, device=tokens.device)
@@ -286,8 +262,7 @@ def _predict_with_hidden_tokens(
 def _compare_predictions(log_p: Tensor, log_q: Tensor, targets: Tensor, hidden: range) -> Tensor:
     """Return the loss increase and the KL divergence, stacked (2, S, R), in nats.
 
-    `log_p` (S, V) are log-probabilities if no token is hidden, `log_q` (R, S, V) if row r hides
-    token hidden[r]. Targets (S,) are -1 if unknown.
+    `log_p` (S, V) is of the unchanged text, `log_q` (R, S, V) hides token hidden[r] in row r.
     """
     R, S, _ = log_q.shape
     ids = targets.clamp(min=0)[:, None]  # (S, 1)
@@ -302,5 +277,4 @@ def _compare_predictions(log_p: Tensor, log_q: Tensor, targets: Tensor, hidden: 
 
 
 def _log_probabilities(model: GPT, x: Tensor) -> Tensor:
-    """Return the next-token log-probabilities (…, V) for a final residual stream x (…, C)."""
     return in_float32_or_finer(model.head(model.norm(x))).log_softmax(dim=-1)

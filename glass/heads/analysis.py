@@ -44,14 +44,10 @@ MAX_COMPONENTS_OF_LARGE_MODEL = 4
 
 @dataclass(frozen=True)
 class Analysis(Measurements):
-    """Measurements of a model's attention heads, with arrays for one text of T tokens.
+    """Measurements of a model's heads, with arrays for one text of T tokens.
 
-    Scores, composition, copying gain and faithfulness are measured on random tokens.
-
-    `arrays` has the attention patterns `text` (L, H, T, T) of L layers with H heads;
-    `text_value_norms` (L, H, T), see `glass.heads.capture.value_norms`; the tokens as `text_ids`
-    and `text_tokens` (T,); and those of `glass.heads.logit_attribution.explain_predictions`,
-    which explain only the last tokens of a text that is too long for the model.
+    `arrays` has the attention patterns `text` (L, H, T, T), `text_value_norms` (L, H, T), the
+    tokens `text_ids` and `text_tokens` (T,), and those of `explain_predictions`.
     """
 
     arrays: dict[str, np.ndarray] = field(default_factory=dict)
@@ -70,8 +66,7 @@ def analyze(
     The random tokens are sampled from the model's own predictions on the text. The training data
     of an imported model is unknown, and its heads may not work on tokens that it never saw.
 
-    Only the last `block_size` tokens of the text are used. `log` is called with a line of progress
-    before each stage.
+    Only the last `block_size` tokens of the text are used.
     """
     model = capture.in_float32(model)
     given_ids = encode_prompt(tokenizer, text) if isinstance(text, str) else text
@@ -96,15 +91,9 @@ def analyze(
 def measure_heads(
     model: GPT, tokenizer: Tokenizer, text: capture.ForwardPass
 ) -> Generator[str, None, Measurements]:
-    """Measure every attention head on random tokens, as `analyze` does.
+    """Measure every head on random tokens, drawn from the model's predictions on a text.
 
-    `text` is a pass of the model over one text, from whose predictions the random tokens are drawn.
-
-    Yields:
-        A line of progress before each stage.
-
-    Returns:
-        Scores, composition, copying gain and, of a small model, faithfulness.
+    Yields a line of progress before each stage. Faithfulness is measured in small models only.
     """
     expected = draw_expected_tokens(model, text, tokenizer.vocab_size)
     length = min(RANDOM_ROW_TOKENS, model.config.block_size)
@@ -127,7 +116,6 @@ def measure_heads(
 def _call_with_lines(
     stages: Generator[str, None, Measurements], log: Callable[[str], None]
 ) -> Measurements:
-    """Run all stages, call `log` with the line of each, and return their result."""
     while True:
         try:
             log(next(stages))
@@ -137,11 +125,7 @@ def _call_with_lines(
 
 @torch.no_grad()
 def draw_expected_tokens(model: GPT, text: capture.ForwardPass, vocab_size: int) -> np.ndarray:
-    """Sample `EXPECTED_TOKENS` ids from the mean of the model's predictions on a text.
-
-    Raises:
-        UserError: If the predictions are NaN.
-    """
+    """Sample `EXPECTED_TOKENS` ids from the mean of the model's predictions on a text."""
     logits = model.head(model.norm(text.residuals[-1, 0]))  # (T, V)
     probabilities = logits[:, :vocab_size].double().softmax(dim=-1).mean(dim=0).cpu().numpy()
     if not np.isfinite(probabilities).all():
@@ -154,7 +138,6 @@ class ProbeRun:
     """Run a model on all probes, and compute measurements from these forward passes."""
 
     def __init__(self, model: GPT, probes: Probes, text: capture.ForwardPass | None = None) -> None:
-        """Run the model on the probes, or use `text` as the pass over `probes.text`."""
         self.model, self.probes = model, probes
         # Whether fewer heads and components are measured.
         self.is_large = model.num_parameters() > LARGE_MODEL_PARAMETERS
@@ -187,10 +170,7 @@ class ProbeRun:
     def measure(
         self, step: int, head_scores: Scores, previous: Measurements | None = None
     ) -> Measurements:
-        """Compute all measurements except faithfulness, after `step` optimizer steps.
-
-        `previous` holds the measurements at the run's previous snapshot; None at the first.
-        """
+        """Compute all measurements except faithfulness; `previous` is the snapshot before."""
         measurements = Measurements(step, head_scores)
         emergence = update_emergence(previous, measurements, self.window_length)
         measurements = replace(measurements, emergence=emergence)

@@ -50,12 +50,11 @@ class Layout(NamedTuple):
 def draw_attention_grid(
     maps: np.ndarray, tokens: list[str], groups: int, title: str
 ) -> Image.Image:
-    """Draw a row of attention maps for each layer, and return the image.
+    """Draw the attention patterns (L, H, T, T) in a grid with a row per layer.
 
-    The color encodes the square root of a weight, so that small weights remain visible. `maps` are
-    the attention patterns (L, H, T, T) of L layers with H heads; the T tokens label the queries.
-    If there are fewer key/value heads (`groups`) than H, a frame joins the heads that share one. If
-    the weights of a query sum to less than 1, a last column shows the rest: the sink's.
+    The color encodes the square root of a weight, so that small weights remain visible. A frame
+    joins the heads that share one of `groups` key/value heads. If the weights of a query sum to
+    less than 1, a last column shows the rest: the sink's.
     """
     L, H, T, _ = maps.shape
     sink = 1 - maps.sum(axis=-1, dtype=np.float32)  # (L, H, T)
@@ -120,10 +119,7 @@ def _frame_groups(pen: ImageDraw.ImageDraw, layout: Layout, top: int, groups: in
 
 
 def colorize(A: np.ndarray) -> np.ndarray:
-    """Map an attention pattern (T, T), or (T, T + 1) with a sink's column, to RGB colors.
-
-    Keys after the query are gray; unknown weights (nan) have the color of 0.
-    """
+    """Map a pattern (T, T), or (T, T + 1) with a sink's column, to RGB; later keys are gray."""
     image = COLORS[np.rint(255 * np.sqrt(np.nan_to_num(A).clip(0, 1))).astype(int)]
     T = len(A)
     image[:, :T][np.triu(np.ones((T, T), bool), 1)] = MASKED_COLOR

@@ -18,13 +18,11 @@ CAPACITY_STEP = 64  # tokens by which the buffers grow
 class CachedPass:
     """The activations of one text after the other, of a model with some heads ablated.
 
-    A text that begins like the text before it, with the same tokens hidden there, shares the
-    activations of these first tokens. After a pass that an exception ended, the tokens before the
-    first change are still cached.
+    A text shares the activations of the first tokens that it has in common with the text before,
+    also if an exception ended the last pass.
     """
 
     def __init__(self, model: GPT, ablated: Sequence[Head] = ()) -> None:
-        """Allocate buffers on the device of the model's weights."""
         self.model = model
         self.interventions = Interventions(tuple(ablated))  # of the last read
         self.first_changed = 0  # first token that the last read computed anew
@@ -33,16 +31,9 @@ class CachedPass:
 
     @torch.no_grad()
     def read(self, ids: Sequence[int], hidden: Sequence[int] = ()) -> ForwardPass:
-        """Run the model on a text in evaluation mode.
+        """Run the model on at most block_size ids, with some tokens hidden from later ones.
 
-        Activations of the tokens before the first that differs from the last read are reused.
-
-        Args:
-            ids: Token ids, at most block_size.
-            hidden: Tokens of the text that are hidden from all later ones.
-
-        Returns:
-            A pass over one row. Its tensors are views of buffers that the next read overwrites.
+        The tensors of the pass are views of buffers that the next read overwrites.
         """
         start = self._find_first_change(ids, hidden)
         if len(ids) > self._cache.capacity:
@@ -56,7 +47,6 @@ class CachedPass:
         return self._buffers.first_tokens(len(ids))
 
     def _find_first_change(self, ids: Sequence[int], hidden: Sequence[int]) -> int:
-        """Return the first token whose activations are not cached for this text."""
         changed = set(hidden) ^ set(self.interventions.hidden)
         end = min(self._cache.length, len(ids), *(j + 1 for j in changed))
         for t in range(end):
@@ -65,7 +55,6 @@ class CachedPass:
         return end
 
     def _grow(self, length: int, kept: int) -> None:
-        """Allocate buffers for at least `length` tokens, and keep the first `kept` tokens."""
         capacity = -(-length // CAPACITY_STEP) * CAPACITY_STEP
         old = self._buffers.first_tokens(kept)
         self._cache, self._buffers = _allocate(self.model, capacity)
@@ -74,7 +63,6 @@ class CachedPass:
             getattr(new, name).copy_(values)
 
     def _run(self, start: int) -> None:
-        """Run the model on the tokens from `start` on, and store their activations."""
         device = self._cache.tokens.device
         new = slice(start, len(self._ids))
         tokens = torch.tensor([self._ids[new]], device=device)  # (1, S)
@@ -101,7 +89,6 @@ class CachedPass:
 
 
 def _store(buffer: Tensor, value: Tensor) -> None:
-    """Tap: copy a value to a part of a buffer."""
     buffer.copy_(value)
 
 
@@ -129,8 +116,8 @@ def _allocate(model: GPT, capacity: int) -> tuple[KVCache, ForwardPass]:
 def rewind_cache(model: GPT, cache: KVCache, residuals: Tensor, length: int) -> None:
     """Let a cache hold only the first `length` tokens of those whose keys and values it has.
 
-    `residuals` (L + 1, 1, T, C) are the residual streams of the text. From them come the unmixed
-    keys of the last token, which the first smeared key of a later pass needs.
+    From the residual streams (L + 1, 1, T, C) come the unmixed keys of the last token, which the
+    first smeared key of a later pass needs.
     """
     cache.length = length
     if length == 0 or not model.config.smear_keys:

@@ -51,10 +51,7 @@ class ForwardPass:
 
 @torch.no_grad()
 def capture(model: GPT, ids: np.ndarray) -> ForwardPass:
-    """Run the model on ids (B, T) and record the activations.
-
-    The model's mode and torch's random state do not change.
-    """
+    """Run the model on ids (B, T) and record the activations; its mode does not change."""
     tokens = torch.from_numpy(ids).to(model.head.weight.device)
     names, layers = ("residual", "k", "v", "heads", "weights"), range(model.config.n_layer)
     stored: dict[str, list[Tensor]] = {name: [] for name in names}
@@ -66,10 +63,7 @@ def capture(model: GPT, ids: np.ndarray) -> ForwardPass:
 
 
 def in_float32(model: GPT) -> GPT:
-    """Return the model, or a float32 copy if its weights have fewer bits.
-
-    Lower precision would hide small effects on the loss.
-    """
+    """Return the model, or a float32 copy if lower precision would hide small effects."""
     if torch.finfo(model.head.weight.dtype).bits >= 32:
         return model
     return copy.deepcopy(model).float()
@@ -100,8 +94,7 @@ def value_norms(model: GPT, v: Tensor, gram: Tensor | None = None) -> Tensor:
     """Return ‖v_j W_O‖ (L, B, H, T) for each head and token j, from values v (L, B, G, T, d_v).
 
     This is the norm of a head's output, before gates, if it attends to token j only. The
-    value-weighted attention map is the attention weight times this norm. `gram` is the result of
-    `output_gram`, or None to compute it.
+    value-weighted attention map is the attention weight times this norm.
 
     Reference: Kobayashi et al. 2020, "Attention is Not Only a Weight".
     """
@@ -128,10 +121,7 @@ def split_random_rows(random: ForwardPass) -> tuple[ForwardPass, ForwardPass, Fo
 
 
 def snapshot_arrays(model: GPT, text: ForwardPass, random: ForwardPass) -> dict[str, np.ndarray]:
-    """Return the arrays of two forward passes that a snapshot saves.
-
-    `text` is a pass over one row of T tokens, `random` over P repeated, P reshuffled and P control
-    rows of T_r tokens; P may be 0.
+    """Return the arrays that a snapshot saves, of a text (1, T) and random rows (3 P, T_r).
 
     Returns:
         Attention patterns `text` (L, H, T, T), `repeated` and `control` (L, P, H, T_r, T_r).

@@ -22,14 +22,13 @@ class UpstreamHead(NamedTuple):
     is_previous_token_head: bool  # whether the upstream head passes the previous-token threshold
 
 
-def max_errors_by_chance(count: int, probability: float = 0.05) -> float:
-    """Return the significance bound, in standard errors, for the largest of `count` means.
+def max_errors_by_chance(count: int) -> float:
+    """Return the 5% significance bound, in standard errors, for the largest of `count` means.
 
-    If all true means are 0, the largest estimate exceeds the bound with at most this probability.
-    Each estimate is the mean of `READINGS` readings. The bound is a quantile of Student's t with
-    Bonferroni correction, computed by its series in the normal quantile.
+    If all true means are 0, the largest mean of `READINGS` readings exceeds it with at most this
+    probability: Student's t with Bonferroni correction, by its series in the normal quantile.
     """
-    z = NormalDist().inv_cdf(1 - probability / max(1, count))
+    z = NormalDist().inv_cdf(1 - 0.05 / max(1, count))
     freedom = READINGS - 1
     first_order = (z**3 + z) / (4 * freedom)
     second_order = (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
@@ -50,11 +49,7 @@ def is_reported_gain(gain: Estimate) -> bool:
 def find_active_heads(
     measurements: Measurements, score: str, most: int | None = MAX_NAMED_HEADS
 ) -> list[Head]:
-    """Return at most `most` heads that emerged and are not lost, strongest first: see `Emergence`.
-
-    The score of a head must exceed two standard errors. If `most` is None, all such heads are
-    returned.
-    """
+    """Return the heads with a significant score that emerged and are not lost, strongest first."""
     emerged = measurements.emergence.emerged.get(score, {})
     lost = measurements.emergence.lost.get(score, {})
     active = [
@@ -69,8 +64,7 @@ def find_active_heads(
 def find_upstream_head(measurements: Measurements, score: str, head: Head) -> UpstreamHead | None:
     """Return the upstream head on which a head's score depends most; None if none is significant.
 
-    For an induction head, previous-token heads take precedence over larger shares, because in an
-    induction circuit they mark each key with the token before it.
+    For an induction head, previous-token heads come first: they mark each key with its predecessor.
     """
     previous_token_heads = find_active_heads(measurements, "previous_token")
     candidates = []

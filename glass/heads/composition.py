@@ -36,8 +36,7 @@ class Component(NamedTuple):
     head: int = -1  # index in the layer; -1 for the embedding or an MLP
 
 
-def components_below(model: GPT, layer: int) -> list[Component]:
-    """List the components that write to the input of a layer, in order of computation."""
+def _components_below(model: GPT, layer: int) -> list[Component]:
     components = [Component("embedding", "embedding")]
     for lower in range(layer):
         for head in range(model.config.n_head):
@@ -68,21 +67,17 @@ def measure_composition(
     heads: Mapping[str, Sequence[Head]],
     max_components: int | None = None,
 ) -> list[CompositionShare]:
-    """Measure how much the scores of some heads depend on each upstream component.
+    """Measure how much the scores of `heads` (by score) depend on each upstream component.
 
     The component is mean-ablated in the input of a head's queries, keys or values. For queries and
     keys, the share is the part of the head's score that is lost. Values do not decide where a head
     attends, so their share is 1 - cos² of the angle between its output with and without the
     component. The previous-token score is measured on `windows` of the text, the prefix-matching
-    score on `random`: P repeated rows with `periods` (P,), then P control rows. `heads` are the
-    heads to measure, by name of the score.
+    score on `random`: P repeated rows with `periods` (P,), then P control rows.
 
-    The ablation of at most `max_components` components per score is propagated through the layers
-    between: those with the largest direct shares on a quarter of the rows. None is no limit.
-
-    Returns:
-        The shares in all three inputs, for each head and component with at least one share of at
-        least 0.05 and two standard errors.
+    If `max_components` is given, only so many per score, those with the largest direct shares on a
+    quarter of the rows, are propagated through the layers between. Components with at least one
+    share of 0.05 and two standard errors are returned.
 
     Reference: Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits"; Wang et al.
     2022, "Interpretability in the Wild"; Goldowsky-Dill et al. 2023, "Localizing Model Behavior
@@ -96,7 +91,7 @@ def measure_composition(
             continue
         top = max(by_layer)
         readers = {layer: Reader(model, layer, by_layer[layer], rows) for layer in by_layer}
-        components = components_below(model, top)
+        components = _components_below(model, top)
         if max_components is not None and len(components) > max_components:
             largest = _largest_direct_shares(model, by_layer, rows.thinned())
             components = sorted(components, key=lambda one: largest[one])[-max_components:]
@@ -121,7 +116,6 @@ def _group_by_layer(heads: Sequence[Head]) -> dict[int, list[int]]:
 def _shares(
     score: str, component: Component, reader: "Reader", recomputed: Tensor, direct: Tensor
 ) -> Iterator[CompositionShare]:
-    """Yield a component's shares for each head of `reader` that has a significant one."""
     lost = reader.lost_shares(recomputed)  # (3, n)
     is_significant = (lost.mean >= MIN_RECORDED_SHARE) & (lost.mean >= 2 * lost.error)
     significant_heads = np.flatnonzero(is_significant.any(axis=0))
@@ -138,11 +132,10 @@ def _shares(
 def _largest_direct_shares(
     model: GPT, by_layer: dict[int, list[int]], rows: Rows
 ) -> dict[Component, float]:
-    """Return each component's largest direct share in the queries or keys of the given heads."""
     largest: dict[Component, float] = {}
     for layer, heads in by_layer.items():
         reader = Reader(model, layer, heads, rows)
-        for component in components_below(model, layer):
+        for component in _components_below(model, layer):
             written = _writes_of(model, rows.forward, component)
             x = rows.forward.residuals[layer] - written + _mean_over_tokens(written)
             lost = reader.lost_shares(x).mean  # (3, n)
@@ -151,7 +144,6 @@ def _largest_direct_shares(
 
 
 def _writes_of(model: GPT, forward: ForwardPass, component: Component) -> Tensor:
-    """Return the output of a component in the residual stream, (B, T, C)."""
     residuals, layer = forward.residuals, component.layer
     if component.tap == "embedding":
         return residuals[0]
@@ -167,8 +159,7 @@ def _inputs_without(
 ) -> Iterator[tuple[int, Tensor, Tensor]]:
     """Mean-ablate a component, and yield each later layer up to `top` with two inputs (B, T, C).
 
-    For the first input the layers between are recomputed, for the second they are not. The model
-    must be in evaluation mode.
+    For the first input the layers between are recomputed, for the second they are not.
     """
     residuals, first = forward.residuals, max(0, component.layer)
     rotary = model.rotary_at(0, residuals.shape[2])
@@ -189,14 +180,12 @@ def _inputs_without(
 
 
 def _mean_ablate(head: int, outputs: Tensor) -> Tensor:
-    """Tap: replace one of the heads' outputs (B, T, H, d_v) by its mean over rows and tokens."""
     outputs = outputs.clone()
     outputs[:, :, head] = _mean_over_tokens(outputs[:, :, head])
     return outputs
 
 
 def _mean_over_tokens(x: Tensor) -> Tensor:
-    """Return the mean of x (B, T, C) over rows and tokens, expanded to the shape of x."""
     return x.mean(dim=(0, 1)).expand_as(x)
 
 
@@ -227,18 +216,12 @@ class Reader:
         self.unchanged_readings = self._readings(x)
 
     def lost_shares(self, x: Tensor) -> Estimates:
-        """Return the shares (3, n) of the readings that are lost with layer input x (B, T, C).
-
-        The first axis is the patched input, in the order of `INPUTS`.
-        """
+        """Return the shares (3, n) lost with layer input x (B, T, C) in each of `INPUTS`."""
         kept = scores.ratio(self._readings(x), self.unchanged_readings)
         return Estimates(1 - kept.mean, kept.error)
 
     def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Compute queries (B, H, T, d_k), keys (B, G, T, d_k) and the heads' values (B, n, T, d_v).
-
-        `x` (B, T, C) is the layer's input.
-        """
+        """Compute q (B, H, T, d_k), k (B, G, T, d_k) and the heads' values (B, n, T, d_v)."""
         q, k, v = self.block.attention.project(self.block.norm_1(x), self.rotary)
         return q, k, v[:, self.groups]
 

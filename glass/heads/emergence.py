@@ -17,11 +17,7 @@ CONTROLLED_SCORES = ("duplicate_token", "induction")
 
 
 def threshold(score: str, length: int) -> float:
-    """Return the threshold of a score: a head passes if score minus standard error reaches it.
-
-    `length` is the number of tokens in a scored window, because uniform attention scores less on
-    longer windows.
-    """
+    """Return the score that a head must pass, beyond its error, in windows of `length` tokens."""
     # Uniform attention of query i to any one token is 1 / (i + 1); queries begin at i = 1.
     uniform = 0.0 if score in CONTROLLED_SCORES else float((1 / np.arange(2, length + 1)).mean())
     return uniform + THRESHOLD_SHARES[score] * (1 - uniform)
@@ -34,8 +30,7 @@ def update_emergence(
 
     A head emerges at the first snapshot at which it passes the threshold, if it also passes at the
     next one; this step never changes later. It is lost when its score falls below the threshold by
-    more than two standard errors, until it passes again. `previous` is None at the first snapshot,
-    and `length` is the number of tokens in a scored window.
+    more than two standard errors, until it passes again. Scored windows have `length` tokens.
     """
     if previous is None:
         return Emergence()

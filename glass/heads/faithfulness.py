@@ -38,10 +38,7 @@ class IsolatedHeads:
 
     @torch.no_grad()
     def losses(self, heads: list[Head], rows: Tensor) -> np.ndarray:
-        """Return next-token losses in nats of token rows (B, T) with only `heads` active.
-
-        The last loss of each row is nan.
-        """
+        """Return losses in nats of token rows (B, T) with only `heads` active; the last is nan."""
         forward = self.forward
         works = torch.zeros_like(forward.heads[:, 0, 0, :, :1], dtype=torch.bool)  # (L, H, 1)
         for head in heads:
@@ -72,9 +69,8 @@ def measure_faithfulness(
 ) -> Faithfulness:
     """Measure the share of the copying gain that remains with only some heads active.
 
-    `copying_gains` returns the gains of some rows with only the given heads active, such as
-    `IsolatedHeads.copying_gains`. With `all_heads` of the model active, the share is 1. The
-    sufficient heads are found unless `finds_sufficient` is False.
+    `copying_gains` returns the gains of some rows with only the given heads active. With
+    `all_heads` of the model active, the share is 1.
 
     Reference: Wang et al. 2022, "Interpretability in the Wild"; Hanna et al. 2024, "Have Faith in
     Faithfulness".

@@ -69,8 +69,7 @@ def summarize_run(rows: list[dict]) -> list[Finding]:
 def summarize(latest: Measurements, gain_history: Sequence[GainAt] = ()) -> list[Finding]:
     """Return the significant findings of the latest snapshot, the most important first.
 
-    `gain_history` has the copying gain at every snapshot of the run, the latest one included. It is
-    empty for a model outside of a run.
+    `gain_history` has the copying gain at every snapshot of the run, the latest one included.
     """
     snapshots = [gain.step for gain in gain_history]
     induction, *others = (_find_attention(latest, score, snapshots) for score in PHENOMENA)
@@ -88,7 +87,6 @@ def summarize(latest: Measurements, gain_history: Sequence[GainAt] = ()) -> list
 
 
 def _find_attention(latest: Measurements, score: str, snapshots: Sequence[int]) -> Finding | None:
-    """State to which token the strongest heads of a score attend, and how induction heads do it."""
     heads = find_active_heads(latest, score)
     if not heads:
         return None
@@ -132,7 +130,6 @@ def _find_attention(latest: Measurements, score: str, snapshots: Sequence[int]) 
 
 
 def _state_target(latest: Measurements, score: str, heads: Sequence[Head], target: str) -> str:
-    """State to which token the heads attend, fully or in part."""
     full = [head for head in heads if latest.score(score, head).value >= FULL_ATTENTION]
     partial = [head for head in heads if latest.score(score, head).value < FULL_ATTENTION]
     verb = "attends" if len(full or partial) == 1 else "attend"
@@ -146,7 +143,6 @@ def _state_target(latest: Measurements, score: str, heads: Sequence[Head], targe
 
 
 def _state_upstream_heads(upstream: Mapping[Head, UpstreamHead | None]) -> list[str]:
-    """State from which head each head reads, if that is known."""
     sentences = []
     for head, source in upstream.items():
         if source is not None:
@@ -203,7 +199,6 @@ def _find_copying(latest: Measurements, history: Sequence[GainAt]) -> Finding | 
 
 
 def _is_learned(accuracy: Estimate) -> bool:
-    """Return whether at least half of the repeated tokens are predicted, beyond two errors."""
     return accuracy.value - 2 * accuracy.error >= LEARNED_ACCURACY
 
 
@@ -212,7 +207,6 @@ def _state_accuracy(accuracy: Estimate) -> str:
 
 
 def _list_copying(latest: Measurements, gain: Estimate) -> list[str]:
-    """List the measurements on the repetition of random tokens."""
     loss, accuracy = latest.repeated_loss, latest.repeated_accuracy
     details = [f"in-context copying gain {format_with_error(*gain)} nats"]
     if loss is not None:
@@ -223,7 +217,6 @@ def _list_copying(latest: Measurements, gain: Estimate) -> list[str]:
 
 
 def _find_sufficient_heads(latest: Measurements) -> Finding | None:
-    """State that some heads keep most of the copying gain without the others."""
     if latest.faithfulness is None or reported_copying_gain(latest) is None:
         return None
     heads, share = latest.faithfulness.sufficient_heads, latest.faithfulness.sufficient
@@ -271,7 +264,6 @@ def _find_most_important_heads(latest: Measurements) -> Finding | None:
 
 
 def _find_sinks(latest: Measurements) -> Finding | None:
-    """State which heads attend to the first token."""
     heads = find_active_heads(latest, "sink", most=None)
     if not heads:
         return None
@@ -312,10 +304,7 @@ def _find_lost_head(latest: Measurements, score: str) -> Finding | None:
 
 
 def format_emergence(step: int, snapshots: Sequence[int]) -> str:
-    """Format when a head that first passed at `step` emerged: "between steps 100 and 200".
-
-    The interval begins at the snapshot before `step`.
-    """
+    """Format when a head that first passed at `step` emerged: "between steps 100 and 200"."""
     after = max((snapshot for snapshot in snapshots if snapshot < step), default=step)
     return f"between steps {after:,} and {step:,}" if step - after > 1 else f"at step {step:,}"
 
@@ -334,6 +323,5 @@ def _names(heads: Sequence[Head]) -> list[str]:
 
 
 def _join(words: Sequence[Head | str], conjunction: str = "and") -> str:
-    """Join words: a, b and c."""
     *first, last = map(str, words)
     return f"{', '.join(first)} {conjunction} {last}" if first else last

@@ -36,11 +36,7 @@ class Interventions(NamedTuple):
         return is_hidden
 
     def mask(self, length: int, device: torch.device, start: int = 0) -> Tensor | None:
-        """Return the attention mask of queries `start` … T - 1 over T = `length` tokens.
-
-        It is boolean (T - start, T), True where a query may attend; None, which stands for the
-        causal mask, if no token is hidden.
-        """
+        """Return the mask (T - start, T) of queries from `start` on; None if no token is hidden."""
         is_hidden = self.is_hidden(length, device)
         if is_hidden is None:
             return None
@@ -53,7 +49,6 @@ NO_INTERVENTIONS = Interventions()
 
 
 def _zero_heads(heads: list[int], y: Tensor) -> Tensor:
-    """Tap: return the head outputs y (B, T, H, d_v) with those of some heads set to zero."""
     y = y.clone()
     y[:, :, heads] = 0
     return y

@@ -60,8 +60,8 @@ def explain_predictions(
 ) -> dict[str, np.ndarray]:
     """Measure how the predictions of one text depend on its tokens, heads and components.
 
-    If the text is too long for the model, only its last `count_explained_tokens` tokens are
-    explained; for the tokens before them the arrays hold nan, or the id -1.
+    Only the last `count_explained_tokens` tokens are explained; before them the arrays hold nan,
+    or the id -1.
 
     Returns:
         Snapshot arrays: `token_effect` and `token_effect_kl` (T, T), `head_effect` (L, H, T; all
@@ -143,10 +143,7 @@ def attribute_logits(model: GPT, forward: ForwardPass, first: int = 0) -> LogitA
 
 
 def _component_writes(model: GPT, residuals: Tensor, head_outputs: Tensor) -> Tensor:
-    """Return the outputs of embedding, heads and MLPs in the residual stream, (K - 1, T, C).
-
-    They are computed from the residual stream (L + 1, T, C) and the heads' outputs (L, T, H, d_v).
-    """
+    """Return the outputs of embedding, heads and MLPs in the residual stream, (K - 1, T, C)."""
     writes = [residuals[0]]
     for layer, block in enumerate(model.blocks):
         heads = residual_writes(block.attention, head_outputs[layer])  # (T, H, C)
@@ -160,12 +157,10 @@ def _component_writes(model: GPT, residuals: Tensor, head_outputs: Tensor) -> Te
 def find_promoted_tokens(
     model: GPT, forward: ForwardPass, layer: int, heads: Sequence[int], first: int = 0
 ) -> np.ndarray:
-    """Find the tokens whose logits some heads of a layer raise and lower most, directly.
+    """Find the tokens whose logits N heads of a layer directly raise and lower most.
 
-    Returns:
-        For N heads and T tokens of the text, the ids of the three tokens whose logits rise most,
-        then of the three whose logits fall most, (N, T, 6). They are -1 for the tokens before
-        `first`, or if the vocabulary has fewer than three.
+    Returns the ids (N, T, 6) of the three that rise most, then of the three that fall most. They
+    are -1 for the tokens before `first`, or if the vocabulary has fewer than three.
     """
     x = forward.residuals[-1, 0, first:]  # (S, C)
     writes = residual_writes(model.blocks[layer].attention, forward.heads[layer, 0, first:])
@@ -197,8 +192,7 @@ def _to_numpy(values: Tensor, token_axis: int, first: int) -> np.ndarray:
 def scale_like_norm(norm: nn.Module, writes: Tensor, x: Tensor) -> Tensor:
     """Apply the final norm to outputs of components (…, T, C), with the scale that it gives x.
 
-    With a fixed scale, LayerNorm and RMSNorm are linear; their bias is not added. `x` is (T, C) or
-    has the shape of `writes`.
+    With a fixed scale, LayerNorm and RMSNorm are linear; their bias is not added.
     """
     if isinstance(norm, nn.LayerNorm):
         writes = writes - writes.mean(dim=-1, keepdim=True)
@@ -216,15 +210,11 @@ def norm_scales(norm: nn.Module, x: Tensor) -> Tensor:
 
 @torch.no_grad()
 def copying_scores(model: GPT, forward: ForwardPass, measured: np.ndarray) -> Estimates:
-    """Compute copying scores: how strongly attending to a token promotes the same token.
+    """Compute copying scores (L, H) and their errors over rows; nan for heads not in `measured`.
 
     A head's output v_j W_O for token j goes through the final norm and the output layer. The score
     is the share of tokens whose own logit is among the ten highest, minus the share whose own logit
-    is among the ten lowest. About eight evenly spaced tokens of each row are used.
-
-    Returns:
-        Scores and standard errors over rows, (L, H); nan except for the heads of the boolean mask
-        `measured` (L, H).
+    is among the ten lowest, for about eight evenly spaced tokens of each row.
 
     Reference: cf. Olsson et al. 2022, "In-context Learning and Induction Heads".
     """

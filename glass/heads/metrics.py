@@ -1,7 +1,4 @@
-"""Convert measurements to flat metrics and back; no other module builds or parses these keys.
-
-The metrics have the keys of metrics.jsonl, W&B and the page.
-"""
+"""Convert measurements to flat metrics and back; no other module builds or parses their keys."""
 
 import math
 import re
@@ -66,7 +63,6 @@ def _flatten_estimate(name: str, suffix: str, estimate: Estimate) -> dict[str, f
 
 
 def _head_columns(measurements: Measurements) -> dict[str, dict[Head, float]]:
-    """Return the known values of each head: heads/<score>, its errors, emerged/… and lost/…."""
     scores, emergence = measurements.scores, measurements.emergence
     tables = {f"heads/{score}": estimates.mean for score, estimates in scores.items()}
     for score, estimates in scores.items():
@@ -136,8 +132,7 @@ def read_emergence(row: dict, kind: str = "emerged") -> dict[str, dict[Head, int
 def read_head_values(row: dict, group: str) -> dict[str, dict[Head, float]]:
     """Return the finite per-head values in a row of metrics, as {score: {head: value}}.
 
-    `group` is "heads" for the scores, without their standard errors and other companions. With
-    "emerged" or "lost" the values are the steps at which that happened.
+    `group` is "heads" for the scores, "emerged" or "lost" for the steps at which that happened.
     """
     finite_values = {}
     for score, values in _all_head_values(row, group).items():
@@ -220,11 +215,7 @@ def emergence_metrics(measurements: Measurements) -> dict[str, float]:
 
 
 class StrongestHeads:
-    """Selects the heads that W&B plots: of each score those with the highest values so far.
-
-    Args:
-        rows: Rows of metrics that a resumed run has recorded before.
-    """
+    """Selects the heads that W&B plots: of each score those with the highest values so far."""
 
     def __init__(self, rows: Iterable[dict]) -> None:
         self._highest: dict[str, dict[Head, float]] = defaultdict(dict)

@@ -94,9 +94,7 @@ class Patching:
     """Patches of a base pass with activations of a source pass, over one text each.
 
     The two texts have the same number of tokens up to the prediction. Only these tokens are run,
-    from the first one that differs on, because the tokens before it have the same activations in
-    both passes. Activations are read from the passes while cells are computed, so these must not
-    change until then.
+    from the first one that differs on. The two passes must not change while cells are computed.
     """
 
     def __init__(
@@ -108,19 +106,7 @@ class Patching:
         kept: Sequence[Patch] = (),
         interventions: Interventions = NO_INTERVENTIONS,
     ) -> None:
-        """Run the model on the base text with the patches that are kept.
-
-        Args:
-            model: The model of both passes.
-            source: Pass over one row, from which activations are copied.
-            base: Pass over one row, into which they are copied.
-            contrast: The prediction that is read.
-            kept: Patches of all runs. Those of tokens after the prediction have no effect.
-            interventions: Ablated heads and hidden tokens of both passes and of all runs.
-
-        Raises:
-            ValueError: If a text ends before the prediction, or the model has no such activation.
-        """
+        """Run the base with the `kept` patches, which belong to all runs like the interventions."""
         T = contrast.position + 1
         if (length := min(source.tokens.shape[1], base.tokens.shape[1])) < T:
             raise ValueError(
@@ -152,10 +138,7 @@ class Patching:
         return measure_logit_difference(self.model, x, self.contrast).item()
 
     def patch_residuals(self) -> Iterator[CellValues]:
-        """Yield the effect of the residual stream before a block, patched at one token.
-
-        The cells are (layer, token), layer by layer.
-        """
+        """Yield cells (layer, token): the input of the layer is patched at one token."""
         T, first = self.contrast.position + 1, self.first_differing
         for layer in range(self.model.config.n_layer):
             if first > 0:
@@ -168,11 +151,7 @@ class Patching:
                 start = tokens.stop
 
     def patch_components(self) -> Iterator[CellValues]:
-        """Yield the effect of the output of a head or an MLP, patched at all tokens.
-
-        The cells are (layer, head), and (layer, n_head) for the MLP if the model has MLPs, layer by
-        layer.
-        """
+        """Yield cells (layer, head or n_head for the MLP): an output is patched at all tokens."""
         c = self.model.config
         columns = range(c.n_head if c.mlp == "none" else c.n_head + 1)
         if self.first_differing > self.contrast.position:
@@ -187,13 +166,11 @@ class Patching:
                 yield _make_cell_values(layer, some, self._patch_components(layer, some))
 
     def _cells_per_pass(self, start: int) -> int:
-        """Return the number of cells that one pass computes together, from the token `start` on."""
         length = self.contrast.position + 1 - start
         streamed = max(1, MAX_TOKENS_PER_STREAMED_PASS // length)
         return min(streamed, rows_per_pass(self.model, length))
 
     def _require(self, patch: Patch) -> None:
-        """Raise `ValueError` if the model has no such activation."""
         c = self.model.config
         has_component = {
             "residual": True,
@@ -228,8 +205,7 @@ class Patching:
     def _kept_taps(self, start: int) -> Taps:
         """Return the taps that apply the kept patches to the tokens from `start` on.
 
-        The taps of the layer at which a run begins are not called for its input: the residual
-        stream that it begins with is already patched.
+        The layer at which a run begins does not tap its input, which is already patched.
         """
         all_taps: list[Taps] = []
         for patch, values in self._kept:
@@ -247,13 +223,7 @@ class Patching:
 
     @torch.no_grad()
     def _run_base(self, embedding: Tensor) -> Tensor:
-        """Run the base with the kept patches, from its embedding (1, T, C).
-
-        Keys and values are stored in the cache.
-
-        Returns:
-            The residual streams (L + 1, 1, T, C).
-        """
+        """Run the base from its embedding (1, T, C); return the residuals (L + 1, 1, T, C)."""
         c = self.model.config
         embedding = embedding.clone()
         for patch, values in self._kept:
@@ -269,7 +239,6 @@ class Patching:
 
     @torch.no_grad()
     def _patch_residuals(self, layer: int, tokens: range) -> np.ndarray:
-        """Compute logit differences (n,), each with the input of a layer patched at one token."""
         start, n = tokens.start, len(tokens)
         x = self._residuals[layer, :, start:].repeat(n, 1, 1)  # (n, S, C)
         rows = torch.arange(n)
@@ -278,7 +247,6 @@ class Patching:
 
     @torch.no_grad()
     def _patch_components(self, layer: int, columns: range) -> np.ndarray:
-        """Compute logit differences (n,), each with the output of a head or the MLP patched."""
         start, H = self.first_differing, self.model.config.n_head
         x = self._residuals[layer, :, start:].expand(len(columns), -1, -1)  # (n, S, C)
         heads = [column for column in columns if column < H]
@@ -292,10 +260,7 @@ class Patching:
         return self._run(layer, x, taps, start)
 
     def _run(self, layer: int, x: Tensor, taps: Taps, start: int) -> np.ndarray:
-        """Run n rows of the base from a layer on, and return their logit differences (n,).
-
-        `x` (n, S, C) is the layer's input at the tokens from `start` on, and `taps` patch more.
-        """
+        """Run n rows from a layer's input x (n, S, C) on; return their logit differences (n,)."""
         n = len(x)
         cache = KVCache(
             self.model.config, n, self._tokens.shape[1], x.device, self._cache.keys.dtype
@@ -313,33 +278,29 @@ class Patching:
 
 
 def _make_cell_values(layer: int, columns: range, logit_differences: np.ndarray) -> CellValues:
-    """Return the values of some cells of a layer."""
     return CellValues(np.array([(layer, column) for column in columns]), logit_differences)
 
 
 def _replace_head(head: int, values: Tensor, y: Tensor) -> Tensor:
-    """Tap: return the head outputs y (n, S, H, d_v) with one head's replaced by (S, d_v)."""
     y = y.clone()
     y[:, :, head] = values
     return y
 
 
 def _replace_token(token: int, values: Tensor, x: Tensor) -> Tensor:
-    """Tap: return the residual streams x (n, S, C) with those of one token replaced by (C,)."""
     x = x.clone()
     x[:, token] = values
     return x
 
 
 def _replace_row(row: int, values: Tensor, y: Tensor) -> Tensor:
-    """Tap: return the MLP outputs y (n, S, C) with those of one row replaced by (S, C)."""
     y = y.clone()
     y[row] = values
     return y
 
 
 def _replace_heads_of_rows(heads: Sequence[int], values: Tensor, y: Tensor) -> Tensor:
-    """Tap: return the head outputs y (n, S, H, d_v), of head heads[r] in row r from (S, H, d_v)."""
+    """Tap: replace in y (n, S, H, d_v) head heads[r] in row r by its values (S, H, d_v)."""
     y = y.clone()
     for row, head in enumerate(heads):
         y[row, :, head] = values[:, head]

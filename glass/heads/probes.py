@@ -49,10 +49,9 @@ def make_probes(
 ) -> Probes:
     """Make the probes from the ids of both splits; equal arguments give equal probes.
 
-    Random tokens follow their frequencies in the training split (at least one token), so that the
-    model has seen every one. The text is an excerpt of the validation split (at least two tokens)
-    of at most `length` tokens; rows have at most `MAX_SCORED_LENGTH`. Windows begin at multiples of
-    `spacing`, for a split that consists of sequences of this length.
+    Random tokens follow their frequencies in the training split, so that the model has seen every
+    one. The text is an excerpt of the validation split of at most `length` tokens. Windows begin at
+    multiples of `spacing`, for a split that consists of sequences of this length.
     """
     start = _start_of_line(val, tokenizer, length)
     text = np.asarray(val[start : start + length], dtype=np.int64)
@@ -76,10 +75,7 @@ def make_probes(
 
 
 def _start_of_line(val: np.ndarray, tokenizer: Tokenizer, length: int) -> int:
-    """Return the start of the first line that is not blank, after a line break.
-
-    If fewer than `length` tokens follow it, return 0.
-    """
+    """Return the start of the first line that is not blank; 0 if less than `length` is left."""
     start = None
     for index, id in enumerate(val[:1000]):
         token = tokenizer.token_bytes(int(id))
@@ -142,7 +138,6 @@ def token_frequencies(ids: np.ndarray, vocab_size: int) -> np.ndarray:
 
 
 def _spread_pieces(ids: np.ndarray) -> Iterator[np.ndarray]:
-    """Yield consecutive pieces of `ids`, or evenly spaced ones if there are too many."""
     count = -(-len(ids) // PIECE_TOKENS)
     chosen = min(count, MAX_COUNTED_TOKENS // PIECE_TOKENS)
     for piece in np.linspace(0, count - 1, chosen).astype(int):

@@ -1,7 +1,4 @@
-"""Types of the attention measurements: scores, emergence, composition, faithfulness.
-
-This module needs NumPy only, so that the HTML report can read measurements without torch.
-"""
+"""Types of the attention measurements. Does not import torch."""
 
 import math
 import re
@@ -39,9 +36,9 @@ class Estimate(NamedTuple):
         """True if the value is finite and its standard error positive and finite."""
         return math.isfinite(self.value) and 0 < self.error < math.inf
 
-    def is_below(self, limit: float, errors: float = 2) -> bool:
-        """Return whether the value is below a limit by more than `errors` standard errors."""
-        return limit - self.value > errors * self.error  # False if either is unknown (nan)
+    def is_below(self, limit: float) -> bool:
+        """Return whether the value is below a limit by more than two standard errors."""
+        return limit - self.value > 2 * self.error  # False if either is unknown (nan)
 
     def exceeds(self, minimum: float = -math.inf, errors: float = 2) -> bool:
         """Return whether the value reaches both `minimum` and `errors` standard errors."""

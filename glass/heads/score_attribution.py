@@ -28,24 +28,15 @@ class ScoreTerm(NamedTuple):
 def attribute_score(
     model: GPT, forward: ForwardPass, head: Head, i: int, j: int, hidden: Sequence[int] = ()
 ) -> list[ScoreTerm]:
-    """Attribute the pre-softmax score of query i and key j to pairs of components.
+    """Attribute the pre-softmax score of query i and key j ≤ i to pairs of components.
 
     Norms have the scales of the whole residual stream, so that queries and keys are sums over the
     components below the head's layer: the embedding, heads, biases of W_O, and MLPs, and last the
     biases of the norm and of the projection, if there are any. In smeared keys, the components of
-    the previous token are listed separately.
+    the previous token are listed separately. `hidden` are the tokens that were hidden in the pass.
 
-    Args:
-        model: The model of the pass.
-        forward: A pass over one text.
-        head: The head whose score it is.
-        i: Query token.
-        j: Key token, at most i.
-        hidden: Tokens that were hidden from later ones in the pass.
-
-    Returns:
-        A term for each component of the query and each of the key, of which the key's vary fastest.
-        They sum to the score minus its mean over the tokens that the query may attend to.
+    The terms, of which the key's components vary fastest, sum to the score minus its mean over the
+    tokens that the query may attend to.
     """
     c, (layer, number) = model.config, head
     forward = forward.first_tokens(i + 1)
@@ -70,11 +61,9 @@ def attribute_score(
 def _project_components(
     model: GPT, forward: ForwardPass, layer: int, which: Literal["Q", "K"], number: int
 ) -> tuple[list[str], Tensor]:
-    """Project what each component below a layer wrote to the queries or keys of one head.
+    """Return N components below a layer, and what they wrote to the head's q or k, (N, T, d_k).
 
-    Returns:
-        The names of N components, and a vector for each component and token, (N, T, d_k): before
-        smearing and rotation. They sum to the head's queries or keys.
+    The vectors are those before smearing and rotation. They sum to the head's queries or keys.
     """
     block, config = model.blocks[layer], model.config
     dtype = torch.promote_types(forward.residuals.dtype, torch.float32)
@@ -118,9 +107,9 @@ def _project_components(
 def _project_layer(
     attention: SelfAttention, written: Tensor, heads: Tensor, matrix: Tensor
 ) -> tuple[list[str], list[Tensor]]:
-    """Project what the heads, the bias of W_O and the MLP of one layer wrote by a matrix (C, d_k).
+    """Project the heads (T, H, d_v) of a layer, the bias of W_O and the MLP by a matrix (C, d_k).
 
-    `written` (T, C) is their sum, and `heads` (T, H, d_v) are the outputs of the heads.
+    `written` (T, C) is their sum.
     """
     T, H, d_v = heads.shape
     head_matrices = (attention.W_O.weight.to(matrix.dtype).T @ matrix).view(H, d_v, -1)
@@ -149,10 +138,7 @@ def _qk_norm_factors(attention: SelfAttention, which: Literal["Q", "K"], x: Tens
 def _smear(
     smear_logit: Tensor, names: list[str], keys: Tensor, hidden: Sequence[int]
 ) -> tuple[list[str], Tensor]:
-    """Split smeared keys into the part of the token itself and that of the token before.
-
-    The parts of each of N components (N, T, d_k) follow each other: (2 N, T, d_k).
-    """
+    """Split smeared keys (N, T, d_k) into the token's own and the previous one's, (2 N, T, d_k)."""
     own_share = smear_logit.sigmoid().to(keys.dtype)
     previous = F.pad(keys[:, :-1], (0, 0, 1, 0))  # no token is before the first one
     for t in hidden:
@@ -164,6 +150,5 @@ def _smear(
 
 
 def _rotate(model: GPT, vectors: Tensor) -> Tensor:
-    """Turn queries or keys (N, T, d_k) by the angles of their positions, if these are rotary."""
     rotary = model.rotary_at(0, vectors.shape[1])
     return vectors if rotary is None else rotate(vectors, rotary)

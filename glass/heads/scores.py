@@ -54,10 +54,10 @@ def distance(A: np.ndarray) -> np.ndarray:
 
 
 def second_occurrence_attention(A: np.ndarray, periods: np.ndarray, shift: int) -> np.ndarray:
-    """Return the mean attention of second occurrences to the token `shift` after their first.
+    """Return the attention (…, H, P) of second occurrences to the token `shift` after their first.
 
-    `A` holds attention patterns on repeated tokens, (…, P, H, T, T). In a row with period p, tokens
-    p … 2p - 1 repeat tokens 0 … p - 1. The result has one reading for each head and row, (…, H, P).
+    `A` (…, P, H, T, T) is on repeated tokens: in a row with period p, tokens p … 2p - 1 repeat
+    tokens 0 … p - 1.
     """
     readings = []
     for row, period in enumerate(periods):
@@ -69,9 +69,9 @@ def second_occurrence_attention(A: np.ndarray, periods: np.ndarray, shift: int) 
 
 
 def duplicate_token(repeated: np.ndarray, control: np.ndarray, periods: np.ndarray) -> np.ndarray:
-    """Return the attention of second occurrences to their first, (…, H, P).
+    """Return the attention of second occurrences to their first, minus that on control, (…, H, P).
 
-    The same reading on control rows is subtracted, so that a purely positional head scores 0.
+    A purely positional head scores 0.
 
     Reference: Wang et al. 2022, "Interpretability in the Wild".
     """
@@ -80,10 +80,10 @@ def duplicate_token(repeated: np.ndarray, control: np.ndarray, periods: np.ndarr
 
 
 def induction(repeated: np.ndarray, control: np.ndarray, periods: np.ndarray) -> np.ndarray:
-    """Return the prefix-matching score, (…, H, P).
+    """Return the prefix-matching score, (…, H, P): 0 for a purely positional head.
 
-    It is the attention of second occurrences to the token after their first occurrence. The same
-    reading on control rows is subtracted, so that a purely positional head scores 0.
+    It is the attention of second occurrences to the token after their first occurrence, minus the
+    same reading on control rows.
 
     Reference: Olsson et al. 2022, "In-context Learning and Induction Heads".
     """
@@ -94,11 +94,10 @@ def induction(repeated: np.ndarray, control: np.ndarray, periods: np.ndarray) ->
 def copying_gains(
     repeated_loss: np.ndarray, reshuffled_loss: np.ndarray, periods: np.ndarray
 ) -> np.ndarray:
-    """Return the in-context copying gain of each row in nats/token, (P,).
+    """Return the in-context copying gain of each row in nats/token, (P,), from losses (P, T).
 
     It is the mean loss on a reshuffled second half minus the mean loss on an exact repeat. Neither
-    includes the first token of the half, which is unpredictable in both. The arguments are the
-    next-token losses at each token, (P, T), and the periods of the rows, (P,).
+    includes the first token of the half, which is unpredictable in both.
 
     Reference: cf. Olsson et al. 2022, "In-context Learning and Induction Heads".
     """
@@ -142,8 +141,7 @@ def readings(
     """Compute the readings (L, H, W or P) of all scores that need attention patterns only.
 
     The patterns are those on W windows of text (L, W, H, T, T), and on P repeated and P control
-    rows (L, P, H, T_r, T_r); None without such rows. `periods` (P,) are those of the repeated rows.
-    `has_sink` says whether the heads have sink logits.
+    rows (L, P, H, T_r, T_r), if there are any.
     """
     renormalized = without_first_token(windows)
     by_query = {  # (L, W, H, T) each
@@ -164,10 +162,7 @@ def readings(
 
 
 def mean_and_error(values: np.ndarray) -> Estimates:
-    """Return the mean over the last axis and its standard error, ignoring nan.
-
-    The mean is nan without values, and the error is nan with fewer than two.
-    """
+    """Return the mean over the last axis and its standard error, ignoring nan; nan if unknown."""
     n = (~np.isnan(values)).sum(axis=-1)
     with np.errstate(invalid="ignore", divide="ignore"):
         mean = np.nansum(values, axis=-1, dtype=np.float64) / n

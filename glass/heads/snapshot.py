@@ -40,10 +40,7 @@ class Snapshots:
         windows: tuple[Tensor, Tensor],
         sample_tokens: int = SAMPLE_TOKENS,
     ) -> None:
-        """Make the probes and the folder.
-
-        `windows` are validation inputs and targets (W, T), on the device, for head importance.
-        """
+        """Make the probes and the folder; head importance is measured on `windows` (W, T)."""
         self.config, self.folder, self.windows = config, run_dir / "attention", windows
         self.tokenizer, self.sample_tokens = tokens.tokenizer, sample_tokens
         self.prompt: list[int] | None = None
@@ -59,11 +56,7 @@ class Snapshots:
         self.folder.mkdir(exist_ok=True)
 
     def path(self, step: int, suffix: str) -> Path:
-        """Return the path of a file of the snapshot at a step.
-
-        Raises:
-            OSError: If the folder has become a link.
-        """
+        """Return the path of a file of the snapshot at a step."""
         refuse_link(self.folder)
         return self.folder / f"{step_name(step)}{suffix}"
 
@@ -99,16 +92,7 @@ class Snapshots:
     def measure(
         self, model: GPT, step: int, previous: Measurements | None
     ) -> tuple[Measurements, dict[str, np.ndarray]]:
-        """Measure every head after `step` optimizer steps.
-
-        Args:
-            model: The model in float32.
-            step: Number of optimizer steps taken.
-            previous: Measurements at the previous snapshot; None at the first.
-
-        Returns:
-            The measurements, and the arrays that are saved.
-        """
+        """Measure every head of a float32 model; return the arrays that are saved too."""
         has_grid = self.is_grid_due(step)
         run, is_last = ProbeRun(model, self.probes), step == self.config.max_steps
         arrays, head_scores = dict(run.arrays), run.score_heads()
@@ -135,7 +119,6 @@ class Snapshots:
 
 
 def _can_always_explain(config: Config, length: int) -> bool:
-    """Return whether explaining a text of `length` tokens is cheap compared with training."""
     c = config.model
     explained_tokens = length * length + c.n_layer * c.n_head * length
     trained_tokens = config.attention.every * config.batch_size * c.block_size
@@ -143,7 +126,6 @@ def _can_always_explain(config: Config, length: int) -> bool:
 
 
 def _can_measure_importance(config: Config) -> bool:
-    """Return whether measuring head importance is cheap compared with the whole training."""
     c = config.model
     # Ablating a head recomputes half of the layers on average.
     ablated_tokens = ABLATION_TOKENS * c.n_layer * c.n_head / 2
@@ -157,10 +139,7 @@ def sample_text(
     seed: int,
     prompt: list[int] | None = None,
 ) -> str:
-    """Generate a text, and return it with its prompt; equal weights and seed give equal texts.
-
-    Without a prompt it starts from the `start_token`, which is not returned.
-    """
+    """Generate a text, and return it with its prompt; equal weights and seed give equal texts."""
     prompt_tokens = encode_prompt(tokenizer, "") if prompt is None else prompt
     text = GeneratedText(tokenizer, prompt_tokens, seed, max_documents=2)
     decoder = Decoder(model, 1, len(prompt_tokens) + max_new_tokens)

@@ -1,8 +1,4 @@
-"""Store the weights of a run's snapshots, and choose the most informative steps.
-
-With these weights the page of a run runs the model on a text that is typed into it. Does not import
-torch.
-"""
+"""Store the weights of snapshots, with which the page runs the model. Does not import torch."""
 
 from bisect import bisect_left
 from collections.abc import Mapping
@@ -35,10 +31,6 @@ def order_by_importance(steps: list[int], emerged: Mapping[str, Mapping[Head, in
 
     The order is: the last, the first, six around the emergence of the first induction head (or of
     another head of `FOLLOWED_SCORES`), the emergence of other heads, then evenly spaced ones.
-
-    Args:
-        steps: The steps of snapshots, ascending.
-        emerged: The step at which each head emerged, by score.
     """
     preferred = _steps_of_emergence(steps, emerged)
     left, is_preferred = np.array(steps, dtype=np.float64), np.isin(steps, preferred)
@@ -52,7 +44,6 @@ def order_by_importance(steps: list[int], emerged: Mapping[str, Mapping[Head, in
 
 
 def _steps_of_emergence(steps: list[int], emerged: Mapping[str, Mapping[Head, int]]) -> list[int]:
-    """Return the last step, the first, and those around the emergence of heads."""
     indices = [len(steps) - 1, 0]
     followed = next((score for score in FOLLOWED_SCORES if score in emerged), None)
     if followed:
@@ -64,10 +55,7 @@ def _steps_of_emergence(steps: list[int], emerged: Mapping[str, Mapping[Head, in
 
 
 def prune_stored_weights(folder: Path, emerged: Mapping[str, Mapping[Head, int]]) -> None:
-    """Remove the weights of the least important snapshots until `MAX_STORED_BYTES` are left.
-
-    `emerged` has the step at which each head emerged, by score.
-    """
+    """Remove the weights of the least important snapshots until `MAX_STORED_BYTES` are left."""
     paths = list_stored_weights(folder)
     sizes = {step: path.lstat().st_size for step, path in paths.items()}
     room = MAX_STORED_BYTES

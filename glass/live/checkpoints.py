@@ -41,11 +41,7 @@ class Exploration(NamedTuple):
 
 
 def load_exploration(settings: ExploreConfig, log: Log) -> Exploration:
-    """Load the model that the settings name, or that of the newest run in runs/.
-
-    Raises:
-        UserError: It cannot be read, or its tokenizer lacks a character of the prompt.
-    """
+    """Load the model that the settings name, or that of the newest run in runs/."""
     key = "run_dir" if settings.init_from is None else "init_from"
     name = settings.run_dir if settings.init_from is None else settings.init_from
     if name is None:
@@ -76,7 +72,6 @@ def load_exploration(settings: ExploreConfig, log: Log) -> Exploration:
 
 
 def _find_title(key: str, name: str) -> str:
-    """Return the last part of a model's path, or its name on the hub."""
     path = Path(expand_model_name(key, name))
     return path.resolve().name if exists(path) else name
 
@@ -105,18 +100,15 @@ class RunFollower:
     """Copies newer checkpoints of a run into the model, as training saves them."""
 
     def __init__(self, run_dir: Path, tokenizer: Tokenizer, log: Log) -> None:
-        """Follow a run whose checkpoints have this tokenizer; `log` receives a line per problem."""
         self.run_dir = run_dir
         self.tokenizer = tokenizer
         self.log = log
         self._last_problem = ""
 
     def load_newer(self, model: GPT, explored: ExploredModel) -> ExploredModel | None:
-        """Load the newest checkpoint, if it is newer than what is shown.
+        """Load the newest checkpoint and return what is shown; None if the weights do not change.
 
-        Returns:
-            What is shown from now on, or None if the weights are those of before. A checkpoint
-            that cannot be read is reported once, and a later one is loaded when it is saved.
+        A checkpoint that cannot be read is reported once.
         """
         try:
             steps = saved_steps(self.run_dir)

@@ -20,12 +20,7 @@ ALIGNMENT = 4  # bytes; a Float32Array of JavaScript begins at a multiple of it
 
 
 def encode_frame(kind: Literal["part", "answer", "error"], value: Any) -> bytes:
-    """Return a frame.
-
-    Args:
-        kind: a request is answered by any number of parts, then by an answer or an error.
-        value: what JSON can represent, with NumPy arrays of a type in `ARRAY_TYPES` anywhere in it.
-            Arrays are flattened.
+    """Return a frame: a part, answer or error of what JSON and flattened arrays can represent.
 
     Raises:
         TypeError: If a value or an array is of another type.
@@ -48,11 +43,7 @@ def encode_frame(kind: Literal["part", "answer", "error"], value: Any) -> bytes:
 
 
 def encode_error(error: Exception) -> bytes:
-    """Return the error frame of an exception, and print the traceback of a bug to stderr.
-
-    The error's name is the class of a `UserError`, "UserError" for any other error that the user
-    can fix, such as too little memory, or "InternalError" for a bug.
-    """
+    """Return the error frame of an exception, and print the traceback of a bug to stderr."""
     explanation = explain_error(error)
     if explanation is None:
         print_stderr("".join(traceback.format_exception(error)))

@@ -21,8 +21,8 @@ Compute = Callable[[], Generator[Any, None, Any]]
 class Requests(NamedTuple):
     """The functions that answer requests, by the name of the request they answer.
 
-    Each takes the parameters of the request. The immediate ones return the answer, and are called
-    in threads of the server. The others yield parts and return the answer, and are run as jobs.
+    The immediate ones return the answer, and are called in threads of the server. The others yield
+    parts and return the answer, and are run as jobs.
     """
 
     immediate: Mapping[str, Callable[[dict[str, Any]], object]]
@@ -52,11 +52,7 @@ class Job:
             self.frames.get()
 
     def send(self, frame: bytes | None) -> None:
-        """Add a frame to the queue, waiting until there is room.
-
-        Raises:
-            Canceled: If the job is canceled.
-        """
+        """Add a frame to the queue, waiting until there is room; raise `Canceled` if canceled."""
         self.frames.put(frame)
         if self.is_canceled:
             raise Canceled
@@ -71,11 +67,7 @@ class Jobs:
         self._current: Job | None = None
 
     def submit(self, compute: Compute) -> Job:
-        """Add a job.
-
-        Raises:
-            TooManyJobs: If too many are waiting.
-        """
+        """Add a job; raise `TooManyJobs` if too many are waiting."""
         job = Job(compute)
         with self._changed:
             self._waiting = [other for other in self._waiting if not other.is_canceled]
@@ -93,7 +85,6 @@ class Jobs:
             self._current = None
 
     def _next_job(self, seconds: float | None) -> Job | None:
-        """Return the next job, or None if there is none within some seconds."""
         end = math.inf if seconds is None else time.monotonic() + seconds
         with self._changed:
             while not self._waiting:
@@ -104,17 +95,12 @@ class Jobs:
             return self._waiting.pop(0)
 
     def check_canceled(self) -> None:
-        """Stop the current job if it is canceled; the model's hooks call this in the main thread.
-
-        Raises:
-            Canceled: If there is a current job and it is canceled.
-        """
+        """Raise `Canceled` if the current job is canceled; called in the main thread."""
         if self._current is not None and self._current.is_canceled:
             raise Canceled
 
 
 def _run_job(job: Job) -> None:
-    """Send all frames of a job; an exception becomes an error frame."""
     with suppress(Canceled):
         try:
             _send_results(job)
@@ -126,7 +112,6 @@ def _run_job(job: Job) -> None:
 
 
 def _send_results(job: Job) -> None:
-    """Send the parts of a job, then its answer."""
     with closing(job.compute()) as results:
         while not job.is_canceled:
             try:

@@ -46,26 +46,21 @@ class Input(NamedTuple):
 
 
 class Parameters:
-    """The parameters of one request, from its JSON. Each method checks the one that it returns.
-
-    Raises:
-        UserError: If a parameter is missing, or has the wrong type or a value out of range.
-    """
+    """The parameters of one request, from its JSON. Each method checks the one that it returns."""
 
     def __init__(self, values: Mapping[str, Any], config: GPTConfig) -> None:
-        """Take the JSON object of a request to a model with this configuration."""
         self.values = values
         self.config = config
 
     def model_input(self, step: int) -> Input:
         """Return the text and the interventions of a request about the weights of a step."""
-        requested = self.integer("step", 0)
+        requested = self.integer("step")
         if requested != step:
             raise StepChanged(
                 f"step={requested} is not loaded any more: reload the page, which shows step {step}"
             )
         ids = self.text_ids("ids")
-        hidden = self._integers("hidden", 0, len(ids) - 1)
+        hidden = self._integers("hidden", len(ids) - 1)
         return Input(ids, Interventions(self._ablated_heads(), tuple(sorted(set(hidden)))))
 
     def text_ids(self, name: str) -> list[int]:
@@ -80,17 +75,17 @@ class Parameters:
     def ids(self, name: str) -> list[int]:
         """Return token ids of the model's vocabulary."""
         assert self.config.vocab_size is not None  # of every GPT
-        return self._integers(name, 0, self.config.vocab_size - 1)
+        return self._integers(name, self.config.vocab_size - 1)
 
     def token_id(self, name: str) -> int:
         """Return one token id of the model's vocabulary."""
         assert self.config.vocab_size is not None  # of every GPT
-        return self.integer(name, 0, self.config.vocab_size - 1)
+        return self.integer(name, self.config.vocab_size - 1)
 
     def layer_and_head(self) -> Head:
         """Return the head whose layer and number within the layer are given."""
-        layer = self.integer("layer", 0, self.config.n_layer - 1)
-        return Head(layer, self.integer("head", 0, self.config.n_head - 1))
+        layer = self.integer("layer", self.config.n_layer - 1)
+        return Head(layer, self.integer("head", self.config.n_head - 1))
 
     def head(self, name: str) -> Head:
         """Return a head, given as a list of its layer and its number within the layer."""
@@ -102,7 +97,7 @@ class Parameters:
     def heads(self, name: str) -> list[Head]:
         """Return different heads, from their indices layer · n_head + number."""
         count = self.config.n_layer * self.config.n_head
-        indices = self._integers(name, 0, count - 1)
+        indices = self._integers(name, count - 1)
         if len(set(indices)) < len(indices):
             raise UserError(f"{name} names a head twice: name each head once")
         return [Head(*divmod(index, self.config.n_head)) for index in indices]
@@ -129,23 +124,20 @@ class Parameters:
             raise UserError(not_one_of(name, describe(value), choices))
         return value
 
-    def integer(self, name: str, minimum: int, maximum: float = math.inf) -> int:
-        """Return an integer of a range that includes both ends."""
-        return _check_integer(name, self._value(name), minimum, maximum)
+    def integer(self, name: str, maximum: float = math.inf) -> int:
+        """Return an integer from 0 to `maximum`."""
+        return _check_integer(name, self._value(name), maximum)
 
-    def number(self, name: str, minimum: float) -> float:
-        """Return a number after checking that it is finite and at least `minimum`."""
+    def number(self, name: str) -> float:
+        """Return a finite number of at least 0."""
         value = self._value(name)
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
         # An integer may be too large for a float
-        if not is_number or not minimum <= value <= 1e300:
-            raise UserError(
-                f"{name}={describe(value)} is not a finite number of at least {minimum:g}"
-            )
+        if not is_number or not 0 <= value <= 1e300:
+            raise UserError(f"{name}={describe(value)} is not a finite number of at least 0")
         return float(value)
 
     def _ablated_heads(self) -> tuple[Head, ...]:
-        """Return the heads that are named in `off`, each once, in order."""
         heads = set()
         for name in self.names("off"):
             head = parse_head(name)
@@ -155,15 +147,12 @@ class Parameters:
         return tuple(sorted(heads))
 
     def _check_head(self, name: str, layer: Any, number: Any) -> Head:
-        _check_integer(f"a layer in {name}", layer, 0, self.config.n_layer - 1)
-        _check_integer(f"a head in {name}", number, 0, self.config.n_head - 1)
+        _check_integer(f"a layer in {name}", layer, self.config.n_layer - 1)
+        _check_integer(f"a head in {name}", number, self.config.n_head - 1)
         return Head(layer, number)
 
-    def _integers(self, name: str, minimum: int, maximum: int) -> list[int]:
-        return [
-            _check_integer(f"a number in {name}", value, minimum, maximum)
-            for value in self._list(name)
-        ]
+    def _integers(self, name: str, maximum: int) -> list[int]:
+        return [_check_integer(f"a number in {name}", value, maximum) for value in self._list(name)]
 
     def _list(self, name: str) -> list:
         value = self._value(name)
@@ -177,9 +166,9 @@ class Parameters:
         return self.values[name]
 
 
-def _check_integer(name: str, value: Any, minimum: int, maximum: float) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not minimum <= value <= maximum:
-        bounds = f"of at least {minimum}" if maximum == math.inf else f"from {minimum} to {maximum}"
+def _check_integer(name: str, value: Any, maximum: float) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= maximum:
+        bounds = "of at least 0" if maximum == math.inf else f"from 0 to {maximum}"
         raise UserError(f"{name}={describe(value)} is not an integer {bounds}")
     return value
 

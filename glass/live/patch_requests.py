@@ -23,10 +23,7 @@ class PatchingRequest(NamedTuple):
 
 
 def contrast(session: Session, parameters: Parameters) -> dict[str, Any]:
-    """Return the logit differences of the clean, the corrupted and the patched run.
-
-    The answer also has the likeliest next tokens of the patched run.
-    """
+    """Return the three runs' logit differences and the patched run's likeliest next tokens."""
     clean, corrupted, patching = _prepare_patching(session, parameters)
     probabilities = in_float32_or_finer(patching.logits()).softmax(dim=-1)  # (V,)
     top = probabilities.topk(min(PREDICTED_TOKENS, len(probabilities)))
@@ -50,7 +47,6 @@ def patch_cells(session: Session, parameters: Parameters) -> Generator[Any, None
 
 
 def _prepare_patching(session: Session, parameters: Parameters) -> PatchingRequest:
-    """Run both texts, and the one that is patched with the kept patches."""
     request = parameters.model_input(session.step)
     corrupted_ids = parameters.text_ids("corrupted")
     if len(corrupted_ids) != len(request.ids):
@@ -58,7 +54,7 @@ def _prepare_patching(session: Session, parameters: Parameters) -> PatchingReque
             f"the clean text has {pluralize(len(request.ids), 'token')}, the corrupted one "
             f"{len(corrupted_ids)}: choose texts with equal numbers of tokens"
         )
-    position = parameters.integer("i", 0, len(request.ids) - 1)
+    position = parameters.integer("i", len(request.ids) - 1)
     answer = Contrast(position, parameters.token_id("answer"), parameters.token_id("wrong"))
     direction = parameters.choice("direction", ("denoising", "noising"))
     kept = _kept_patches(parameters, len(request.ids))
@@ -78,11 +74,6 @@ def _prepare_patching(session: Session, parameters: Parameters) -> PatchingReque
 
 
 def _kept_patches(parameters: Parameters, length: int) -> list[Patch]:
-    """Return the patches of all runs, each once.
-
-    Raises:
-        UserError: If one has no such name, or the model or the text has no such activation.
-    """
     config = parameters.config
     counts = {"residual": length, "head": config.n_head, "mlp": int(config.mlp != "none")}
     patches: dict[Patch, None] = {}

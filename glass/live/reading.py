@@ -31,10 +31,7 @@ class Reading:
     """
 
     def __init__(self, model: GPT, interventions: Interventions, gram: Tensor) -> None:
-        """Take the interventions, of which the hidden tokens change from text to text.
-
-        `gram` is that of `glass.heads.capture.output_gram`.
-        """
+        """Take a model, the heads to ablate, and its `output_gram`."""
         self.model = model
         self._gram = gram
         self._cached_pass = CachedPass(model, interventions.ablated)
@@ -60,11 +57,7 @@ class Reading:
         return self.model.norm(self.forward.residuals[-1, 0, start:])
 
     def predict(self) -> Predictions:
-        """Compute the predictions after each token.
-
-        Raises:
-            UserError: If the logits are not finite.
-        """
+        """Compute the predictions after each token; raise `UserError` if they are not finite."""
         start = self._predicted
         known = Predictions(*(values[:start] for values in self._predictions))
         if start == self.forward.tokens.shape[1]:
@@ -96,11 +89,7 @@ class Reading:
         return to_float32(losses)
 
     def measure_norms(self) -> tuple[Tensor, float]:
-        """Return ‖v_j W_O‖ (L, H, T) and its largest product with an attention weight.
-
-        The products are the values of the value-weighted attention map; see
-        `glass.heads.capture.value_norms`.
-        """
+        """Return ‖v_j W_O‖ (L, H, T) and its largest product with an attention weight."""
         start, weights = self._measured, self.forward.weights[:, 0]  # (L, H, T, T)
         new_norms = value_norms(self.model, self.forward.v[:, :, :, start:], self._gram)[:, 0]
         norms = torch.cat((self._norms[..., :start], new_norms), dim=-1)  # (L, H, T)
@@ -116,10 +105,7 @@ class Reading:
 
 
 def select_logits(model: GPT, states: Tensor, ids: Tensor) -> Tensor:
-    """Return the logits (…, k) of ids (…, k), from normalized final states (…, C).
-
-    They are rounded as `model.head` rounds them, so that they agree with its logits.
-    """
+    """Return the logits of ids (…, k) at states (…, C), rounded as `model.head` rounds them."""
     rows = in_float32_or_finer(model.head.weight[ids])  # (…, k, C)
     logits = torch.einsum("...kc,...c->...k", rows, in_float32_or_finer(states))
     return in_float32_or_finer(logits.to(states.dtype))

@@ -1,8 +1,6 @@
 """Answer the page's requests about a model.
 
-Each handler takes the session and the parameters of a request, yields partial answers, and returns
-the answer. Requests of the same name in glass/page/web/requests.js, which runs in the page, mean
-the same.
+Requests of the same name in glass/page/web/requests.js, which runs in the page, mean the same.
 """
 
 from collections.abc import Callable, Generator
@@ -141,8 +139,8 @@ def _check_size(name: str, count: int) -> None:
 def continue_text(session: Session, parameters: Parameters) -> Generator[Any, None, None]:
     """Continue the text token by token; beyond `max_tokens` only its end is read."""
     request = parameters.model_input(session.step)
-    temperature = parameters.number("temperature", 0)
-    count = parameters.integer("maxTokens", 0, MAX_CONTINUED_TOKENS)
+    temperature = parameters.number("temperature")
+    count = parameters.integer("maxTokens", MAX_CONTINUED_TOKENS)
     ids, maximum = list(request.ids), max_tokens(session.model.config)
     vocab_size = min(session.tokenizer.vocab_size, session.model.head.out_features)
     for _ in range(count):
@@ -157,12 +155,9 @@ def continue_text(session: Session, parameters: Parameters) -> Generator[Any, No
 
 
 def break_down(session: Session, parameters: Parameters) -> dict[str, Any]:
-    """Return the logit lens and the direct logit attribution of the prediction after token i.
-
-    See `glass.heads.logit_attribution.LogitAttribution`.
-    """
+    """Return the logit lens and the direct logit attribution of the prediction after token i."""
     request = parameters.model_input(session.step)
-    i = parameters.integer("i", 0, len(request.ids) - 1)
+    i = parameters.integer("i", len(request.ids) - 1)
     head = parameters.head("of")
     forward = session.read(request).forward.first_tokens(i + 2)
     attribution = attribute_logits(session.model, forward, first=i)
@@ -184,7 +179,7 @@ def break_down(session: Session, parameters: Parameters) -> dict[str, Any]:
 def head_effects(session: Session, parameters: Parameters) -> Generator[Any, None, None]:
     """Yield the loss increase in nats of the token after i without each head (zero ablation)."""
     request = parameters.model_input(session.step)
-    i = parameters.integer("i", 0, len(request.ids) - 2)
+    i = parameters.integer("i", len(request.ids) - 2)
     forward, H = session.read(request).forward, session.model.config.n_head
     target, interventions = request.ids[i + 1], request.first_tokens(i + 1).interventions
     for layer, nats in iterate_head_effects(session.model, forward, i, target, interventions):
@@ -208,8 +203,8 @@ def token_effects(session: Session, parameters: Parameters) -> Generator[Any, No
 def explain_score(session: Session, parameters: Parameters) -> list[dict[str, Any]]:
     """Return the terms of one attention score."""
     request, head = parameters.model_input(session.step), parameters.layer_and_head()
-    i = parameters.integer("i", 0, len(request.ids) - 1)
-    j = parameters.integer("j", 0, i)
+    i = parameters.integer("i", len(request.ids) - 1)
+    j = parameters.integer("j", i)
     forward = session.read(request).forward
     terms = attribute_score(session.model, forward, head, i, j, request.interventions.hidden)
     if len(terms) <= MAX_SCORE_TERMS:

@@ -62,10 +62,7 @@ class Refusal(Exception):
 
 
 class Server(ThreadingTCPServer):
-    """Answers each connection in a thread of its own; a connection has one request.
-
-    The arguments are those of `serve`.
-    """
+    """Answers each connection in a thread of its own; a connection has one request."""
 
     daemon_threads = True
     block_on_close = False
@@ -115,11 +112,7 @@ class RequestReader(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Read some bytes.
-
-        Raises:
-            TimeoutError: If the deadline is over.
-        """
+        """Read some bytes; raise `TimeoutError` after the deadline."""
         remaining = self._deadline - time.monotonic()
         if remaining <= 0:
             raise TimeoutError
@@ -180,7 +173,6 @@ class Handler(BaseHTTPRequestHandler):
         return path
 
     def _read_request(self) -> tuple[str, dict[str, Any]]:
-        """Return the name of the request and its parameters; raise Refusal if it is malformed."""
         length = self.headers.get("Content-Length")
         if length is None or "Transfer-Encoding" in self.headers:
             raise Refusal(HTTPStatus.LENGTH_REQUIRED)
@@ -199,7 +191,6 @@ class Handler(BaseHTTPRequestHandler):
         return name, parameters
 
     def _answer_request(self, name: str, parameters: dict[str, Any]) -> None:
-        """Send the frames that answer a request; raise Refusal if none can."""
         requests = self.server.requests
         if name in requests.immediate:
             frame = _answer_now(requests.immediate[name], parameters)
@@ -233,7 +224,6 @@ class Handler(BaseHTTPRequestHandler):
         return bool(is_readable)
 
     def _start_answer(self, status: HTTPStatus, content_type: str) -> None:
-        """Send the status and the headers."""
         self.connection.settimeout(self.server.client_timeout)
         self.send_response_only(status)
         self.send_header("Content-Type", content_type)
@@ -261,7 +251,6 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def _answer_now(answer: Callable[[dict[str, Any]], object], parameters: dict[str, Any]) -> bytes:
-    """Return the frame that answers an immediate request."""
     try:
         return encode_frame("answer", answer(parameters))
     except Exception as e:
@@ -275,17 +264,10 @@ def serve(
     port: int,
     timeout: float = TIMEOUT_SECONDS,
 ) -> Server:
-    """Start the server in a thread of its own.
+    """Start the server in a thread of its own; port 0 is a free one.
 
-    Args:
-        page: returns the page as HTML; called in threads of the server.
-        requests: what answers the page's requests.
-        jobs: the queue of what the main thread computes.
-        port: 0 chooses a free one.
-        timeout: seconds to send a whole request, and to receive a frame.
-
-    Raises:
-        UserError: If the port cannot be used.
+    `page` renders the page, in threads of the server. A client has `timeout` seconds to send a
+    request, and to receive a frame.
     """
     try:
         server = Server(page, requests, jobs, port, timeout)

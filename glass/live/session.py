@@ -26,11 +26,7 @@ class Session:
     """A model and its tokenizer, as the requests of a page use them; see glass/live/requests.py.
 
     `read` and `measure_heads` are called in one thread, one at a time; the other methods may be
-    called in others.
-
-    Attributes:
-        explored: What the page shows without a request.
-        version: Increases when a page that was rendered before is out of date.
+    called in others. `version` increases when a page that was rendered before is out of date.
     """
 
     def __init__(
@@ -40,11 +36,7 @@ class Session:
         explored: ExploredModel,
         check_canceled: Callable[[], None] = lambda: None,
     ) -> None:
-        """Put the model in evaluation mode.
-
-        `check_canceled` is called before each block of the model and before the output layer, and
-        raises an exception to end the request that is being computed.
-        """
+        """Put the model in evaluation mode; `check_canceled` is called before each block."""
         self.model, self.tokenizer = model.eval(), tokenizer
         self.explored = explored
         self.version = 0
@@ -77,8 +69,7 @@ class Session:
     def read(self, request: Input, role: str = "") -> Reading:
         """Run the model on a text, or on what has changed since a text that is cached.
 
-        Texts of different roles, or with other interventions, do not replace each other in the
-        cache at once. The result is valid until the next call with the same role.
+        The result is valid until the next call with the same role.
         """
         ablated, hidden = request.interventions
         key = ablated, bool(hidden), role

@@ -1,7 +1,7 @@
-"""Bundle the ES modules of a page into one script, which runs without a server.
+"""Bundle the ES modules of a page into one script, because a browser loads none from disk.
 
-A page is one HTML file that opens from disk, where a browser loads no modules. Each module becomes
-a function that is called once and returns its exports; modules stand in the order of their imports.
+Each module becomes a function that is called once and returns its exports; modules stand in the
+order of their imports.
 """
 
 import re
@@ -15,19 +15,13 @@ UNSUPPORTED = re.compile(r"^(?:import|export)\b.*", re.MULTILINE)
 
 
 def bundle(entry: Path) -> str:
-    """Return one script that evaluates the module `entry` after all modules that it imports.
-
-    Raises:
-        ValueError: If modules import each other in a circle, or if a module uses another form of
-            `import` or `export` than those above.
-    """
+    """Return one script that evaluates the module `entry` after all modules that it imports."""
     scripts: dict[Path, str] = {}
     _add_module(entry.resolve(), scripts, ())
     return '"use strict";\n' + "".join(scripts.values())
 
 
 def _add_module(path: Path, scripts: dict[Path, str], importers: tuple[Path, ...]) -> None:
-    """Add a module and those that it imports to `scripts`, in the order of evaluation."""
     if path in scripts:
         return
     if path in importers:

@@ -39,11 +39,7 @@ class EmbeddedModel(NamedTuple):
 
 
 def find_model(run_dir: Path, latest: dict[str, float]) -> EmbeddedModel | None:
-    """Return the model of a run, with the weights that its snapshots have stored.
-
-    The newest checkpoint has the configuration and the tokenizer. `latest` has the latest value of
-    each metric. The result is None if the run has no checkpoint yet, or if it cannot be read.
-    """
+    """Return a run's model with its stored weights; None without a checkpoint that can be read."""
     paths = list_stored_weights(run_dir / "attention")
     steps = saved_steps(run_dir)
     if not steps:
@@ -67,7 +63,6 @@ def find_model(run_dir: Path, latest: dict[str, float]) -> EmbeddedModel | None:
 
 @lru_cache(maxsize=MAX_EMBEDDED_STEPS)  # steps of the run in progress
 def _pack_file(path: Path, modified_ns: int) -> PackedWeights | None:
-    """Pack the weights of a snapshot; return None if they cannot be read."""
     try:
         with safe_open(path, "np") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
@@ -78,10 +73,9 @@ def _pack_file(path: Path, modified_ns: int) -> PackedWeights | None:
 
 
 def embed_weights(model: EmbeddedModel | None, blobs: Blobs) -> dict[str, Any] | None:
-    """Add the weights of the most important steps that fit, and the tokenizer, to `blobs`.
+    """Add the tokenizer and the most important weights that fit to `blobs`, and describe them.
 
-    Return what the page needs to know of them: only the size of the weights if they are too large,
-    or the setting that the page cannot run; None without a model or with another tokenizer.
+    If none fit or the page cannot run the model, the description says why; None without a model.
     """
     if model is None or model.tokenizer.get("kind") not in TOKENIZERS:
         return None

@@ -24,14 +24,9 @@ def write_html(path: Path, template: str, content: dict[str, Any], blobs: Sequen
 def format_html(
     template: str, content: dict[str, Any], blobs: Sequence[str] = (), is_served: bool = False
 ) -> Iterator[str]:
-    """Yield the parts of a page.
+    """Yield the parts of a page: an HTML template of glass/page/web with its content.
 
-    Args:
-        template: Name of an HTML file in glass/page/web.
-        content: The page's data.
-        blobs: Compressed data in base64, to which `content` refers by number. The page has an
-            element for each.
-        is_served: Whether a server sends the page, which may send requests to that server.
+    The content refers to the `blobs` by number. If `is_served`, the page may ask its server.
     """
     connections = "connect-src 'self';" if is_served else ""
     head, foot = expand_template(template).split("<!-- data -->")
@@ -43,10 +38,7 @@ def format_html(
 
 
 def expand_template(name: str) -> str:
-    """Return a file of glass/page/web with the files that it names in comments inserted.
-
-    A JavaScript file is the entry of a bundle.
-    """
+    """Return a file of glass/page/web with the files that it names in comments inserted."""
     if name.endswith(".js"):
         return bundle(WEB_FOLDER / name)
     text = (WEB_FOLDER / name).read_text(encoding="utf-8")

@@ -75,10 +75,8 @@ def quantize(A: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Quantize attention maps to one byte per weight: weight ≈ level · row maximum / LEVELS.
 
     The running sum is rounded instead of the weights. So each weight is off by less than a level,
-    and so is the sum of a row, however many small weights it has.
-
-    Returns:
-        Levels (…, T, T) in uint8 and row maxima (…, T) in float32.
+    and so is the sum of a row, however many small weights it has. Levels (…, T, T) are uint8, row
+    maxima (…, T) float32.
     """
     A = zero_unknown(A.astype(np.float64))
     maxima = A.max(axis=-1).astype(np.float32)  # exact, because weights are captured in float16
@@ -88,10 +86,7 @@ def quantize(A: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def pack_predictions(arrays: Mapping[str, np.ndarray], probe: str) -> Packed | None:
-    """Pack what explains the predictions of a probe ("text" or "repeated"): numbers, then ids.
-
-    Return None if the arrays of the snapshot have no token effects of the probe.
-    """
+    """Pack what explains a probe's predictions: numbers, then ids; None without token effects."""
     prefix = "" if probe == "text" else f"{probe}_"
     if f"{prefix}token_effect" not in arrays:
         return None
@@ -108,11 +103,7 @@ def pack_predictions(arrays: Mapping[str, np.ndarray], probe: str) -> Packed | N
 
 
 def pack_weights(tensors: Mapping[str, np.ndarray]) -> PackedWeights | None:
-    """Pack weights as float16, one tensor after the other, then the n-gram keys as float64.
-
-    Returns:
-        The name and shape of each tensor, and all numbers in base64; None if one is not finite.
-    """
+    """Pack names, shapes and weights as float16, n-gram keys as float64; None if not finite."""
     numbers = [tensor.ravel() for name, tensor in tensors.items() if name != NGRAM_KEYS]
     largest_float16 = np.finfo(np.float16).max
     if not all((np.abs(some) <= largest_float16).all() for some in numbers):
@@ -123,10 +114,7 @@ def pack_weights(tensors: Mapping[str, np.ndarray]) -> PackedWeights | None:
 
 
 def pack_float16(numbers: np.ndarray | Sequence[float]) -> bytes:
-    """Return numbers as float16: first the low bytes of all, then the high bytes.
-
-    Bytes of a kind compress better together. Numbers too large for float16 become infinite.
-    """
+    """Return numbers as float16: all low bytes, then all high bytes, which compresses better."""
     with np.errstate(over="ignore"):
         halves = np.ravel(numbers).astype("<f2")
     return halves.view(np.uint8).reshape(-1, 2).T.tobytes()

@@ -33,11 +33,7 @@ class Probe(NamedTuple):
 
 
 class Snapshot:
-    """A snapshot that is packed for a page.
-
-    Packed parts are cached, so that the page after the next snapshot costs the work of that one
-    only.
-    """
+    """A snapshot whose packed parts are cached, so that the next page packs new snapshots only."""
 
     def __init__(
         self, step: int, open_arrays: Callable[[], AbstractContextManager[Arrays]]
@@ -86,11 +82,7 @@ def shown_row(arrays: Arrays, name: str) -> np.ndarray:
 
 
 def read_probe(arrays: Arrays, name: str) -> Probe:
-    """Return what a snapshot holds of a probe.
-
-    Raises:
-        ValueError: If the arrays are not maps and norms of one shape.
-    """
+    """Return what a snapshot holds of a probe; raise `ValueError` if its arrays do not fit."""
     period = int(arrays["repeated_periods"].max()) if name == "repeated" else None
     tokens = tuple(str(token) for token in shown_row(arrays, f"{name}_tokens"))
     maps = shown_row(arrays, name)
@@ -146,13 +138,9 @@ def pack_fitting_maps(
     blobs: Blobs,
     steps_with_weights: Collection[int] = (),
 ) -> dict[str, Any] | None:
-    """Add the maps of as many snapshots as fit in `room` bytes to `blobs`.
+    """Add the maps of as many snapshots as fit in `room` bytes to `blobs`, and describe them.
 
-    They are evenly spaced, besides those whose weights are in the page. `probes` names the probes
-    to show.
-
-    Returns:
-        Their description for the page, see `_describe_maps`; None if there are none or none fits.
+    They are evenly spaced, besides those whose weights are in the page. None if none fits.
     """
     if not snapshots:
         return None
@@ -174,11 +162,6 @@ def pack_fitting_maps(
 def _describe_maps(
     snapshots: Sequence[Snapshot], names: Sequence[str], blobs: Blobs
 ) -> dict[str, Any]:
-    """Add the maps of the named probes to `blobs`, and return their description for the page.
-
-    It has the steps, the numbers of layers and heads, and for each probe its tokens and the places
-    of its maps in `blobs`, one per snapshot.
-    """
     newest = snapshots[-1]
     probes = [
         {
@@ -199,11 +182,7 @@ def _describe_maps(
 def pack_fitting_predictions(
     snapshots: Sequence[Snapshot], probes: Sequence[str], room: int
 ) -> dict[tuple[str, int], Packed]:
-    """Pack the predictions of as many snapshots as fit in `room` bytes, the newest first.
-
-    Returns:
-        The packed predictions by probe and step.
-    """
+    """Pack predictions, newest first, that fit in `room` bytes; return them by probe and step."""
     fitting = {}
     for snapshot in reversed(snapshots):
         for name in probes:

@@ -22,10 +22,7 @@ def clip_text(text: str, max_length: int) -> str:
 
 
 def thin(items: Sequence[Item], max_count: int) -> Sequence[Item]:
-    """Return at most `max_count` items, evenly spaced, with the last one.
-
-    The first one is included too, unless `max_count` is 1.
-    """
+    """Return at most `max_count` items, evenly spaced, with the last one."""
     if len(items) <= max_count:
         return items
     if max_count == 1:

@@ -1,8 +1,4 @@
-"""Write the page of a run (report.html) or of a prompt: one file that works offline.
-
-It shows the training curves, the attention of every head step by step and the findings. The page
-that explore.py serves has none of this stored: it asks the server.
-"""
+"""Write the page of a run (report.html) or of a prompt: one file that works offline."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
@@ -143,10 +139,9 @@ def write_prompt_page(
 ) -> Path:
     """Write the page of the attention over one text, and return its path.
 
-    `arrays` and `metrics` are those of an `Analysis` (glass/heads/analysis.py), and `findings`
-    what they show. The page runs the model if it is small enough. `facts` hold the `title`, and
-    either the number of `promptTokens`, after which the model generated the text, or the `losses`
-    of a scored text.
+    `arrays`, `metrics` and `findings` are those of an `Analysis`. The page runs the model if it is
+    small enough. `facts` hold the `title`, and either the number of `promptTokens`, after which the
+    model generated the text, or the `losses` of a scored text.
     """
     step = int(arrays.get("step", 0))
     snapshot = Snapshot(step, lambda: nullcontext(arrays))
@@ -161,11 +156,7 @@ def write_prompt_page(
 
 
 def render_explore_page(explored: ExploredModel, version: int, max_tokens: int) -> str:
-    """Return the HTML of a page that asks the server that sends it.
-
-    `version` increases whenever a newer page would show something else. Texts have at most
-    `max_tokens` tokens.
-    """
+    """Return the HTML of a page that asks its server, with texts of at most `max_tokens` tokens."""
     content = {
         "kind": "explore",
         "title": clip_text(explored.title, MAX_TITLE_LENGTH),
@@ -206,7 +197,6 @@ def measured_scores(
 
 
 def _describe_scores(scores: HeadScores | None) -> dict[str, Any]:
-    """Return what a page shows of the heads' scores at one step."""
     return {
         "emergenceIntervals": {},
         "scored": _head_metrics([] if scores is None else [scores.row]),
@@ -215,7 +205,6 @@ def _describe_scores(scores: HeadScores | None) -> dict[str, Any]:
 
 
 def _describe_model(config: GPTConfig | None) -> dict[str, Any]:
-    """Return what a page needs to know of its model's configuration."""
     if config is None:
         return {"groups": None, "tiedEmbeddings": None, "modelConfig": None}
     return {
@@ -226,7 +215,6 @@ def _describe_model(config: GPTConfig | None) -> dict[str, Any]:
 
 
 def _head_metrics(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the steps at which heads were scored, and each metric of a snapshot as a column."""
     scored = thin([row for row in rows if is_scored(row)], MAX_SCORED_STEPS)
     keys = dict.fromkeys(key for row in scored for key in row if is_snapshot_metric(key))
     return {
@@ -236,7 +224,6 @@ def _head_metrics(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _emergence_intervals(rows: Sequence[dict]) -> dict[str, str]:
-    """Return the interval in which each head emerged, as the findings state it, by metric."""
     snapshots = snapshot_steps(rows)
     latest: dict = next((row for row in reversed(rows) if is_scored(row)), {})
     return {
@@ -253,7 +240,6 @@ def _write_with_attention(
     probes: Sequence[str],
     model: EmbeddedModel | None,
 ) -> Path:
-    """Write a page with as much of the model and the snapshots as its size limits allow."""
     readable = [snapshot for snapshot in snapshots if snapshot.probes]
     blobs = Blobs()
     content["unreadableSnapshots"] = len(snapshots) - len(readable)
