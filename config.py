@@ -6,10 +6,12 @@ short diffs from them, and `python train.py --help` is printed from this page.
 
 import dataclasses
 import re
-from dataclasses import MISSING, dataclass
+from dataclasses import MISSING, dataclass, replace
+from typing import Any
 
+from common.checkpoints import check_checkpoint
 from common.errors import UserError, not_one_of
-from common.settings import LARGEST_SEED, check_settings, format_value, setting
+from common.settings import LARGEST_SEED, Above, check_settings, format_value, setting
 
 # Tensor cores multiply 16-bit matrices whose sizes are multiples of 64 in full tiles.
 GPU_VOCAB_MULTIPLE = 64
@@ -23,6 +25,16 @@ HUB_MODEL = re.compile(r"(\w[\w.-]*/[\w.-]+)@([0-9a-f]{40})")
 PROFILE_WARM_UP_STEPS = 3
 
 
+# Other settings, with the values beside which alone some settings have an effect.
+TASK = {"data.source": ("synthetic",)}
+PASSAGES = TASK | {"data.task": ("passages",)}
+TEXT_FILES = {"data.source": ("text",)}
+DATASET = {"data.source": ("hf",)}
+BPE = {"tokenizer.name": ("bpe",)}
+ROPE = {"model.position": ("rope",)}
+NGRAMS = {"model.ngrams": Above(1)}
+MUON = {"optim.name": ("muon",)}
+SNAPSHOTS = {"attention.every": Above(0)}
 # The tasks of data=synthetic, with the number of different symbols in each.
 TASK_SYMBOLS = {"passages": 32, "markov": 3, "modular": 41, "recall": 32}
 
@@ -47,7 +59,10 @@ class ModelConfig:
         choices=("gelu", "swiglu", "relu2", "none"),
     )
     mlp_hidden: int | None = setting(
-        None, "hidden width of the MLP; null: 4 * n_embd, or 8/3 * n_embd for swiglu", ge=1
+        None,
+        "hidden width of the MLP; null: 4 * n_embd, or 8/3 * n_embd for swiglu",
+        ge=1,
+        only_with={"model.mlp": ("gelu", "swiglu", "relu2")},
     )
     attention_sink: bool = setting(
         False, "learn a logit per head beside its scores, so that it need not attend to any token"
@@ -68,13 +83,16 @@ class ModelConfig:
         "position encoding: learned embeddings or rotary (RoPE)",
         choices=("learned", "rope"),
     )
-    rope_theta: float = setting(10000.0, "base of the rotary wavelengths", gt=0)
-    rope_factor: float = setting(1.0, "stretches the rotary wavelengths for a longer context", ge=1)
+    rope_theta: float = setting(10000.0, "base of the rotary wavelengths", gt=0, only_with=ROPE)
+    rope_factor: float = setting(
+        1.0, "stretches the rotary wavelengths for a longer context", ge=1, only_with=ROPE
+    )
     rope_trained: int | None = setting(
         None,
         "context length before stretching, which Llama 3's scaling by wavelength needs; "
         "null: stretch all wavelengths equally",
         ge=1,
+        only_with=ROPE | {"model.rope_factor": Above(1)},
     )
     qk_norm: bool | str = setting(
         False,
@@ -103,14 +121,19 @@ class ModelConfig:
         ge=0,
         le=64,
     )
-    ngram_size: int | None = setting(None, "channels of the n-gram embeddings; null: n_embd", ge=1)
+    ngram_size: int | None = setting(
+        None, "channels of the n-gram embeddings; null: n_embd", ge=1, only_with=NGRAMS
+    )
     ngram_count: int = setting(
         2,
         "n-grams seen at least this often in the training split have their own row of the n-gram "
         "table; rarer ones share one",
         ge=1,
+        only_with=NGRAMS,
     )
-    ngram_rows: int | None = setting(None, "rows of the n-gram table; null: set by the text", ge=1)
+    ngram_rows: int | None = setting(
+        None, "rows of the n-gram table; null: set by the text", ge=1, only_with=NGRAMS
+    )
 
     @property
     def is_rotary(self) -> bool:
@@ -224,40 +247,63 @@ class DataConfig:
         "sequences generated for a task",
         choices=("stdlib", "shakespeare", "text", "hf", "synthetic"),
     )
-    path: str | None = setting(None, "data=text: file, folder or glob; shakespeare: local copy")
-    exclude: str | None = setting(None, "data=text: comma-separated globs of files to leave out")
-    name: str | None = setting(None, "data=hf: name of a hub dataset, or a folder of its files")
-    subset: str | None = setting(None, "data=hf: the configuration, if it has several")
-    split: str = setting("train", "data=hf: the split for training and validation")
+    path: str | None = setting(
+        None,
+        "file, folder or glob; shakespeare: local copy",
+        only_with={"data.source": ("text", "shakespeare")},
+    )
+    exclude: str | None = setting(
+        None, "comma-separated globs of files to leave out", only_with=TEXT_FILES
+    )
+    name: str | None = setting(
+        None, "name of a hub dataset, or a folder of its files", only_with=DATASET
+    )
+    subset: str | None = setting(None, "the configuration, if it has several", only_with=DATASET)
+    split: str = setting("train", "the split for training and validation", only_with=DATASET)
     val_max_tokens: int = setting(200_000, "maximum of validation tokens, spread evenly", ge=2)
     lines: str = setting(
         "kept",
         "keep, deduplicate, shuffle or duplicate the lines of the text",
         choices=("kept", "once", "shuffled", "doubled"),
     )
-    field: str = setting("text", ".jsonl and data=hf: field with the text, as in messages.content")
+    field: str = setting(
+        "text",
+        "of .jsonl and data=hf: field with the text, as in messages.content",
+        only_with={"data.source": ("text", "hf")},
+    )
     task: str = setting(
         "passages",
-        "data=synthetic: passages that repeat, Markov chains, modular addition, associative recall",
+        "passages that repeat, Markov chains, modular addition, associative recall",
         choices=tuple(TASK_SYMBOLS),
+        only_with=TASK,
     )
     symbols: int | None = setting(
         None,
-        "data=synthetic: number of different symbols (modular: the modulus; recall: half of them "
+        "number of different symbols (modular: the modulus; recall: half of them "
         f"are keys); null: {', '.join(f'{n} {task}' for task, n in TASK_SYMBOLS.items())}",
         ge=2,
         le=512,
+        only_with=TASK,
     )
-    begin: bool = setting(False, "data=synthetic: begin each sequence with the symbol ^")
-    min_period: int = setting(8, "data.task=passages: length of the shortest passage", ge=1)
-    max_period: int = setting(24, "data.task=passages: length of the longest passage", ge=1)
+    begin: bool = setting(False, "begin each sequence with the symbol ^", only_with=TASK)
+    min_period: int = setting(8, "length of the shortest passage", ge=1, only_with=PASSAGES)
+    max_period: int = setting(24, "length of the longest passage", ge=1, only_with=PASSAGES)
     concentration: float = setting(
-        1.0, "data.task=markov: concentration of the Dirichlet distribution of transitions", gt=0
+        1.0,
+        "concentration of the Dirichlet distribution of transitions",
+        gt=0,
+        only_with=TASK | {"data.task": ("markov",)},
     )
     train_share: float = setting(
-        0.6, "data.task=modular: share of the unordered pairs that are trained on", gt=0, lt=1
+        0.6,
+        "share of the unordered pairs that are trained on",
+        gt=0,
+        lt=1,
+        only_with=TASK | {"data.task": ("modular",)},
     )
-    pairs: int = setting(8, "data.task=recall: number of pairs of a key and a value", ge=1)
+    pairs: int = setting(
+        8, "number of pairs of a key and a value", ge=1, only_with=TASK | {"data.task": ("recall",)}
+    )
 
     @property
     def num_symbols(self) -> int:
@@ -315,12 +361,14 @@ class TokenizerConfig:
         "vocabulary size of bpe, including the end-of-text token; null: 1024",
         ge=257,
         le=1_000_000,
+        only_with=BPE,
     )
     pattern: str = setting(
         "code",
         "how bpe pre-tokenizes: code keeps snake_case and indentation together, gpt2 splits as "
         "GPT-2 does",
         choices=("code", "gpt2"),
+        only_with=BPE,
     )
 
     def check(self) -> None:
@@ -344,7 +392,10 @@ class OptimConfig:
     )
     lr: float = setting(1e-3, "peak learning rate of AdamW", gt=0)
     muon_lr: float | None = setting(
-        None, f"peak learning rate of Muon; null: {MUON_LR_MULTIPLE} * optim.lr", gt=0
+        None,
+        f"peak learning rate of Muon; null: {MUON_LR_MULTIPLE} * optim.lr",
+        gt=0,
+        only_with=MUON,
     )
     schedule: str = setting(
         "cosine",
@@ -353,13 +404,23 @@ class OptimConfig:
     )
     warmup_steps: int | None = setting(None, "warm-up steps; null: max_steps / 20", ge=0)
     decay_share: float = setting(
-        0.2, "schedule=wsd: the fraction of all steps in which the rate decays", gt=0, le=1
+        0.2,
+        "the fraction of all steps in which the rate decays",
+        gt=0,
+        le=1,
+        only_with={"optim.schedule": ("wsd",)},
     )
-    min_lr_ratio: float = setting(0.1, "final learning rate as a fraction of the peak", ge=0, le=1)
+    min_lr_ratio: float = setting(
+        0.1,
+        "final learning rate as a fraction of the peak",
+        ge=0,
+        le=1,
+        only_with={"optim.schedule": ("cosine", "wsd")},
+    )
     weight_decay: float = setting(0.1, "decoupled weight decay of matrices and embeddings", ge=0)
     beta1: float = setting(0.9, "AdamW's decay rate of the first moment", ge=0, lt=1)
     beta2: float = setting(0.95, "AdamW's decay rate of the second moment", ge=0, lt=1)
-    momentum: float = setting(0.95, "Muon's Nesterov momentum", ge=0, lt=1)
+    momentum: float = setting(0.95, "Muon's Nesterov momentum", ge=0, lt=1, only_with=MUON)
     grad_clip: float = setting(1.0, "maximum norm of the gradient; 0: no clipping", ge=0)
 
     @property
@@ -406,12 +467,14 @@ class AttentionConfig:
         "steps between checks that take an extra snapshot if the highest prefix-matching score has "
         "changed by 0.05; 0: never",
         ge=0,
+        only_with=SNAPSHOTS,
     )
     picture_every: int = setting(
         0,
         "steps between attention grids and text samples; 0: at the first and last snapshot and at "
         "each doubling",
         ge=0,
+        only_with=SNAPSHOTS,
     )
     tokens: int = setting(
         48, "length of the text probe, in tokens; of the repeated probe at most 64", ge=8
@@ -435,23 +498,70 @@ class WandbConfig:
         "auto: as WANDB_MODE or `wandb offline` say, else online with an API key, else offline",
         choices=("auto", "online", "offline", "disabled"),
     )
-    project: str | None = setting(None, "W&B project; null: W&B's own setting, else glassgpt")
+    project: str | None = setting(
+        None,
+        "W&B project; null: W&B's own setting, else glassgpt",
+        only_with={"wandb.mode": ("auto", "online", "offline")},
+    )
 
 
 @dataclass
-class Config:
+class ModelSource:
+    """The run or the model that a command is about."""
+
+    run_dir: str | None = setting(
+        None,
+        "folder of the run; null: train.py makes runs/<date>_<time>_<experiment>, other commands "
+        "read the newest run in runs/",
+    )
+    init_from: str | None = setting(
+        None,
+        "a run, a Hugging Face folder or model name, a .gguf file or nanoGPT's ckpt.pt: train.py "
+        "starts from its weights, other commands read it instead of run_dir",
+    )
+
+
+@dataclass
+class Hardware:
+    """What a command computes on, and in which format."""
+
+    device: str = setting("auto", "auto, cpu, cuda, cuda:N or mps")
+    precision: str = setting(
+        "auto",
+        "floating-point format of matrix products, or of the weights in sample.py and explore.py; "
+        "auto: the fastest here (explore.py: fp32); training in fp32 uses TF32 on NVIDIA GPUs from "
+        "compute capability 8",
+        choices=("auto", "fp32", "bf16", "fp16"),
+    )
+
+    def check_device(self) -> None:
+        """Raise `UserError` if there is no such kind of device."""
+        if self.device.partition(":")[0] not in ("auto", "cpu", "cuda", "mps"):
+            raise UserError(f"device={self.device} is not one of auto, cpu, cuda, cuda:N, mps")
+
+
+@dataclass
+class LoadConfig(ModelSource):
+    """Settings of the commands that load a trained model."""
+
+    checkpoint: str = setting("best", "checkpoint of the run: best, last, or a step number")
+
+    def check(self) -> None:
+        """Raise `UserError` if a value is out of bounds or settings contradict each other."""
+        check_settings(self)
+        check_checkpoint(self.checkpoint)
+        if self.run_dir is not None and self.init_from is not None:
+            raise UserError("run_dir= and init_from= exclude each other: leave one out")
+
+
+@dataclass
+class Config(Hardware, ModelSource):
     """One training run."""
 
-    run_dir: str | None = setting(None, "folder of the run; null: runs/<date>_<time>_<experiment>")
     resume: bool | str = setting(
         False,
         "true: resume the run in run_dir; auto: resume it if there is one, else start it",
         choices=(True, False, "auto"),
-    )
-    init_from: str | None = setting(
-        None,
-        "start from the weights of a run, a Hugging Face folder or model name, a .gguf file or "
-        "nanoGPT's ckpt.pt",
     )
     prepare_only: bool = setting(False, "prepare the text, then exit")
     eval_only: bool = setting(
@@ -462,13 +572,6 @@ class Config:
     )
     seed: int = setting(
         1337, "random seed of the initial weights, data order and dropout", ge=0, le=LARGEST_SEED
-    )
-    device: str = setting("auto", "auto, cpu, cuda, cuda:N or mps")
-    precision: str = setting(
-        "auto",
-        "floating-point format of matrix products; auto: the one of bf16, fp16 and fp32 that the "
-        "hardware multiplies fastest; fp32 is TF32 on NVIDIA GPUs from compute capability 8",
-        choices=("auto", "fp32", "bf16", "fp16"),
     )
     compile: bool | str = setting(
         "auto",
@@ -499,10 +602,7 @@ class Config:
     )
     max_steps: int = setting(1000, "number of optimizer steps", ge=1, le=10**12)
     batch_size: int = setting(
-        32,
-        "sequences per optimizer step, over all processes and micro-steps",
-        ge=1,
-        le=1_000_000,
+        32, "sequences per optimizer step, over all processes and micro-steps", ge=1, le=1_000_000
     )
     accumulate: int = setting(1, "micro-steps per optimizer step; more need less memory", ge=1)
     model: ModelConfig = dataclasses.field(default_factory=lambda: ModelConfig(vocab_size=None))
@@ -515,6 +615,13 @@ class Config:
     attention: AttentionConfig = dataclasses.field(default_factory=AttentionConfig)
     wandb: WandbConfig = dataclasses.field(default_factory=WandbConfig)
 
+    def with_value(self, key: str, value: Any) -> "Config":
+        """Return a configuration with one setting, named by its dotted key, or section replaced."""
+        section, _, name = key.rpartition(".")
+        if section:
+            value = replace(getattr(self, section), **{name: value})
+        return replace(self, **{section or name: value})
+
     def micro_batch_size(self, n_processes: int = 1) -> int:
         """Return the number of sequences per micro-step and process."""
         return self.batch_size // (self.accumulate * n_processes)
@@ -522,12 +629,11 @@ class Config:
     def check(self) -> None:
         """Raise `UserError` for mistakes that show without reading data or importing torch."""
         check_settings(self)
+        self.check_device()
         for section in (self.model, self.attention, self.tokenizer, self.data):
             section.check()
         self._check_sequence_length()
         self._check_run_length()
-        if self.device.partition(":")[0] not in ("auto", "cpu", "cuda", "mps"):
-            raise UserError(f"device={self.device} is not one of auto, cpu, cuda, cuda:N, mps")
         if self.batch_size % self.accumulate:
             raise UserError(
                 f"batch_size={self.batch_size} is not divisible by accumulate={self.accumulate}: "

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any, TextIO
 import cli
 from cli.config_file import read_config
 from cli.sample_config import SampleConfig, translate_prompt
-from cli.unused import SAMPLE_USED_WITH
 from common.checkpoints import find_newest_run
 from common.errors import UserError
 from common.manifest import CONFIG_FILE
@@ -46,8 +45,8 @@ INSTRUCTIONS = f"type a prompt and press Enter; Ctrl-C stops a text, {END_KEYS} 
 
 def main() -> None:
     """Run the command line."""
-    argv, command = [translate_prompt(argument) for argument in sys.argv[1:]], "python sample.py"
-    sample(cli.read_settings(argv, SampleConfig, command, SAMPLE_USED_WITH))
+    argv = [translate_prompt(argument) for argument in sys.argv[1:]]
+    sample(cli.read_settings(argv, SampleConfig, "python sample.py"))
 
 
 def sample(

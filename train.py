@@ -7,9 +7,18 @@ python train.py --help                what can be set
 import cli
 from common.terminal import Terminal, exit_on_error, first_line, printer, tolerate_errors
 from common.torchrun import process_rank
+from config import Config, ResolvedConfig
+
+
+def read_starting_model(name: str) -> Config:
+    """Return the shape and the tokenizer of the model that `init_from` names."""
+    from interop import read_starting_model  # imports torch, which takes seconds
+
+    return read_starting_model(name)
+
 
 if __name__ == "__main__":
-    request = cli.read_request()  # answers --help and mistakes before torch takes seconds to load
+    request = cli.read_request(read_starting_model)  # answers --help and mistakes before torch
 
 import shlex
 from collections.abc import Callable, Iterator
@@ -32,7 +41,6 @@ from common.errors import UserError
 from common.files import exists
 from common.metrics import METRICS
 from common.text import pluralize
-from config import Config, ResolvedConfig
 from data.batches import Batches
 from data.synthetic import Task
 from distributed.world import join
@@ -68,7 +76,7 @@ def main(request: cli.Job | cli.CommandLine) -> None:
     if isinstance(request, cli.Job):
         run(request)
     else:
-        jobs.run_sweep(request, run)
+        jobs.run_sweep(request, lambda job: run(cli.configure(job, read_starting_model)))
 
 
 def train_from(*settings: str) -> float:
@@ -76,14 +84,13 @@ def train_from(*settings: str) -> float:
 
     The settings are arguments of `python train.py`. Raises `UserError` if one cannot work.
     """
-    return run(cli.read_job(settings))
+    return run(cli.read_job(settings, read_starting_model))
 
 
 def run(job: cli.Job) -> float:
-    """Train one job, or prepare, evaluate or plan it; return the best validation loss."""
+    """Train a configured job, or prepare, evaluate or plan it; return the best validation loss."""
     config, log = job.config, printer(Terminal())
     if process_rank() == 0 or config.distributed == "none":
-        config = cli.configure(job, interop.read_starting_model, log)
         if config.prepare_only:
             return modes.prepare_only(config, interop.open_starting_weights)
         if config.eval_only:

@@ -31,6 +31,7 @@ from benchmarks.counting import kneser_ney
 from benchmarks.harness import ROOT, PassThroughOptions, read_options, run_command, write_json
 from common.metrics import read_rows
 from data.tokens import prepare
+from interop import read_starting_model
 
 # nanoGPT's published losses with these recipes; the first on the whole validation split.
 PUBLISHED_LOSSES = {"nanogpt_cpu": 1.886, "nanogpt_gpu": 1.4697}
@@ -103,7 +104,7 @@ def seconds_to_loss(loss: float, rows: list[dict[str, float]]) -> float | None:
 
 def count_ngram_losses(settings: list[str]) -> list[float]:
     """Return the losses of counting models of orders 1, 2, … on the text of these settings."""
-    config = cli.configure(cli.compose_job(settings))
+    config = cli.read_job(settings, read_starting_model).config
     text = prepare(config.data, config.tokenizer)
     vocab_size = text.tokenizer.vocab_size
     max_order = min(MAX_ORDER, int(math.log(2**63, vocab_size)))

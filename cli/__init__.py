@@ -3,8 +3,6 @@
 Does not import torch.
 """
 
-from cli.arguments import CommandLine, parse_command_line
-from cli.compose import Job, compose_job, compose_settings, configure
-from cli.launch import read_job, read_request, run_hydra
-from cli.presets import find_presets
-from cli.settings import explore_help, read_settings, sample_help, settings_help
+from cli.command_line import CommandLine
+from cli.help import explore_help, find_presets, read_settings, sample_help, settings_help
+from cli.job import Job, compose_job, compose_settings, configure, read_job, read_request, run_hydra

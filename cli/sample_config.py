@@ -3,25 +3,27 @@
 import os
 from dataclasses import dataclass
 
-from common.checkpoints import check_checkpoint
 from common.errors import UserError
-from common.settings import LARGEST_SEED, check_settings, setting
+from common.settings import LARGEST_SEED, Above, setting
+from config import Hardware, LoadConfig
+
+GENERATED = {"score": (None,)}  # a text is generated, not scored
+DRAWN = GENERATED | {"temperature": Above(0)}  # its tokens are drawn at random
 
 
 @dataclass
-class SampleConfig:
+class SampleConfig(Hardware, LoadConfig):
     """Settings of `sample.py`."""
 
-    run_dir: str | None = setting(None, "folder of the run; null: the newest run in runs/")
-    init_from: str | None = setting(
-        None,
-        "instead of a run: a Hugging Face folder or model name, a .gguf file or nanoGPT's ckpt.pt",
-    )
-    checkpoint: str = setting("best", "checkpoint to load: best, last, or a step number")
     prompt: str | None = setting(
-        None, "text to continue; -: read it from stdin; null: begin a new text", literal=True
+        None,
+        "text to continue; -: read it from stdin; null: begin a new text",
+        literal=True,
+        only_with={"interactive": (False,)},
     )
-    prompt_file: str | None = setting(None, "continue the text of this file")
+    prompt_file: str | None = setting(
+        None, "continue the text of this file", only_with={"interactive": (False,)}
+    )
     interactive: bool = setting(
         False, "continue one typed prompt after the other; Ctrl-C stops a text, Ctrl-D quits"
     )
@@ -29,45 +31,68 @@ class SampleConfig:
         None,
         "score this file instead (loss, bits per byte; attention=PATH.html shows the loss of each "
         "token); -: read it from stdin",
+        only_with={"interactive": (False,)},
     )
-    max_new_tokens: int = setting(500, "maximum number of tokens to generate", ge=1, le=10**9)
+    max_new_tokens: int = setting(
+        500, "maximum number of tokens to generate", ge=1, le=10**9, only_with=GENERATED
+    )
     stop: tuple[str, ...] = setting(
-        (), "end the generated text before this one (\\n: a line end); may be given several times"
+        (),
+        "end the generated text before this one (\\n: a line end); may be given several times",
+        only_with=GENERATED,
     )
     temperature: float = setting(
-        0.8, "divisor of the logits; 0: always take the most likely token", ge=0
+        0.8,
+        "divisor of the logits; 0: always take the most likely token",
+        ge=0,
+        only_with=GENERATED,
     )
-    top_k: int | None = setting(None, "sample from the k most likely tokens", ge=1)
+    top_k: int | None = setting(None, "sample from the k most likely tokens", ge=1, only_with=DRAWN)
     top_p: float | None = setting(
-        None, "sample from the fewest tokens whose probabilities sum to p", gt=0, le=1
+        None,
+        "sample from the fewest tokens whose probabilities sum to p",
+        gt=0,
+        le=1,
+        only_with=DRAWN,
     )
     min_p: float | None = setting(
-        None, "sample from tokens at least min_p times as likely as the likeliest", ge=0, le=1
+        None,
+        "sample from tokens at least min_p times as likely as the likeliest",
+        ge=0,
+        le=1,
+        only_with=DRAWN,
     )
     num_samples: int = setting(
-        1, "number of texts, generated with seed, seed + 1, …", ge=1, le=100_000
+        1,
+        "number of texts, generated with seed, seed + 1, …",
+        ge=1,
+        le=100_000,
+        only_with=GENERATED,
     )
     attention: str | None = setting(
-        None, "PATH.html: write, or replace, a page of the first text's attention"
+        None,
+        "PATH.html: write, or replace, a page of the first text's attention",
+        only_with={"interactive": (False,)},
     )
-    seed: int = setting(1337, "random seed; equal seeds give equal texts", ge=0, le=LARGEST_SEED)
-    device: str = setting("auto", "auto, cpu, cuda, cuda:N or mps")
-    precision: str = setting(
-        "auto",
-        "floating-point format of the weights; auto: bf16 or fp16 if it decodes faster",
-        choices=("auto", "fp32", "bf16", "fp16"),
+    seed: int = setting(
+        1337, "random seed; equal seeds give equal texts", ge=0, le=LARGEST_SEED, only_with=DRAWN
     )
 
     def check(self) -> None:
         """Raise `UserError` if a value is out of bounds or settings contradict each other."""
-        check_settings(self)
-        for alternatives in (("run_dir", "init_from"), ("prompt", "prompt_file", "score")):
-            used = [f"{name}=" for name in alternatives if getattr(self, name) is not None]
-            if len(used) > 1:
-                raise UserError(f"{' and '.join(used)} exclude each other: leave one out")
+        super().check()
+        self.check_device()
+        texts = ("prompt", "prompt_file", "score")
+        used = [f"{name}=" for name in texts if getattr(self, name) is not None]
+        if len(used) > 1:
+            raise UserError(f"{' and '.join(used)} exclude each other: leave one out")
         if self.attention is not None and not self.attention.endswith(".html"):
             raise UserError(f"attention={self.attention} must end in .html")
-        check_checkpoint(self.checkpoint)
+        if self.attention is not None and self.precision != "auto":
+            raise UserError(
+                f"precision={self.precision} has no effect with attention={self.attention}, which "
+                "shows the weights as they are: leave it out"
+            )
 
 
 def translate_prompt(argument: str) -> str:

@@ -3,12 +3,12 @@
 import dataclasses
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from operator import ge, gt, le, lt
 from types import NoneType
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 from common.errors import UserError, not_one_of
 
@@ -19,8 +19,17 @@ TYPE_WORDS = {int: "a whole number", float: "a number", bool: "true or false", s
 SHOWN_VALUE_CHARS = 80  # of a value that a file contains
 # Bounds of a number: the comparison that violates the bound, and its words.
 BOUNDS = {"ge": (lt, "at least"), "gt": (le, "above"), "le": (gt, "at most"), "lt": (ge, "below")}
-TRUE_WORDS, FALSE_WORDS = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
-WHOLE_NUMBER = re.compile(r"[+-]?[0-9][0-9_]{0,4000}")  # longer ones are no limit of anything
+BOOLEANS = {"true": True, "false": False}
+
+
+class Above(NamedTuple):
+    """All numbers above a limit."""
+
+    limit: float
+
+    def __contains__(self, value: Any) -> bool:
+        """Return whether a number is above the limit."""
+        return value > self.limit
 
 
 def setting(default: Any, help: str, **limits: Any) -> Any:
@@ -31,7 +40,8 @@ def setting(default: Any, help: str, **limits: Any) -> Any:
         help: One line for --help.
         **limits: `choices` lists all allowed values; `ge`, `gt`, `le` and `lt` bound a number
             (at least, above, at most, below). None is always allowed if the type is optional.
-            `literal` accepts a text that is empty or "None", which is a mistake elsewhere.
+            `only_with` names other settings and their values with which this one has an effect.
+            `literal` accepts an empty text.
 
     Returns:
         A dataclass field.
@@ -65,55 +75,54 @@ def check_value(name: str, value: Any, limits: Any) -> None:
 
 
 def convert_value(name: str, field: dataclasses.Field, value: Any) -> Any:
-    """Convert a value that was typed, or read from a YAML file, to the type of its setting.
+    """Convert a value that was typed, or read from a file, to the type of its setting.
 
     Raises:
         UserError: If the value is not of the type.
     """
     types = get_args(field.type) or (field.type,)
-    is_literal = "literal" in field.metadata
-    if value in (None, "null"):
-        if NoneType not in types:
-            raise UserError(f"{name}=null is not possible: give it a value, or leave it out")
+    if value in (None, "null") and NoneType in types:
         return None
-    if value == "" and not is_literal:
+    if value == "" and "literal" not in field.metadata:
         raise UserError(f"{name}= has no value: write {name}=VALUE, or leave it out")
-    is_unset = value == "None" and NoneType in types and not is_literal  # as Python writes null
-    for kind in () if is_unset else TYPE_WORDS:
-        with suppress(ValueError, OverflowError):
-            if kind in types:
-                return _convert(kind, value)
-    if isinstance(value, (list, dict)):
-        raise UserError(
-            f"{name}={show_value(value)} must be one value, not several ({field.metadata['help']})"
-        )
-    if NoneType in types and str(value).strip().lower() in ("none", "~"):
-        raise UserError(f"{name}={value} does not leave it unset: write {name}=null")
+    for kind in TYPE_WORDS:
+        with suppress(KeyError, ValueError):
+            if kind in types and not isinstance(value, (list, dict)):
+                text = str(value)
+                return BOOLEANS[text.lower()] if kind is bool else kind(text)
     expected = " or ".join(words for kind, words in TYPE_WORDS.items() if kind in types)
-    raise UserError(f"{name}={show_value(value)} is not {expected}{_hint(value, types)}")
+    raise UserError(f"{name}={show_value(value)} is not {expected}")
 
 
-def _convert(kind: type, value: Any) -> Any:
-    """Convert a value to one type, or raise `ValueError`."""
-    text = str(value).strip().lower()
-    if kind is bool and text in (*TRUE_WORDS, *FALSE_WORDS):
-        return text in TRUE_WORDS
-    is_number = isinstance(value, (int, float, str)) and not isinstance(value, bool)
-    if kind is int and is_number and WHOLE_NUMBER.fullmatch(text):
-        return int(text)
-    if kind is float and is_number and text.isascii():
-        return float(text)
-    if kind is str and is_number:
-        return str(value)
-    raise ValueError
+def explain_unused(node: Any, key: str, swept: Sequence[str] = ()) -> str | None:
+    """Return why a setting has no effect beside the others, and what to do; None if it has.
+
+    Settings that are swept have other values in other jobs of the sweep, so they do not count.
+    """
+    settings = {name: (field, value) for name, field, value in iterate_settings(node)}
+    field, typed = settings[key]
+    for other, allowed in field.metadata.get("only_with", {}).items():
+        value = settings[other][1]
+        is_swept = any(name == "experiment" or f"{other}.".startswith(f"{name}.") for name in swept)
+        if is_swept or value in allowed or typed is None:
+            continue
+        return (
+            f"{key}={format_value(typed)} has no effect with {_assignment(other, value)}: "
+            f"leave it out, or use {describe_condition(other, allowed)}"
+        )
+    return None
 
 
-def _hint(value: Any, types: tuple) -> str:
-    """Return how to correct a value that is not of one of these types."""
-    with suppress(ValueError, OverflowError):
-        if int in types and not isinstance(value, bool) and float(value).is_integer():
-            return f": write {float(value):.0f}"
-    return ""
+def describe_condition(name: str, allowed: Any) -> str:
+    """Return the values of a setting with which another one has an effect, as they are typed."""
+    if isinstance(allowed, Above):
+        return f"{name} above {allowed.limit}"
+    return " or ".join(_assignment(name, value) for value in allowed)
+
+
+def _assignment(name: str, value: Any) -> str:
+    """Format a setting as it is typed; a preset stands for the name of its section."""
+    return f"{re.sub('[.](name|source)$', '', name)}={format_value(value)}"
 
 
 def format_value(value: Any) -> str:

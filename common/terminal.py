@@ -137,21 +137,20 @@ def is_out_of_processes(error: BaseException) -> bool:
 
 
 def error_sentence(error: BaseException) -> str:
-    """Return an error's message in one line; those of Hydra and OmegaConf have several."""
+    """Return an error's message in one line; those of Hydra, OmegaConf and YAML have several."""
     if isinstance(error, UserError):
         return printable(str(error), one_line=True)
     if isinstance(error, MissingConfigException) and error.options:
-        group, _, name = (error.missing_cfg_file or "").rpartition("/")
+        group, _, name = (error.missing_cfg_file or "").partition("/")
         return not_one_of(group, name, error.options)
     cause = error.__cause__
-    if isinstance(error, HydraException) and not isinstance(cause, OmegaConfBaseException):
-        reason = f": {first_line(cause)}" if cause else ""
-        message = " ".join(str(error).split())
-        pattern = r"\w+ raised while composing config: (.*) full_key: (\S*) object_type=\S*"
-        return re.sub(pattern, r"\2: \1", message) + reason
-    error = cause if isinstance(cause, OmegaConfBaseException) else error
-    key = getattr(error, "full_key", None)
-    return f"{key}: {first_line(error)}" if key else first_line(error)
+    if isinstance(cause, OmegaConfBaseException):
+        error, cause = cause, None
+    text, _, place = str(error).partition("full_key:")
+    message = " ".join(text.split()) or type(error).__name__
+    if isinstance(error, HydraException) and cause:
+        message = f"{message}: {error_sentence(cause)}"
+    return f"{place.split()[0]}: {message}" if place.split() else message
 
 
 def first_line(error: BaseException) -> str:

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 import cli
 from common.errors import UserError
 from common.paths import expand_home
-from common.settings import check_settings, setting
+from common.settings import setting
 from common.terminal import print_stderr, run_main
 from common.text import pluralize
+from config import LoadConfig
 from interop import load, save_gguf, save_hf
 from interop.export import require_empty_folder
 from interop.gguf_export import require_new_file
@@ -21,25 +22,17 @@ HELP = """Export a run's model for transformers, and for tools that load its for
 
 
 @dataclass
-class ExportConfig:
+class ExportConfig(LoadConfig):
     """Settings of `python -m interop`."""
 
-    run_dir: str | None = setting(None, "folder of the run")
-    init_from: str | None = setting(
-        None,
-        "instead of a run: a Hugging Face folder or model name, a .gguf file or nanoGPT's ckpt.pt",
-    )
     to: str | None = setting(
         None, "folder to write, new or empty, or a new file of llama.cpp's format: PATH.gguf"
     )
-    checkpoint: str = setting("best", "best, last, or the number of a step")
 
     def check(self) -> None:
         """Raise `UserError` if a setting is missing or invalid."""
-        check_settings(self)
+        super().check()
         command = "python -m interop run_dir=RUN to=FOLDER"
-        if self.run_dir and self.init_from:
-            raise UserError("run_dir= and init_from= exclude each other; leave one out")
         if not self.run_dir and not self.init_from:
             raise UserError(f"run_dir is missing; use {command}")
         if not self.to:

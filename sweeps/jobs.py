@@ -16,6 +16,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from math import isfinite, nan, prod
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -27,13 +28,12 @@ from hydra.core.override_parser.types import Glob, Override
 from omegaconf import DictConfig, OmegaConf
 
 import cli
-from cli.arguments import quote
+from cli.command_line import GROUPS, quote
 from cli.config_file import escape_interpolation
-from cli.presets import GROUPS
 from common.checkpoints import contains_run
 from common.errors import UserError
 from common.files import list_folder, open_unlinked, refuse_link
-from common.paths import require_output_folder
+from common.paths import expand_home, require_output_folder
 from common.settings import format_value
 from common.terminal import (
     Terminal,
@@ -57,6 +57,7 @@ from sweeps.table import print_sweep
 from training.run_folder import new_run_dir
 
 MUTABLE_ON_RESUME = ("max_steps", "wandb.")  # settings that may change when a sweep is resumed
+MAX_CHECKED_VALUES = 50  # of one setting, before the sweep
 MAX_JOB_NAME = 120  # characters of a job's folder name; file systems allow 255 bytes
 
 
@@ -122,7 +123,8 @@ def run_sweep(command_line: cli.CommandLine, train: Callable[[cli.Job], float]) 
 def _plan_sweep(command_line: cli.CommandLine) -> SweepPlan:
     hydra_settings, overrides = sweep_settings(command_line)
     sweeper = hydra_settings.sweeper
-    n_jobs = count_jobs(sweeper, overrides, command_line.config_dir)
+    n_jobs = count_jobs(sweeper, overrides)
+    check_values(command_line.config_dir, overrides)
     values = {override.key_or_group: override.value() for override in overrides}
     folder = open_sweep(hydra_settings.sweep.dir, resume=values.get("resume") == "auto")
     # For jobs in processes of their own, which may start anywhere
@@ -152,9 +154,16 @@ def sweep_settings(command_line: cli.CommandLine) -> tuple[DictConfig, list[Over
     return hydra_settings, parser.parse_overrides(list(settings.values()))
 
 
-def count_jobs(
-    sweeper: DictConfig, overrides: Sequence[Override], config_dir: str | None = None
-) -> int | None:
+def check_values(config_dir: str | None, overrides: Sequence[Override]) -> None:
+    """Raise `UserError` if a value of a swept setting cannot work, whatever the others are."""
+    constant = [str(o.input_line) for o in overrides if not o.is_sweep_override()]
+    for override in overrides:
+        if override.is_discrete_sweep() and not isinstance(override.value(), Glob):
+            for value in islice(override.sweep_string_iterator(), MAX_CHECKED_VALUES):
+                cli.compose_job([*constant, f"{override.key_or_group}={value}"], config_dir)
+
+
+def count_jobs(sweeper: DictConfig, overrides: Sequence[Override]) -> int | None:
     """Return the number of jobs, or None if it is not known before the sweep."""
     if not sweeper._target_.endswith(".BasicSweeper"):  # Hydra's own, which runs a grid
         is_exhaustible = "GridSampler" in str(sweeper.get("sampler"))
@@ -169,10 +178,8 @@ def count_jobs(
                 f"{override.input_line} needs a sweeper that draws values: add hydra/sweeper=optuna"
             )
         if isinstance(value, Glob):
-            presets = cli.find_presets(config_dir).get(override.key_or_group, {})
-            counts.append(len(value.filter(list(presets))))
-        else:
-            counts.append(len(list(override.sweep_string_iterator())))
+            return None
+        counts.append(len(list(override.sweep_string_iterator())))
         if not counts[-1]:
             raise UserError(f"{override.input_line} has no values: give it some")
     return prod(counts)
@@ -187,7 +194,7 @@ def _hydra_arguments(command_line: cli.CommandLine, folder: Path) -> list[str]:
 def _resume_arguments(command_line: cli.CommandLine, folder: Path) -> list[str]:
     arguments = [
         argument
-        for argument in command_line.arguments
+        for argument in command_line.typed
         if not argument.startswith(("resume=", "hydra.sweep.dir="))
     ]
     return [*arguments, "resume=auto", f"hydra.sweep.dir={folder}"]
@@ -196,7 +203,8 @@ def _resume_arguments(command_line: cli.CommandLine, folder: Path) -> list[str]:
 def preview_sweep(command_line: cli.CommandLine, train: Callable[[cli.Job], float]) -> None:
     """Print the size and cost of each job of a sweep; exit with status 1 if a job cannot work."""
     hydra_settings, overrides = sweep_settings(command_line)
-    count_jobs(hydra_settings.sweeper, overrides, command_line.config_dir)  # refuses some sweeps
+    count_jobs(hydra_settings.sweeper, overrides)  # refuses some sweeps
+    check_values(command_line.config_dir, overrides)
     swept_keys = {o.key_or_group for o in overrides if o.is_sweep_override()}
     has_failed = False
 
@@ -341,7 +349,7 @@ def open_sweep(typed: str, resume: bool) -> Path:
     """Return the folder of a new or resumed sweep; without a path ("") a new one in runs/."""
     if not typed:
         return new_run_dir("sweep")
-    folder = Path(typed)
+    folder = expand_home("hydra.sweep.dir", typed)
     require_output_folder(f"hydra.sweep.dir={typed}", folder)
     folder.mkdir(parents=True, exist_ok=True)
     paths = list_folder(folder)

@@ -11,12 +11,11 @@ from pathlib import Path
 from statistics import fmean
 
 from cli.config_file import read_config
-from cli.unused import explain_unused
 from common.errors import UserError
 from common.files import exists, is_folder, list_folder
 from common.manifest import CONFIG_FILE
 from common.metrics import METRICS, read_rows
-from common.settings import format_value, iterate_settings
+from common.settings import explain_unused, format_value, iterate_settings
 from common.statistics import SIGNIFICANCE_LEVEL, Difference, standard_error, welch_difference
 from common.terminal import explain_error
 from config import Config
@@ -275,10 +274,9 @@ def find_best_run(runs: Sequence[Run]) -> Run | None:
 
 def reproduce_command(run: Run) -> str:
     """Return the shell command that trains this run again, without settings for other jobs."""
-    values = {name: value for name, _, value in iterate_settings(run.config)} if run.config else {}
     settings = [
         f"{key}={value}"
         for key, value in run.overrides.items()
-        if key != "sweep" and not (key in values and explain_unused({key: values[key]}, values))
+        if key != "sweep" and not (key in run.all_settings and explain_unused(run.config, key))
     ]
     return shlex.join(["python", "train.py", *settings])

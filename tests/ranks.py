@@ -5,7 +5,6 @@ import os
 import socket
 import sys
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 
 import torch.distributed.fsdp  # noqa: F401  each rank would import it
@@ -17,7 +16,7 @@ import training.wandb_record  # noqa: F401  too
 from common.terminal import exit_on_error
 from config import Config
 from distributed.world import join
-from train import run
+from train import read_starting_model, run
 from training.world import World
 
 
@@ -45,7 +44,8 @@ def train_in_fork(argv: Sequence[str]) -> None:
     such a run."""
     sys.stdout, sys.stderr = (os.fdopen(n, "w", buffering=1, closefd=False) for n in (1, 2))
     given = OmegaConf.merge(OmegaConf.structured(Config), OmegaConf.from_dotlist(list(argv)))
-    exit_on_error(partial(run, cli.Job(OmegaConf.to_object(given), list(argv), "test")))
+    job = cli.Job(OmegaConf.to_object(given), list(argv), "test")
+    exit_on_error(lambda: run(cli.configure(job, read_starting_model)))
 
 
 class Ranks:

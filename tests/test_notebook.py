@@ -35,7 +35,7 @@ def test_the_notebook_is_small_and_has_the_outputs_of_one_run():
 
 
 def test_the_outputs_are_of_a_model_of_the_preset():
-    preset = cli.configure(cli.compose_job(["experiment=induction"]))
+    preset = cli.compose_job(["experiment=induction"]).config
     vocab_size = preset.tokenizer.vocab_size or DEFAULT_VOCAB_SIZE
     parameters, _ = model_size(replace(preset.model, vocab_size=vocab_size))
     assert f"{parameters:,} parameters" in PATH.read_text(encoding="utf-8")

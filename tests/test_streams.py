@@ -90,7 +90,7 @@ def run_command(argv: list[str]) -> int:
     name, *sys.argv[1:] = argv
     try:
         if name == "train.py":
-            exit_on_error(partial(train.main, cli.read_request()))
+            exit_on_error(partial(train.main, cli.read_request(train.read_starting_model)))
         elif name == "sample.py":
             run_main(sample.main, cli.sample_help)
         elif name == "sweeps":

@@ -27,11 +27,12 @@ from processes import (
 )
 
 import training.device
-from cli.compose import Job, configure
+from cli.job import Job, configure
 from common.checkpoints import find_checkpoint, find_newest_run
 from common.errors import UserError
 from data.sources import find_text_files
 from glass.page.write import write_page
+from interop import read_starting_model
 from sweeps.jobs import open_sweep
 from sweeps.runs import is_sweep, read_sweep
 from training.checkpoint import load_run
@@ -99,7 +100,7 @@ def sweep(finished_run, tmp_path) -> Path:
 
 def resume(tiny, run: Path):
     tiny.run_dir, tiny.resume = str(run), "auto"
-    return read_progress(configure(Job(tiny, [])), run, print)
+    return read_progress(configure(Job(tiny, []), read_starting_model).config, run, print)
 
 
 RUN = "runs/sweep/job"

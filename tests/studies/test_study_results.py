@@ -12,7 +12,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 from rich.console import Console
 
-from cli.compose import compose_job
+from cli.job import compose_job
 from config import Config, EvalConfig
 from studies.claims import (
     ONE_LAYER,

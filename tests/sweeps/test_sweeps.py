@@ -33,9 +33,8 @@ from rich.console import Console
 
 import cli
 import glass.page.write
-from cli.arguments import parse_command_line
+from cli.command_line import CONFIGS, parse_command_line
 from cli.config_file import config_yaml, read_config
-from cli.presets import CONFIGS
 from common.errors import UserError
 from common.text import format_magnitude
 from config import Config, GPTConfig, TokenizerConfig
@@ -332,14 +331,6 @@ def test_a_job_that_cannot_be_opened_costs_only_its_own_row(sweep):
         is_sweep(Path("other"))
 
 
-def test_a_preset_that_asks_for_a_sweep_needs_the_option(tmp_path):
-    (tmp_path / "experiment").mkdir()
-    preset = "# @package _global_\nhydra:\n  mode: MULTIRUN\n"
-    (tmp_path / "experiment" / "mine.yaml").write_text(preset)
-    with pytest.raises(UserError, match="-m"):
-        cli.compose_job(["experiment=mine"], str(tmp_path))
-
-
 @pytest.mark.parametrize("error", [None, ValueError("n_jobs == 0"), AssertionError()], ids=repr)
 def test_a_sweep_without_any_job_is_a_failure(error, sweep, monkeypatch):
     def run_hydra(task, arguments):  # as a launcher could
@@ -532,15 +523,12 @@ def test_a_bug_fails_only_its_own_job(tmp_path, text_file):
         (["hydra.sweep.dir=sweep"], ["hydra.sweep.dir=sweep", "resume=auto"]),
         (["hydra.sweep.dir=mine", "resume=auto"], ["hydra.sweep.dir=mine"]),
         (["sweep=kv_head"], ["kv_head", "kv_heads"]),
-        (["seed=1,a"], ["seed=a"]),
-        (["max_steps=1.5"], ["max_steps=1.5"]),
+        (["seed=1,a"], ["seed: ", "'a'"]),
+        (["max_steps=1.5"], ["max_steps: ", "1.5"]),
         (["model=small,gpt3"], ["gpt3", "gpt2"]),
         (["hydra.sweep.dir=/dev/null/x"], ["/dev/null/x"]),
-        (["hydra.mode=RUN"], ["hydra.mode=RUN", "-m"]),
         (["max_steps=range(3,1)"], ["max_steps=range(3,1)"]),
-        (["data=glob(zzz*)"], ["data=glob(zzz*)"]),
-        (["hydra.sweeper.max_batch_size=1", "max_steps=1,a"], ["max_steps=a"]),
-        (["hydra.sweep.subdir=x"], ["hydra.sweep.subdir=x", "hydra.sweep.dir"]),
+        (["hydra.sweeper.max_batch_size=1", "max_steps=1,a"], ["max_steps: ", "'a'"]),
     ],
 )
 def test_a_sweep_that_cannot_start_is_refused_and_leaves_nothing(argv, names, copy, tmp_path):

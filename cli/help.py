@@ -4,15 +4,21 @@ import re
 import shutil
 import textwrap
 from dataclasses import fields
+from itertools import starmap
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from cli.arguments import is_nanogpt_setting, unknown_setting
+from cli.command_line import CONFIGS, GROUPS, is_nanogpt_setting, unknown_setting
 from cli.explore_config import ExploreConfig
-from cli.presets import find_presets
 from cli.sample_config import SampleConfig
-from cli.unused import UsedWith, refuse_unused
-from common.settings import convert_value, format_value, iterate_settings
+from common.errors import UserError
+from common.settings import (
+    convert_value,
+    describe_condition,
+    explain_unused,
+    format_value,
+    iterate_settings,
+)
 from config import Config
 
 Settings = TypeVar("Settings")
@@ -21,9 +27,7 @@ MIN_HELP_WIDTH, MAX_HELP_WIDTH = 72, 120  # characters of a line of --help
 DESCRIPTION_COLUMN = 36  # where the description of a preset or a setting begins
 
 
-def read_settings(
-    argv: list[str], settings_class: type[Settings], command: str, used_with: UsedWith = ()
-) -> Settings:
+def read_settings(argv: list[str], settings_class: type[Settings], command: str) -> Settings:
     """Read the settings KEY=VALUE of a command, and check them with the method `check`.
 
     Raises:
@@ -40,8 +44,18 @@ def read_settings(
         typed[key] = (*typed.get(key, ()), converted) if is_repeatable else converted
     settings: Any = settings_class(**typed)
     settings.check()
-    refuse_unused(typed, vars(settings), used_with)
+    for key in typed:
+        if reason := explain_unused(settings, key):
+            raise UserError(reason)
     return settings
+
+
+def find_presets() -> dict[str, dict[str, Path]]:
+    """Return the file of each preset by its group and name."""
+    return {
+        group: {path.stem: path for path in sorted((CONFIGS / group).glob("*.yaml"))}
+        for group in GROUPS
+    }
 
 
 def train_help(config: Config) -> str:
@@ -84,6 +98,8 @@ def settings_help(introduction: str, defaults: object) -> str:
         description = field.metadata["help"]
         if choices := field.metadata.get("choices"):
             description += f" ({' | '.join(map(format_value, choices))})"
+        if conditions := field.metadata.get("only_with"):
+            description += f" [{', '.join(starmap(describe_condition, conditions.items()))}]"
         lines.append(_help_entry(f"{name}={format_value(default)}", description))
     return "\n".join(lines)
 

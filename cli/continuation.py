@@ -1,0 +1,174 @@
+"""Merge the requested settings with the run that they continue, or the model they start from."""
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from operator import attrgetter
+from pathlib import Path
+
+from cli.config_file import PER_COMMAND, absolute_paths, read_run_config
+from common.checkpoints import contains_run
+from common.errors import UserError
+from common.files import list_folder
+from common.settings import iterate_settings
+from config import Config
+
+# Settings that a resumed run keeps: its weights, data order and best loss depend on them.
+IMMUTABLE_ON_RESUME = (
+    "model.",
+    "tokenizer.",
+    "seed",
+    "batch_size",
+    "optim.name",
+    "init_from",
+    "data.val_max_tokens",
+)
+# Settings that an evaluation of a run keeps: those of its model.
+IMMUTABLE_IN_EVALUATION = ("model.", "tokenizer.", "init_from")
+# What init_from determines, so that an experiment does not change it when a run is resumed.
+SET_BY_START = ("init_from", "model", "tokenizer")
+LEARNING_RATES = ("optim.lr", "optim.muon_lr")  # init_from may lower them
+FINE_TUNING_SHARE = 0.1  # of a preset's learning rates, which damage pretrained models (LOG.md)
+
+
+def continue_or_adopt(
+    requested: Config,
+    overrides: list[str],
+    read_model: Callable[[str], Config],
+    log: Callable[[str], None],
+) -> Config:
+    """Return the configuration of the run that is continued, or of one that starts from a model.
+
+    A new run without `init_from` is trained as requested. `read_model` reads the shape and the
+    tokenizer of a model, and pins the commit of one on the hub.
+
+    Raises:
+        UserError: If the request contradicts the run or the model.
+    """
+    keys = [override.partition("=")[0] for override in overrides]
+    run = _config_to_continue(requested, log)
+    config = requested
+    if requested.init_from and run and _has_same_start(run, requested):
+        config = _adopt(requested, overrides, run)  # the starting model is not needed any more
+    elif requested.init_from:
+        config = _adopt(requested, overrides, read_model(requested.init_from))
+        if config.optim.lr != requested.optim.lr and not config.eval_only:
+            log(
+                f"note: optim.lr={config.optim.lr:g} is a tenth of the preset's, which would "
+                "damage a pretrained model; set optim.lr to choose it yourself"
+            )
+    if run is None:
+        return config
+    return _continue_run(run, absolute_paths(config), keys, log)
+
+
+def _config_to_continue(requested: Config, log: Callable[[str], None]) -> Config | None:
+    """Return the configuration of the run to be continued, or None for a new run."""
+    if requested.run_dir is None or not (requested.resume or requested.eval_only):
+        return None
+    run_dir = Path(requested.run_dir)
+    if requested.eval_only and run_dir.absolute().parent.name == "checkpoints":
+        run_dir = run_dir.absolute().parents[1]
+    if contains_run(run_dir):
+        return absolute_paths(read_run_config(run_dir, log))
+    if requested.eval_only:
+        raise UserError(
+            f"run_dir={requested.run_dir} contains no run to evaluate: name the folder of a run, "
+            "or a model of another library with init_from=MODEL"
+        )
+    if requested.resume is True:
+        advice = "leave out resume=true to start one there"
+        if list_folder(run_dir):
+            advice = "it has neither a config.yaml nor checkpoints; choose another folder"
+        raise UserError(f"run_dir={run_dir} contains no run to resume: {advice}")
+    return None
+
+
+def _has_same_start(run: Config, requested: Config) -> bool:
+    """Return whether a run began from the requested init_from, at whatever commit of the hub."""
+    name = str(run.init_from)
+    is_same_path = name == absolute_paths(requested).init_from
+    return is_same_path or name.startswith(f"{requested.init_from}@")
+
+
+def _continue_run(
+    run: Config, requested: Config, keys: list[str], log: Callable[[str], None]
+) -> Config:
+    """Return a run's configuration, changed by the requested settings of these keys."""
+    config = run
+    if "experiment" in keys:
+        resolved = {
+            key: getattr(run, key)
+            for key in ("device", "precision", "compile")
+            if getattr(requested, key) == "auto"
+        }
+        if run.init_from:
+            resolved |= {key: getattr(run, key) for key in SET_BY_START}
+        config = replace(requested, **resolved)
+    for key in keys:
+        if hasattr(config, key.partition(".")[0]):  # a setting or a section, not an experiment
+            config = config.with_value(key, attrgetter(key)(requested))
+    for key in LEARNING_RATES:
+        if run.init_from and key not in keys:
+            config = config.with_value(key, attrgetter(key)(run))
+    # Presets leave these open, and the run resolved them.
+    for name in ("vocab_size", "vocab_multiple", "ngram_rows"):
+        value = getattr(config.model, name) or getattr(run.model, name)
+        config = config.with_value(f"model.{name}", value)
+    config = replace(config, **{key: getattr(requested, key) for key in PER_COMMAND})
+
+    new = {name: value for name, _, value in iterate_settings(config)}
+    changed = {name: value for name, _, value in iterate_settings(run) if value != new[name]}
+    immutable = IMMUTABLE_IN_EVALUATION if config.eval_only else IMMUTABLE_ON_RESUME
+    conflicts = [
+        f"{name} is {old_value} in the run but {new[name]} was requested"
+        for name, old_value in changed.items()
+        if name.startswith(immutable)
+    ]
+    if conflicts:
+        activity = "evaluated" if config.eval_only else "resumed"
+        alternative = "" if config.eval_only else ", or start a new run"
+        raise UserError(
+            f"run_dir={requested.run_dir} cannot be {activity} with other settings "
+            f"({'; '.join(conflicts)}): leave them unchanged{alternative}"
+        )
+    for name, old_value in changed.items():
+        if name in keys and name.startswith("optim."):
+            log(f"note: {name} changes from {old_value} to {new[name]} from here on")
+    return config
+
+
+def _adopt(requested: Config, overrides: list[str], start: Config) -> Config:
+    """Return the configuration with the shape and tokenizer of the model that it starts from.
+
+    If that model is pretrained, learning rates that are not typed are lowered.
+    """
+    model = start.model
+    for override in overrides:
+        if override.startswith("model.block_size="):
+            if requested.model.block_size > model.block_size:
+                raise UserError(
+                    f"{override} exceeds the context length {model.block_size} of "
+                    f"init_from={start.init_from}: lower it, or leave it out"
+                )
+            model = replace(model, block_size=requested.model.block_size)
+        elif re.match(r"(model|tokenizer)[.=](?!(dropout|vocab_multiple)=)", override):
+            raise UserError(
+                f"{override} cannot be combined with init_from={start.init_from}, which "
+                "determines the model and the tokenizer: leave it out"
+            )
+    model = replace(
+        model,
+        dropout=requested.model.dropout,
+        vocab_multiple=requested.model.vocab_multiple,
+    )
+    adopted = replace(requested, init_from=start.init_from, model=model, tokenizer=start.tokenizer)
+    typed = {override.partition("=")[0] for override in overrides}
+    is_pretrained = start.run_dir is None  # not a run that began with random weights
+    # A preset that names init_from has its own rates
+    if is_pretrained and "init_from" in typed and "optim.lr" not in typed:
+        for key in LEARNING_RATES:
+            rate = attrgetter(key)(requested)
+            if rate and key not in typed:
+                adopted = adopted.with_value(key, float(f"{FINE_TUNING_SHARE * rate:.6g}"))
+    return adopted

@@ -1,0 +1,198 @@
+"""From the arguments of train.py to the checked configuration of a run.
+
+Hydra composes presets and settings, and `Config.check` checks them. Does not import torch.
+"""
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from operator import attrgetter
+
+import hydra
+from hydra import compose, initialize_config_dir
+from hydra.core.config_store import ConfigStore
+from hydra.errors import HydraException, MissingConfigException
+from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.errors import OmegaConfBaseException
+
+from cli.command_line import CONFIGS, SETTINGS, CommandLine, parse_command_line, quote
+from cli.continuation import continue_or_adopt
+from cli.help import train_help
+from common.errors import UserError
+from common.paths import expand_home, expand_model_name, require_path
+from common.settings import check_settings, explain_unused
+from common.signals import exit_on_stop_signals
+from common.terminal import Terminal, error_sentence, printer, run_main
+from common.torchrun import process_rank
+from config import Config, TokenizerConfig
+
+# What to do if a group has no preset of a name.
+GROUP_HINTS = {
+    "data": "; for text of your own use data=text data.path={}",
+    "tokenizer": "; another encoding of tiktoken is tokenizer.name={}",
+}
+# A setting, another one that follows from it if it is null, and the property with its value then.
+DEPENDENT_SETTINGS = (
+    ("model.n_embd", "model.mlp_hidden", "model.hidden_dim"),
+    ("optim.lr", "optim.muon_lr", "optim.muon_peak_lr"),
+)
+
+ConfigStore.instance().store(name="schema", node=Config)
+
+# Reads the shape and the tokenizer of the model that `init_from` names.
+ReadModel = Callable[[str], Config]
+Log = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run as it was requested: its settings, and the overrides that they come from."""
+
+    config: Config
+    overrides: list[str]  # as typed: KEY=VALUE
+    experiment: str = "default"
+    swept: Sequence[str] = ()  # the keys that differ between the jobs of a sweep
+
+    @property
+    def keys(self) -> list[str]:
+        """The keys of the overrides."""
+        return [override.partition("=")[0] for override in self.overrides]
+
+
+def read_request(read_model: ReadModel) -> CommandLine | Job:
+    """Read the command line before torch is imported, which takes seconds.
+
+    Prints the help or what Hydra is asked for and exits, or exits with status 1 after one sentence
+    about a mistake.
+
+    Returns:
+        The configured run, or the command line of a sweep, whose jobs Hydra composes.
+    """
+
+    def parse_and_check() -> CommandLine | Job:
+        command_line = parse_command_line(sys.argv[1:])
+        if command_line.is_for_hydra:
+            run_hydra(lambda cfg: None, command_line.arguments)  # which calls no job
+            sys.exit()
+        if command_line.is_sweep:
+            return command_line
+        return configure(compose_job(command_line.settings, command_line.config_dir), read_model)
+
+    request = run_main(parse_and_check, lambda: train_help(compose_job([]).config))
+    exit_on_stop_signals()
+    if process_rank() == 0:
+        printer(Terminal())("loading PyTorch …")
+    return request
+
+
+def read_job(arguments: Sequence[str], read_model: ReadModel) -> Job:
+    """Return the configured run that these arguments of train.py describe.
+
+    Raises:
+        UserError: If they are not valid, or ask for something else than one run.
+    """
+    command_line = parse_command_line(arguments)
+    if command_line.is_sweep or command_line.is_for_hydra:
+        raise UserError(f"{command_line.options[0]} does not describe a single run: leave it out")
+    return configure(compose_job(command_line.settings, command_line.config_dir), read_model)
+
+
+def run_hydra(task: Callable[[DictConfig], object], arguments: list[str]) -> None:
+    """Have Hydra print what an option such as --cfg asks for, or call `task` for each job."""
+    sys.argv[1:] = arguments
+    hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name="config")(task)()
+
+
+def compose_settings(overrides: list[str], config_dir: str | None = None) -> DictConfig:
+    """Have Hydra compose presets and quoted overrides; the result includes Hydra's own settings."""
+    if config_dir is not None:
+        folder = quote(f"file://{expand_home('--config-dir', config_dir).absolute()}")
+        overrides = [*overrides, f"hydra.searchpath=[{folder}]"]
+    try:
+        with initialize_config_dir(str(CONFIGS), version_base="1.3"):
+            return compose("config", overrides, return_hydra_config=True)
+    except MissingConfigException as e:
+        group, _, name = (e.missing_cfg_file or "").partition("/")
+        hint = GROUP_HINTS.get(group, "").format(name)
+        raise UserError(error_sentence(e) + hint) from None
+    except (HydraException, OmegaConfBaseException) as e:
+        raise UserError(error_sentence(e)) from None
+
+
+def compose_job(overrides: list[str], config_dir: str | None = None) -> Job:
+    """Compose the job that these overrides describe, and check the bounds of its settings."""
+    composed = compose_settings(overrides, config_dir)
+    with open_dict(composed):
+        hydra_settings = composed.pop("hydra")
+    try:
+        config = OmegaConf.to_object(composed)
+    except OmegaConfBaseException as e:
+        raise UserError(error_sentence(e)) from None
+    check_settings(config)
+    return Job(config, overrides, hydra_settings.runtime.choices.get("experiment") or "default")
+
+
+def configure(job: Job, read_model: ReadModel, log: Log = print) -> Job:
+    """Return a job with the configuration with which it trains.
+
+    A run that is resumed keeps the configuration it was started with, except for the settings that
+    are typed now. A typed experiment counts as all of its settings, so that the command that
+    started a run can be repeated to resume it.
+
+    With torchrun only rank 0 does this: the others could see what rank 0 has begun in the folder.
+    `log` prints notes about derived settings.
+
+    Raises:
+        UserError: If settings are invalid, or contradict each other or the run to be continued.
+    """
+    config = job.config
+    if process_rank() > 0 and config.distributed != "none":
+        return job
+    if config.run_dir:
+        config = replace(config, run_dir=str(expand_home("run_dir", config.run_dir)))
+    if config.init_from:
+        config = replace(config, init_from=expand_model_name("init_from", config.init_from))
+    config = _fit_to_task(config, job.keys, log)
+    config = _fit_to_overrides(config, job.keys, log)
+    config = continue_or_adopt(config, job.overrides, read_model, log)
+    config.check()
+    for key in job.keys:
+        if key in SETTINGS and (reason := explain_unused(config, key, job.swept)):
+            raise UserError(reason)
+    if config.data.path:
+        require_path(config.data.path)
+    return replace(job, config=config)
+
+
+def _fit_to_overrides(config: Config, keys: list[str], log: Log) -> Config:
+    """Reset a preset's settings that depend on a setting that was typed."""
+    for typed, dependent, effective in DEPENDENT_SETTINGS:
+        if typed in keys and dependent not in keys and attrgetter(dependent)(config):
+            config = config.with_value(dependent, None)
+            log(
+                f"note: {dependent}={attrgetter(effective)(config):g} is derived from your {typed} "
+                "and replaces the preset's value"
+            )
+    is_too_short = config.max_steps <= (config.optim.warmup_steps or 0)
+    if is_too_short and "max_steps" in keys and "optim.warmup_steps" not in keys:
+        config = config.with_value("optim.warmup_steps", None)
+        log(f"note: max_steps={config.max_steps} shortens the preset's warm-up")
+    return config
+
+
+def _fit_to_task(config: Config, keys: list[str], log: Log) -> Config:
+    """Return the configuration with the tokenizer and the length of generated sequences."""
+    if config.data.source != "synthetic":
+        return config
+    typed = [key for key in keys if key.partition(".")[0] == "tokenizer"]
+    if typed and config.tokenizer != TokenizerConfig("char"):
+        raise UserError(
+            f"{typed[0]} has no effect with data=synthetic, where each symbol is a token: "
+            "leave it out"
+        )
+    config = replace(config, tokenizer=TokenizerConfig("char"))
+    length = config.data.sequence_length
+    if length not in (None, config.model.block_size) and "model.block_size" not in keys:
+        config = config.with_value("model.block_size", length)
+        log(f"note: model.block_size={length} is the length of a sequence of this task")
+    return config
