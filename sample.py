@@ -11,7 +11,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -30,7 +30,6 @@ from common.text_files import is_jsonl, normalize_text, open_text
 
 if TYPE_CHECKING:  # importing torch takes a second, so that the command line is checked first
     from data.tokenizer import Tokenizer
-    from generation.sampling import GeneratedText
     from model import GPT
 
 MAX_BATCH_SIZE = 64  # texts that are generated at once
@@ -38,7 +37,6 @@ MAX_CACHE_BYTES = 1 << 30  # of the KV caches of these texts
 MAX_SHOWN_TOKENS = 10_000  # of a scored text, whose losses a page shows
 MAX_ATTENTION_TOKENS = 128  # of a scored text, whose attention a page shows
 PROMPT_MARK = "> "
-STDIN_UNREADABLE = "standard input cannot be read here: give the text or a file"
 END_KEYS = "Ctrl-Z and Enter" if os.name == "nt" else "Ctrl-D"
 INSTRUCTIONS = f"type a prompt and press Enter; Ctrl-C stops a text, {END_KEYS} quits"
 
@@ -49,16 +47,8 @@ def main() -> None:
     sample(cli.read_settings(argv, SampleConfig, "python sample.py"))
 
 
-def sample(
-    config: SampleConfig,
-    max_batch_size: int = MAX_BATCH_SIZE,
-    max_cache_bytes: int = MAX_CACHE_BYTES,
-) -> None:
-    """Write generated texts, or the score of a text, to stdout, and notes to stderr.
-
-    At most `max_batch_size` texts are generated at once, and their KV caches take at most
-    `max_cache_bytes`. The texts do not depend on these limits.
-    """
+def sample(config: SampleConfig) -> None:
+    """Write generated texts, or the score of a text, to stdout, and notes to stderr."""
     if config.attention is not None:
         page = expand_home("attention", config.attention)
         require_output_file(f"attention={config.attention}", page)
@@ -86,13 +76,12 @@ def sample(
         if config.interactive:
             is_typed = is_terminal(sys.stdin)
             print_stderr(f"{path}: {INSTRUCTIONS if is_typed else 'each line is a prompt'}")
-            continue_typed_prompts(config, model, tokenizer, max_batch_size, max_cache_bytes)
+            continue_typed_prompts(config, model, tokenizer)
             return
         if not text and (text := task_prompt(expand_home(key, path), tokenizer)):
             rest = model.config.block_size + 1 - len(tokenizer.encode(text))  # of its sequence
             config = replace(config, max_new_tokens=min(rest, config.max_new_tokens))
-        summary = write_texts(config, model, tokenizer, text, max_batch_size, max_cache_bytes)
-        print_stderr(f"{path}: {summary}")
+        print_stderr(f"{path}: {write_texts(config, model, tokenizer, text)}")
     finally:
         torch.set_num_threads(n_threads)  # a run that the same notebook trains depends on them
 
@@ -111,9 +100,9 @@ def task_prompt(folder: Path, tokenizer: Tokenizer) -> str:
 def read_text(config: SampleConfig) -> str:
     """Return the text to score, or the prompt; "" without a prompt."""
     if config.score is not None:
-        return read_nonempty_file("score", config.score)
+        return read_file("score", config.score)
     if config.prompt_file is not None:
-        return read_nonempty_file("prompt_file", config.prompt_file).removesuffix("\n")
+        return read_file("prompt_file", config.prompt_file).removesuffix("\n")
     if config.prompt == "-":
         return read_file("prompt", "-").removesuffix("\n")
     prompt = normalize_text(config.prompt or "")
@@ -122,38 +111,19 @@ def read_text(config: SampleConfig) -> str:
     return prompt
 
 
-def read_nonempty_file(key: str, path: str) -> str:
-    """Return the text of the file that a setting names, unless it is empty."""
-    if text := read_file(key, path):
-        return text
-    raise UserError(f"{key}={path} is empty: name a file with text")
-
-
 def read_file(key: str, path: str) -> str:
     """Return the text of the file that a setting names; "-" is stdin."""
-    source = read_stdin() if path == "-" else expand_home(key, path)
-    if isinstance(source, Path) and is_jsonl(source):
+    if is_jsonl(Path(path)):
         raise UserError(f"{key}={path} is not plain text: extract a field of its records first")
+    source = sys.stdin.buffer.read() if path == "-" else expand_home(key, path)
     with open_text(source, f"{key}={path}") as file:
-        return file.read()
+        text = file.read()
+    if not text and key != "prompt":
+        raise UserError(f"{key}={path} is empty: name a file with text")
+    return text
 
 
-def read_stdin() -> bytes:
-    """Read standard input, which a notebook or an editor may have replaced, to its end."""
-    try:
-        content = getattr(sys.stdin, "buffer", sys.stdin).read()
-        return content.encode() if isinstance(content, str) else content
-    except (AttributeError, OSError, ValueError):
-        raise UserError(STDIN_UNREADABLE) from None
-
-
-def continue_typed_prompts(
-    config: SampleConfig,
-    model: GPT,
-    tokenizer: Tokenizer,
-    max_batch_size: int,
-    max_cache_bytes: int,
-) -> None:
+def continue_typed_prompts(config: SampleConfig, model: GPT, tokenizer: Tokenizer) -> None:
     """Continue one line of stdin after the other until its end; text n has the seed `seed` + n.
 
     In a terminal, Ctrl-C stops only the current text, and a mistake is reported before the next
@@ -168,11 +138,11 @@ def continue_typed_prompts(
     while True:
         prompt = ""
         try:
-            prompt = read_prompt_line()
+            prompt = read_prompt_line(PROMPT_MARK if is_typed else "")
             if prompt:
                 settings = replace(config, seed=seed)
                 seed += config.num_samples
-                write_texts(settings, model, tokenizer, prompt, max_batch_size, max_cache_bytes)
+                write_texts(settings, model, tokenizer, prompt)
         except EOFError:
             if is_typed:
                 print_stderr("")
@@ -190,9 +160,8 @@ def continue_typed_prompts(
             print_stderr(f"error: {error_sentence(e)}")
 
 
-def read_prompt_line() -> str:
+def read_prompt_line(mark: str) -> str:
     """Ask for a prompt and return it; raise `EOFError` at the end of stdin."""
-    mark = PROMPT_MARK if is_terminal(sys.stdin) else ""
     if not is_terminal(sys.stdout):  # which gets the generated texts alone
         write_now(mark, sys.stderr)
         mark = ""
@@ -200,27 +169,17 @@ def read_prompt_line() -> str:
         return normalize_text(input(mark))
     except UnicodeDecodeError as e:
         raise UserError(f"the prompt is not UTF-8 text ({e.reason}): type or convert it") from None
-    except (OSError, RuntimeError, ValueError):
-        raise UserError(STDIN_UNREADABLE) from None
 
 
-def write_texts(
-    config: SampleConfig,
-    model: GPT,
-    tokenizer: Tokenizer,
-    prompt: str,
-    max_batch_size: int,
-    max_cache_bytes: int,
-) -> str:
+def write_texts(config: SampleConfig, model: GPT, tokenizer: Tokenizer, prompt: str) -> str:
     """Write `num_samples` texts to stdout, and return a summary of speed and KV cache.
 
     The texts are generated in batches and shown one after the other.
     """
     from data.tokenizer import encode_prompt
     from generation.decoder import Decoder, KVCache
-    from generation.sampling import GeneratedText, Sampling, generate_texts
+    from generation.sampling import Sampling, draw_batch, stream_text
 
-    # The texts, not yet generated
     prompt_ids = encode_prompt(tokenizer, prompt)
     block_size = model.config.block_size
     if len(prompt_ids) > block_size:
@@ -228,36 +187,40 @@ def write_texts(
             f"note: the prompt has {pluralize(len(prompt_ids), 'token')}; the model reads the last "
             f"{block_size:,} of them"
         )
-    max_documents = 1 if prompt else 2
-    stops = [stop.replace(r"\n", "\n") for stop in config.stop]
-    texts = [
-        GeneratedText(tokenizer, prompt_ids, config.seed + number, max_documents, stops)
-        for number in range(config.num_samples)
-    ]
-    sampling = Sampling(config.temperature, config.top_k, config.top_p, config.min_p)
     length = len(prompt_ids) + config.max_new_tokens
     cache = KVCache.for_model(model, 1, length)
-    fitting_texts = max(1, max_cache_bytes // cache.nbytes)
-    batch_size = min(len(texts), max_batch_size, fitting_texts)
+    fitting_texts = max(1, MAX_CACHE_BYTES // cache.nbytes)
+    batch_size = min(config.num_samples, MAX_BATCH_SIZE, fitting_texts)
 
     # Generate a batch while its first text is shown
+    sampling = Sampling(
+        config.temperature, config.top_k, config.top_p, config.min_p, tokenizer.vocab_size
+    )
+    stops = [stop.replace(r"\n", "\n") for stop in config.stop]
+    max_documents = 1 if prompt else 2
+    seeds = range(config.seed, config.seed + config.num_samples)
+    texts: list[list[int]] = []  # the ids of each
     start = time.perf_counter()
-    for number, text in enumerate(texts):
-        if number % batch_size == 0:
-            batch = texts[number : number + batch_size]
-            decoder = Decoder(model, len(batch), length)
-            steps = generate_texts(decoder, batch, config.max_new_tokens, sampling)
-        if len(texts) > 1:
-            print_stderr(f"--- text {number + 1} of {len(texts)}")
-        write_text(prompt, text, steps)
+    for first in range(0, config.num_samples, batch_size):
+        batch = seeds[first : first + batch_size]
+        decoder = Decoder(model, len(batch), length)
+        for ids in draw_batch(decoder, prompt_ids, config.max_new_tokens, sampling, batch):
+            texts.append([])
+            if config.num_samples > 1:
+                print_stderr(f"--- text {len(texts)} of {config.num_samples}")
+            if is_terminal(sys.stdout) and is_terminal(sys.stderr):
+                write_now(prompt, sys.stderr)
+            for piece in stream_text(tokenizer, recorded(ids, texts[-1]), stops, max_documents):
+                write_now(piece, sys.stdout)
+            write_now("\n", sys.stdout)
     seconds = time.perf_counter() - start
 
     if config.attention is not None:
-        shown = [*prompt_ids, *texts[0].tokens][-block_size:]
+        shown = [*prompt_ids, *texts[0]][-block_size:]
         title = f"“{prompt}”" if prompt else f"Attention over {pluralize(len(shown), 'token')}"
-        facts = {"title": title, "promptTokens": max(0, len(shown) - len(texts[0].tokens))}
-        write_attention(model, tokenizer, shown, expand_home("attention", config.attention), facts)
-    n_tokens = sum(len(text.tokens) for text in texts)
+        facts = {"title": title, "promptTokens": max(0, len(shown) - len(texts[0]))}
+        write_attention(config.attention, model, tokenizer, shown, facts)
+    n_tokens = sum(len(ids) for ids in texts)
     speed = f", {format_speed(n_tokens / seconds)} tok/s" if n_tokens else ""
     return (
         f"{pluralize(n_tokens, 'token')} in {seconds:.2f} s{speed}\n"
@@ -267,20 +230,11 @@ def write_texts(
     )
 
 
-def write_text(prompt: str, text: GeneratedText, steps: Iterator[None]) -> None:
-    """Write a text to stdout while it is generated; each of the steps adds a token to it.
-
-    The text may have grown or even ended while others were written. If both streams are a terminal,
-    the prompt is shown before it.
-    """
-    if is_terminal(sys.stdout) and is_terminal(sys.stderr):
-        write_now(prompt, sys.stderr)
-    write_now(text.text, sys.stdout)
-    while text.end_reason is None:
-        shown = len(text.text)
-        next(steps)
-        write_now(text.text[shown:], sys.stdout)
-    write_now("\n", sys.stdout)
+def recorded(ids: Iterable[int], record: list[int]) -> Iterator[int]:
+    """Yield ids, and append them to a list."""
+    for id in ids:
+        record.append(id)
+        yield id
 
 
 def write_now(text: str, stream: TextIO) -> None:
@@ -327,12 +281,11 @@ def write_score(config: SampleConfig, model: GPT, tokenizer: Tokenizer, text: st
             },
         }
         attended = ids[: min(block_size, MAX_ATTENTION_TOKENS)]
-        page = expand_home("attention", config.attention)
-        write_attention(model, tokenizer, attended, page, facts)
+        write_attention(config.attention, model, tokenizer, attended, facts)
 
 
 def write_attention(
-    model: GPT, tokenizer: Tokenizer, tokens: list[int], path: Path, facts: dict[str, Any]
+    file: str, model: GPT, tokenizer: Tokenizer, tokens: list[int], facts: dict[str, Any]
 ) -> None:
     """Write an HTML page of every head's attention over a text, and print the findings.
 
@@ -345,6 +298,7 @@ def write_attention(
     from glass.page.pack import PackedWeights, pack_weights
     from glass.page.write import write_prompt_page
 
+    path = expand_home("attention", file)
     path.parent.mkdir(parents=True, exist_ok=True)
     analysis = analyze(model, tokenizer, tokens, print_stderr)
     findings = summarize(analysis)

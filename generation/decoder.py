@@ -1,5 +1,6 @@
 """Cached decoding: the key/value cache, and a model's next-token logits in few calls."""
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
@@ -107,23 +108,28 @@ class Decoder:
 
         `batch_size` and `length` are those of `KVCache.for_model`.
         """
-        weight = model.token_embedding.weight
         self.model = model
         self.cache = KVCache.for_model(model, batch_size, length)
-        self.device = weight.device
-        self.block_size = model.config.block_size
-        self.vocab_size = weight.shape[0]
+        self.start = 0  # of the window that is in the cache
         rotary = model.rotary_at(0, self.cache.capacity)
-        self.rotary = None if rotary is None else rotary.to(weight.dtype)
+        self.rotary = None if rotary is None else rotary.to(model.token_embedding.weight.dtype)
         self.norm = as_function(model.norm)
         self.head = as_function(model.head)
         self.layers: list[DecoderLayer] = []
         if all(block.attention.is_plain for block in model.blocks):
             self.layers = [DecoderLayer(block, self.cache) for block in model.blocks]
 
-    def reset(self) -> None:
-        """Reset the cache to length 0."""
-        self.cache.length = 0
+    def next_logits(self, tokens: Tensor) -> Tensor:
+        """Return the logits (B, V) of the token after all tokens (B, T) so far.
+
+        Only new ones are read. When the `window_start` moves, positions count from there and the
+        whole window is read, so that decoding with and without a cache see the same tokens at the
+        same positions.
+        """
+        start = window_start(tokens.shape[1], self.model.config.block_size)
+        if start != self.start:
+            self.start, self.cache.length = start, 0
+        return self.read(tokens[:, start + self.cache.length :])
 
     def read(self, tokens: Tensor) -> Tensor:
         """Read tokens (B, T) and return the logits (B, V) of the next token."""
@@ -207,11 +213,20 @@ def as_function(layer: nn.Module) -> Layer:
             bias=layer.bias,
             eps=layer.eps,
         )
-    if isinstance(layer, kernels.RMSNorm):
-        return partial(
-            torch.rms_norm,
-            normalized_shape=layer.normalized_shape,
-            weight=layer.weight,
-            eps=layer.eps,
-        )
-    raise TypeError(f"{type(layer).__name__} has no function here")
+    assert isinstance(layer, kernels.RMSNorm)
+    return partial(
+        torch.rms_norm,
+        normalized_shape=layer.normalized_shape,
+        weight=layer.weight,
+        eps=layer.eps,
+    )
+
+
+def window_start(length: int, block_size: int) -> int:
+    """Return the first token that the prediction after `length` tokens reads.
+
+    It is 0 while the tokens fit the block. After that the window moves by a quarter of a block at a
+    time, because each move changes all positions and empties the KV cache.
+    """
+    stride = max(1, block_size // 4)
+    return max(0, math.ceil((length - block_size) / stride)) * stride

@@ -8,8 +8,6 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 
 from config import GPTConfig
-from generation.decoder import Decoder
-from generation.sampling import Sampling, stream
 from glass.heads.capture import ForwardPass
 from glass.heads.interventions import Interventions, chain_taps
 from variants import build_model
@@ -205,9 +203,3 @@ def captured_with(model, ids, interventions=None):
     with model.evaluating():
         model.run_blocks(tokens, None, interventions.mask(T, tokens.device), taps, (0, x))
     return ForwardPass(tokens, *(torch.stack(values) for values in stored.values()))
-
-
-def streamed(model, prompts, max_new_tokens, sampling=None, seeds=None, has_ended=None):
-    """`decoding.stream` with a decoder of the model."""
-    decoder = Decoder(model, len(prompts))
-    return stream(decoder, prompts, max_new_tokens, sampling or Sampling(), seeds, has_ended)

@@ -17,12 +17,12 @@ from models import lively, small
 from pages import read_back
 from processes import Process, exec_script, run_to_end
 
+import sample
 from cli import read_settings
 from cli.sample_config import SampleConfig, translate_prompt
 from data.tokenizer import CharTokenizer, start_token, train_bpe
 from generation.scoring import score_tokens
 from model import GPT
-from sample import MAX_SHOWN_TOKENS, read_text, sample, write_score, write_texts
 
 pytestmark = pytest.mark.slow
 
@@ -82,7 +82,7 @@ def test_a_prompt_is_read_from_a_file_and_by_the_names_of_nanogpt(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
     config = read_settings([translate_prompt(argument)], SampleConfig, "sample.py")
-    assert read_text(config) == prompt
+    assert sample.read_text(config) == prompt
 
 
 def test_a_note_says_how_many_tokens_of_a_long_prompt_the_model_reads(command, run):
@@ -174,21 +174,22 @@ def test_a_full_disk_under_stdout_gives_one_line_and_status_1(run, tmp_path):
 # --- Several texts --------------------------------------------------------------------------------
 
 
-def generated(capsys, run, max_batch_size=64, max_cache_bytes=1 << 30, **settings):
-    """What `sample` writes to stdout, in this process."""
+def generated(capsys, run, **settings):
+    """What sample.py writes to stdout, in this process."""
     capsys.readouterr()
     config = SampleConfig(run_dir=str(run / "bpe"), max_new_tokens=40, precision="fp32", **settings)
-    sample(config, max_batch_size, max_cache_bytes)
+    sample.sample(config)
     return capsys.readouterr().out
 
 
 @pytest.mark.parametrize("prompt", ["", "every token before it and " * 4])
-def test_texts_do_not_depend_on_how_many_are_generated_at_once(capsys, run, prompt):
+def test_texts_do_not_depend_on_how_many_are_generated_at_once(capsys, run, prompt, monkeypatch):
     singles = [generated(capsys, run, prompt=prompt, seed=1337 + n) for n in range(4)]
     expected = "".join(singles)
     assert generated(capsys, run, prompt=prompt, num_samples=4) == expected
-    assert generated(capsys, run, max_batch_size=3, prompt=prompt, num_samples=4) == expected
-    assert generated(capsys, run, max_cache_bytes=1, prompt=prompt, num_samples=4) == expected
+    for name, limit in (("MAX_BATCH_SIZE", 3), ("MAX_CACHE_BYTES", 1)):
+        monkeypatch.setattr(sample, name, limit)
+        assert generated(capsys, run, prompt=prompt, num_samples=4) == expected
 
 
 @pytest.mark.parametrize(("prompt", "n_tokens"), [("", 2), ("x", 1)])
@@ -202,7 +203,7 @@ def test_a_text_ends_at_the_end_of_text_but_without_a_prompt_may_begin_with_it(
         model.norm.bias.fill_(1)
         model.head.weight.zero_()[tokenizer.end_of_text] = 1
     config = SampleConfig(temperature=0.0, max_new_tokens=9)
-    write_texts(config, model, tokenizer, prompt, 1, 1)
+    sample.write_texts(config, model, tokenizer, prompt)
     assert capsys.readouterr().out == "\n" * n_tokens
 
 
@@ -241,13 +242,13 @@ def test_the_score_of_a_file_and_of_stdin_are_equal(command, run, tmp_path):
 def test_a_score_is_of_all_tokens_though_its_page_shows_the_first(tmp_path, capsys):
     tokenizer = CharTokenizer("ab\n")
     model = lively(GPT(small(vocab_size=3)))
-    text = "ab\n" * (MAX_SHOWN_TOKENS // 3 + 8)
+    text = "ab\n" * (sample.MAX_SHOWN_TOKENS // 3 + 8)
     path = tmp_path / "page.html"
-    write_score(SampleConfig(score="-", attention=str(path)), model, tokenizer, text)
+    sample.write_score(SampleConfig(score="-", attention=str(path)), model, tokenizer, text)
     losses = score_tokens(model, tokenizer.encode("\n" + text))
     content = read_back(path)[0]["losses"]
-    assert content["losses"] == pytest.approx(losses[:MAX_SHOWN_TOKENS], abs=1e-4)
-    assert "".join(content["tokens"]) == text[:MAX_SHOWN_TOKENS]
+    assert content["losses"] == pytest.approx(losses[: sample.MAX_SHOWN_TOKENS], abs=1e-4)
+    assert "".join(content["tokens"]) == text[: sample.MAX_SHOWN_TOKENS]
     assert content["tokenCount"] == len(text)
     loss = losses.mean()
     assert capsys.readouterr().out == f"{content['summary']}\n"
@@ -261,7 +262,7 @@ def test_a_page_of_a_score_shows_and_names_the_loss_of_every_token(tmp_path, ope
     model = lively(GPT(small(vocab_size=tokenizer.vocab_size)))
     path = tmp_path / "page.html"
     config = SampleConfig(score=f"{tmp_path}/poem.txt", attention=str(path))
-    write_score(config, model, tokenizer, text)
+    sample.write_score(config, model, tokenizer, text)
     losses = score_tokens(model, [start_token(tokenizer), *tokenizer.encode(text)])
 
     tab = open_page(path)

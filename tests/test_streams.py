@@ -159,7 +159,6 @@ def test_commands_run_with_replaced_streams(make, try_command, trained):
     try_command(["train.py", "--help"], make, "max_steps=")
     try_command(["train.py", "max_steps=0"], make, "max_steps=0", thread=True, status=1)
     try_command(["sample.py", run, "prompt=the", "max_new_tokens=2"], make, "2 tokens")
-    try_command(["sample.py", run, "score=-"], make, "input", status=1)
     try_command(["interop", run, "to=exported"], make, "exported", thread=True)
     try_command(["sweeps", str(trained / "sweep")], make, "sweep.csv")
 
@@ -175,26 +174,6 @@ def test_training_runs_with_replaced_streams(make, thread, try_command, text_fil
     try_command(
         ["train.py", "-m", *settings, "seed=1", "hydra.sweep.dir=s"], make, "s/sweep", thread
     )
-
-
-@pytest.mark.parametrize(
-    "stdin, prompt",
-    [
-        (io.StringIO("the"), "the"),
-        (io.TextIOWrapper(io.BytesIO(b"the")), "the"),
-        (None, None),
-        (closed(), None),
-        (object(), None),
-        (io.TextIOWrapper(io.FileIO(os.devnull, "w")), None),
-    ],
-)
-def test_a_prompt_is_read_from_any_stdin_or_refused(stdin, prompt, monkeypatch):
-    monkeypatch.setattr(sys, "stdin", stdin)
-    if prompt is None:
-        with pytest.raises(UserError, match="input"):
-            sample.read_stdin()
-    else:
-        assert sample.read_stdin() == prompt.encode()
 
 
 @pytest.mark.parametrize("named", [None, "", "mine"])

@@ -11,7 +11,7 @@ from config import Config
 from data.tokenizer import Tokenizer, encode_prompt
 from data.tokens import Tokens
 from generation.decoder import Decoder
-from generation.sampling import GeneratedText, Sampling, generate_texts
+from generation.sampling import Sampling, draw_batch, stream_text
 from glass.heads.ablation import ablate_heads, head_importance
 from glass.heads.analysis import ProbeRun, highest_induction_score
 from glass.heads.logit_attribution import explain_predictions
@@ -141,8 +141,8 @@ def sample_text(
 ) -> str:
     """Generate a text, and return it with its prompt; equal weights and seed give equal texts."""
     prompt_tokens = encode_prompt(tokenizer, "") if prompt is None else prompt
-    text = GeneratedText(tokenizer, prompt_tokens, seed, max_documents=2)
     decoder = Decoder(model, 1, len(prompt_tokens) + max_new_tokens)
-    for _ in generate_texts(decoder, [text], max_new_tokens, Sampling(temperature=0.8)):
-        pass
-    return tokenizer.decode(prompt or []) + text.text
+    sampling = Sampling(temperature=0.8, vocab_size=tokenizer.vocab_size)
+    (ids,) = draw_batch(decoder, prompt_tokens, max_new_tokens, sampling, [seed])
+    text = stream_text(tokenizer, ids, max_documents=2)
+    return tokenizer.decode(prompt or []) + "".join(text)

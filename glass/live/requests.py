@@ -3,6 +3,7 @@
 Requests of the same name in glass/page/web/requests.js, which runs in the page, mean the same.
 """
 
+import random
 from collections.abc import Callable, Generator
 from functools import partial
 from typing import Any
@@ -11,7 +12,8 @@ import numpy as np
 import torch
 
 from common.errors import UserError
-from generation.sampling import Sampling, next_token_probabilities, window_start
+from generation.decoder import window_start
+from generation.sampling import Sampling, draw_tokens
 from glass.heads.ablation import iterate_head_effects, iterate_token_effects
 from glass.heads.logit_attribution import attribute_logits, find_promoted_tokens
 from glass.heads.score_attribution import attribute_score
@@ -142,12 +144,18 @@ def continue_text(session: Session, parameters: Parameters) -> Generator[Any, No
     temperature = parameters.number("temperature")
     count = parameters.integer("maxTokens", MAX_CONTINUED_TOKENS)
     ids, maximum = list(request.ids), max_tokens(session.model.config)
-    vocab_size = min(session.tokenizer.vocab_size, session.model.head.out_features)
-    for _ in range(count):
-        reading = session.read(request.window(ids, window_start(len(ids), maximum)))
-        logits = session.model.head(reading.final_states(-1))[:, :vocab_size].float()  # (1, V)
-        probabilities = next_token_probabilities(logits, Sampling(temperature))[0]
-        ids.append(session.draw(probabilities.double().cpu().numpy()))
+
+    @torch.inference_mode(False)  # later requests change the reading's tensors in place
+    @torch.no_grad()
+    def next_logits(tokens: torch.Tensor) -> torch.Tensor:
+        start = window_start(tokens.shape[1], maximum)
+        reading = session.read(request.window(tokens[0].tolist(), start))
+        return session.model.head(reading.final_states(-1))  # (1, V)
+
+    prompt = torch.tensor([ids], device=session.model.head.weight.device)  # (1, T)
+    sampling = Sampling(temperature, vocab_size=session.tokenizer.vocab_size)
+    for token in draw_tokens(next_logits, prompt, count, sampling, [random.getrandbits(64)]):
+        ids.append(int(token))
         yield {"ids": list(ids), "text": session.decode(ids)}
 
 

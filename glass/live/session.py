@@ -40,7 +40,6 @@ class Session:
         self.model, self.tokenizer = model.eval(), tokenizer
         self.explored = explored
         self.version = 0
-        self._random = np.random.default_rng()
         self._readings: dict[tuple[tuple[Head, ...], bool, str], Reading] = {}
         self._gram: Tensor | None = None
 
@@ -107,7 +106,3 @@ class Session:
     def spell_tokens(self, ids: Sequence[int]) -> dict[int, str]:
         """Return the text of each of some tokens, by id."""
         return {id: self.spell_token(id) for id in ids}
-
-    def draw(self, probabilities: np.ndarray) -> int:
-        """Draw a token from its probabilities (V,)."""
-        return int(self._random.choice(len(probabilities), p=probabilities / probabilities.sum()))

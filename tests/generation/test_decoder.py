@@ -6,9 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from models import configs, few, lively, random_tokens, seeds, small
 from presets import model_preset
-from torch import nn
 
-from generation.decoder import Decoder, KVCache, as_function
+from generation.decoder import Decoder, KVCache
 from variants import build_model
 
 close = torch.testing.assert_close
@@ -99,18 +98,6 @@ def test_the_decoder_and_the_forward_pass_agree(
     assert decoder.cache.length == 16
 
 
-def test_a_decoder_that_was_reset_reads_another_text():
-    model, tokens = (
-        lively(build_model(small(ngrams=3, ngram_rows=600)).double()),
-        random_tokens(2, 8),
-    )
-    decoder = Decoder(model, 1)
-    with torch.no_grad():
-        decoder.read(tokens[:1])
-        decoder.reset()
-        close(decoder.read(tokens[1:]), model(tokens[1:])[0][:, -1])
-
-
 def test_the_decoder_of_a_model_in_training_mode_drops_nothing():
     model, tokens = lively(build_model(small(dropout=0.5)).double()), random_tokens(1, 8)
     expected = model(tokens)[0][:, -1]
@@ -137,8 +124,3 @@ def test_weights_in_bf16_with_a_float32_cache_give_the_probabilities_within_roun
             logits.append(decoder.read(tokens[:, t : t + 1]))
     probabilities = torch.stack(logits, dim=1).float().softmax(-1)
     assert torch.allclose(probabilities, exact[:, 19:], atol=2e-3)
-
-
-def test_a_layer_that_the_decoder_does_not_know_is_refused():
-    with pytest.raises(TypeError):
-        as_function(nn.Dropout())

@@ -6,20 +6,19 @@ import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
-from models import VOCAB_SIZE, configs, few, lively, random_tokens, seeds, small, streamed
+from models import VOCAB_SIZE, configs, few, lively, random_tokens, seeds, small
 
 from common.text import printable
 from data.tokenizer import CharTokenizer, train_bpe
-from generation.decoder import Decoder
+from generation.decoder import Decoder, window_start
 from generation.sampling import (
-    ENDED,
-    GeneratedText,
-    Noise,
+    NOISE_PER_CALL,
     Sampling,
-    generate_texts,
+    draw_batch,
+    draw_tokens,
     next_token_probabilities,
-    sample_token,
-    window_start,
+    noise_at,
+    stream_text,
 )
 from glass.heads.snapshot import sample_text
 from variants import build_model
@@ -45,13 +44,13 @@ def test_the_window_starts_at_the_first_quarter_of_a_block_from_which_all_tokens
 def generate_without_cache(model, tokens, max_new_tokens, sampling, seed):
     """`generate` (B, T + new) with a forward pass over the whole window of each token."""
     batch_size, T = tokens.shape
-    noise = Noise(batch_size, [seed + row for row in range(batch_size)], VOCAB_SIZE, CPU)
+    row_seeds = tuple(seed + row for row in range(batch_size))
     with torch.no_grad():
         for length in range(T, T + max_new_tokens):
             start = window_start(length, model.config.block_size)
             logits = model(tokens[:, start:])[0][:, -1]
             probabilities = next_token_probabilities(logits.float(), sampling)
-            token = sample_token(probabilities, noise.at(length))
+            token = (probabilities / noise_at(length, row_seeds, VOCAB_SIZE, CPU)).argmax(dim=-1)
             tokens = torch.cat((tokens, token[:, None]), dim=1)
     return tokens
 
@@ -106,32 +105,6 @@ def test_unseeded_generation_draws_from_the_global_random_state():
     assert torch.equal(model.generate(prompts, 12), first)
 
 
-def test_a_sequence_that_the_caller_ends_gets_no_more_tokens_and_the_others_do():
-    model = lively(build_model(small()).double())
-    prompts, has_ended = random_tokens(3, 4), torch.zeros(3, dtype=torch.bool)
-    steps = []
-    for tokens in streamed(model, prompts, 10, seeds=[1, 2, 3], has_ended=has_ended):
-        steps.append(tokens.tolist())
-        has_ended[1] = True
-        has_ended[2] = len(steps) >= 4
-    single = [
-        [int(token) for token in streamed(model, prompt[None], 10, seeds=[1 + row])]
-        for row, prompt in enumerate(prompts)
-    ]
-    assert [step[0] for step in steps] == single[0]
-    assert [step[1] for step in steps] == single[1][:1] + [ENDED] * 9
-    assert [step[2] for step in steps] == single[2][:4] + [ENDED] * 6
-
-
-def test_generation_stops_when_all_sequences_have_ended():
-    model, has_ended = lively(build_model(small())), torch.zeros(2, dtype=torch.bool)
-    n_steps = 0
-    for _ in streamed(model, random_tokens(2, 4), 10, has_ended=has_ended):
-        n_steps += 1
-        has_ended[:] = n_steps == 3
-    assert n_steps == 3
-
-
 def test_generation_without_a_first_token_is_refused():
     with pytest.raises(ValueError):
         build_model(small()).generate(random_tokens(1, 0), 5)
@@ -142,10 +115,16 @@ def test_generation_without_a_first_token_is_refused():
 
 def test_a_token_is_drawn_as_often_as_its_probability():
     p = torch.tensor([0.5, 0.3, 0.15, 0.05, 0.0])
-    one_batch = sample_token(p.expand(20_000, -1), Noise(20_000, None, 5, CPU).at(0))
-    noise = Noise(1, [5], 5, CPU)
-    one_sequence = torch.cat([sample_token(p[None], noise.at(t)) for t in range(20_000)])
-    for tokens in (one_batch, one_sequence):
+
+    def draw(batch_size, n_steps):
+        def next_logits(tokens):
+            return p.log().clamp(min=-1e9).expand(batch_size, -1)
+
+        prompt = torch.zeros(batch_size, 1, dtype=torch.int64)
+        steps = draw_tokens(next_logits, prompt, n_steps, Sampling(), range(batch_size))
+        return torch.cat(list(steps))
+
+    for tokens in (draw(20_000, 1), draw(1, 20_000)):
         frequency = torch.bincount(tokens, minlength=5) / 20_000
         standard_error = (p * (1 - p) / 20_000).sqrt()
         assert ((frequency - p).abs() <= 4 * standard_error).all()
@@ -158,16 +137,17 @@ def test_a_token_is_drawn_as_often_as_its_probability():
     positions=st.lists(st.integers(0, 3000), min_size=1, max_size=5),
 )
 def test_the_noise_is_a_function_of_the_seed_and_the_position(vocab_size, seeds, positions):
-    noise = Noise(len(seeds), seeds, vocab_size, CPU)
+    def noise(position, seeds=tuple(seeds)):
+        return noise_at(position, seeds, vocab_size, CPU)
+
     for position in positions:
-        values = noise.at(position)
+        values = noise(position)
         assert values.shape == (len(seeds), vocab_size)
         assert (values > 0).all() and torch.isfinite(values).all()
         for row, seed in enumerate(seeds):
-            single = Noise(1, [seed], vocab_size, CPU).at(position)
-            assert torch.equal(values[row : row + 1], single)
+            assert torch.equal(values[row : row + 1], noise(position, (seed,)))
     if vocab_size >= 1000:
-        numbers = [noise.at(position) for position in (0, 1, noise.positions_per_call)]
+        numbers = [noise(position) for position in (0, 1, max(1, NOISE_PER_CALL // vocab_size))]
         assert not torch.equal(numbers[0], numbers[1])
         assert not torch.equal(numbers[0], numbers[2])
 
@@ -203,50 +183,51 @@ def test_the_probabilities_are_those_of_transformers(
 
 def test_ids_that_the_tokenizer_lacks_are_never_drawn():
     model = lively(build_model(small(vocab_size=400)))  # with more ids than its tokenizer
-    texts = [GeneratedText(BYTES, [0]), GeneratedText(BYTES, [1], seed=1)]
-    for _ in generate_texts(Decoder(model, 2, 30), texts, 20, Sampling()):
-        pass
-    drawn = [id for text in texts for id in text.tokens]
-    assert drawn and max(drawn) < BYTES.vocab_size
+    sampling = Sampling(vocab_size=BYTES.vocab_size)
+    texts = [list(ids) for ids in draw_batch(Decoder(model, 2, 30), [0], 20, sampling, [0, 1])]
+    assert [len(ids) for ids in texts] == [20, 20]
+    assert max(max(ids) for ids in texts) < BYTES.vocab_size
+
+
+def test_a_batch_draws_no_more_steps_than_its_longest_text_reads():
+    decoder = Decoder(lively(build_model(small())), 3)
+    texts = list(draw_batch(decoder, [0, 1], 10, Sampling(), [1, 2, 3]))
+    read = [[next(ids) for _ in range(length)] for ids, length in zip(texts, (4, 2, 0))]
+    assert decoder.cache.length == 2 + 4 - 1
+    for ids, begun, seed in zip(texts, read, (1, 2, 3)):
+        (alone,) = draw_batch(Decoder(decoder.model, 1), [0, 1], 10, Sampling(), [seed])
+        assert begun + list(ids) == list(alone)
 
 
 # --- Text -----------------------------------------------------------------------------------------
 
 BYTES = train_bpe(["é日😀"], 257)  # one token per byte
+END = BYTES.end_of_text
 
 
-def append_all(text, ids):
-    """The text after each token, until it ends."""
-    shown = []
-    for id in ids:
-        text.append(id)
-        shown.append(text.text)
-        if text.end_reason is not None:
-            break
-    return shown
-
-
-def test_an_incomplete_character_is_held_back_and_replaced_at_the_end():
-    text = GeneratedText(BYTES, [0])
-    incomplete = list(BYTES.encode("é日"))[:-1]
-    assert append_all(text, incomplete) == ["", "é", "é", "é"]
-    text.finish("length")
-    assert text.text == "é\ufffd"
-
-
-def test_the_end_of_text_token_ends_a_text():
-    text = GeneratedText(BYTES, [0])
-    ids = [*BYTES.encode("xa"), BYTES.end_of_text, *BYTES.encode("b")]
-    assert append_all(text, ids) == ["x", "xa", "xa"]
-    assert text.end_reason == "end_of_text"
-    assert len(text.tokens) == 3
-
-
-def test_a_text_without_a_prompt_may_begin_with_the_end_of_text_token():
-    text = GeneratedText(BYTES, [0], max_documents=2)
-    ids = [BYTES.end_of_text, *BYTES.encode("xa"), BYTES.end_of_text, *BYTES.encode("b")]
-    assert append_all(text, ids)[-1] == "\nxa"
-    assert text.end_reason == "end_of_text"
+@pytest.mark.parametrize(
+    ("ids", "settings", "pieces"),
+    [
+        # An incomplete character is held back and replaced at the end
+        ([*BYTES.encode("é日")][:-1], {}, ["", "é", "", "", "\ufffd"]),
+        # The end-of-text token ends a text
+        ([*BYTES.encode("xa"), END, *BYTES.encode("b")], {}, ["x", "a", ""]),
+        # A text without a prompt may begin with it
+        (
+            [END, *BYTES.encode("xa"), END, *BYTES.encode("b")],
+            {"max_documents": 2},
+            ["\n", "", "x", "a", ""],
+        ),
+        # A stop string does not extend over it
+        (
+            [*BYTES.encode("a"), END, *BYTES.encode("b"), END],
+            {"max_documents": 2, "stops": ["ab", "\n"]},
+            ["", "a\n", "", "b", ""],
+        ),
+    ],
+)
+def test_a_text_is_streamed_in_whole_characters_up_to_its_end(ids, settings, pieces):
+    assert list(stream_text(BYTES, ids, **settings)) == pieces
 
 
 def cut_at_first_stop(text, stops):
@@ -266,22 +247,10 @@ def cut_at_first_stop(text, stops):
 def test_a_stop_string_ends_a_text_before_it_however_it_is_split_into_tokens(
     text, stops, tokenizer
 ):
-    generated = GeneratedText(tokenizer, [0], stops=stops)
-    shown = append_all(generated, tokenizer.encode(text))
     expected = cut_at_first_stop(text, stops)
-    assert (generated.end_reason == "stop") == (expected is not None)
     if expected is None:
-        generated.finish("length")
         expected = text
-    assert generated.text == expected
-    assert all(expected.startswith(part) for part in shown)
-
-
-def test_a_stop_string_does_not_extend_over_the_end_of_a_text():
-    text = GeneratedText(BYTES, [0], max_documents=2, stops=["ab", "\n"])
-    ids = [*BYTES.encode("a"), BYTES.end_of_text, *BYTES.encode("b"), BYTES.end_of_text]
-    assert append_all(text, ids) == ["", "a\n", "a\nb", "a\nb"]
-    assert text.end_reason == "end_of_text"
+    assert "".join(stream_text(tokenizer, tokenizer.encode(text), stops)) == expected
 
 
 @given(text=st.text() | st.text(st.characters(categories=["Cc"])))

@@ -2,6 +2,7 @@
 
 import json
 import math
+import random
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from models import VOCAB_SIZE, configs, few, lively, random_tokens, small
 
 from common.errors import UserError
 from data.tokenizer import CharTokenizer
-from generation.sampling import window_start
+from generation.decoder import window_start
 from glass.heads.ablation import measure_head_effects, measure_token_effects
 from glass.heads.capture import capture, value_norms
 from glass.heads.interventions import Interventions
@@ -347,7 +348,7 @@ def test_a_text_is_continued_with_its_interventions_beyond_the_block_size(config
 def test_tokens_are_drawn_as_often_as_their_probability_at_a_temperature():
     model, ids = lively(build_model(small())), random_tokens(T).tolist()
     session = make_session(model)
-    session._random = np.random.default_rng(0)
+    random.seed(0)
     state = torch.get_rng_state()
     drawn = [
         ask(session, "continue", temperature=0.7, maxTokens=1, **text_input(ids))[0][0]["ids"][-1]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from models import configs, in_browser, lively, page_weights, random_tokens, small
 
 from data.tokenizer import PATTERNS, CharTokenizer, load_tiktoken, train_bpe
-from generation.sampling import window_start
+from generation.decoder import window_start
 from glass.heads import ablation, scores
 from glass.heads.capture import capture, residual_writes, value_norms
 from glass.heads.logit_attribution import attribute_logits, scale_like_norm
