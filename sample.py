@@ -20,9 +20,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 import cli
 from cli.config_file import read_config
 from cli.sample_config import SampleConfig, translate_prompt
-from common.checkpoints import find_newest_run
+from common.checkpoints import CONFIG_FILE, find_newest_run
 from common.errors import UserError
-from common.manifest import CONFIG_FILE
 from common.paths import expand_home, require_output_file
 from common.terminal import error_sentence, is_terminal, print_stderr, run_main
 from common.text import format_speed, pluralize, printable

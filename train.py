@@ -56,9 +56,8 @@ from training.inputs import init_weights, prepare_data, starting_weights
 from training.optimizers import clip_gradients
 from training.plan import print_run, resolve
 from training.profiling import TRAIN_STEP
-from training.progress import Progress, read_progress
 from training.record import check_wandb
-from training.run_folder import restore_config, run_folder
+from training.run_folder import Progress, read_progress, run_folder
 from training.schedule import (
     is_attention_due,
     is_due,
@@ -103,7 +102,7 @@ def run(job: cli.Job) -> float:
 
     with join(alone=config.distributed == "none") as world:
         config = world.broadcast(config)
-        opened = run_folder(config, job.experiment, log) if world.rank == 0 else nullcontext()
+        opened = run_folder(config, job.experiment) if world.rank == 0 else nullcontext()
         with opened as folder:
             run_dir = world.broadcast(folder)
             progress = read_progress(config, run_dir, log) if world.rank == 0 else None
@@ -333,10 +332,8 @@ def report_finished(
 ) -> float:
     """Say that all steps are done, and return the best validation loss (nan without one).
 
-    The page is drawn if the run was killed before that. A missing or changed config.yaml is
-    restored.
+    The page is drawn if the run was killed before that.
     """
-    restore_config(run_dir, progress.step)
     log(
         f"{run_dir} is finished after {pluralize(progress.step, 'step')} (max_steps="
         f"{config.max_steps}); a larger max_steps extends it, with the learning-rate schedule "

@@ -3,7 +3,6 @@
 import glob
 import os
 import re
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -12,11 +11,10 @@ from typing import Any
 import yaml
 from omegaconf import OmegaConf
 
-from common.checkpoints import saved_steps, step_folder
+from common.checkpoints import CONFIG_FILE, saved_steps, step_folder, verify_checkpoint
 from common.errors import UserError
-from common.files import exists, ordinary_file
-from common.manifest import CONFIG_FILE, verify_checkpoint
-from common.settings import check_settings, iterate_settings
+from common.files import ordinary_file
+from common.settings import check_settings
 from config import HUB_MODEL, Config
 
 MAX_CONFIG_BYTES = 1 << 20
@@ -53,44 +51,21 @@ def read_config(path: Path) -> Config:
         raise UserError(f"{path} does not fit this version of GlassGPT: {reason}") from None
 
 
-def read_run_config(run_dir: Path, log: Callable[[str], None]) -> Config:
-    """Return the configuration of the run in a folder.
-
-    It is that of the newest checkpoint, which is verified by its hash. config.yaml has none and
-    counts only before the first checkpoint; if it is unreadable or differs later, that is logged.
+def read_run_config(run_dir: Path) -> Config:
+    """Return the configuration of a run: that of its newest checkpoint, verified by its hash.
 
     Raises:
-        UserError: If there is neither a readable checkpoint nor config.yaml.
+        UserError: If no checkpoint has a readable one.
     """
-    path = run_dir / CONFIG_FILE
     for step in reversed(saved_steps(run_dir)):
         folder = step_folder(run_dir, step)
         with suppress(ValueError):
             verify_checkpoint(folder, [CONFIG_FILE])
-            verified = read_config(folder / CONFIG_FILE)
-            if difference := _difference(path, verified):
-                log(f"note: {difference}; the settings of the checkpoint of step {step:,} are used")
-            return verified
-    if not exists(path):
-        raise UserError(
-            f"{run_dir} has neither a {CONFIG_FILE} nor a checkpoint with an intact one: restore "
-            "one of them, or choose another folder"
-        )
-    return read_config(path)
-
-
-def _difference(path: Path, verified: Config) -> str | None:
-    """Say how a run's config.yaml differs from a verified configuration, or return None."""
-    try:
-        found = {name: value for name, _, value in iterate_settings(read_config(path))}
-    except UserError as e:
-        return str(e)
-    changed = [
-        f"{name} is {found[name]} instead of {value}"
-        for name, _, value in iterate_settings(verified)
-        if name not in PER_COMMAND and found[name] != value
-    ]
-    return f"{path} has other settings ({'; '.join(changed)})" if changed else None
+            return read_config(folder / CONFIG_FILE)
+    raise UserError(
+        f"{run_dir} has no checkpoint with an intact {CONFIG_FILE}: restore one, or choose another "
+        "folder"
+    )
 
 
 def _read_yaml(path: Path) -> dict:

@@ -7,7 +7,7 @@ from operator import attrgetter
 from pathlib import Path
 
 from cli.config_file import PER_COMMAND, absolute_paths, read_run_config
-from common.checkpoints import contains_run
+from common.checkpoints import saved_steps
 from common.errors import UserError
 from common.files import list_folder
 from common.settings import iterate_settings
@@ -46,7 +46,7 @@ def continue_or_adopt(
         UserError: If the request contradicts the run or the model.
     """
     keys = [override.partition("=")[0] for override in overrides]
-    run = _config_to_continue(requested, log)
+    run = _config_to_continue(requested)
     config = requested
     if requested.init_from and run and _has_same_start(run, requested):
         config = _adopt(requested, overrides, run)  # the starting model is not needed any more
@@ -62,15 +62,15 @@ def continue_or_adopt(
     return _continue_run(run, absolute_paths(config), keys, log)
 
 
-def _config_to_continue(requested: Config, log: Callable[[str], None]) -> Config | None:
+def _config_to_continue(requested: Config) -> Config | None:
     """Return the configuration of the run to be continued, or None for a new run."""
     if requested.run_dir is None or not (requested.resume or requested.eval_only):
         return None
     run_dir = Path(requested.run_dir)
     if requested.eval_only and run_dir.absolute().parent.name == "checkpoints":
         run_dir = run_dir.absolute().parents[1]
-    if contains_run(run_dir):
-        return absolute_paths(read_run_config(run_dir, log))
+    if saved_steps(run_dir):
+        return absolute_paths(read_run_config(run_dir))
     if requested.eval_only:
         raise UserError(
             f"run_dir={requested.run_dir} contains no run to evaluate: name the folder of a run, "
@@ -79,7 +79,7 @@ def _config_to_continue(requested: Config, log: Callable[[str], None]) -> Config
     if requested.resume is True:
         advice = "leave out resume=true to start one there"
         if list_folder(run_dir):
-            advice = "it has neither a config.yaml nor checkpoints; choose another folder"
+            advice = "it has no checkpoint; start it again with resume=auto"
         raise UserError(f"run_dir={run_dir} contains no run to resume: {advice}")
     return None
 

@@ -1,9 +1,14 @@
-"""Find, name and verify the checkpoints in a run's folder."""
+"""The checkpoints in a run's folder: their manifests and hashes, and which one is last or best.
 
-import shutil
-from collections.abc import Callable
+Does not import torch.
+"""
+
+import json
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import asdict, dataclass, field
 from itertools import count
+from math import inf, isfinite
 from pathlib import Path
 
 from common.errors import UserError
@@ -11,14 +16,96 @@ from common.files import (
     atomic_write,
     exists,
     is_folder,
+    is_sealed,
     list_folder,
-    ordinary_file,
     parse_step,
+    seal,
+    sha256_of_file,
     step_name,
-    sync,
 )
-from common.manifest import CONFIG_FILE, Manifest, read_manifest, verify_checkpoint
-from common.metrics import best_row
+
+CHECKPOINT_FORMAT = 2
+MODEL_FILE = "model.safetensors"
+OPTIMIZER_FILE = "optimizer.safetensors"
+TOKENIZER_FILE = "tokenizer.json"
+CONFIG_FILE = "config.yaml"
+MANIFEST_FILE = "manifest.json"
+# The files of a checkpoint besides its manifest.
+CHECKPOINT_FILES = (MODEL_FILE, OPTIMIZER_FILE, TOKENIZER_FILE, CONFIG_FILE)
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The facts of a checkpoint besides its tensors and settings."""
+
+    step: int  # optimizer steps taken
+    seconds: dict[str, float]  # spent so far, by activity
+    metrics: dict[str, float]  # of this step
+    fingerprint: str  # hash of the text and of how it was prepared
+    losses: tuple[float, int]  # sum and number of the losses that no metrics row contains yet
+    loss_scale: tuple[float, int] | None = None  # in fp16: the factor, and the steps since a change
+    files: dict[str, dict] = field(default_factory=dict, compare=False)  # written: size and hash
+
+
+# --- one checkpoint -------------------------------------------------------------------------------
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Write the manifest of a checkpoint whose other files are in the folder already."""
+    files = {}
+    for name in CHECKPOINT_FILES:
+        path = folder / name
+        files[name] = {"bytes": path.stat().st_size, "sha256": sha256_of_file(path)}
+    content = {"format": CHECKPOINT_FORMAT, **asdict(manifest), "files": files}
+    (folder / MANIFEST_FILE).write_text(seal(json.dumps(content, indent=1)))
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Read the manifest of a checkpoint and verify its hash, but not the other files.
+
+    Raises:
+        ValueError: If the manifest is damaged; the message says how.
+        UserError: If it is of another format.
+    """
+    try:
+        text = (folder / MANIFEST_FILE).read_text(encoding="utf-8")
+    except OSError as e:
+        raise ValueError(f"{MANIFEST_FILE}: {e.strerror}") from None
+    if not is_sealed(text):
+        raise ValueError(f"{MANIFEST_FILE} was changed: its sha256 is missing or differs")
+    content = json.loads(text)
+    found_format = content.pop("format")
+    if found_format != CHECKPOINT_FORMAT:
+        raise UserError(
+            f"the checkpoint {folder} has the format {found_format}, but this version of GlassGPT "
+            f"reads format {CHECKPOINT_FORMAT}: use the version that wrote it, or start a new run"
+        )
+    del content["sha256"]
+    for name in ("losses", "loss_scale"):
+        if content.get(name):
+            content[name] = tuple(content[name])
+    return Manifest(**content)
+
+
+def verify_checkpoint(folder: Path, names: Sequence[str] = CHECKPOINT_FILES) -> Manifest:
+    """Verify the hashes of these files of a checkpoint, and return its manifest.
+
+    Raises:
+        ValueError: If a file is damaged or missing; the message says how.
+        UserError: If the checkpoint is of another format.
+    """
+    manifest = read_manifest(folder)
+    for name in names:
+        try:
+            digest = sha256_of_file(folder / name)
+        except OSError as e:
+            raise ValueError(f"{name}: {e.strerror}") from None
+        if digest != manifest.files[name]["sha256"]:
+            raise ValueError(f"{name} was changed: its sha256 differs")
+    return manifest
+
+
+# --- the checkpoints of a run ---------------------------------------------------------------------
 
 
 def step_folder(run_dir: Path, step: int) -> Path:
@@ -48,60 +135,24 @@ def find_newest_run(folder: Path) -> Path:
     """Return the run in a folder, or in a sweep there, that saved a checkpoint last."""
     folders = [path for path in list_folder(folder) if is_folder(path)]
     folders += [path for sweep in folders for path in list_folder(sweep) if is_folder(path)]
-    pointers = [path for run in folders if exists(path := run / "checkpoints" / "last")]
-    if not pointers:
+    runs = [path for path in folders if saved_steps(path)]
+    if not runs:
         raise UserError(
             f"{folder}/ has no run yet: train one with python train.py, or name one with "
             "run_dir=PATH"
         )
-    newest = max(pointers, key=lambda path: path.stat().st_mtime)
-    return newest.parent.parent
-
-
-def set_aside(folder: Path) -> Path:
-    """Rename an unreadable checkpoint to an unused name that no step has; return the new path."""
-    paths = (folder.with_name(f"aside_{number}_{folder.name}") for number in count(1))
-    unused = next(path for path in paths if not exists(path, follow_links=False))
-    return folder.rename(unused)
-
-
-def best_saved_row(run_dir: Path) -> dict[str, float] | None:
-    """Return the metrics of the checkpoint with the lowest validation loss, or None.
-
-    They are those of the manifests, which have a hash; metrics.jsonl and `best` have none.
-    """
-    candidates = []
-    for step in saved_steps(run_dir):
-        with suppress(ValueError):  # reported if this checkpoint is to be loaded
-            metrics = read_manifest(step_folder(run_dir, step)).metrics
-            candidates.append({**metrics, "step": step})
-    return best_row(candidates)
-
-
-def write_pointer(run_dir: Path, name: str, step: int) -> None:
-    """Make the file checkpoints/`name` hold the name of a step's folder, durably."""
-    with atomic_write(run_dir / "checkpoints" / name) as part:
-        part.write_text(f"{step_name(step)}\n")
-    sync(run_dir / "checkpoints")
-
-
-def read_pointer(run_dir: Path, name: str) -> int | None:
-    """Return the step that the file checkpoints/`name` names, or None."""
-    try:
-        text = ordinary_file(run_dir / "checkpoints" / name, 100).read_text()
-    except (OSError, UnicodeDecodeError):
-        return None
-    return parse_step(text.strip())
+    return max(runs, key=lambda run: step_folder(run, saved_steps(run)[-1]).stat().st_mtime)
 
 
 def find_checkpoint(
     run_dir: Path, which: str | int = "last", log: Callable[[str], None] = print
 ) -> tuple[Path, Manifest]:
-    """Find a checkpoint and verify it; if it is damaged, take an earlier one and say so.
+    """Find a checkpoint and verify it; if it is damaged, take another one and say so.
 
     Args:
         run_dir: Folder of the run.
-        which: "last", "best" or a step. For a damaged "best", later checkpoints are tried too.
+        which: "last", "best" or a step. For a damaged "best" the next best one is taken, and
+            otherwise the one before.
         log: Prints a line about a damaged checkpoint.
 
     Returns:
@@ -111,56 +162,71 @@ def find_checkpoint(
         UserError: If there is none, or it and all alternatives are damaged, or the first intact one
             is of another format.
     """
-    if not is_folder(run_dir):
-        problem = "is not the folder of a run" if exists(run_dir) else "does not exist"
-        raise UserError(f"{run_dir} {problem}.")
     steps = saved_steps(run_dir)
     if not steps:
-        raise UserError(f"{run_dir} has no checkpoint.")
-    preferred = _preferred_step(run_dir, which, steps)
-    candidates = [step for step in reversed(steps) if step <= preferred]
+        problem = "has no checkpoint" if exists(run_dir) else "does not exist"
+        raise UserError(f"{run_dir} {problem}.")
     if which == "best":
-        candidates += [step for step in steps if step > preferred]
-    for index, step in enumerate(candidates):
+        candidates = _best_first(run_dir)
+    else:
+        newest = steps[-1] if which == "last" else int(which)
+        if newest not in steps:
+            existing = ", ".join(str(step) for step in steps)
+            raise UserError(f"{run_dir} has no checkpoint of step {newest}; it has {existing}.")
+        candidates = [step for step in reversed(steps) if step <= newest]
+
+    for step in candidates:
         folder = step_folder(run_dir, step)
         try:
-            return folder, verify_checkpoint(folder)
+            manifest = verify_checkpoint(folder)
         except ValueError as e:
-            note = f"checkpoint {folder} is damaged or cannot be read ({e})"
-            if index + 1 < len(candidates):
-                note += f": loading the checkpoint of step {candidates[index + 1]} instead"
-            log(note)
+            log(f"checkpoint {folder} is damaged or cannot be read ({e})")
+            continue
+        if step != candidates[0]:
+            log(f"loading the checkpoint of step {step} instead")
+        return folder, manifest
     raise UserError(
         f"every checkpoint of {run_dir} up to step {max(candidates)} is damaged or unreadable; "
         "restore one, or start a new run."
     )
 
 
-def _preferred_step(run_dir: Path, which: str | int, steps: list[int]) -> int:
-    """Return the saved step that "last", "best" or a number names."""
-    if which == "best":
-        row = best_saved_row(run_dir)
-        best = int(row["step"]) if row else steps[-1]
-        named = read_pointer(run_dir, "best")
-        if named not in steps:
-            return best
+def best_saved_row(run_dir: Path) -> dict[str, float] | None:
+    """Return the metrics of the checkpoint with the lowest validation loss, or None.
+
+    They are those of the manifests, which have a hash; metrics.jsonl has none.
+    """
+    for step in _best_first(run_dir):
+        with suppress(ValueError):  # reported if this checkpoint is to be loaded
+            metrics = read_manifest(step_folder(run_dir, step)).metrics
+            is_evaluated = step > 0 and isfinite(metrics.get("val/loss", inf))
+            return {**metrics, "step": step} if is_evaluated else None
+    return None
+
+
+def _best_first(run_dir: Path) -> list[int]:
+    """Return the saved steps by their validation loss, those without one last, newest first.
+
+    A checkpoint with an unreadable manifest comes first, because it may be the best one.
+    """
+
+    def order(step: int) -> tuple[float, int]:
         try:
-            read_manifest(step_folder(run_dir, named))
-        except ValueError:  # maybe the best one: it is reported that another one is taken
-            return named
-        return best
-    if not str(which).isdecimal():
-        return steps[-1]
-    if int(which) not in steps:
-        existing = ", ".join(str(step) for step in steps)
-        raise UserError(f"{run_dir} has no checkpoint of step {which}; it has {existing}.")
-    return int(which)
+            loss = read_manifest(step_folder(run_dir, step)).metrics.get("val/loss", inf)
+        except ValueError:
+            return -inf, step
+        return (loss, step) if step and isfinite(loss) else (inf, -step)
+
+    return sorted(saved_steps(run_dir), key=order)
 
 
-def remove_path(path: Path) -> None:
-    """Remove a folder, a file or a link, but never the target of a link, as far as possible."""
-    with suppress(OSError):
-        if is_folder(path, follow_links=False):
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            path.unlink()
+def write_pointer(run_dir: Path, name: str, step: int) -> None:
+    """Make the file checkpoints/`name` hold the name of a step's folder, for people."""
+    with atomic_write(run_dir / "checkpoints" / name) as part:
+        part.write_text(f"{step_name(step)}\n")
+
+
+def set_aside(folder: Path) -> Path:
+    """Rename an unreadable checkpoint to an unused name that no step has; return the new path."""
+    paths = (folder.with_name(f"aside_{number}_{folder.name}") for number in count(1))
+    return folder.rename(next(path for path in paths if not exists(path)))

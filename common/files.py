@@ -10,15 +10,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import IO, Any
 
 MAX_JSON_BYTES = 100_000_000
 # Start of the last entry of a sealed JSON object, the hash of the object without that entry.
 SEAL = ',\n "sha256": "'
 HASH_CHUNK_BYTES = 1 << 20
 START_BYTES = 64  # that tell what a file contains
-# Opening a pipe waits for its other end without this flag, which Windows lacks.
-NO_WAIT = getattr(os, "O_NONBLOCK", 0)
 LFS_START = b"version https://git-lfs"
 
 
@@ -26,38 +23,19 @@ LFS_START = b"version https://git-lfs"
 def atomic_write(path: Path) -> Iterator[Path]:
     """Yield a temporary path to write to, and rename it to `path` when it is on the disk.
 
-    A reader sees either the old file or the complete new one. A link at `path` is replaced, not
-    followed.
+    A reader sees either the old file or the complete new one.
     """
     part = part_path(path)
     try:
-        part.unlink(missing_ok=True)
         yield part
         sync(part)
         part.replace(path)
     except OSError as e:
-        if e.filename in (None, str(part)):  # errors of writing and syncing have none
-            e.filename = str(path)
+        e.filename = e.filename or str(path)  # errors of writing and syncing have none
         raise
     finally:
         with suppress(OSError):
             part.unlink(missing_ok=True)
-
-
-def open_unlinked(path: Path, mode: str, **options: Any) -> IO:
-    """Open a file for writing as `open` does, but raise `OSError` if it is a link."""
-    return open(path, mode, opener=_open_unlinked, **options)
-
-
-def _open_unlinked(path: str, flags: int) -> int:
-    refuse_link(Path(path))
-    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | NO_WAIT, 0o666)
-
-
-def refuse_link(path: Path) -> None:
-    """Raise `OSError` if a path is a link, through which files elsewhere would be written."""
-    if os.path.islink(path):
-        raise OSError(errno.ELOOP, "it is a link, to be replaced or removed", str(path))
 
 
 def step_name(step: int) -> str:
@@ -172,7 +150,7 @@ def read_json_object(path: Path, must_be_sealed: bool = False) -> dict:
 def sha256_of_file(path: Path) -> str:
     """Return the hex SHA-256 digest of a file of any size."""
     digest = hashlib.sha256()
-    with ordinary_file(path).open("rb") as file:
+    with path.open("rb") as file:
         while chunk := file.read(HASH_CHUNK_BYTES):
             digest.update(chunk)
     return digest.hexdigest()
@@ -182,10 +160,8 @@ def sync(path: Path) -> None:
     """Wait until a file, or a folder's list of entries, is on the disk."""
     if path.is_dir() and os.name == "nt":  # Windows cannot sync folders, and need not
         return
-    handle = os.open(path, os.O_RDONLY | NO_WAIT)
+    handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
-    except OSError as e:
-        raise OSError(e.errno, e.strerror, str(path)) from None
     finally:
         os.close(handle)

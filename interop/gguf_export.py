@@ -57,7 +57,7 @@ def require_new_file(path: Path) -> None:
     """Raise `UserError` unless a .gguf file can be written to a path at which there is nothing."""
     require_gguf(f"to={path}")
     require_output_file(f"to={path}", path)
-    if exists(path, follow_links=False):
+    if exists(path):
         raise UserError(f"to={path} exists already; name a new file")
 
 

@@ -10,9 +10,15 @@ from typing import NamedTuple
 import torch
 
 from cli.config_file import read_config
-from common.checkpoints import find_checkpoint
+from common.checkpoints import (
+    CONFIG_FILE,
+    MODEL_FILE,
+    TOKENIZER_FILE,
+    Manifest,
+    find_checkpoint,
+    verify_checkpoint,
+)
 from common.errors import UserError
-from common.manifest import CONFIG_FILE, MODEL_FILE, TOKENIZER_FILE, Manifest, verify_checkpoint
 from config import Config, TokenizerConfig
 from data.tokenizer import Tokenizer, load_tokenizer
 from interop.external import ExternalCheckpoint
@@ -108,10 +114,10 @@ def _load_run(
         raise UserError(f"{path} is a checkpoint, but checkpoint={which}; leave out one of them")
     if run.is_copy:
         folder, manifest = _find_checkpoint(run, log)
-        saved = SavedWeights(manifest.step, folder)
+        saved = SavedWeights(manifest.step, folder, folder / MODEL_FILE)
     else:
         saved = find_weights(run.folder, run.which or which, log)
-    model, tokenizer, config = load_checkpoint(saved.folder, saved.snapshot)
+    model, tokenizer, config = load_checkpoint(saved)
     return LoadedModel(model, tokenizer, LoadedRun(run, saved.step, config))
 
 

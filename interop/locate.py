@@ -7,10 +7,9 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-from common.checkpoints import saved_steps
+from common.checkpoints import CONFIG_FILE, MANIFEST_FILE, saved_steps
 from common.errors import UserError
 from common.files import is_folder, read_start
-from common.manifest import CONFIG_FILE, MANIFEST_FILE
 from interop.folder import ADAPTER_CONFIG_FILE, HFFolder, pickle_error
 from interop.gguf_file import GGUFFile
 from interop.gguf_header import MAGIC as GGUF_MAGIC

@@ -32,7 +32,7 @@ from cli.command_line import GROUPS, quote
 from cli.config_file import escape_interpolation
 from common.checkpoints import contains_run
 from common.errors import UserError
-from common.files import list_folder, open_unlinked, refuse_link
+from common.files import list_folder
 from common.paths import expand_home, require_output_folder
 from common.settings import format_value
 from common.terminal import (
@@ -249,7 +249,6 @@ def run_job(cfg: DictConfig, plan: SweepPlan, train: Callable[[cli.Job], float])
 
     loss, failure = nan, ""
     try:
-        refuse_link(path)
         path.mkdir(parents=True, exist_ok=True)
         with FileLock(path / JOB_LOCK):  # an equal job that runs in parallel waits here
             note = _job_note(plan, overrides, list(swept))
@@ -258,7 +257,7 @@ def run_job(cfg: DictConfig, plan: SweepPlan, train: Callable[[cli.Job], float])
             print_line(title)
             with (
                 wandb_group(plan.folder.name),
-                open_unlinked(path / "log.txt", "a", encoding="utf-8") as log_file,
+                (path / "log.txt").open("a", encoding="utf-8") as log_file,
                 contextlib.redirect_stdout(log_file),
                 contextlib.redirect_stderr(log_file),
             ):
@@ -328,7 +327,7 @@ def _describe_failure(error: BaseException, log_file: Path) -> str:
     """Return one line about a job's error; a bug's traceback is appended to its log."""
     if explanation := explain_error(error):
         return explanation
-    with contextlib.suppress(OSError), open_unlinked(log_file, "a", encoding="utf-8") as file:
+    with contextlib.suppress(OSError), log_file.open("a", encoding="utf-8") as file:
         traceback.print_exception(error, file=file)
     return error_reason(error)
 
@@ -352,8 +351,8 @@ def open_sweep(typed: str, resume: bool) -> Path:
     folder = expand_home("hydra.sweep.dir", typed)
     require_output_folder(f"hydra.sweep.dir={typed}", folder)
     folder.mkdir(parents=True, exist_ok=True)
-    paths = list_folder(folder)
-    has_jobs = {path.name for path in paths} - {"multirun.yaml"}  # Hydra's, before a first job
+    names = {path.name for path in list_folder(folder)}
+    has_jobs = names - {"multirun.yaml"}  # Hydra's, before a first job
     if has_jobs and not is_sweep(folder):
         raise UserError(
             f"hydra.sweep.dir={folder} is not empty and holds no sweep: choose another folder"
@@ -363,8 +362,6 @@ def open_sweep(typed: str, resume: bool) -> Path:
             f"hydra.sweep.dir={folder} already holds a sweep: add resume=auto to resume it, or "
             "choose another folder"
         )
-    for path in paths:  # jobs, Hydra and its launchers write there
-        refuse_link(path)
     return folder
 
 

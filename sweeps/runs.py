@@ -11,9 +11,9 @@ from pathlib import Path
 from statistics import fmean
 
 from cli.config_file import read_config
+from common.checkpoints import CONFIG_FILE
 from common.errors import UserError
 from common.files import exists, is_folder, list_folder
-from common.manifest import CONFIG_FILE
 from common.metrics import METRICS, read_rows
 from common.settings import explain_unused, format_value, iterate_settings
 from common.statistics import SIGNIFICANCE_LEVEL, Difference, standard_error, welch_difference

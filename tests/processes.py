@@ -29,6 +29,8 @@ from conftest import ROOT, TINY
 from hydra.core.global_hydra import GlobalHydra
 from safetensors.numpy import load_file
 
+from common.files import parse_step
+
 # Prefixes of the metrics that depend on time and on the rest of the process.
 CLOCKS = (
     "train_seconds",
@@ -270,6 +272,11 @@ def drop_privileges() -> None:
             libc.prctl(24, capability)  # PR_CAPBSET_DROP: programs that it starts lose it too
         version, none = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
         assert libc.capset(version, none) == 0
+
+
+def pointer(run: Path, name: str) -> int:
+    """Return the step that the file checkpoints/`name` of a run names."""
+    return parse_step((run / "checkpoints" / name).read_text().strip())
 
 
 def rows(run: str | Path) -> list[dict]:

@@ -7,14 +7,16 @@ from models import lively
 from safetensors.torch import save_file
 
 from cli.config_file import config_yaml
-from common.checkpoints import step_folder, write_pointer
-from common.manifest import (
+from common.checkpoints import (
+    CHECKPOINT_FILES,
     CONFIG_FILE,
     MODEL_FILE,
     OPTIMIZER_FILE,
     TOKENIZER_FILE,
     Manifest,
+    step_folder,
     write_manifest,
+    write_pointer,
 )
 from config import Config, GPTConfig, ModelConfig, TokenizerConfig
 from data.tokenizer import CharTokenizer, save_tokenizer
@@ -22,6 +24,16 @@ from variants import build_model
 
 SHAPE = {"block_size": 32, "n_layer": 1, "n_head": 2, "n_embd": 16}
 TEXT = "abc"
+
+
+def write_configuration(run_dir: Path, config: Config) -> None:
+    """Write a checkpoint of a run, of whose files only the configuration can be read."""
+    folder = step_folder(run_dir, 1)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in CHECKPOINT_FILES:
+        (folder / name).touch()
+    (folder / CONFIG_FILE).write_text(config_yaml(config))
+    write_manifest(folder, Manifest(1, {}, {}, "0" * 64, (0.0, 0)))
 
 
 def write_run(folder: Path) -> None:

@@ -21,11 +21,10 @@ from hypothesis import strategies as st
 from models import few
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from run_folders import write_run
+from run_folders import write_configuration, write_run
 
 import cli
 from cli.command_line import CONFIGS, SETTINGS, parse_command_line
-from cli.config_file import config_yaml
 from cli.sample_config import SampleConfig
 from common.errors import UserError
 from common.settings import Above, explain_unused, iterate_settings
@@ -642,7 +641,7 @@ def test_a_presets_mlp_width_is_reset_by_a_typed_model_width(hydra, capsys):
 @pytest.mark.slow
 def test_a_resumed_run_keeps_its_configuration_except_for_typed_settings(hydra, tmp_path, capsys):
     kept = Config(model=ModelConfig(vocab_size=77, n_layer=3), tokenizer=TokenizerConfig("char"))
-    (tmp_path / "config.yaml").write_text(config_yaml(kept))
+    write_configuration(tmp_path, kept)
     config = configured(f"run_dir={tmp_path}", "resume=true", "max_steps=5000", "optim.lr=0.5")
     assert (config.model, config.max_steps) == (kept.model, 5000)
     note = capsys.readouterr().out
@@ -692,8 +691,7 @@ def test_a_pretrained_model_starts_at_a_tenth_of_the_presets_rate_unless_one_is_
     assert (typed.lr, typed.muon_lr) == (pytest.approx(3e-3), 0.5)
 
     # A resumed run keeps its rate, whether its command is repeated or not
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "config.yaml").write_text(config_yaml(config))
+    write_configuration(tmp_path / "run", config)
     for arguments in ([], [start], ["experiment=default"], [start, "experiment=default"]):
         resumed = configured(f"run_dir={tmp_path / 'run'}", "resume=true", *arguments)
         assert resumed.optim.lr == pytest.approx(6e-4)
@@ -702,7 +700,7 @@ def test_a_pretrained_model_starts_at_a_tenth_of_the_presets_rate_unless_one_is_
     assert resumed.optim.lr == 0.002
     command = [start, "optim=adamw", f"run_dir={tmp_path / 'run'}"]
     config = configured(*command)
-    (tmp_path / "run" / "config.yaml").write_text(config_yaml(config))
+    write_configuration(tmp_path / "run", config)
     assert configured(*command, "resume=true").optim == config.optim
 
 

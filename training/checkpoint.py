@@ -1,9 +1,8 @@
 """Checkpoints: written completely or not at all, verified by hash before use, never pickled."""
 
 import os
-import re
+import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from math import inf
 from pathlib import Path
 from typing import NamedTuple
@@ -11,50 +10,43 @@ from typing import NamedTuple
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from cli.config_file import config_yaml, read_config
 from common.checkpoints import (
-    best_saved_row,
-    find_checkpoint,
-    read_pointer,
-    remove_path,
-    saved_steps,
-    set_aside,
-    step_folder,
-    write_pointer,
-)
-from common.errors import SharedError, UserError
-from common.files import exists, list_folder, refuse_link, sync
-from common.manifest import (
     CONFIG_FILE,
     MODEL_FILE,
     OPTIMIZER_FILE,
     TOKENIZER_FILE,
     Manifest,
+    best_saved_row,
+    find_checkpoint,
+    saved_steps,
+    set_aside,
+    step_folder,
     write_manifest,
+    write_pointer,
 )
-from common.metrics import METRICS, SAMPLES
+from common.errors import SharedError, UserError
+from common.files import exists, list_folder, sync
+from common.metrics import METRICS, SAMPLES, best_row
+from common.terminal import tolerate_errors
 from config import Config, GPTConfig
 from data.tokenizer import Tokenizer, load_tokenizer, save_tokenizer
 from data.tokens import Tokens
 from model import GPT
-from training.optimizer_state import load_optimizer_tensors, optimizer_tensors
+from training.optimizers import Muon
 from training.schedule import is_due
 from training.state import TrainingState
 from training.stopwatch import Stopwatch
 from training.tensors import copy_rows, full_tensor, open_safetensors
 from variants import build_model
 
-NGRAM_KEYS = "ngrams.keys"  # the only tensor of integers
-
-
-class SavedWeights(NamedTuple):
-    """Weights of a run at one step."""
-
-    step: int
-    folder: Path  # of the checkpoint with the weights, or else only with the configuration
-    snapshot: Path | None = None  # float16 weights that were kept with a snapshot
+# A checkpoint that is being written.
+PART_FOLDER = ".step.part"
+# The fields that torch's AdamW stores per parameter; our optimizers name theirs.
+ADAMW_FIELDS = ("step", "exp_avg", "exp_avg_sq")
 
 
 class Checkpoints:
@@ -78,16 +70,13 @@ class Checkpoints:
         self.world = state.world
         self.last_step: int | None = None
         self.best_row: dict[str, float] | None = None
-        self._has_reported_error = False
 
     def restore(self, manifest: Manifest) -> None:
         """Load the checkpoint of a manifest into the training state and set later ones aside."""
         folder = step_folder(self.run_dir, manifest.step)
         with self.world.share_errors():  # each rank reads its own rows
             load_weights(self.state.model, folder / MODEL_FILE)
-            load_optimizer_tensors(
-                self.state.optimizers, self.state.model, folder / OPTIMIZER_FILE, manifest.step
-            )
+            load_optimizer_tensors(self.state.optimizers, self.state.model, folder / OPTIMIZER_FILE)
         self.state.mean_loss.restore(manifest.losses)
         self.state.scaler.restore(manifest.loss_scale)
         self.last_step = manifest.step
@@ -104,51 +93,45 @@ class Checkpoints:
 
     def save_if_due(self, step: int, row: dict[str, float], clock: Stopwatch) -> None:
         """Save a step if `checkpoint.every` says so, at the last step, or at a new best loss."""
-        if step == 0:
-            return
         config = self.state.config
         lowest = self.best_row["val/loss"] if self.best_row else inf
         is_best = row.get("val/loss", inf) < lowest
-        if not (is_best or is_due(config.checkpoint.every, step, config)):
-            return
-        is_saved = self.save(step, row, clock, must_succeed=step == config.max_steps)
-        if is_saved and is_best:
-            self.best_row = {**row, "step": step}
-            self.prune()
+        if step and (is_best or is_due(config.checkpoint.every, step, config)):
+            self.save(step, row, clock, must_succeed=step == config.max_steps)
 
     def save(
         self, step: int, row: dict[str, float], clock: Stopwatch, must_succeed: bool = False
-    ) -> bool:
-        """Save a step, unless that was done before, and return whether it is saved now.
+    ) -> None:
+        """Save a step, unless that was done before.
 
         A checkpoint that cannot be written costs a note, or raises `UserError` if it must succeed.
         """
         if self.last_step == step:
-            return True
+            return
         self.state.guard.flush()
         clock.switch("save")
         tensors = self._gather()
         problem = None
         if self.world.rank == 0:
-            losses = self.state.mean_loss.state()
             manifest = Manifest(
                 step,
                 clock.seconds,
                 row,
                 self.text.fingerprint,
-                losses,
+                self.state.mean_loss.state(),
                 self.state.scaler.state(),
             )
             problem = self._write(manifest, tensors)
         problem = self.world.broadcast(problem)
         if problem is None:
             self.last_step = step
+            earlier = [self.best_row] if self.best_row else []
+            self.best_row = best_row([*earlier, {**row, "step": step}])
             self.prune()
-            return True
-        if must_succeed:
+        elif must_succeed:
             raise SharedError(problem)
-        self.log(f"{problem}; training continues")
-        return False
+        else:
+            self.log(f"{problem}; training continues")
 
     def _gather(self) -> dict[str, dict[str, Tensor]]:
         """Return the tensors of each file, complete and on the CPU; none on ranks other than 0."""
@@ -173,10 +156,9 @@ class Checkpoints:
         step, is on the disk.
         """
         folder = step_folder(self.run_dir, manifest.step)
-        part = folder.with_name(f".{folder.name}.part")
+        part = folder.with_name(PART_FOLDER)
         try:
-            refuse_link(part.parent)
-            remove_path(part)
+            shutil.rmtree(part, ignore_errors=True)  # of a save that was interrupted
             part.mkdir(parents=True)
             for file_name, named_tensors in tensors.items():
                 save_file(named_tensors, part / file_name)
@@ -185,106 +167,111 @@ class Checkpoints:
             write_manifest(part, manifest)
             for path in [*list_folder(part), part]:
                 sync(path)
-            for name in (METRICS, SAMPLES, "attention", ""):
-                with self._tolerate_errors():
-                    if exists(self.run_dir / name):
-                        sync(self.run_dir / name)
+            for path in [self.run_dir / name for name in (METRICS, SAMPLES, "attention", "")]:
+                with tolerate_errors(str(path), self.log):
+                    if exists(path):
+                        sync(path)
             part.rename(folder)
             sync(folder.parent)
             return None
         except (OSError, SafetensorError) as e:
-            reason = re.sub(r".*I/O error: (.*) \(os error \d+\)", r"\1", str(e))  # of safetensors
-            needed = sum(t.nbytes for named in tensors.values() for t in named.values())
             return (
                 f"the checkpoint of step {manifest.step} could not be written in "
-                f"{self.run_dir} ({getattr(e, 'strerror', None) or reason}; it needs {needed:,} "
-                "bytes); earlier checkpoints are unchanged"
+                f"{self.run_dir} ({e}); earlier checkpoints are unchanged"
             )
         finally:
-            remove_path(part)
+            shutil.rmtree(part, ignore_errors=True)
 
     def prune(self) -> None:
-        """Point `last` and `best` at their checkpoints and remove the ones that are not kept.
+        """Remove the checkpoints that are not kept, and write which ones are `last` and `best`.
 
-        Remains of interrupted saves are removed too. What fails is retried at the next call; the
-        first failure is printed.
+        What fails is retried at the next call.
         """
         if self.world.rank > 0:
             return
         best_step = int(self.best_row["step"]) if self.best_row else None
-        for name, step in (("last", self.last_step), ("best", best_step)):
-            with self._tolerate_errors():
-                refuse_link(self.run_dir / "checkpoints")
-                if step is not None and read_pointer(self.run_dir, name) != step:
-                    write_pointer(self.run_dir, name, step)
-        with self._tolerate_errors():
-            refuse_link(self.run_dir / "checkpoints")
+        with tolerate_errors(str(self.run_dir / "checkpoints"), self.log):
             for step in saved_steps(self.run_dir)[: -self.state.config.checkpoint.keep]:
                 if step != best_step:
-                    remove_path(step_folder(self.run_dir, step))
-            for part in list_folder(self.run_dir / "checkpoints", ".step_*.part"):
-                remove_path(part)
-
-    @contextmanager
-    def _tolerate_errors(self) -> Iterator[None]:
-        """Continue after an error of reading or writing, and print a note about the first."""
-        try:
-            yield
-        except OSError as e:
-            if not self._has_reported_error:
-                path = e.filename or self.run_dir / "checkpoints"
-                self.log(
-                    f"note: {path} cannot be read or written ({e.strerror or e}); "
-                    "training continues"
-                )
-            self._has_reported_error = True
+                    shutil.rmtree(step_folder(self.run_dir, step), ignore_errors=True)
+            for name, named in (("last", self.last_step), ("best", best_step)):
+                if named is not None:
+                    write_pointer(self.run_dir, name, named)
 
 
-def parameter_shapes(config: GPTConfig) -> dict[str, list[int]]:
-    """Return the shapes of a model's tensors by name, without allocating them."""
-    with torch.device("meta"):
-        return {name: list(t.shape) for name, t in build_model(config).tensors().items()}
-
-
-def check_weights(path: Path, config: GPTConfig, dtype: str = "F32") -> None:
-    """Raise `UserError` if a file's weights do not fit a model; more positions are accepted.
-
-    All weights have the type `dtype`, as safetensors names it.
-    """
-    with open_safetensors(path) as file:
-        names = file.keys()
-        slices = {name: file.get_slice(name) for name in names}
-        shapes = {name: list(saved.get_shape()) for name, saved in slices.items()}
-        for name, saved in slices.items():
-            expected = "I64" if name == NGRAM_KEYS else dtype
-            if saved.get_dtype() != expected:
-                raise UserError(f"{path}: {name} is of type {saved.get_dtype()}, not {expected}")
-    positions = shapes.get("position_embedding.weight")
-    if positions:
-        positions[0] = min(positions[0], config.block_size)
-    check_shapes(path, shapes, parameter_shapes(config))
-
-
-def check_shapes(path: Path, shapes: dict[str, list[int]], expected: dict[str, list[int]]) -> None:
-    """Raise `UserError` if the tensors of a file, name → shape, are not the expected ones."""
-    differences = [
-        f"{name:.80}: {shapes.get(name, 'missing')} in the file, "
-        f"{expected.get(name, 'absent')} in the model"
-        for name in sorted(shapes.keys() | expected.keys())
-        if shapes.get(name) != expected.get(name)
-    ]
-    if differences:
-        more = " …" if len(differences) > 3 else ""
-        raise UserError(f"{path} contains another model: {'; '.join(differences[:3])}{more}")
+# --- the optimizers' state ------------------------------------------------------------------------
 
 
 @torch.no_grad()
-def load_weights(model: GPT, path: Path, dtype: str = "F32") -> None:
-    """Copy weights from a file into a model; of more positions than it has, the first ones."""
-    check_weights(path, model.config, dtype)
+def optimizer_tensors(
+    optimizers: list[Optimizer], model: nn.Module
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield the optimizers' state by parameter and field, such as `head.weight/exp_avg`.
+
+    Each tensor is complete and comes once, in the order of the names. All ranks take them together.
+    """
+    names = {p: name for name, p in model.named_parameters()}
+    if not any(optimizer.state for optimizer in optimizers):  # before the first step
+        return
+    states = [(f"{names[p]}/{field}", o, p, field) for o, p, field in _state_of(optimizers)]
+    for name, optimizer, p, field in sorted(states, key=lambda state: state[0]):
+        yield name, _gather_state(optimizer, p, field)
+
+
+@torch.no_grad()
+def load_optimizer_tensors(optimizers: list[Optimizer], model: nn.Module, path: Path) -> None:
+    """Restore the state that `optimizer_tensors` returned, bit for bit."""
+    names = {p: name for name, p in model.named_parameters()}
     with open_safetensors(path) as file:
-        for name, tensor in model.tensors().items():
-            copy_rows(file, name, tensor)
+        if not file.keys():  # it was saved before the first step
+            return
+        for optimizer, p, field in _state_of(optimizers):
+            if isinstance(optimizer, Muon) and not optimizer.owns(p):
+                continue
+            key = f"{names[p]}/{field}"
+            if field == "step":  # a scalar, which fused AdamW counts on the parameter's device
+                state = file.get_tensor(key).to(p.device)
+            else:
+                state = _empty_state(optimizer, p, field)
+                copy_rows(file, key, state)
+            optimizer.state[p][field] = state
+
+
+def _state_of(optimizers: list[Optimizer]) -> Iterator[tuple[Optimizer, Tensor, str]]:
+    """Yield (optimizer, parameter, field) of everything that the optimizers store."""
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            for p in group["params"]:
+                for field in getattr(optimizer, "state_fields", ADAMW_FIELDS):
+                    yield optimizer, p, field
+
+
+def _gather_state(optimizer: Optimizer, p: Tensor, field: str) -> Tensor:
+    """Return the complete state of a parameter; all ranks call this together."""
+    if not isinstance(optimizer, Muon):
+        return full_tensor(optimizer.state[p][field])
+    is_owner = optimizer.owns(p)
+    state = optimizer.state[p][field] if is_owner else _empty_state(optimizer, p, field)
+    return optimizer.share_state(p, state)
+
+
+def _empty_state(optimizer: Optimizer, p: Tensor, field: str) -> Tensor:
+    """Return memory for the state of a parameter, sharded if both are to be."""
+    like = p[:, :1] if field == "row_squares" else p
+    if isinstance(optimizer, Muon):  # complete, with its owner
+        return torch.empty(like.shape, device=like.device)
+    return torch.empty_like(like)
+
+
+# --- loading --------------------------------------------------------------------------------------
+
+
+class SavedWeights(NamedTuple):
+    """Weights of a run at one step, and the verified checkpoint with their configuration."""
+
+    step: int
+    checkpoint: Path
+    weights: Path  # of the checkpoint, or the float16 weights that were kept with a snapshot
 
 
 def load_run(
@@ -304,8 +291,7 @@ def load_run(
     Raises:
         UserError: If there is no such checkpoint, or it and all earlier ones are damaged.
     """
-    saved = find_weights(Path(run_dir), which, log)
-    return load_checkpoint(saved.folder, saved.snapshot)
+    return load_checkpoint(find_weights(Path(run_dir), which, log))
 
 
 def find_weights(run_dir: Path, which: str | int, log: Callable[[str], None]) -> SavedWeights:
@@ -315,17 +301,43 @@ def find_weights(run_dir: Path, which: str | int, log: Callable[[str], None]) ->
     if is_step and int(which) not in saved_steps(run_dir) and exists(snapshot):
         return SavedWeights(int(which), find_checkpoint(run_dir, "last", log)[0], snapshot)
     folder, manifest = find_checkpoint(run_dir, which, log)
-    return SavedWeights(manifest.step, folder)
+    return SavedWeights(manifest.step, folder, folder / MODEL_FILE)
 
 
-def load_checkpoint(folder: Path, snapshot: Path | None = None) -> tuple[GPT, Tokenizer, Config]:
-    """Load the model of a verified checkpoint, or a snapshot's float16 weights; see `load_run`."""
-    weights, dtype = (snapshot, "F16") if snapshot else (folder / MODEL_FILE, "F32")
-    config = read_config(folder / CONFIG_FILE)
+def load_checkpoint(saved: SavedWeights) -> tuple[GPT, Tokenizer, Config]:
+    """Load the model, the tokenizer and the configuration of saved weights; see `load_run`."""
+    config = read_config(saved.checkpoint / CONFIG_FILE)
     model_config = GPTConfig.from_settings(config.model)
-    check_weights(weights, model_config, dtype)  # before a damaged size allocates all memory
+    with open_safetensors(saved.weights) as file:
+        shapes = {name: list(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+    # Before a wrong size takes all memory
+    check_shapes(saved.weights, shapes, parameter_shapes(model_config))
     model = build_model(model_config)
-    load_weights(model, weights, dtype)
-    tokenizer = load_tokenizer(folder / TOKENIZER_FILE)
+    load_weights(model, saved.weights)
+    tokenizer = load_tokenizer(saved.checkpoint / TOKENIZER_FILE)
     model.token_count = tokenizer.vocab_size
     return model.eval(), tokenizer, config
+
+
+@torch.no_grad()
+def load_weights(model: GPT, path: Path) -> None:
+    """Copy weights from a file into a model; of more positions than it has, the first ones."""
+    with open_safetensors(path) as file:
+        for name, tensor in model.tensors().items():
+            copy_rows(file, name, tensor)
+
+
+def parameter_shapes(config: GPTConfig) -> dict[str, list[int]]:
+    """Return the shapes of a model's tensors by name, without allocating them."""
+    with torch.device("meta"):
+        return {name: list(t.shape) for name, t in build_model(config).tensors().items()}
+
+
+def check_shapes(path: Path, shapes: dict[str, list[int]], expected: dict[str, list[int]]) -> None:
+    """Raise `UserError` if the tensors of a file, name → shape, are not the expected ones."""
+    for name in sorted(shapes.keys() | expected.keys()):
+        if shapes.get(name) != expected.get(name):
+            raise UserError(
+                f"{path} contains another model: {name:.80} is {shapes.get(name, 'missing')} in "
+                f"the file and {expected.get(name, 'absent')} in the model"
+            )

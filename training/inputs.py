@@ -7,16 +7,15 @@ from typing import NamedTuple
 
 import torch
 
-from common.checkpoints import step_folder
+from common.checkpoints import TOKENIZER_FILE, Manifest, step_folder
 from common.errors import UserError
-from common.manifest import TOKENIZER_FILE, Manifest
 from common.terminal import Terminal, printer
 from config import Config
 from data.tokenizer import Tokenizer, load_tokenizer
 from data.tokens import Tokens, generate_tokens, open_tokens, prepare, prepare_for_dry_run
 from model import GPT
 from training.nonfinite import check_finite_weights
-from training.progress import Progress
+from training.run_folder import Progress
 from training.world import World
 from variants import count_ngrams
 

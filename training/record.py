@@ -24,9 +24,8 @@ from rich.table import Column
 from rich.text import Text
 
 from cli.config_file import config_yaml
-from common.checkpoints import remove_path
-from common.files import atomic_write, exists, list_folder, open_unlinked
-from common.manifest import CONFIG_FILE
+from common.checkpoints import CONFIG_FILE
+from common.files import atomic_write, exists, list_folder
 from common.metrics import METRICS, SAMPLES, best_row, is_plotted, read_rows
 from common.terminal import Terminal, failure_note, printer
 from common.text import format_minutes, format_speed, format_with_error, pluralize
@@ -132,7 +131,7 @@ class Record:
         self.console = Terminal()
         self.log = printer(self.console)
         self.config, self.run_dir = config, run_dir
-        with atomic_write(run_dir / CONFIG_FILE) as part:  # from now on the run can be resumed
+        with atomic_write(run_dir / CONFIG_FILE) as part:  # from now on the folder is a run's
             part.write_text(config_yaml(config), encoding="utf-8")
         self.rows = truncate_rows(run_dir / METRICS, step, self.log)
         last_row_step = self.rows[-1]["step"] if self.rows else -1
@@ -194,7 +193,7 @@ class Record:
         line = (json.dumps(row) + "\n").encode()
         with (
             self.tolerate_errors(name),
-            open_unlinked(self.run_dir / name, "ab", buffering=0) as file,
+            (self.run_dir / name).open("ab", buffering=0) as file,
         ):
             size = file.tell()
             if file.write(line) < len(line):
@@ -231,12 +230,11 @@ def truncate_rows(path: Path, step: int, log: Callable[[str], None]) -> list[dic
 
     The previous file is kept beside it, as `<name>.before`.
     """
-    if not exists(path, follow_links=False):
+    if not exists(path):
         return []
     rows = [row for row in read_rows(path, log) if row["step"] <= step]
-    if exists(path):  # and is not a link to nothing
-        with atomic_write(path.with_name(f"{path.name}.before")) as part:
-            shutil.copyfile(path, part)
+    with atomic_write(path.with_name(f"{path.name}.before")) as part:
+        shutil.copyfile(path, part)
     with atomic_write(path) as part:
         part.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return rows
@@ -247,7 +245,8 @@ def remove_snapshots_after(folder: Path, step: int) -> None:
     for path in list_folder(folder, "step_*.*"):
         number = path.name.removesuffix(path.suffix).removeprefix("step_")
         if number.isdecimal() and int(number) > step:
-            remove_path(path)
+            with suppress(OSError):
+                path.unlink()
 
 
 def print_losses(log: Callable[[str], None], rows: list[dict]) -> None:

@@ -1,85 +1,52 @@
-"""Open and lock the folder of a run."""
+"""The folder of a run: open and lock it, and find the step at which the run continues."""
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from datetime import datetime
 from itertools import count
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from common.checkpoints import contains_run, step_folder
+from cli.config_file import read_config
+from common.checkpoints import CONFIG_FILE, Manifest, contains_run, find_checkpoint, saved_steps
 from common.errors import UserError
-from common.files import atomic_write, exists, list_folder, ordinary_file, refuse_link
-from common.manifest import CONFIG_FILE
+from common.files import exists, list_folder
+from common.metrics import METRICS, read_rows
 from common.paths import require_output_folder
+from common.text import pluralize
 from common.torchrun import count_processes
 from config import Config
+from training.schedule import lr_factor
 
-# Seconds to wait for the lock of a machine that was lost; NFS releases it after 90 by default.
+# Seconds that a run of several processes waits for the lock, because the process that held it
+# before a restart may have been on a machine that was lost. NFS releases it after 90 by default.
 LOST_LOCK_SECONDS = 120
 # Files that may lie in a run's folder before the run begins.
 ALLOWED_BEFORE_START = {".lock", ".config.yaml.part", "job.json", ".job.lock", "log.txt"}
-# Entries of a run's folder in which files are removed, so that they must not be links.
-MUST_NOT_BE_LINKS = (".lock", "checkpoints", "attention", "wandb")
-
-
-def is_resuming(config: Config) -> bool:
-    """Return whether the run continues one that its folder contains."""
-    if not config.run_dir or not config.resume:
-        return False
-    return contains_run(Path(config.run_dir))
-
-
-def restore_config(run_dir: Path, step: int) -> None:
-    """Make config.yaml of a run the same as that of its checkpoint of a step."""
-    path = run_dir / CONFIG_FILE
-    verified = (step_folder(run_dir, step) / CONFIG_FILE).read_bytes()
-    with suppress(OSError):  # the file is missing or unreadable
-        if ordinary_file(path, len(verified)).read_bytes() == verified:
-            return
-    with atomic_write(path) as part:
-        part.write_bytes(verified)
-
-
-def check_run_folder(config: Config, path: Path) -> None:
-    """Check that a run can begin in a folder, or continue in it.
-
-    Raises:
-        UserError: If the folder contains something else.
-        OSError: If it cannot be written, or contains a link that would be written through.
-    """
-    require_output_folder(f"run_dir={path}", path)
-    for name in MUST_NOT_BE_LINKS:
-        refuse_link(path / name)
-    if not is_resuming(config) and _names_in(path) - ALLOWED_BEFORE_START:
-        resume = ", or resume the run in it with resume=true" if contains_run(path) else ""
-        raise UserError(f"run_dir={path} is not empty: choose another folder{resume}")
 
 
 @contextmanager
-def run_folder(
-    config: Config, experiment: str, log: Callable[[str], None] = print
-) -> Iterator[Path]:
+def run_folder(config: Config, experiment: str) -> Iterator[Path]:
     """Open the folder of a run, and lock it against other processes.
-
-    A run of several processes waits for the lock, because the process that held it before a
-    restart may have been on a machine that was lost.
 
     A folder that is still empty at the end is removed if it was created here. The name of a new
     folder contains that of the experiment.
 
     Raises:
         UserError: If the folder is in use or contains something else.
-        OSError: If it cannot be written, or contains a link that would be written through.
+        OSError: If it cannot be written.
     """
     path = Path(config.run_dir) if config.run_dir else new_run_dir(experiment)
     check_run_folder(config, path)
     is_new = not config.run_dir or not exists(path)
-    lock = FileLock(path / ".lock")
+    path.mkdir(parents=True, exist_ok=True)
+    is_alone = count_processes(alone=config.distributed == "none") == 1
+    lock = FileLock(path / ".lock", timeout=0 if is_alone else LOST_LOCK_SECONDS)
     try:
-        path.mkdir(parents=True, exist_ok=True)
-        _acquire(lock, config, log)
+        lock.acquire()
     except Timeout:
         raise UserError(
             f"run_dir={path} is in use by another process: wait for it, or choose another folder"
@@ -95,28 +62,113 @@ def run_folder(
                     path.rmdir()
 
 
-def _acquire(lock: FileLock, config: Config, log: Callable[[str], None]) -> None:
-    """Lock a run's folder; with several processes, wait for it. Raises `Timeout`."""
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        if count_processes(alone=config.distributed == "none") == 1:
-            raise
-        log(f"waiting up to {LOST_LOCK_SECONDS} s for another process to leave the run's folder")
-        lock.acquire(timeout=LOST_LOCK_SECONDS)
-
-
-def _names_in(folder: Path) -> set[str]:
-    return {path.name for path in list_folder(folder)}
-
-
 def new_run_dir(name: str) -> Path:
     """Create runs/<date>_<time>_<name>, with a number if a run of the same second has that name."""
     base = Path("runs", f"{datetime.now():%Y-%m-%d_%H-%M-%S}_{name}")
-    require_output_folder(f"the default folder {base}", base)
     for number in count(1):
         path = base if number == 1 else base.with_name(f"{base.name}_{number}")
         with suppress(FileExistsError):
             path.mkdir(parents=True)
             return path
     raise AssertionError("count() does not end")
+
+
+def check_run_folder(config: Config, path: Path) -> None:
+    """Check that a run can begin in a folder, or continue in it.
+
+    Raises:
+        UserError: If the folder cannot be written, or contains something else or a run whose
+            checkpoints are missing.
+    """
+    require_output_folder(f"run_dir={path}", path)
+    if not contains_run(path):
+        if _names_in(path) - ALLOWED_BEFORE_START:
+            raise UserError(f"run_dir={path} is not empty: choose another folder")
+    elif not config.resume:
+        raise UserError(
+            f"run_dir={path} is not empty: choose another folder, or resume the run in it with "
+            "resume=true"
+        )
+    elif not saved_steps(path):
+        rows = read_rows(path / METRICS)
+        if any(row.get("seconds/save") for row in rows):
+            raise UserError(
+                f"{path / METRICS} records {pluralize(rows[-1]['step'], 'step')}, but "
+                f"{path / 'checkpoints'} holds no checkpoint: restore them, or, if none could be "
+                "saved, start a new run in another folder."
+            )
+
+
+def _names_in(folder: Path) -> set[str]:
+    return {path.name for path in list_folder(folder)}
+
+
+# --- where a run continues ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Progress:
+    """The checkpoint that a run resumes from.
+
+    Attributes:
+        manifest: Manifest of the checkpoint; None for a new run.
+        first_step: The first step that this process records: that of the checkpoint if it is not
+            recorded yet, otherwise the next one.
+    """
+
+    manifest: Manifest | None = None
+    first_step: int = 0
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps taken."""
+        return self.manifest.step if self.manifest else 0
+
+    @property
+    def recorded_step(self) -> int:
+        """The step up to which the run's record is kept; -1 for a new run."""
+        return self.manifest.step if self.manifest else -1
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Metrics of the step that were saved with the checkpoint."""
+        return dict(self.manifest.metrics) if self.manifest else {}
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Seconds spent so far, by activity."""
+        return dict(self.manifest.seconds) if self.manifest else {}
+
+
+def read_progress(config: Config, run_dir: Path, log: Callable[[str], None]) -> Progress:
+    """Find the checkpoint that a run resumes from; none for a run that starts.
+
+    Raises:
+        UserError: If the run has checkpoints, but none that can be loaded.
+        OSError: If the checkpoints cannot be listed.
+    """
+    if not config.resume or not saved_steps(run_dir):
+        return Progress()
+    folder, manifest = find_checkpoint(run_dir, "last", log)
+    if change := describe_rate_change(read_config(folder / CONFIG_FILE), config, manifest.step):
+        log(f"note: {change}")
+    is_recorded = any(row["step"] == manifest.step for row in read_rows(run_dir / METRICS))
+    return Progress(manifest, manifest.step + 1 if is_recorded else manifest.step)
+
+
+def describe_rate_change(before: Config, now: Config, step: int) -> str | None:
+    """Return a sentence about the learning rate of a run whose length changes when it is resumed.
+
+    Returns None if the length is the same, or if it does not change the next step's rate.
+    """
+    old, new = (
+        config.optim.lr * lr_factor(step, config.optim, config.max_steps)
+        for config in (before, now)
+    )
+    is_resized = now.max_steps != before.max_steps and step < now.max_steps
+    if not is_resized or math.isclose(old, new):
+        return None
+    return (
+        f"with max_steps={now.max_steps} in place of {before.max_steps}, the schedule continues at "
+        f"a learning rate of {new:.3g} in place of {old:.3g}"
+    )

@@ -48,27 +48,16 @@ class MeanLoss:
 
 @dataclass(frozen=True)
 class TrainingState:
-    """Everything that a training step reads or changes, besides its batch.
-
-    Attributes:
-        config: The resolved configuration.
-        world: The ranks of the run.
-        model: The model, on its device and sharded if `config.shard` says so.
-        forward: Runs the model's forward pass, compiled if `config.compile` says so.
-        optimizers: Together update each parameter once.
-        scaler: Scales the loss if the run is in fp16.
-        guard: Ends the run if the loss or a gradient is not finite.
-        mean_loss: Mean training loss since the last logged row.
-    """
+    """Everything that a training step reads or changes, besides its batch."""
 
     config: ResolvedConfig
     world: World
-    model: GPT
-    forward: Callable
-    optimizers: list[Optimizer]
+    model: GPT  # on its device, and sharded if `config.shard` says so
+    forward: Callable  # the model's forward pass, compiled if `config.compile` says so
+    optimizers: list[Optimizer]  # together they update each parameter once
     scaler: LossScaler
     guard: NonFiniteGuard
-    mean_loss: MeanLoss
+    mean_loss: MeanLoss  # since the last logged row
 
     def compile_ahead(self, inputs: np.ndarray, targets: np.ndarray) -> None:
         """Have torch.compile compile the forward and backward passes, unless a signal stops it.

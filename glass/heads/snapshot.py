@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
-from common.files import refuse_link, step_name
+from common.files import step_name
 from config import Config
 from data.tokenizer import Tokenizer, encode_prompt
 from data.tokens import Tokens
@@ -57,7 +57,6 @@ class Snapshots:
 
     def path(self, step: int, suffix: str) -> Path:
         """Return the path of a file of the snapshot at a step."""
-        refuse_link(self.folder)
         return self.folder / f"{step_name(step)}{suffix}"
 
     def is_regular(self, step: int) -> bool:

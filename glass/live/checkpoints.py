@@ -7,10 +7,17 @@ from typing import NamedTuple
 
 from cli.config_file import read_config
 from cli.explore_config import ExploreConfig
-from common.checkpoints import find_newest_run, saved_steps, step_folder
+from common.checkpoints import (
+    CONFIG_FILE,
+    MODEL_FILE,
+    TOKENIZER_FILE,
+    find_newest_run,
+    saved_steps,
+    step_folder,
+    verify_checkpoint,
+)
 from common.errors import UserError
 from common.files import exists
-from common.manifest import CONFIG_FILE, MODEL_FILE, TOKENIZER_FILE, verify_checkpoint
 from common.metrics import METRICS, read_rows
 from common.paths import expand_model_name
 from common.terminal import error_reason, tolerate_errors

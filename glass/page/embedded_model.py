@@ -11,10 +11,16 @@ import numpy as np
 from safetensors import safe_open
 
 from cli.config_file import read_config
-from common.checkpoints import saved_steps, step_folder
+from common.checkpoints import (
+    CONFIG_FILE,
+    MODEL_FILE,
+    TOKENIZER_FILE,
+    saved_steps,
+    step_folder,
+    verify_checkpoint,
+)
 from common.errors import UserError
 from common.files import ordinary_file, read_json_object
-from common.manifest import CONFIG_FILE, MODEL_FILE, TOKENIZER_FILE, verify_checkpoint
 from config import GPTConfig
 from glass.heads.metrics import read_emergence
 from glass.heads.stored_weights import list_stored_weights, order_by_importance

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cli.config_file import read_config
+from common.checkpoints import CONFIG_FILE
 from common.files import exists
-from common.manifest import CONFIG_FILE
 from common.metrics import METRICS, SAMPLES, is_scored, read_rows, snapshot_steps
 from common.settings import format_value, iterate_settings
 from config import GPTConfig

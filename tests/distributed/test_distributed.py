@@ -28,8 +28,8 @@ from common.checkpoints import find_checkpoint
 from common.errors import UserError
 from config import Config, GPTConfig, OptimConfig, ResolvedConfig
 from train import train_step
+from training.checkpoint import load_optimizer_tensors, optimizer_tensors
 from training.memory import memory_needed
-from training.optimizer_state import load_optimizer_tensors, optimizer_tensors
 from training.optimizers import Muon
 from training.plan import check_batch_size, check_shard, pick_shard
 from training.state import build_state
@@ -195,7 +195,7 @@ def test_other_ranks_load_exactly_the_saved_optimizer_state(tmp_path, size, shar
     def load(world):
         training = build_state(small_config(shard), world)
         path = tmp_path / "saved.safetensors"
-        load_optimizer_tensors(training.optimizers, training.model, path, step=3)
+        load_optimizer_tensors(training.optimizers, training.model, path)
         loaded = dict(optimizer_tensors(training.optimizers, training.model))
         saved = load_file(path)
         assert list(loaded) == sorted(saved)

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 from conftest import soak
-from processes import KILL, Process, rows, rows_without_times, same_tensors, tiny_arguments
+from processes import KILL, Process, pointer, rows, rows_without_times, same_tensors, tiny_arguments
 
-from common.checkpoints import read_pointer, saved_steps
+from common.checkpoints import saved_steps
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not shutil.which("strace"), reason="no strace")]
 CALLS = [
@@ -102,7 +102,7 @@ def assert_same(job: str, whole: Path, other: Path, output: str) -> None:
     for one, run in ((whole / name, other / name) for name in runs):
         *_, step = steps = saved_steps(one)
         for name in ("best", "last"):
-            assert read_pointer(run, name) == read_pointer(one, name)
+            assert pointer(run, name) == pointer(one, name)
         assert saved_steps(run) == steps or (error_reported and saved_steps(run)[-1] == step)
         for name in ("model", "optimizer"):
             assert same_tensors(

@@ -1,6 +1,6 @@
 """Damaged and malicious files: they are read or give a one-line error, and nothing is executed.
 
-Nothing is written through a link, and no intact checkpoint is lost.
+No intact checkpoint is lost.
 """
 
 import errno
@@ -18,29 +18,35 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-import torch
-import yaml
 from conftest import ROOT
 from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
-from processes import Process, assert_same_run, copy_after_8_steps, fault_at_call, rows, run_to_end
+from processes import (
+    Process,
+    assert_same_run,
+    copy_after_8_steps,
+    fault_at_call,
+    pointer,
+    rows,
+    run_to_end,
+)
 from processes import tiny_arguments as typed
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 import glass.heads.snapshot
 import training.device
 import training.evaluate
-from cli.config_file import read_config, read_run_config
-from common.checkpoints import find_checkpoint, read_pointer, remove_path, saved_steps
-from common.errors import UserError
-from common.manifest import (
+from cli.config_file import read_config
+from common.checkpoints import (
     CHECKPOINT_FILES,
     CHECKPOINT_FORMAT,
     MANIFEST_FILE,
     MODEL_FILE,
-    read_manifest,
+    find_checkpoint,
+    saved_steps,
     seal,
 )
+from common.errors import UserError
 from common.terminal import explain_error
 from data.tokens import Tokens, prepare
 from glass.page.write import write_page
@@ -90,15 +96,9 @@ CONTENTS = [
     b'{"step": 9, "val/loss": "low"}\n',
     b'{"step": ' + b"9" * 5000 + b"}\n",
     b'{"step": -1}\n',
-    b'{"format": 2, "step": 8, "files": {"../../../outside": 1}}',
-    b'{"format": [2], "step": 8}',
     b'{"kind": "os.system"}',
     b'{"kind": "bpe", "pattern": "(", "tokens": []}',
     b'{"kind": "char", "alphabet": 7}',
-    b"../../outside",
-    b"/etc",
-    b"step_00000004/../../..",
-    b"step_00000004\0",
     b"x" * 5000,
 ]
 PIECES = [b"null", b"-", b"9" * 30, b'"', b"[", b"{}", b"NaN", b"\0", b"\n", b": "]
@@ -108,7 +108,7 @@ damages = st.one_of(
     st.tuples(st.just("flip"), places, st.integers(1, 255).map(lambda bits: bytes([bits]))),
     st.tuples(st.just("insert"), places, st.sampled_from(PIECES)),
     st.tuples(st.just("replace"), st.just(0.0), st.sampled_from(CONTENTS)),
-    st.tuples(st.sampled_from(["absent", "pipe", "folder", "loop"]), st.just(0.0), st.just(b"")),
+    st.tuples(st.sampled_from(["absent", "folder"]), st.just(0.0), st.just(b"")),
 )
 
 
@@ -117,19 +117,15 @@ def damage(path: Path, kind: str, place: float, piece: bytes) -> None:
 
     Args:
         path: the file.
-        kind: "cut", "flip", "insert", "replace", "absent", "pipe", "folder" or "loop".
+        kind: "cut", "flip", "insert", "replace", "absent" or "folder".
         place: where in the file, from 0 to 1.
         piece: the bits to flip, or the content.
     """
     data = path.read_bytes()
     at = int(place * len(data))
     path.unlink()
-    if kind == "pipe":
-        os.mkfifo(path)
-    elif kind == "folder":
+    if kind == "folder":
         path.mkdir()
-    elif kind == "loop":
-        path.symlink_to(path.name)
     elif kind != "absent":
         flipped = bytes(a ^ b for a, b in zip(data[at : at + 1], piece)) + data[at + 1 :]
         path.write_bytes(
@@ -140,6 +136,14 @@ def damage(path: Path, kind: str, place: float, piece: bytes) -> None:
                 "insert": data[:at] + piece + data[at:],
             }[kind]
         )
+
+
+def remove(path: Path) -> None:
+    """Remove a file or a folder, if it exists."""
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -224,12 +228,6 @@ def read_forged(place: Path) -> None:
     load_run(place / "sweep" / "job", "8", lambda note: None)
 
 
-def read_pointers(place: Path) -> None:
-    run = place / "sweep" / "job"
-    for which in ("best", "last"):
-        assert find_checkpoint(run, which, pytest.fail)[0].parent == run / "checkpoints"
-
-
 def read_folder(place: Path) -> None:
     """Read what pages, sweep tables, resuming and sampling read."""
     run = place / "sweep" / "job"
@@ -256,7 +254,6 @@ READ = [
         for name in CHECKPOINT_FILES
         if name != "optimizer.safetensors"
     ),
-    *((f"sweep/job/checkpoints/{name}", read_pointers) for name in ("best", "last")),
     *(
         (f"sweep/job/{name}", read_folder)
         for name in (
@@ -280,7 +277,6 @@ READ = [
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @example(how=("replace", 0.0, pickle.dumps(Canary())))
-@example(how=("pipe", 0.0, b""))
 @given(how=damages)
 def test_a_damaged_file_is_read_or_gives_a_one_line_error(place, name, read, how):
     (path,) = place.glob(name)
@@ -291,46 +287,34 @@ def test_a_damaged_file_is_read_or_gives_a_one_line_error(place, name, read, how
             read(place)
     finally:
         for path, content in originals.items():
-            remove_path(path)
+            remove(path)
             path.write_bytes(content)
 
 
 # --- checkpoints ----------------------------------------------------------------------------------
 
 
-def test_a_damaged_best_checkpoint_is_replaced_by_an_earlier_one_and_then_by_a_later_one(
-    finished_run, run
-):
+def test_a_damaged_best_checkpoint_is_replaced_by_the_next_best(finished_run, run):
     best = run / "checkpoints" / "step_00000006"
     shutil.copytree(finished_run / "checkpoints" / best.name, best)
-    forge(best, metrics={"val/loss": 0.1, "val/bits_per_byte": 0.1})
+    forge(best, metrics={"val/loss": 0.1})
+    forge(run / "checkpoints" / "step_00000004", metrics={"val/loss": 0.3})
+    forge(run / "checkpoints" / "step_00000008", metrics={"val/loss": 0.2})
+    assert find_checkpoint(run, "best", pytest.fail)[1].step == 6
     notes = []
-    for damaged, taken in ((6, 4), (4, 8)):
-        (run / "checkpoints" / f"step_{damaged:08d}" / "model.safetensors").write_bytes(b"")
+    for damaged, name, taken in ((6, MODEL_FILE, 8), (8, MANIFEST_FILE, 4)):
+        (run / "checkpoints" / f"step_{damaged:08d}" / name).write_bytes(b"")
         assert find_checkpoint(run, "best", notes.append)[1].step == taken
-        assert f"step_{damaged:08d}" in notes[-1] and f"step {taken}" in notes[-1]
+        assert any(f"step_{damaged:08d}" in note for note in notes) and f"{taken}" in notes[-1]
 
 
-def test_neither_the_name_of_the_best_checkpoint_nor_a_row_overrides_a_manifest(run):
-    best = find_checkpoint(run, "best", pytest.fail)[1].step
-    (run / "checkpoints" / "best").write_text(f"step_{12 - best:08d}\n")
-    row = {"step": 12 - best, "val/loss": 0.1, "val/bits_per_byte": 0.1}
-    (run / "metrics.jsonl").write_text(json.dumps(row) + "\n")
-    assert find_checkpoint(run, "best", pytest.fail)[1].step == best
-
-
-@pytest.mark.parametrize("found", [1, 3, "2", None])
 @pytest.mark.parametrize("which", ["last", "best", "8"])
-def test_a_checkpoint_of_another_format_is_refused_with_both_formats(run, found, which):
+def test_a_checkpoint_of_another_format_is_refused_with_both_formats(run, which):
     newest = run / "checkpoints" / "step_00000008"
-    forge(newest, format=found)
-    if found == 1:  # of a version that did not seal manifests
-        sealed = json.loads((newest / MANIFEST_FILE).read_text())
-        sealed.pop("sha256")
-        (newest / MANIFEST_FILE).write_text(json.dumps(sealed))
+    forge(newest, format=3)
     with pytest.raises(UserError) as error:
         find_checkpoint(run, which, pytest.fail)
-    for part in (str(newest), repr(found), str(CHECKPOINT_FORMAT)):
+    for part in (str(newest), "3", str(CHECKPOINT_FORMAT)):
         assert part in str(error.value)
 
 
@@ -342,52 +326,6 @@ def test_a_resume_leaves_a_checkpoint_of_another_format_as_it_is(tmp_path, text_
         output = run_to_end(tmp_path, *typed(text_file, f"resume={mode}"), status=1)
         assert "step_00000008" in output and "damaged" not in output
     assert {p: p.read_bytes() for p in run.rglob("*") if p.is_file()} == before
-
-
-numbers = st.one_of(st.integers(), st.floats(), st.just(10**400), st.just(-1))
-values = st.recursive(
-    st.one_of(st.none(), st.booleans(), numbers, st.text(max_size=3)),
-    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner),
-    max_leaves=4,
-)
-
-
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@example(name="losses", value=["1.0", 1])
-@example(name="losses", value=[math.nan, 1])
-@example(name="losses", value=[1.0, -1])
-@example(name="seconds", value={"train": "1"})
-@example(name="seconds", value={"train": math.nan})
-@example(name="metrics", value={"val/loss": "low"})
-@example(name="metrics", value={"step": 3})
-@example(name="step", value=True)
-@given(name=st.sampled_from(["step", "seconds", "metrics", "fingerprint", "losses"]), value=values)
-def test_a_manifest_is_read_into_numbers_and_texts_or_refused(pristine, name, value, tmp_path):
-    folder = tmp_path / "step_00000008"
-    if not folder.exists():
-        shutil.copytree(pristine / STEP, folder)
-    forge(folder, **{name: value})
-    try:
-        manifest = read_manifest(folder)
-    except ValueError:
-        return
-    assert manifest.step == 8 and type(manifest.fingerprint) is str
-    total, count = manifest.losses
-    assert math.isfinite(total) and count >= 0 and "step" not in manifest.metrics
-    assert all(type(x) in (int, float) and 0 <= x < 1e300 for x in manifest.seconds.values())
-    assert all(type(x) in (int, float) for x in manifest.metrics.values())
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.int64, torch.float16])
-def test_weights_of_another_type_are_refused(run, dtype):
-    for folder in run.glob("checkpoints/step_*"):
-        tensors = load_file(folder / MODEL_FILE)
-        tensors["norm.weight"] = tensors["norm.weight"].to(dtype)
-        save_file(tensors, folder / MODEL_FILE)
-        forge(folder)
-    with pytest.raises(UserError) as error:
-        load_run(run)
-    assert "norm.weight" in str(error.value)
 
 
 NO_ROWS = [
@@ -425,7 +363,7 @@ def test_a_damaged_log_loses_neither_the_best_checkpoint_nor_a_readable_row(tmp_
     run = tmp_path / "run"
     argv = typed(text_file, "attention.every=0", "checkpoint.keep=1")
     run_to_end(tmp_path, *argv, fault=losses(5.0, 1.0, 2.0, 3.0))
-    assert saved_steps(run) == [4, 12] and read_pointer(run, "best") == 4
+    assert saved_steps(run) == [4, 12] and pointer(run, "best") == 4
     lines = (run / "metrics.jsonl").read_text().splitlines()
     del lines[4]  # the best row
     (run / "metrics.jsonl").write_text("\n".join([*NO_ROWS, *lines, '{"step": 1']))
@@ -439,7 +377,7 @@ def test_a_damaged_log_loses_neither_the_best_checkpoint_nor_a_readable_row(tmp_
     )
     assert [row["step"] for row in rows(run)] == [0, 1, 2, 3, *range(5, 21)]
     assert (run / "metrics.jsonl.before").read_bytes() == before
-    assert saved_steps(run) == [4, 20] and read_pointer(run, "best") == 4
+    assert saved_steps(run) == [4, 20] and pointer(run, "best") == 4
 
 
 @pytest.mark.slow
@@ -447,12 +385,12 @@ def test_a_resume_sets_unreadable_checkpoints_aside_and_drops_later_snapshots(
     tmp_path, text_file, run
 ):
     newer = run / "checkpoints" / "step_00000008"
-    forge(newer, fingerprint=7)
+    (newer / MANIFEST_FILE).write_text("{}")
     weights = (newer / MODEL_FILE).read_bytes()
     output = run_to_end(
         tmp_path, *typed(text_file, "resume=true", "max_steps=5", "attention.every=0")
     )
-    assert any("step_00000008" in line and "step 4" in line for line in output.splitlines())
+    assert "step_00000008" in output and "step 4" in output
     assert (newer.with_name("aside_1_step_00000008") / MODEL_FILE).read_bytes() == weights
     assert sorted(p.name for p in run.glob("attention/*.npz")) == [
         "step_00000000.npz",
@@ -473,7 +411,7 @@ def test_a_best_checkpoint_that_could_not_be_named_is_kept_and_named_later(tmp_p
 
     run_to_end(tmp_path, *argv, fault=fault)
     assert saved_steps(tmp_path / "run") == [4, 12]
-    assert read_pointer(tmp_path / "run", "best") == 4
+    assert pointer(tmp_path / "run", "best") == 4
 
 
 @pytest.mark.slow
@@ -506,35 +444,8 @@ def test_a_checkpoint_whose_shapes_do_not_fit_its_configuration_is_refused(run, 
 # --- configuration --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "name, value",
-    [
-        ("seed", 9),
-        ("batch_size", 8),
-        ("max_steps", 99),
-        ("init_from", "elsewhere"),
-        ("model.norm_eps", 0.1),
-        ("model.n_layer", 1),
-        ("model.vocab_size", 99),
-        ("optim.lr", 0.5),
-        ("data.path", "/elsewhere"),
-        ("tokenizer.name", "bpe"),
-    ],
-)
-def test_a_setting_in_a_checkpoint_wins_over_config_yaml(run, name, value):
-    path, notes = run / "config.yaml", []
-    content = yaml.safe_load(path.read_text())
-    *section, key = name.split(".")
-    (content[section[0]] if section else content)[key] = value
-    path.write_text(yaml.safe_dump(content))
-    verified = read_config(run / "checkpoints" / "step_00000008" / "config.yaml")
-    assert read_run_config(run, notes.append) == verified
-    (note,) = notes
-    assert name in note and str(value) in note and str(path) in note
-
-
 @pytest.mark.parametrize("how", ["digits", "missing", "unreadable"])
-def test_a_resume_takes_the_settings_of_the_checkpoint_and_restores_config_yaml(
+def test_a_resume_takes_the_settings_of_the_checkpoint_and_writes_config_yaml_anew(
     tmp_path, run, finished_run, how
 ):
     path = run / "config.yaml"
@@ -543,11 +454,8 @@ def test_a_resume_takes_the_settings_of_the_checkpoint_and_restores_config_yaml(
     path.write_text(changed if how == "digits" else "}{")
     if how == "missing":
         path.unlink()
-    output = run_to_end(tmp_path, "run_dir=run", "resume=true")
-    assert any("run/config.yaml" in line and "8" in line for line in output.splitlines())
+    run_to_end(tmp_path, "run_dir=run", "resume=true")
     assert_same_run(finished_run, run)
-    path.write_text(changed)
-    run_to_end(tmp_path, "run_dir=run", "resume=true")  # which is finished
     assert path.read_text() == (run / "checkpoints" / "step_00000012" / "config.yaml").read_text()
 
 
@@ -558,7 +466,7 @@ def test_a_resume_takes_the_settings_of_the_checkpoint_and_restores_config_yaml(
 )
 def test_no_command_advises_what_the_other_one_refuses(tmp_path, text_file, run, lost):
     for name in lost:
-        remove_path(run / name)
+        remove(run / name)
     if "hashes" in lost:
         for path in run.glob("checkpoints/*/config.yaml"):
             path.write_text("")

@@ -36,7 +36,7 @@ from interop import read_starting_model
 from sweeps.jobs import open_sweep
 from sweeps.runs import is_sweep, read_sweep
 from training.checkpoint import load_run
-from training.progress import read_progress
+from training.run_folder import read_progress
 
 pytestmark = pytest.mark.slow
 

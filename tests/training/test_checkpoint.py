@@ -5,11 +5,16 @@ from pathlib import Path
 import pytest
 import torch
 from models import lively, small
+from processes import pointer
 from safetensors.torch import save_file
 
-from common.checkpoints import find_checkpoint, read_pointer, saved_steps
+from common.checkpoints import (
+    CHECKPOINT_FILES,
+    MANIFEST_FILE,
+    find_checkpoint,
+    saved_steps,
+)
 from common.errors import UserError
-from common.manifest import CHECKPOINT_FILES, MANIFEST_FILE
 from training.checkpoint import load_run, load_weights
 from variants import build_model
 
@@ -37,7 +42,7 @@ def test_a_run_is_loaded_with_its_model_tokenizer_and_configuration(run, text_fi
 def test_checkpoints_are_found_by_best_last_and_step(run):
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     losses = {row["step"]: row["val/loss"] for row in rows if "val/loss" in row and row["step"]}
-    assert read_pointer(run, "best") == min(losses, key=losses.get)
+    assert pointer(run, "best") == min(losses, key=losses.get)
     assert find_checkpoint(run, "last")[1].step == 12
     assert find_checkpoint(run, "8")[1].step == find_checkpoint(run, 8)[1].step == 8
 
@@ -54,7 +59,7 @@ def test_the_newest_checkpoints_and_the_best_are_kept(tiny, train_in_process):
     tiny.checkpoint.every, tiny.checkpoint.keep, tiny.max_steps = 1, 2, 20
     train_in_process(tiny)
     run = Path(tiny.run_dir)
-    assert set(saved_steps(run)) == {19, 20, read_pointer(run, "best")}
+    assert set(saved_steps(run)) == {19, 20, pointer(run, "best")}
     assert not list((run / "checkpoints").glob(".*"))
 
 

@@ -10,8 +10,8 @@ from models import random_tokens, small
 from processes import assert_same_run, copy_after_8_steps, rows
 from ranks import in_ranks
 
+from common.checkpoints import read_manifest
 from common.errors import UserError
-from common.manifest import read_manifest
 from config import OptimConfig, ResolvedConfig
 from kernels import autocast
 from train import train_step

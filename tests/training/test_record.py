@@ -2,7 +2,6 @@
 
 import io
 import json
-import os
 import subprocess
 import sys
 from math import nan
@@ -14,7 +13,6 @@ from rich.text import Text
 
 from cli.config_file import read_config
 from common.errors import UserError
-from common.files import sync
 from common.metrics import is_plotted, read_rows
 from common.settings import iterate_settings
 from common.terminal import Terminal
@@ -62,15 +60,6 @@ def test_rows_are_appended_while_a_run_trains(tiny, tmp_path):
             record.write({"step": step})
             contents.append((tmp_path / "metrics.jsonl").read_bytes())
     assert contents == [b'{"step": 1}\n{"step": 2}\n', b'{"step": 1}\n{"step": 2}\n{"step": 3}\n']
-
-
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="Windows has no pipes")
-def test_a_pipe_in_place_of_a_file_does_not_block_a_run(tiny, tmp_path):
-    with Record(tiny, tmp_path) as record:
-        os.mkfifo(tmp_path / "metrics.jsonl")
-        record.write({"step": 1, "train_seconds": 1.0})
-        with pytest.raises(OSError):
-            sync(tmp_path / "metrics.jsonl")
 
 
 def test_a_resumed_run_keeps_the_snapshots_up_to_its_step_and_all_other_files(tmp_path):

@@ -11,8 +11,7 @@ from processes import assert_same_run, fault_at_call, rows, same_tensors
 
 import glass.heads.snapshot
 import training.device
-from common.checkpoints import find_checkpoint
-from common.manifest import write_manifest
+from common.checkpoints import find_checkpoint, write_manifest
 from common.metrics import snapshot_steps
 from config import Config
 

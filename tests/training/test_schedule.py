@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from processes import rows
 
 from config import Config, ModelConfig, OptimConfig
-from training.progress import describe_rate_change
+from training.run_folder import describe_rate_change
 from training.schedule import is_due, lr_factor
 from training.time_left import count_due
 
@@ -50,7 +50,7 @@ lengths = st.integers(1, 200)
 
 
 @given(schedules, lengths, lengths, lengths)
-def test_a_changed_length_names_both_rates_and_how_to_keep_the_old_one(optim, steps, now, done):
+def test_a_changed_length_names_both_rates(optim, steps, now, done):
     before = Config(model=ModelConfig(vocab_size=9), optim=optim, max_steps=steps)
     after = replace(before, max_steps=now)
     step = min(done, steps)
@@ -61,15 +61,6 @@ def test_a_changed_length_names_both_rates_and_how_to_keep_the_old_one(optim, st
         assert note is None
         return
     assert f"{new:.3g}" in note and f"{old:.3g}" in note and f"max_steps={now}" in note
-    advice = [word.partition("=") for word in note.partition("add ")[2].split()]
-    assert bool(advice) == bool(old)
-    if advice:
-        settings = {key.removeprefix("optim."): value for key, _, value in advice}
-        settings = {k: v if k == "schedule" else float(v) for k, v in settings.items()}
-        kept = replace(optim, **settings)
-        assert kept.lr * lr_factor(step, kept, now) == pytest.approx(old, rel=0.01)
-        peak = optim.muon_peak_lr * lr_factor(step, optim, steps)
-        assert optim.name == "adamw" or kept.muon_peak_lr == pytest.approx(peak, rel=0.01)
 
 
 @pytest.mark.slow

@@ -9,9 +9,14 @@ from models import small
 from run_folders import SHAPE, TEXT, write_run
 
 from cli.explore_config import ExploreConfig
-from common.checkpoints import step_folder
+from common.checkpoints import (
+    MODEL_FILE,
+    TOKENIZER_FILE,
+    read_manifest,
+    step_folder,
+    write_manifest,
+)
 from common.errors import UserError
-from common.manifest import MODEL_FILE, TOKENIZER_FILE, read_manifest, write_manifest
 from config import GPTConfig
 from data.tokenizer import PATTERNS, BPETokenizer, CharTokenizer, save_tokenizer
 from glass.live.checkpoints import EXAMPLE_PROMPT, RunFollower, find_prompt, load_exploration
