@@ -56,7 +56,6 @@ from training.inputs import init_weights, prepare_data, starting_weights
 from training.optimizers import clip_gradients
 from training.plan import print_run, resolve
 from training.profiling import TRAIN_STEP
-from training.record import check_wandb
 from training.run_folder import Progress, read_progress, run_folder
 from training.schedule import (
     is_attention_due,
@@ -67,6 +66,7 @@ from training.schedule import (
 )
 from training.state import TrainingState, build_state
 from training.stopwatch import Stopwatch
+from training.wandb_record import check_wandb
 from training.world import Stopped, World
 
 
@@ -340,7 +340,7 @@ def report_finished(
         "recomputed for that length"
     )
     page, metrics = run_dir / "report.html", run_dir / METRICS
-    with tolerate_errors(str(page), log):
+    with tolerate_errors(f"drawing {page}", log):
         if not exists(page) or page.stat().st_mtime_ns < metrics.stat().st_mtime_ns:
             write_page(run_dir)
     return (best_saved_row(run_dir) or {}).get("val/loss", nan)

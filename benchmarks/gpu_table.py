@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 from benchmarks.harness import BYTES_PER_MB
 from benchmarks.scaling import SINGLE_PROCESS_NAMES
 from benchmarks.speedrun import format_times
-from benchmarks.variants import SHOWN_OPERATIONS, describe_operation, describe_row
+from benchmarks.variants import describe_row
 from common.text import pluralize
 
 TARGET_LOSSES = ("1.4697", "1.44")  # nanoGPT's published loss, and a lower one
@@ -101,14 +101,7 @@ def _describe_training(result: dict[str, Any]) -> list[TableRow]:
 
 
 def _describe_variants(result: dict[str, Any]) -> list[TableRow]:
-    rows = [TableRow(name, describe_row(row)) for name, row in result["rows"].items()]
-    profile = result["profile"]
-    if profile:
-        rows.append(TableRow("profile", f"{profile['ms_per_step']:,.1f} ms per step"))
-        for operation in profile["operations"][:SHOWN_OPERATIONS]:
-            name, figures = describe_operation(operation)
-            rows.append(TableRow(f"`{name}`", figures))
-    return rows
+    return [TableRow(name, describe_row(row)) for name, row in result["rows"].items()]
 
 
 def _describe_processes(result: dict[str, dict]) -> list[TableRow]:

@@ -9,8 +9,8 @@ model.vocab_multiple, or compute cross-entropy in one piece instead of chunks. E
 process of its own, on random tokens, as in benchmarks.throughput. A row that the device cannot run
 has a reason instead. With compile=0 all run eagerly.
 
-The last table is the profile of the first row: the operations that take most of the time. The file
-is written after each row.
+The last table is torch's profile of the first row: the operations that take most of the time. The
+file is written after each row.
 """
 
 from collections.abc import Iterator
@@ -43,9 +43,6 @@ from benchmarks.throughput import (
 )
 from common.terminal import first_line
 from config import GPU_VOCAB_MULTIPLE, PROFILE_WARM_UP_STEPS, ResolvedConfig
-
-SHOWN_OPERATIONS = 5
-MAX_NAME_CHARS = 60
 
 
 @dataclass
@@ -86,12 +83,12 @@ class VariantResult:
     Attributes:
         machine: The device.
         rows: What each variant measured, or why it was "skipped", or its "error".
-        profile: Milliseconds per step, and the operations in them.
+        profile: torch's table of the most expensive operations of the first variant's step.
     """
 
     machine: str
     rows: dict[str, dict[str, Any]] = field(default_factory=dict)
-    profile: dict[str, Any] = field(default_factory=dict)
+    profile: str = ""
 
 
 def make_variants(precision: str, compile: bool) -> dict[str, Variant]:
@@ -171,8 +168,8 @@ def measure_variant(size: str, variant: Variant, device: str, seconds: float) ->
     return time_steps(partial(train_step, state), state.model, config, seconds)
 
 
-def profile_variant(size: str, variant: Variant, device: str, steps: int) -> dict[str, Any]:
-    """Profile training steps as `profile=N` does, and return the operations in them."""
+def profile_variant(size: str, variant: Variant, device: str, steps: int) -> str:
+    """Profile training steps as `profile=N` does, and return torch's table."""
     from train import train_step
     from training.device import configure_process, synchronize
     from training.profiling import StepProfiler
@@ -188,25 +185,13 @@ def profile_variant(size: str, variant: Variant, device: str, steps: int) -> dic
     clock = Stopwatch(partial(synchronize, device), {})
     with TemporaryDirectory() as folder:
         profiler = StepProfiler(config, Path(folder), clock, step=0)
-        profile, step = None, 0
-        while profile is None:
+        table, step = None, 0
+        while table is None:
             clock.switch("train")
             train_step(state, step, *batches.batch(step))
             step += 1
-            profile = profiler.advance(step)
-        trace_bytes = profiler.path.stat().st_size
-    return {
-        "ms_per_step": 1000 * profile.seconds / steps,
-        "trace_bytes": trace_bytes,
-        "operations": [
-            {
-                "name": operation.name,
-                "calls_per_step": operation.calls / steps,
-                "share": operation.seconds / profile.seconds,
-            }
-            for operation in profile.operations
-        ],
-    }
+            table = profiler.advance(step)
+    return table
 
 
 def measure_rows(
@@ -262,14 +247,6 @@ def describe_row(row: dict[str, Any]) -> str:
     )
 
 
-def describe_operation(operation: dict[str, Any]) -> tuple[str, str]:
-    """Return the name of an operation, shortened, and its figures."""
-    name = operation["name"]
-    if len(name) > MAX_NAME_CHARS:
-        name = f"{name[: MAX_NAME_CHARS - 1]}…"
-    return name, f"{operation['share']:.1%} of a step, {operation['calls_per_step']:g} calls"
-
-
 def main(argv: list[str]) -> dict[str, Any]:
     """Measure all variants and a profile, print tables and return the figures."""
     options = read_options(argv, VariantOptions)
@@ -295,9 +272,8 @@ def main(argv: list[str]) -> dict[str, Any]:
     table.add_column("")
     for name, row in result.rows.items():
         table.add_row(name, describe_row(row))
-    for operation in result.profile["operations"][:SHOWN_OPERATIONS]:
-        table.add_row(*describe_operation(operation))
     console.print(table)
+    print(result.profile)
     figures = asdict(result)
     write_json(options.json, figures)
     return figures

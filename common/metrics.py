@@ -3,11 +3,11 @@
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from math import inf, isfinite
 from pathlib import Path
 from typing import Any
 
-from common.files import exists, ordinary_file
 from common.text import pluralize
 
 METRICS = "metrics.jsonl"  # in a run's folder: one row per logged step
@@ -19,29 +19,21 @@ COMPANION_SUFFIXES = ("_se", "_without_first")
 
 
 def read_rows(path: Path, log: Callable[[str], None] | None = None) -> list[dict]:
-    """Read the valid rows of a metrics or samples file in order; none if it does not exist."""
-    lines = ordinary_file(path).read_bytes().split(b"\n")[:-1] if exists(path) else []
-    rows = [row for row in map(parse_row, lines) if row is not None]
+    """Read the rows of a metrics or samples file in order; none if it does not exist.
+
+    A line that is not a row with a step, as after a power loss, is skipped; `log` receives a note
+    about it.
+    """
+    lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+    rows = []
+    for line in lines:
+        with suppress(ValueError):
+            row = json.loads(line)
+            if isinstance(row, dict) and isinstance(row.get("step"), int):
+                rows.append(row)
     if log and len(rows) < len(lines):
         log(f"note: skipped {pluralize(len(lines) - len(rows), 'invalid line')} of {path}")
     return rows
-
-
-def parse_row(line: bytes) -> dict | None:
-    """Parse a line of metrics.jsonl or samples.jsonl, without values that are not finite.
-
-    A row is a JSON object with a step, whose other values are numbers; `text` may be a string.
-    """
-    try:
-        row = json.loads(line.decode())
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(row, dict) or type(row.get("step")) is not int or row["step"] < 0:
-        return None
-    numbers = [value for key, value in row.items() if key != "text" or not isinstance(value, str)]
-    if not all(map(is_valid_number, numbers)):
-        return None
-    return {key: value for key, value in row.items() if isinstance(value, str) or isfinite(value)}
 
 
 def is_valid_number(value: Any) -> bool:

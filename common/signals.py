@@ -8,7 +8,6 @@ from types import FrameType
 from typing import Any
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-_replaced: dict[signal.Signals, Any] = {}  # by `exit_on_stop_signals`
 
 
 def set_handlers(handlers: Mapping[signal.Signals, Any]) -> dict[signal.Signals, Any]:
@@ -24,15 +23,9 @@ def set_handlers(handlers: Mapping[signal.Signals, Any]) -> dict[signal.Signals,
 
 
 def exit_on_stop_signals() -> None:
-    """Let a stop signal end the process without a traceback, until `restore_signals` is called."""
-    _replaced.update(set_handlers(dict.fromkeys(STOP_SIGNALS, _exit_now)))
+    """Let a stop signal end the process without a traceback."""
+    set_handlers(dict.fromkeys(STOP_SIGNALS, _exit_now))
 
 
 def _exit_now(number: int, frame: FrameType | None) -> None:
     sys.exit(128 + number)
-
-
-def restore_signals() -> None:
-    """Restore what `exit_on_stop_signals` replaced, as in a notebook that goes on after a run."""
-    set_handlers({n: h for n, h in _replaced.items() if signal.getsignal(n) is _exit_now})
-    _replaced.clear()

@@ -15,7 +15,6 @@ from rich.console import Console
 from rich.table import Table
 
 from common.errors import UserError, not_one_of
-from common.signals import restore_signals
 from common.text import printable
 from common.torchrun import process_rank
 
@@ -29,8 +28,6 @@ OUT_OF_MEMORY = re.compile(
     r"|can't allocate memory|not enough memory|[Ss]ize calculation overflow"
     r"|multiplication overflow"
 )
-# How Python, the C++ library and the system say that no thread or process can be started.
-OUT_OF_PROCESSES = re.compile(r"can't start new thread|Resource temporarily unavailable")
 STATUS_USER_ERROR = 1
 STATUS_INTERRUPTED = 130
 STATUS_BROKEN_PIPE = 141
@@ -38,11 +35,10 @@ STATUS_BROKEN_PIPE = 141
 
 def run_main(main: Callable[[], Result], help: Callable[[], str]) -> Result:
     """Run a command's `main` as `exit_on_error` does, or print its help if it is asked for."""
-    sys.stdout = _usable_stream(sys.stdout, "replace")
-    sys.stderr = _usable_stream(sys.stderr, "backslashreplace")
-    # The processes that this one starts, such as a sweep's jobs, inherit it.
-    encoding, _, _ = os.environ.get("PYTHONIOENCODING", "").partition(":")
-    os.environ["PYTHONIOENCODING"] = f"{encoding}:replace"
+    sys.stdout = sys.stdout or io.StringIO()  # None if it is closed
+    sys.stderr = sys.stderr or io.StringIO()
+    if isinstance(sys.stdout, io.TextIOWrapper):  # otherwise of a notebook
+        sys.stdout.reconfigure(errors="replace")  # characters that its encoding lacks
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises its errors, instead of printing them
     # The lines of a script that was written on Windows end in a carriage return.
     sys.argv[1:] = [argument.rstrip("\r") for argument in sys.argv[1:] if argument != "\r"]
@@ -54,35 +50,6 @@ def run_main(main: Callable[[], Result], help: Callable[[], str]) -> Result:
         return main()
 
     return exit_on_error(print_help_or_run)
-
-
-def _usable_stream(stream: Any, errors: str) -> io.TextIOBase:
-    """Return standard output or error as a stream of text that can always be printed to.
-
-    It may be a file, what a notebook puts in its place, or None in a program without a console.
-    """
-    if stream is None or getattr(stream, "closed", False):
-        return open(os.devnull, "w", encoding="utf-8", errors=errors)
-    if isinstance(stream, io.TextIOWrapper):
-        stream.reconfigure(errors=errors)
-    return stream if isinstance(stream, io.TextIOBase) else _Stream(stream)
-
-
-class _Stream(io.TextIOBase):
-    """A stream that writes to an object of which only the method `write` is known."""
-
-    def __init__(self, target: Any) -> None:
-        self._target = target
-
-    def write(self, text: str) -> int:
-        try:
-            self._target.write(text)
-        except UnicodeEncodeError:
-            self._target.write(text.encode("ascii", "replace").decode())
-        return len(text)
-
-    def flush(self) -> None:
-        getattr(self._target, "flush", super().flush)()
 
 
 def exit_on_error(main: Callable[[], Result]) -> Result:
@@ -106,8 +73,6 @@ def exit_on_error(main: Callable[[], Result]) -> Result:
             print_stderr(f"error: {explanation}")
         discard_output()  # if the disk under it is full
         sys.exit(STATUS_USER_ERROR)
-    finally:
-        restore_signals()
 
 
 def explain_error(error: BaseException) -> str | None:
@@ -116,11 +81,6 @@ def explain_error(error: BaseException) -> str | None:
     modules = (type(error).__module__, frame.f_globals["__name__"])
     if isinstance(error, UserError) or any(m.startswith(PARSER_PACKAGES) for m in modules):
         return error_sentence(error)
-    if is_out_of_processes(error):
-        return (
-            f"this user may not start another thread or process ({first_line(error)}): raise the "
-            "limit that ulimit -u shows, or end other processes"
-        )
     if isinstance(error, OSError) and error.errno is not None:
         return f"{error.filename or 'the output'} cannot be read or written: {error.strerror}"
     if OUT_OF_MEMORY.search(f"{type(error).__name__}: {error}"):
@@ -129,11 +89,6 @@ def explain_error(error: BaseException) -> str | None:
             "batch_size or text"
         )
     return None
-
-
-def is_out_of_processes(error: BaseException) -> bool:
-    """Return whether an error is due to the limit of threads and processes (RLIMIT_NPROC)."""
-    return isinstance(error, (RuntimeError, OSError)) and bool(OUT_OF_PROCESSES.search(str(error)))
 
 
 def error_sentence(error: BaseException) -> str:
@@ -164,21 +119,14 @@ def error_reason(error: BaseException) -> str:
     return reason if isinstance(error, UserError) or reason == name else f"{name}: {reason}"
 
 
-def failure_note(error: Exception, part: str) -> str:
-    """Return a warning that a part of the record, such as a page, is missing."""
-    if isinstance(error, OSError):
-        reason = error.strerror or error
-        return f"warning: {error.filename or part} could not be read or written ({reason})"
-    return f"warning: {part} could not be made ({error_reason(error)})"
-
-
 @contextmanager
-def tolerate_errors(part: str, log: Callable[[str], None]) -> Iterator[None]:
-    """Turn any error in making a part of the record into a note."""
+def tolerate_errors(activity: str, log: Callable[[str], None]) -> Iterator[None]:
+    """Turn any error of an activity that may fail, such as "drawing a page", into a warning."""
     try:
         yield
-    except Exception as e:  # drawing, and reading damaged files, raise errors of many types
-        log(failure_note(e, part))
+    except Exception as e:  # drawing, W&B and damaged files raise errors of many types
+        reason = getattr(e, "strerror", None) or error_reason(e)
+        log(f"warning: {activity} failed ({reason})")
 
 
 def discard_output() -> None:

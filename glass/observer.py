@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from common.files import atomic_write, exists
-from common.terminal import printer, tolerate_errors
+from common.files import atomic_write
+from common.terminal import printer
 from common.text import pluralize
 from config import ResolvedConfig
 from data.tokens import Tokens
@@ -30,7 +30,7 @@ from kernels import exact_float32
 from model import GPT
 from training.evaluate import Windows
 from training.flops import memory_metrics, tokens_until
-from training.profiling import TRACE_FILE, TRACE_VIEWER, StepProfiler
+from training.profiling import StepProfiler
 from training.record import Record, print_losses, print_summary
 from training.stopwatch import Stopwatch
 from training.time_left import TimeLeft
@@ -62,8 +62,7 @@ class Observer:
         self.run_dir = run_dir
         self.clock = clock
         self.record = Record(config, run_dir, recorded_step)
-        self.time_left = TimeLeft(config, clock, validation)
-        self.record.progress_bar.set_time_left(self.time_left.estimate(recorded_step))
+        self.time_left = TimeLeft(config, clock)
         self.record.progress_bar.show_activity("compiling" if config.compile else "starting")
         self.profiler = StepProfiler(config, run_dir, clock, max(0, recorded_step))
         self.snapshots = Snapshots(config, run_dir, text, validation.excerpt(ABLATION_TOKENS))
@@ -79,19 +78,12 @@ class Observer:
 
     def show(self, step: int, row: dict[str, float]) -> None:
         """Show the step, and its metrics or the profile if there are any, in the terminal."""
-        self._profile(step)
-        self.record.progress_bar.set_time_left(self.time_left.estimate(step))
+        with self.record.tolerate_errors("profiling"):
+            if table := self.profiler.advance(step):
+                self.record.log(table)
+                self.record.log(f"trace    {self.profiler.path}, for https://ui.perfetto.dev")
         memory = memory_metrics(self.config.device) if row else {}
-        self.record.print_metrics({"step": step} | row | memory)
-
-    def _profile(self, step: int) -> None:
-        with self.record.tolerate_errors(TRACE_FILE):
-            profile = self.profiler.advance(step)
-            if profile is None:
-                return
-            for line in profile.table():
-                self.record.log(line)
-            self.record.log(f"         trace for {TRACE_VIEWER}: {self.profiler.path}")
+        self.record.print_metrics({"step": step} | row | memory, self.time_left.estimate(step))
 
     def snapshot(self, model: GPT, step: int) -> Snapshot | None:
         """Measure every attention head, draw the attention grid, and log them to W&B.
@@ -106,30 +98,26 @@ class Observer:
         is_last = step == self.config.max_steps
         activity = "measuring head importance" if is_last else "measuring attention"
         self.record.progress_bar.show_activity(activity)
-        caption = f"attention patterns of all heads after {pluralize(step, 'step')}"
         wandb = self.record.wandb
         with exact_float32():
             measurements, arrays = self.snapshots.measure(model, step, previous)
-            grid = self._draw_grid(step, arrays["text"])
-            wandb.log_image("attention/map", grid, caption)
+            if self.snapshots.is_grid_due(step):
+                self._draw_grid(step, arrays["text"])
             wandb.log_table("attention/head_scores", *head_table(measurements))
             wandb.log_table("attention/composition", *composition_table(measurements))
             wandb.log(self.strongest_heads.select(measurements))
             self._save(model, step, measurements, arrays)
             return Snapshot(measurements, self._generate_sample(model, step))
 
-    def _draw_grid(self, step: int, maps: np.ndarray) -> Path | None:
-        if not self.snapshots.is_grid_due(step):
-            return None
+    def _draw_grid(self, step: int, maps: np.ndarray) -> None:
         tokens, groups = self.snapshots.probes.text_tokens, self.config.model.kv_heads
-        title = f"Attention after {pluralize(step, 'step')}"
-        with self.record.tolerate_errors("an attention grid"):
-            grid = draw_attention_grid(maps, tokens, groups, title)
-            path = self.snapshots.path(step, ".png")
+        path, after = self.snapshots.path(step, ".png"), f"after {pluralize(step, 'step')}"
+        with self.record.tolerate_errors("drawing an attention grid"):
+            grid = draw_attention_grid(maps, tokens, groups, f"Attention {after}")
             with atomic_write(path) as part:
                 grid.save(part, format="png", compress_level=1)
-            return path
-        return None
+            caption = f"attention patterns of all heads {after}"
+            self.record.wandb.log_image("attention/map", path, caption)
 
     def _save(
         self,
@@ -138,17 +126,17 @@ class Observer:
         measurements: Measurements,
         arrays: dict[str, np.ndarray],
     ) -> None:
-        with self.record.tolerate_errors("a snapshot"):
+        with self.record.tolerate_errors(f"saving a snapshot in {self.snapshots.folder}"):
             path = self.snapshots.path(step, ".npz")
             save_snapshot(path, step, self.snapshots.probes, arrays)
-        with self.record.tolerate_errors("the weights of a snapshot"):
+        with self.record.tolerate_errors("saving the weights of a snapshot"):
             save_weights(self.snapshots.path(step, ".safetensors"), model)
             prune_stored_weights(self.snapshots.folder, measurements.emergence.emerged)
 
     def _generate_sample(self, model: GPT, step: int) -> str | None:
         if not self.snapshots.is_grid_due(step):
             return None
-        with self.record.tolerate_errors("a sample text"):
+        with self.record.tolerate_errors("generating a sample text"):
             return self.snapshots.sample(model)
         return None
 
@@ -169,8 +157,8 @@ class Observer:
     def _draw_page(self, measurements: Measurements) -> None:
         self.clock.switch("attention")
         page, wandb, step = self.run_dir / "report.html", self.record.wandb, measurements.step
-        with self.record.tolerate_errors(str(page)):
-            if not exists(page):
+        with self.record.tolerate_errors(f"drawing {page}"):
+            if not page.exists():
                 self.record.log(f"page     {page} (open it in a browser; it updates itself)")
             self.record.progress_bar.show_activity("drawing the page")
             findings = [str(finding) for finding in summarize_run(self.record.rows)]
@@ -178,7 +166,7 @@ class Observer:
 
             is_last = step == self.config.max_steps  # this page contains all earlier snapshots
             if is_last or step == 0:
-                wandb.log_html("attention/explorer", page.read_text("utf-8"))
+                wandb.log_html("attention/explorer", page)
             if findings:
                 paragraphs = [f"<p>{escape(finding)}</p>" for finding in findings]
                 wandb.log_html("findings", "".join(paragraphs))
@@ -194,7 +182,7 @@ class Observer:
         log("")
         print_losses(log, self.record.rows)
         print_findings = printer(self.record.console, wrap=True)
-        with tolerate_errors("the findings", log):
+        with self.record.tolerate_errors("summarizing the findings"):
             for finding in summarize_run(self.record.rows):
                 print_findings(str(finding))
         log("")

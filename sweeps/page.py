@@ -58,7 +58,7 @@ clip = partial(clip_text, max_length=500)  # characters of a setting's value or 
 def write_results(folder: Path, runs: Sequence[Run]) -> None:
     """Write the table (.csv) and the page of a sweep or of several runs into a folder."""
     write_csv(output_file(folder, runs, ".csv"), runs)
-    with tolerate_errors("the page", print_stderr):
+    with tolerate_errors("drawing the page", print_stderr):
         write_sweep_page(folder, runs)
 
 

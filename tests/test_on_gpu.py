@@ -25,7 +25,6 @@ from kernels import DTYPES, cross_entropy
 from model import SelfAttention, attention, causal_mask
 from train import train_step
 from training.device import configure_process
-from training.profiling import IDLE
 from training.state import build_state
 from training.world import World
 from variants import build_model
@@ -247,8 +246,5 @@ def test_a_profile_attributes_the_time_of_the_device(on_device, train_in_process
     train_in_process(on_device)
     assert (Path(on_device.run_dir) / "trace.json.gz").stat().st_size > 1000
     output = capsys.readouterr().out
-    table = output[output.index("profile  steps 4 to 6") :].splitlines()[2:12]
-    shares = [float(line.split()[-1].rstrip("%")) for line in table]
-    assert 50 < sum(shares) < 101
-    if DEVICE == "cuda":
-        assert any(IDLE in line for line in table)
+    assert "aten::mm" in output
+    assert DEVICE != "cuda" or "Self CUDA time total" in output

@@ -44,19 +44,14 @@ def pick_device(device: str, processes: int = 1) -> str:
             "which gives each process a GPU, or device=cpu."
         )
     try:
+        if processes > 1 and device == "cuda":  # from here on "cuda" means this process's GPU
+            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as e:
+        several = " or fewer processes" if processes > 1 else ""
         raise UserError(
-            f"device={device} is not available here ({first_line(e)}); use device=auto."
+            f"device={device} is not available here ({first_line(e)}); use device=auto{several}."
         ) from None
-    if processes > 1 and device == "cuda":
-        gpu = int(os.environ["LOCAL_RANK"])
-        if gpu >= torch.cuda.device_count():
-            raise UserError(
-                "torchrun started more processes than this machine has GPUs "
-                f"({torch.cuda.device_count()}); lower --nproc-per-node."
-            )
-        torch.cuda.set_device(gpu)  # the device that "cuda" means from here on
     return device
 
 
@@ -69,7 +64,9 @@ def pick_precision(precision: str, device: str) -> str:
         return precision
     if is_bf16_fast(device):
         return "bf16"
-    return "fp16" if has_only_fp16_tensor_cores(device) else "fp32"
+    # Compute capability 7, as V100 and T4, multiplies bf16 more slowly than float32.
+    is_cuda = device.startswith("cuda")
+    return "fp16" if is_cuda and torch.cuda.get_device_capability(device)[0] == 7 else "fp32"
 
 
 def is_bf16_fast(device: str) -> bool:
@@ -87,14 +84,6 @@ def is_bf16_fast(device: str) -> bool:
         has_fast_avx512 = "AuthenticAMD" in features and "avx512_bf16" in features
         return "amx_bf16" in features or has_fast_avx512
     return False
-
-
-def has_only_fp16_tensor_cores(device: str) -> bool:
-    """Return whether a GPU multiplies fp16 fast, but not bf16: compute capability 7, as V100, T4.
-
-    In bf16 such a GPU is slower than in float32.
-    """
-    return device.startswith("cuda") and torch.cuda.get_device_capability(device)[0] == 7
 
 
 def has_tf32(device: str) -> bool:

@@ -26,10 +26,11 @@ from training.inputs import (
 )
 from training.memory import memory_needed, model_size
 from training.plan import fits, print_run, process_memory, resolve
-from training.record import check_wandb, describe_task
+from training.record import describe_task
 from training.run_folder import Progress, check_run_folder, read_progress
 from training.state import build_state
 from training.time_left import count_evaluations
+from training.wandb_record import check_wandb
 from training.world import World
 from variants import build_model
 

@@ -6,31 +6,22 @@ import math
 import os
 import shlex
 import shutil
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import cache
 from pathlib import Path
 
-from rich.console import RenderableType
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    ProgressColumn,
-    Task,
-    TextColumn,
-)
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Column
-from rich.text import Text
 
 from cli.config_file import config_yaml
 from common.checkpoints import CONFIG_FILE
-from common.files import atomic_write, exists, list_folder
+from common.files import atomic_write, list_folder
 from common.metrics import METRICS, SAMPLES, best_row, is_plotted, read_rows
-from common.terminal import Terminal, failure_note, printer
+from common.terminal import Terminal, printer, tolerate_errors
 from common.text import format_minutes, format_speed, format_with_error, pluralize
-from config import ResolvedConfig, WandbConfig
-from training.profiling import TRACE_FILE
+from config import ResolvedConfig
+from training.wandb_record import WandbRecord
 
 # What the terminal shows of a row: metric → function that formats it.
 SHOWN_METRICS: dict[str, Callable[[float], str]] = {
@@ -42,82 +33,39 @@ SHOWN_METRICS: dict[str, Callable[[float], str]] = {
     "train/mfu": lambda share: f"MFU {share:.1%}" if share < 0.1 else f"MFU {share:.0%}",
     "memory/peak_gib": "{:.1f} GiB".format,
 }
+BAR_METRICS = ("train/loss", "val/loss", "train/ms_per_step", "train/mfu")  # fit 80 columns
 LOSSES = ("train/loss", "val/loss", "val/bits_per_byte")
-# What the progress bar leaves out on a narrow terminal, in this order.
-DISPENSABLE_METRICS = ("val/bits_per_byte", "train/tokens_per_second", "memory/peak_gib")
-MIN_BAR_WIDTH = 4
-
-
-class TextFunctionColumn(ProgressColumn):
-    """Shows the text that a function returns at each refresh."""
-
-    def __init__(self, text: Callable[[], str]) -> None:
-        super().__init__(table_column=Column(no_wrap=True))
-        self._text = text
-
-    def render(self, task: Task) -> Text:
-        """Return the current text."""
-        return Text(self._text(), style="progress.remaining")
 
 
 class ProgressBar:
     """The line of a terminal that shows the step, the latest metrics and the time left."""
 
     def __init__(self, console: Terminal, max_steps: int, step: int = 0) -> None:
-        self._progress = Progress(
+        self.progress = Progress(
             TextColumn("step"),
             MofNCompleteColumn(table_column=Column(no_wrap=True)),
             BarColumn(bar_width=None),
             TextColumn("{task.fields[status]}"),
-            TextFunctionColumn(self.time_left),
+            TextColumn("{task.fields[time_left]}", "progress.remaining"),
             console=console,
             transient=True,
             disable=not console.is_terminal,
         )
-        self._task = self._progress.add_task("", total=max_steps, completed=step, status="")
-        self._end: float | None = None  # estimated, on the clock of time.monotonic
-        self._console, self._max_steps = console, max_steps
+        self._task = self.progress.add_task(
+            "", total=max_steps, completed=step, status="", time_left=""
+        )
         self._values: dict[str, str] = {}  # latest formatted value by metric
 
-    def start(self) -> None:
-        """Draw the bar, if the console is a terminal."""
-        self._progress.start()
-
-    def stop(self) -> None:
-        """Remove the bar."""
-        self._progress.stop()
-
-    def render(self) -> RenderableType:
-        """Return the bar as it is drawn now."""
-        return self._progress.get_renderable()
-
-    def update_values(self, values: dict[str, str]) -> None:
-        """Set the latest formatted values, by metric, that the bar shows from its next step on."""
+    def advance(self, step: int, values: dict[str, str], time_left: str) -> None:
+        """Show the number of completed steps, the latest formatted values, and the time left."""
         self._values |= values
-
-    def set_time_left(self, seconds: float | None) -> None:
-        """Set the estimated seconds until the end of the run, None if unknown."""
-        self._end = None if seconds is None else time.monotonic() + seconds
-
-    def time_left(self) -> str:
-        """Return the estimated time until the end of the run; dashes if it is unknown."""
-        if self._end is None:
-            return "--:-- left"
-        return f"{format_minutes(max(0.0, self._end - time.monotonic()))} left"
-
-    def advance(self, step: int) -> None:
-        """Show the number of completed steps and as many of the latest values as fit."""
-        shown = {key: self._values[key] for key in SHOWN_METRICS if key in self._values}
-        counts = len(f"step {self._max_steps}/{self._max_steps}  0:00:00 left ")
-        room = self._console.width - counts - MIN_BAR_WIDTH - 1
-        for key in DISPENSABLE_METRICS:
-            if len(" ".join(shown.values())) > room:
-                shown.pop(key, None)
-        self._progress.update(self._task, completed=step, status=" ".join(shown.values()))
+        shown = [self._values[key] for key in BAR_METRICS if key in self._values]
+        status = " ".join(shown)
+        self.progress.update(self._task, completed=step, status=status, time_left=time_left)
 
     def show_activity(self, activity: str) -> None:
         """Show what the run does between two steps, until the next step."""
-        self._progress.update(self._task, status=f"{activity} …")
+        self.progress.update(self._task, status=f"{activity} …")
 
 
 class Record:
@@ -130,6 +78,7 @@ class Record:
     def __init__(self, config: ResolvedConfig, run_dir: Path, step: int = 0) -> None:
         self.console = Terminal()
         self.log = printer(self.console)
+        self.note = cache(self.log)  # prints a note that recurs, as on a full disk, only once
         self.config, self.run_dir = config, run_dir
         with atomic_write(run_dir / CONFIG_FILE) as part:  # from now on the folder is a run's
             part.write_text(config_yaml(config), encoding="utf-8")
@@ -138,32 +87,28 @@ class Record:
         truncate_rows(run_dir / SAMPLES, last_row_step, self.log)
         remove_snapshots_after(run_dir / "attention", step)
         self._samples: list[list] = []  # [step, text]
-        self._reported: set[str] = set()  # parts of the record that have failed
         self.progress_bar = ProgressBar(self.console, config.max_steps, max(0, step))
-
-        from training.wandb_record import WandbRecord  # importing W&B takes a third of a second
-
-        self.wandb = WandbRecord(config, run_dir, self.log)
+        self.wandb = WandbRecord(config, run_dir, self.note)
 
     def __enter__(self) -> "Record":
-        self.progress_bar.start()
+        self.progress_bar.progress.start()
         return self
 
     def __exit__(self, error_type: type[BaseException] | None, *_: object) -> None:
-        self.progress_bar.stop()
+        self.progress_bar.progress.stop()
         self.wandb.finish(failed=error_type is not None)
 
-    def print_metrics(self, row: dict) -> None:
+    def print_metrics(self, row: dict, seconds_left: float | None) -> None:
         """Show a step and its metrics: in the progress bar, and in a line if one is due."""
         values = {
             key: format_value(row[key]) for key, format_value in SHOWN_METRICS.items() if key in row
         }
-        self.progress_bar.update_values(values)
-        self.progress_bar.advance(row["step"])
+        time_left = f"{'--:--' if seconds_left is None else format_minutes(seconds_left)} left"
+        self.progress_bar.advance(row["step"], values, time_left)
         if self.console.is_terminal:  # the bar shows the rest
             shown = [values[key] for key in LOSSES if key in values and "val/loss" in values]
         else:
-            shown = [*values.values(), self.progress_bar.time_left()]
+            shown = [*values.values(), time_left]
         if values and shown:
             width = len(str(self.config.max_steps))
             self.log(f"step {row['step']:>{width}}  {'  '.join(shown)}")
@@ -190,39 +135,16 @@ class Record:
 
     def _append(self, name: str, row: dict) -> None:
         """Append a complete line to a file, or nothing."""
-        line = (json.dumps(row) + "\n").encode()
-        with (
-            self.tolerate_errors(name),
-            (self.run_dir / name).open("ab", buffering=0) as file,
-        ):
+        path, line = self.run_dir / name, (json.dumps(row) + "\n").encode()
+        with self.tolerate_errors(f"writing {path}"), path.open("ab", buffering=0) as file:
             size = file.tell()
             if file.write(line) < len(line):
                 file.truncate(size)
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), file.name)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    @contextmanager
-    def tolerate_errors(self, part: str) -> Iterator[None]:
-        """Continue without a part of the record that cannot be made or written.
-
-        One note is printed about each part, and one about files, as on a full disk.
-        """
-        try:
-            yield
-        except Exception as e:  # drawing raises errors of many types
-            failed = "files" if isinstance(e, OSError) else part
-            if failed not in self._reported:
-                note = failure_note(e, part)
-                self.log(f"{note}; training continues, but its record may be incomplete")
-            self._reported.add(failed)
-
-
-def check_wandb(config: WandbConfig) -> str:
-    """Return the mode of W&B; raise `UserError` if it would refuse to start due to a setting."""
-    if config.mode == "disabled":
-        return config.mode
-    from training.wandb_record import check_settings
-
-    return check_settings(config)
+    def tolerate_errors(self, activity: str) -> AbstractContextManager:
+        """Continue without a part of the record that cannot be made or written, with one note."""
+        return tolerate_errors(activity, self.note)
 
 
 def truncate_rows(path: Path, step: int, log: Callable[[str], None]) -> list[dict]:
@@ -230,7 +152,7 @@ def truncate_rows(path: Path, step: int, log: Callable[[str], None]) -> list[dic
 
     The previous file is kept beside it, as `<name>.before`.
     """
-    if not exists(path):
+    if not path.exists():
         return []
     rows = [row for row in read_rows(path, log) if row["step"] <= step]
     with atomic_write(path.with_name(f"{path.name}.before")) as part:
@@ -243,10 +165,9 @@ def truncate_rows(path: Path, step: int, log: Callable[[str], None]) -> list[dic
 def remove_snapshots_after(folder: Path, step: int) -> None:
     """Remove the snapshots after `step`, from which a resumed run may differ."""
     for path in list_folder(folder, "step_*.*"):
-        number = path.name.removesuffix(path.suffix).removeprefix("step_")
+        number = path.stem.removeprefix("step_")
         if number.isdecimal() and int(number) > step:
-            with suppress(OSError):
-                path.unlink()
+            path.unlink()
 
 
 def print_losses(log: Callable[[str], None], rows: list[dict]) -> None:
@@ -281,19 +202,14 @@ def describe_task(metrics: dict[str, float]) -> list[str]:
 def print_summary(log: Callable[[str], None], run_dir: Path, seconds: dict[str, float]) -> None:
     """Print where a run's files are, how long it took, and what to do next."""
     times = [f"{activity} {spent:.0f} s" for activity, spent in seconds.items() if spent]
-    grids: list[Path] = []
-    with suppress(OSError):
-        grids = list_folder(run_dir / "attention", "*.png")
-    lines = [("run", str(run_dir))]
-    if grids:
-        lines.append(("attention", str(grids[-1])))
-    if exists(run_dir / TRACE_FILE):
-        lines.append(("profile", str(run_dir / TRACE_FILE)))
-    lines += [
-        ("metrics", str(run_dir / METRICS)),
-        ("page", str(run_dir / "report.html")),
-        ("time", ", ".join(times)),
-        ("sample from it", f"python sample.py run_dir={shlex.quote(str(run_dir))}"),
-    ]
-    for name, value in lines:
-        log(f"{name:<21}{value}".rstrip())
+    lines = {
+        "run": run_dir,
+        "attention": max(run_dir.glob("attention/*.png"), default=None),
+        "metrics": run_dir / METRICS,
+        "page": run_dir / "report.html",
+        "time": ", ".join(times),
+        "sample from it": f"python sample.py run_dir={shlex.quote(str(run_dir))}",
+    }
+    for name, value in lines.items():
+        if value:
+            log(f"{name:<21}{value}")

@@ -1,60 +1,39 @@
 """Estimate how long the rest of a run takes."""
 
-from config import Config, ResolvedConfig
-from training.evaluate import Windows
-from training.flops import estimate_step_seconds, tokens_per_step
+from config import Config
 from training.stopwatch import Stopwatch
-
-# Seconds that torch.compile takes before the first step, roughly.
-COMPILE_SECONDS = 90
 
 
 class TimeLeft:
-    """Estimates the remaining seconds of a run from what its activities have taken so far.
+    """Estimates the remaining seconds of a run from its steps, evaluations and snapshots so far."""
 
-    Until steps and evaluations have been timed, their operations give a first estimate.
-    """
-
-    def __init__(self, config: ResolvedConfig, clock: Stopwatch, validation: Windows) -> None:
+    def __init__(self, config: Config, clock: Stopwatch) -> None:
         self._config = config
         self._clock = clock
-        self._step_seconds = estimate_step_seconds(config, validation.world.size)
-        # The forward pass takes a third of the operations of a step.
-        self._evaluation_steps = validation.num_targets / (3 * tokens_per_step(config))
-        # (step, seconds of training until then) of the first calls. Steps are timed from the last
-        # of them on, which excludes what happens once, such as compiling.
-        self._first_readings: list[tuple[int, float]] = []
+        self._first_step: int | None = None
+        self._first_seconds = 0.0  # of training until then, such as compiling
 
     def estimate(self, step: int) -> float | None:
-        """Return the estimated seconds from now on, or None if unknown.
+        """Return the estimated seconds from now on, or None before the first timed step.
 
-        Call it before the first step, with -1 for a new run, and then at each step, after its
-        evaluation and before its snapshot.
+        Call it at each step, after its evaluation and before its snapshot.
         """
-        seconds, config = self._clock.peek(), self._config
-        if len(self._first_readings) < 3:
-            self._first_readings.append((step, seconds["train"]))
-        timed_from, seconds_before = self._first_readings[-1]
-        if step > timed_from:
-            self._step_seconds = (seconds["train"] - seconds_before) / (step - timed_from)
-        if self._step_seconds is None:
+        config, seconds = self._config, self._clock.peek()
+        if self._first_step is None and step > 0:  # step 1 also allocates memory
+            self._first_step, self._first_seconds = step, seconds["train"]
+        if self._first_step is None or step == self._first_step:
             return None
-
-        evaluation = self._evaluation_steps * self._step_seconds
-        if evaluations := _count_done(config.eval.every, step):
-            evaluation = seconds["evaluate"] / evaluations
-        snapshots = _count_done(config.attention.every, step - 1)
-        snapshot = seconds["attention"] / snapshots if snapshots else 0.0
-        will_compile = config.compile and len(self._first_readings) == 1
+        step_seconds = (seconds["train"] - self._first_seconds) / (step - self._first_step)
+        evaluation = seconds["evaluate"] / max(1, count_done(config.eval.every, step))
+        snapshot = seconds["attention"] / max(1, count_done(config.attention.every, step - 1))
         return (
-            (COMPILE_SECONDS if will_compile else 0)
-            + (config.max_steps - max(0, step)) * self._step_seconds
+            (config.max_steps - step) * step_seconds
             + count_evaluations(step, config) * evaluation
             + count_due(config.attention.every, step - 1, config) * snapshot
         )
 
 
-def _count_done(every: int, step: int) -> int:
+def count_done(every: int, step: int) -> int:
     """Return how often an activity was due until a step, except for the last one of the run."""
     return step // every + 1 if every else 0
 

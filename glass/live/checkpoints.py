@@ -98,7 +98,7 @@ def find_prompt(tokenizer: Tokenizer, run_dir: Path | None) -> str:
 
 def read_run_scores(run_dir: Path, step: int, log: Log) -> HeadScores | None:
     """Return the head scores of a run's latest snapshot at or before a step, or None."""
-    with tolerate_errors(f"the scores in {run_dir / METRICS}", log):
+    with tolerate_errors(f"reading the scores in {run_dir / METRICS}", log):
         return read_scores([row for row in read_rows(run_dir / METRICS) if row["step"] <= step])
     return None
 

@@ -82,7 +82,7 @@ def test_the_whole_benchmark_runs_on_a_cpu_and_fills_its_table(test_data, tmp_pa
     variants = parts["variants"]["result"]
     missing = {name for name, row in variants["rows"].items() if "seconds" not in row}
     assert missing == {"fp32 without TF32, eager"}
-    assert 0.5 < sum(row["share"] for row in variants["profile"]["operations"]) < 1.01
+    assert "aten::" in variants["profile"]
 
     lines = capsys.readouterr().out.splitlines()
     table = lines[lines.index("| part | measurement | result |") :]

@@ -258,8 +258,6 @@ READ = [
         (f"sweep/job/{name}", read_folder)
         for name in (
             "config.yaml",
-            "metrics.jsonl",
-            "samples.jsonl",
             "job.json",
             "attention/step_00000012.npz",
             "attention/step_00000012.safetensors",
@@ -328,22 +326,7 @@ def test_a_resume_leaves_a_checkpoint_of_another_format_as_it_is(tmp_path, text_
     assert {p: p.read_bytes() for p in run.rglob("*") if p.is_file()} == before
 
 
-NO_ROWS = [
-    "{}",
-    "[]",
-    "7",
-    "null",
-    '{"step": "9"}',
-    '{"step": true}',
-    '{"step": -1}',
-    "\0",
-    "",
-    '{"step": 9.5}',
-    "[" * 100_000,
-    '{"step": 9, "val/loss": ' + "9" * 401 + "}",
-    '{"step": 9, "val/loss": "low"}',
-    '{"step": 9',
-]
+NO_ROWS = ["\0", "", "7", '{"step": 9', '{"stdp": 9}']
 
 
 def losses(*values):

@@ -10,7 +10,6 @@ from processes import assert_same_run, rows, run_to_end, tiny_arguments
 import model
 from common.checkpoints import find_checkpoint
 from common.errors import UserError
-from common.metrics import parse_row
 from config import GPTConfig, ResolvedConfig
 from data.tokenizer import CharTokenizer
 from generation.scoring import score_tokens
@@ -124,9 +123,7 @@ def test_a_weight_that_is_not_finite_is_named(value):
         check_finite_weights(small, "model.gguf")
 
 
-def test_values_that_are_not_finite_are_neither_written_to_metrics_nor_read(tiny, tmp_path):
+def test_values_that_are_not_finite_are_not_written_to_metrics(tiny, tmp_path):
     with Record(tiny, tmp_path, step=1) as record:
         record.write({"step": 2, "val/loss": math.nan, "train/lr": 1.0, "train/loss": math.inf})
     assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 2, "train/lr": 1.0}\n'
-    line = b'{"step": 3, "val/loss": NaN, "heads/sink/L0H0": 1e999, "train/lr": 0.5}'
-    assert parse_row(line) == {"step": 3, "train/lr": 0.5}

@@ -1,16 +1,12 @@
 """The estimated time left agrees with the rest of a run whose activities take known times."""
 
-from types import SimpleNamespace
-
 import pytest
 
 from config import AttentionConfig, EvalConfig, GPTConfig, ResolvedConfig
 from training import stopwatch
-from training.flops import estimate_step_seconds
 from training.schedule import is_due
 from training.stopwatch import Stopwatch
 from training.time_left import TimeLeft
-from training.world import World
 
 SECONDS = {"compile": 100.0, "train": 2.0, "evaluate": 11.0, "attention": 5.0}
 
@@ -26,19 +22,16 @@ def test_the_estimate_agrees_with_the_rest_of_a_run(monkeypatch, every, compile)
         eval=EvalConfig(every=10),
         attention=AttentionConfig(every=every, picture_every=0),
     )
-    planned = estimate_step_seconds(config, 1)  # measures the processor, by the real clock
     now = [0.0]
     monkeypatch.setattr(stopwatch.time, "perf_counter", lambda: now[0])
     clock = Stopwatch(lambda: None, {})
-    validation = SimpleNamespace(num_targets=1000, world=World())
-    time_left = TimeLeft(config, clock, validation)
+    time_left = TimeLeft(config, clock)
 
     def spend(activity: str, count: int = 1) -> None:
         clock.switch("train" if activity == "compile" else activity)
         now[0] += count * SECONDS[activity]
 
     estimates = {}  # by the time when they are made
-    assert time_left.estimate(-1) > 100 * planned + (60 if compile else 0)
     if compile:
         spend("compile")
     for step in range(101):
@@ -50,11 +43,8 @@ def test_the_estimate_agrees_with_the_rest_of_a_run(monkeypatch, every, compile)
         if is_due(every, step, config):
             spend("attention")
     end = now[0]
-    errors = [abs(then + left - end) for then, left in estimates.items()]
-    assert max(errors[3:]) <= SECONDS["attention"]
-
-
-def test_nothing_is_estimated_for_an_unknown_device():
-    config = ResolvedConfig(device="mps", model=GPTConfig(65))
-    validation = SimpleNamespace(num_targets=1000, world=World())
-    assert TimeLeft(config, Stopwatch(lambda: None, {}), validation).estimate(-1) is None
+    first, second, *errors = [
+        abs(then + left - end) if left is not None else None for then, left in estimates.items()
+    ]
+    assert first is None and second is None  # steps 0 and 1, which are not typical
+    assert max(errors) <= SECONDS["attention"]

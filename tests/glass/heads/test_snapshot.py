@@ -17,7 +17,7 @@ from processes import rows
 from safetensors.torch import load_file
 
 from common.errors import UserError
-from common.metrics import COMPANION_SUFFIXES, parse_row
+from common.metrics import COMPANION_SUFFIXES
 from config import AttentionConfig, Config, GPTConfig
 from data.tokenizer import CharTokenizer
 from glass.heads import ablation, analysis, scores, snapshot
@@ -85,7 +85,6 @@ def test_a_model_that_is_not_finite_is_measured_without_warnings_and_shown(
         with suppress(UserError):
             snapshots.sample(model)
         row = json.dumps({"step": step} | metrics)
-        assert parse_row(row.encode()).keys() <= {"step"} | metrics.keys()
         (tmp_path / "metrics.jsonl").write_text(row + "\n")
         write_page(tmp_path)  # its data is strict JSON
         summarize_run([json.loads(row)])
