@@ -261,11 +261,6 @@ class DataConfig:
     subset: str | None = setting(None, "the configuration, if it has several", only_with=DATASET)
     split: str = setting("train", "the split for training and validation", only_with=DATASET)
     val_max_tokens: int = setting(200_000, "maximum of validation tokens, spread evenly", ge=2)
-    lines: str = setting(
-        "kept",
-        "keep, deduplicate, shuffle or duplicate the lines of the text",
-        choices=("kept", "once", "shuffled", "doubled"),
-    )
     field: str = setting(
         "text",
         "of .jsonl and data=hf: field with the text, as in messages.content",

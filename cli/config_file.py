@@ -39,7 +39,8 @@ def read_config(path: Path) -> Config:
     """
     try:
         saved = _read_yaml(path)
-        saved.get("data", {}).pop("encoding", None)
+        for removed in ("encoding", "lines"):
+            saved.get("data", {}).pop(removed, None)
         config = config_from_dict(saved)
         check_settings(config)
         config.model.check()

@@ -12,8 +12,6 @@ from common.text import pluralize
 
 METRICS = "metrics.jsonl"  # in a run's folder: one row per logged step
 SAMPLES = "samples.jsonl"  # in a run's folder: texts that the model generated during training
-# Larger numbers in a damaged file would overflow in what is computed from them.
-MAX_METRIC = 1e300
 # Suffixes of the metrics that accompany a head's score.
 COMPANION_SUFFIXES = ("_se", "_without_first")
 
@@ -34,11 +32,6 @@ def read_rows(path: Path, log: Callable[[str], None] | None = None) -> list[dict
     if log and len(rows) < len(lines):
         log(f"note: skipped {pluralize(len(lines) - len(rows), 'invalid line')} of {path}")
     return rows
-
-
-def is_valid_number(value: Any) -> bool:
-    """Return whether a value is a number below `MAX_METRIC` in size, or NaN or infinite."""
-    return type(value) in (int, float) and not MAX_METRIC <= abs(value) < inf
 
 
 def best_row(rows: Sequence[dict]) -> dict | None:

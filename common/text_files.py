@@ -1,38 +1,28 @@
 """Read text: training data, prompts and texts to score are all read in this one way."""
 
-import codecs
 import gzip
 import io
-import re
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO, TextIO, cast
+from typing import TextIO, cast
 
 from common.errors import UserError
 
-READ_ERRORS = (OSError, EOFError, zlib.error)
 CHUNK_BYTES = 1 << 20
-HEAD_BYTES = 1 << 16  # show what kind of file it is
+HEAD_BYTES = 1 << 12  # show what kind of file it is
 GZIP_MAGIC = b"\x1f\x8b"
-# UTF-32's little-endian mark begins with that of UTF-16.
-BYTE_ORDER_MARKS = {
-    codecs.BOM_UTF32_LE: "UTF-32",
-    codecs.BOM_UTF32_BE: "UTF-32",
-    codecs.BOM_UTF16_LE: "UTF-16",
-    codecs.BOM_UTF16_BE: "UTF-16",
-}
-WIDE_ENCODINGS = ("UTF-32LE", "UTF-32BE", "UTF-16LE", "UTF-16BE")
-# Half of the bytes of ASCII text in UTF-16 are null; text with fewer is damaged.
-MIN_NULL_SHARE = 1 / 4
-# No text in a legacy encoding has them.
-CONTROL_BYTES = re.compile(rb"[\x00-\x06\x0e-\x1a\x1c-\x1f]")
+# Other encodings of text that are in use; among all of them, a short text fits too many.
+OTHER_ENCODINGS = [
+    *("utf_16", "utf_16_le", "utf_16_be", "utf_32", "utf_32_le", "utf_32_be"),
+    *("cp1252", "cp1251", "koi8_r", "gb18030", "big5", "cp932", "euc_jp", "cp949"),
+]
 
 
 @contextmanager
-def open_text(source: Path | bytes, name: str, alternative: str = "") -> Iterator[TextIO]:
+def open_text(source: Path | bytes, name: str) -> Iterator[TextIO]:
     r"""Open UTF-8 text, compressed by gzip or not.
 
     A byte-order mark is dropped, and every line ends with \n, as in Python's `open`.
@@ -40,31 +30,28 @@ def open_text(source: Path | bytes, name: str, alternative: str = "") -> Iterato
     Args:
         source: Path of the text, or its bytes.
         name: What the text is called in messages.
-        alternative: What else the user can do if it cannot be read, such as ", or leave it out".
 
     Raises:
-        UserError: The text cannot be read, is not UTF-8 or contains a null byte. It is raised where
-            the text is read, inside the `with` block.
+        UserError: The text cannot be read, is not UTF-8 or begins with binary data. It is raised
+            where the text is read, inside the `with` block.
     """
-    checked = None
     try:
         with _open_bytes(source) as file:
-            checked = _CheckedBytes(_decompress(file))
-            yield io.TextIOWrapper(cast(BinaryIO, checked), encoding="utf-8-sig")
+            content = _decompress(file)
+            head = content.peek(HEAD_BYTES)
+            if b"\0" in head:
+                raise UserError(f"{name} is not UTF-8 text; {_advise_conversion(head)}")
+            yield io.TextIOWrapper(content, encoding="utf-8-sig")
     except UnicodeDecodeError as e:
-        assert checked is not None  # it was read
-        offset = checked.position - len(e.object) + e.start
-        bad_byte = e.object[e.start : e.start + 1]
-        advice = _how_to_convert(checked.head, offset, bad_byte)
+        before = e.object[max(0, e.start - 20) : e.start].decode("utf-8", "replace")
+        surroundings = e.object[max(0, e.start - HEAD_BYTES) : e.start + HEAD_BYTES]
         raise UserError(
-            f"{name} is not UTF-8 text: byte {bad_byte[0]:#04x} at offset {offset}; "
-            f"{advice}{alternative}"
+            f"{name} is not UTF-8 text: it has the byte {e.object[e.start]:#04x} after {before!r}; "
+            f"{_advise_conversion(surroundings)}"
         ) from None
-    except READ_ERRORS as e:
+    except (OSError, EOFError, zlib.error) as e:
         reason = getattr(e, "strerror", None) or e
-        raise UserError(
-            f"{name} cannot be read ({reason}); give a text file{alternative}"
-        ) from None
+        raise UserError(f"{name} cannot be read ({reason}); give a text file") from None
 
 
 def is_jsonl(path: Path) -> bool:
@@ -95,63 +82,11 @@ def _decompress(file: io.BufferedReader) -> gzip.GzipFile | io.BufferedReader:
     return gzip.GzipFile(fileobj=file) if file.peek(2)[:2] == GZIP_MAGIC else file
 
 
-class _CheckedBytes(io.BufferedIOBase):
-    """The bytes of a text; reading a null byte is a decoding error.
+def _advise_conversion(data: bytes) -> str:
+    """Return advice for a file that is not UTF-8 text, from some of its bytes."""
+    from charset_normalizer import from_bytes  # only a wrong file needs it
 
-    Attributes:
-        head: The bytes that were read first.
-        position: Number of bytes read.
-    """
-
-    def __init__(self, raw: gzip.GzipFile | io.BufferedReader) -> None:
-        self._raw = raw
-        self.head = b""
-        self.position = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def read1(self, size: int = -1) -> bytes:
-        return self.read(size)
-
-    def read(self, size: int | None = -1) -> bytes:
-        if size is None or size < 0:  # check each part, because a device may not end
-            return b"".join(iter(partial(self.read, CHUNK_BYTES), b""))
-        data = self._raw.read(size)
-        self.head = self.head or data[:HEAD_BYTES]
-        self.position += len(data)
-        null = data.find(b"\0")
-        if null >= 0:
-            raise UnicodeDecodeError("utf-8", data, null, null + 1, "null byte")
-        return data
-
-
-def _how_to_convert(head: bytes, offset: int, bad_byte: bytes) -> str:
-    """Return advice for a file that is not UTF-8 text, from its start and its first wrong byte."""
-    encoding = _find_wide_encoding(head)
-    if encoding:
-        return f"it seems to be {encoding}: convert it with iconv -f {encoding} -t utf-8"
-    if CONTROL_BYTES.search(head + bad_byte):
+    match = from_bytes(data, cp_isolation=OTHER_ENCODINGS).best()
+    if match is None:
         return "it seems to be binary or damaged: give a text file"
-    if not head[:offset].isascii():
-        return "it seems to be damaged UTF-8: drop such bytes with iconv -c -f utf-8 -t utf-8"
-    return "convert it, for example from Western European text with iconv -f cp1252 -t utf-8"
-
-
-def _find_wide_encoding(head: bytes) -> str | None:
-    """Return the encoding with two or four bytes per character that a file has, or None."""
-    for mark, encoding in BYTE_ORDER_MARKS.items():
-        if head.startswith(mark):
-            return encoding
-    if b"\0" not in head:
-        return None
-    is_ascii = head.isascii() and not CONTROL_BYTES.search(head.replace(b"\0", b""))
-    if is_ascii and head.count(0) < MIN_NULL_SHARE * len(head):
-        return None
-    ascii_counts: dict[str, int] = {}  # of the encodings that give text
-    for encoding in WIDE_ENCODINGS:
-        with suppress(UnicodeDecodeError):
-            text = codecs.getincrementaldecoder(encoding)().decode(head)
-            if text and all(char.isprintable() or char in "\t\n\f\r" for char in text):
-                ascii_counts[encoding] = sum(map(str.isascii, text))
-    return max(ascii_counts, key=ascii_counts.__getitem__, default=None)
+    return f"it may be {match.encoding}: convert it to UTF-8, for example with iconv"

@@ -1,15 +1,19 @@
-"""Read a run's text from its files, in pieces of bounded size."""
+"""Read a run's text from its files, in pieces of bounded size that no tokenizer would join."""
 
+import json
+import math
 import platform
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from math import inf
 from pathlib import Path
+from typing import Any, NamedTuple, TextIO
 
+from common.errors import UserError
+from common.text import replace_surrogates
 from common.text_files import is_jsonl, open_text
 from config import DataConfig
-from data.pieces import LineArranger, Piece, split_document, split_records
 from data.sources import (
     download_dataset,
     download_shakespeare,
@@ -19,6 +23,20 @@ from data.sources import (
 )
 
 PIECE_CHARS = 1 << 20  # bounds the memory of a piece to a few megabytes
+# Places in unbroken text that no splitting pattern joins: before the single space between two
+# words, and between a letter and the punctuation mark that ends a clause.
+CLAUSE_BREAK = re.compile(r"(?<=\S) (?=\S)|(?<=[^\W\d_])[.,;:!?。，、；：！？]")
+# A line end before a letter or a digit and after no white space, in reversed text.
+REVERSED_LINE_BREAK = re.compile(r"(?<=[^\W_])\n(?=\S)")
+CLAUSE_BREAK_SEARCH_CHARS = 4096  # from the end of a text that has no line break
+MAX_SHOWN_RECORD_CHARS = 80  # of a faulty line of JSON, in its error message
+
+
+class Piece(NamedTuple):
+    """Part of a document."""
+
+    text: str
+    begins_document: bool
 
 
 @dataclass(frozen=True)
@@ -26,48 +44,32 @@ class Corpus:
     """Files of text in a fixed order, read only when iterated over.
 
     A file is one document; in a .jsonl file each line is one.
-
-    Attributes:
-        name: What the text is called in messages.
-        files: The files, in the order in which they are read.
-        field: Field of a .jsonl file that holds the text.
-        lines: How lines are arranged; see `LineArranger`.
-        piece_chars: Desired length of a piece, in characters.
-        max_chars: Reading stops after the piece with which this many characters are read.
     """
 
-    name: str
+    name: str  # what the text is called in messages
     files: tuple[Path, ...]
-    field: str = "text"
-    lines: str = "kept"
-    piece_chars: int = PIECE_CHARS
-    max_chars: float = inf
+    field: str  # of a .jsonl file that holds the text
+    max_chars: float = math.inf  # reading stops after the piece that reaches it
 
-    def pieces(self, on_skip: Callable[[], None] = lambda: None) -> Iterator[Piece]:
-        """Read the corpus in pieces of less than three times `piece_chars` characters.
+    def pieces(self) -> Iterator[Piece]:
+        """Read the corpus in pieces of less than three times `PIECE_CHARS` characters.
 
-        Files are read as `open_text` reads them. See `split_document` for where documents are cut;
-        each document has at least one piece.
-
-        Args:
-            on_skip: Called for each line of a .jsonl file whose text is null.
+        See `split_document` for where documents are cut; each has at least one piece.
 
         Raises:
             UserError: A file cannot be read, is not UTF-8 text, or lacks the field.
         """
-        arranger = LineArranger(self.lines)
         num_chars = 0
-        alternative = ", or leave it out with data.exclude" if len(self.files) > 1 else ""
         for path in self.files:
-            with open_text(path, str(path), alternative) as file:
+            with open_text(path, str(path)) as file:
                 if is_jsonl(path):
-                    pieces = split_records(file, path, self.field, self.piece_chars, on_skip)
+                    pieces = split_records(file, path, self.field, PIECE_CHARS)
                 else:
-                    parts = iter(partial(file.read, self.piece_chars), "")
-                    pieces = split_document(parts, self.piece_chars)
-                for text, begins_document in pieces:
-                    yield Piece(arranger.arrange(text), begins_document)
-                    num_chars += len(text)
+                    parts = iter(partial(file.read, PIECE_CHARS), "")
+                    pieces = split_document(parts, PIECE_CHARS)
+                for piece in pieces:
+                    yield piece
+                    num_chars += len(piece.text)
                     if num_chars >= self.max_chars:
                         return
 
@@ -78,19 +80,107 @@ def open_corpus(config: DataConfig, log: Callable[[str], None] = print) -> Corpu
     Its files are not read yet. `log` receives lines about downloads and skipped files. Raises
     `UserError` if there is no such text.
     """
-    make_corpus = partial(Corpus, field=config.field, lines=config.lines)
     if config.source == "stdlib":
         name = f"Python {platform.python_version()} standard library"
-        return make_corpus(name, find_stdlib_files())
+        return Corpus(name, find_stdlib_files(), config.field)
     if config.source == "shakespeare":
-        if config.path is None:
-            file = download_shakespeare(log)
-        else:
-            file = require_text_file(config.path)
-        return make_corpus("tiny Shakespeare", (file,))
+        file = require_text_file(config.path) if config.path else download_shakespeare(log)
+        return Corpus("tiny Shakespeare", (file,), config.field)
     if config.source == "hf":
         assert config.name is not None  # DataConfig.check requires it
         file = download_dataset(config.name, config.subset, config.split, log)
-        return make_corpus(config.name, (file,))
+        return Corpus(config.name, (file,), config.field)
     assert config.path is not None
-    return make_corpus(config.path, find_text_files(config.path, log, config.exclude))
+    files = find_text_files(config.path, log, config.exclude)
+    if config.field != "text" and not any(map(is_jsonl, files)):
+        raise UserError(
+            f"data.field={config.field} has no effect, because data.path={config.path} holds no "
+            ".jsonl file: leave it out"
+        )
+    return Corpus(config.path, files, config.field)
+
+
+def split_document(parts: Iterable[str], size: int) -> Iterator[Piece]:
+    """Cut one document into pieces of less than three times `size` characters.
+
+    A document is cut before a line that begins with a letter or a digit and follows a line that
+    does not end in white space. No splitting pattern joins text across such a place, so the pieces
+    have the same tokens as the document. A document has at least one piece, which may be empty.
+    Each of its consecutive `parts` has at most `size` characters.
+    """
+    begins_document = True
+    text = ""
+    for part in parts:
+        text += part
+        cut = _find_cut(text, size)
+        if cut:
+            yield Piece(text[:cut], begins_document)
+            begins_document = False
+            text = text[cut:]
+    if text or begins_document:
+        yield Piece(text, begins_document)
+
+
+def split_text(text: str, size: int) -> Iterator[Piece]:
+    """Cut a document that is in memory into pieces, as `split_document` does."""
+    parts = (text[start : start + size] for start in range(0, len(text), size))
+    return split_document(parts, size)
+
+
+def split_records(file: TextIO, path: Path, field: str, size: int) -> Iterator[Piece]:
+    """Read a .jsonl file, each line of which is a document, in pieces.
+
+    A line whose field is null, or holds nothing but null, is no document.
+
+    Args:
+        file: The open file.
+        path: Its path, for error messages.
+        field: Field that holds the text; dots that are not part of its name lead into objects, as
+            in "messages.content".
+        size: Desired length of a piece, in characters.
+
+    Raises:
+        UserError: A line is not a JSON object with the field, or has something else there.
+    """
+    for number, line in enumerate(file, 1):
+        if not line.strip():
+            continue
+        try:
+            texts = _texts_of_record(json.loads(line), field)
+        except (ValueError, TypeError, KeyError, RecursionError):
+            raise UserError(
+                f"line {number} of {path} is not a JSON object with text in data.field={field}; "
+                f"name another field or correct the line: {line[:MAX_SHOWN_RECORD_CHARS].strip()}"
+            ) from None
+        if texts:
+            yield from split_text(replace_surrogates("\n\n".join(texts)), size)
+
+
+def _texts_of_record(record: Any, field: str) -> list[str]:
+    names = [field] if field in record else field.split(".")
+    return _texts_of_value(record[names[0]], names[1:])
+
+
+def _texts_of_value(value: Any, names: list[str]) -> list[str]:
+    """Return the texts in a value. Names lead into objects; a list gives the texts of its items."""
+    if value is None:
+        return []
+    if isinstance(value, list):
+        return [text for item in value for text in _texts_of_value(item, names)]
+    if isinstance(value, dict) and names:
+        return _texts_of_value(value.get(names[0]), names[1:])
+    if isinstance(value, str) and not names:
+        return [value]
+    raise TypeError(value)
+
+
+def _find_cut(text: str, size: int) -> int:
+    """Return where to cut a text that goes on, or 0 to read more first."""
+    line_break = REVERSED_LINE_BREAK.search(text[::-1])
+    if line_break:
+        return len(text) - line_break.start()
+    if len(text) < 2 * size:
+        return 0
+    search_start = len(text) - CLAUSE_BREAK_SEARCH_CHARS
+    breaks = [match.start() for match in CLAUSE_BREAK.finditer(text, search_start)]
+    return breaks[-1] if breaks else len(text)

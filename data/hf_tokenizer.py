@@ -3,7 +3,6 @@
 import json
 import re
 from collections.abc import Iterable
-from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,14 +14,9 @@ from tokenizers import Tokenizer as Library
 from common.errors import UserError
 from common.files import read_json_object
 from common.text import replace_surrogates
-from data.panics import is_panic, panics_as_errors
 
 HF_TOKENIZER_FILE = "tokenizer.json"
 HF_TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
-# Text of all kinds, on which a damaged tokenizer would fail later.
-PROBE_TEXT = (
-    f" The 1,234th word's {'a' * 64}!\n\n\tx = 'é漢字😀'\r\n\0" + "  " * 32 + "1" * 64 + "." * 64
-)
 END_OF_TEXT = "<|endoftext|>"
 SPECIAL_TOKEN_ROLES = ("eos_token", "bos_token", "unk_token", "pad_token")
 BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")  # how byte-fallback vocabularies name a byte
@@ -32,56 +26,41 @@ class HFTokenizer:
     """A tokenizer that a tokenizer.json describes.
 
     The name of a special token in a text is encoded as ordinary text.
-
-    Attributes:
-        description: Content of the tokenizer.json.
-        vocab_size: One more than the largest id.
-        special: Names of the tokens that stand for no text, by id.
-        end_of_text: Id of the token that ends a text, or None.
-        begin_of_text: Id of the token that the tokenizer puts before a text, or None.
     """
 
     def __init__(self, description: str, end_of_text: int | None = None) -> None:
         """Build a tokenizer. An `end_of_text` that is not in the vocabulary is ignored.
 
         Raises:
-            ValueError: The vocabulary is empty, or several tokens have the same id.
             Exception: The library cannot read the description.
-            BaseException: The library panics, now or with `PROBE_TEXT`; see `panics_as_errors`.
         """
-        self._library = _open_library(description)
+        self._library = Library.from_str(description)
+        if isinstance(self._library.model, models.BPE):
+            self._library.model.dropout = None  # always the same ids for the same text
         self._library.no_truncation()
         self._library.no_padding()
         self._library.encode_special_tokens = True
         self._added = self._library.get_added_tokens_decoder()
         self._vocabulary = {id: token for token, id in self._library.get_vocab().items()}
         self.special = {id: token.content for id, token in self._added.items() if token.special}
-        ordinary = self._vocabulary.keys() - self.special.keys()
-        if not ordinary:
-            raise ValueError("its vocabulary is empty")
         self.description = description
         self.vocab_size = max(self._vocabulary) + 1
         self.end_of_text = end_of_text if end_of_text in self._vocabulary else None
         # What the tokenizer puts before a text is known only by encoding one
+        ordinary = self._vocabulary.keys() - self.special.keys()
         encoded = self._library.encode(self._vocabulary[min(ordinary)])
-        has_begin = encoded.special_tokens_mask[:1] == [1] and encoded.ids[0] in self._vocabulary
+        has_begin = encoded.special_tokens_mask[:1] == [1]
         self.begin_of_text: int | None = encoded.ids[0] if has_begin else None
-        for text in ("", PROBE_TEXT, *PROBE_TEXT.split()):
-            with suppress(Exception):  # it may lack characters
-                self.decode(self._library.encode(text).ids)
 
     def encode_array(self, text: str) -> np.ndarray:
         """Return the ids of a text, without the tokens put before and after it: int64 (tokens,).
 
         Raises:
-            UserError: The tokenizer has no token for a character.
+            UserError: The library cannot encode the text.
         """
         try:
-            self._check_characters(text)
             ids = self._library.encode(text, add_special_tokens=False).ids
-        except BaseException as e:  # the library raises plain Exceptions, and panics
-            if not isinstance(e, Exception) and not is_panic(e):
-                raise
+        except Exception as e:  # the library raises plain Exceptions
             raise UserError(
                 f"this model's tokenizer cannot encode {text[:20]!r} ({e}); leave out the "
                 "characters that it does not know"
@@ -90,42 +69,7 @@ class HFTokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of a text. Half a surrogate pair, as in arguments, becomes U+FFFD."""
-        with panics_as_errors():
-            return self.encode_array(replace_surrogates(text)).tolist()
-
-    def _check_characters(self, text: str) -> None:
-        """Raise ValueError if a character has no token, because the library would leave it out."""
-        if self._known_characters is None:
-            return
-        normalizer, splitter = self._library.normalizer, self._library.pre_tokenizer
-        text = normalizer.normalize_str(text) if normalizer else text
-        parts = splitter.pre_tokenize_str(text) if splitter else [(text, (0, len(text)))]
-        for part, (start, end) in parts:
-            if not self._known_characters.issuperset(part):
-                raise ValueError(f"it has no token for part of {text[start:end][:20]!r}")
-
-    @cached_property
-    def _known_characters(self) -> set[str] | None:
-        """The characters, or spelled bytes, with tokens; None if the library leaves out none."""
-        content = json.loads(self.description)
-        model = content["model"]
-        if model.get("type") != "BPE" or model.get("unk_token") or model.get("byte_fallback"):
-            return None
-        prefix = model.get("continuing_subword_prefix") or ""
-        suffix = model.get("end_of_word_suffix") or ""
-        vocabulary = model["vocab"].keys()
-        known = {
-            token
-            for token in vocabulary
-            if len(token) == 1 and {prefix + token, token + suffix} <= vocabulary
-        }
-        spells_bytes = '"ByteLevel"' in json.dumps(
-            [content.get("pre_tokenizer"), content.get("normalizer")]
-        )
-        if spells_bytes and known >= byte_level_alphabet().keys():
-            return None
-        ordinary = (token.content for token in self._added.values() if not token.special)
-        return known.union(*ordinary)
+        return self.encode_array(replace_surrogates(text)).tolist()
 
     def decode(self, ids: Iterable[int]) -> str:
         """Return the text of ids, without special tokens."""
@@ -139,27 +83,21 @@ class HFTokenizer:
     def _bytes(self) -> dict[int, bytes]:
         """The bytes that each token decodes to; they depend on the decoder in the description."""
         decoder = json.dumps(json.loads(self.description).get("decoder"))
-        decoder_types = set(re.findall(r'"type":\s*"(\w+)"', decoder))
-        has_byte_tokens = "ByteFallback" in decoder_types
-        is_byte_level = "ByteLevel" in decoder_types
-        has_space_marks = bool(decoder_types & {"Replace", "Metaspace"})
-        byte_of = byte_level_alphabet()
+        has_byte_tokens = '"ByteFallback"' in decoder
+        has_space_marks = '"Replace"' in decoder or '"Metaspace"' in decoder
+        byte_of = byte_level_alphabet() if '"ByteLevel"' in decoder else {}
 
         bytes_of = {}
         for id, token in self._vocabulary.items():
             byte_token = BYTE_TOKEN.fullmatch(token) if has_byte_tokens else None
-            if id in self.special:
-                bytes_of[id] = b""
-            elif id in self._added:
-                bytes_of[id] = token.encode()
-            elif is_byte_level and all(character in byte_of for character in token):
-                bytes_of[id] = bytes(byte_of[character] for character in token)
+            if id in self._added:
+                bytes_of[id] = b"" if id in self.special else token.encode()
             elif byte_token:
-                bytes_of[id] = bytes([int(byte_token[1], 16)])
-            elif has_space_marks:
-                bytes_of[id] = token.replace("▁", " ").encode()
+                bytes_of[id] = bytes.fromhex(byte_token[1])
+            elif all(character in byte_of for character in token):
+                bytes_of[id] = bytes(byte_of[character] for character in token)
             else:
-                bytes_of[id] = token.encode()
+                bytes_of[id] = (token.replace("▁", " ") if has_space_marks else token).encode()
         return bytes_of
 
     def limit_special_tokens(self, vocab_size: int) -> "HFTokenizer":
@@ -203,7 +141,7 @@ def read_tokenizer(folder: Path, config: dict[str, Any]) -> HFTokenizer:
             "transformers installed"
         )
     roles = _special_token_names(folder)
-    library = _open_library(json.dumps(read_json(folder / HF_TOKENIZER_FILE)))
+    library = Library.from_str(json.dumps(read_json(folder / HF_TOKENIZER_FILE)))
     known_names = [name for name in roles.values() if library.token_to_id(name) is not None]
     library.add_special_tokens(
         [AddedToken(name, special=True, normalized=False) for name in known_names]
@@ -217,33 +155,14 @@ def read_tokenizer(folder: Path, config: dict[str, Any]) -> HFTokenizer:
     return HFTokenizer(library.to_str(), end_of_text if isinstance(end_of_text, int) else None)
 
 
-def _open_library(description: str) -> Library:
-    """Return the tokenizer of a description, always with the same ids for the same text.
-
-    Raises:
-        ValueError: Several tokens have the same id.
-        Exception: The library cannot read the description.
-    """
-    library = Library.from_str(description)
-    ids = list(library.get_vocab().values())
-    if len(set(ids)) < len(ids):
-        raise ValueError("several of its tokens have the same id")
-    if isinstance(library.model, models.BPE):
-        library.model.dropout = None
-    return library
-
-
 def _special_token_names(folder: Path) -> dict[str, str]:
-    """Return the names of the special tokens by role, from tokenizer_config.json if it exists."""
     path = folder / HF_TOKENIZER_CONFIG_FILE
     settings = read_json(path) if path.is_file() else {}
     names = {}
     for role in SPECIAL_TOKEN_ROLES:
         name = settings.get(role)
-        if isinstance(name, dict):
-            name = name.get("content")
-        if isinstance(name, str) and name:
-            names[role] = name
+        if name:
+            names[role] = name["content"] if isinstance(name, dict) else name
     return names
 
 

@@ -6,14 +6,13 @@ import json
 import os
 import sysconfig
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from fnmatch import fnmatchcase
-from functools import partial
 from itertools import takewhile
 from pathlib import Path
 
 from common.errors import UserError
-from common.files import exists, is_folder, list_folder, ordinary_file, sha256_of_file, sync
+from common.files import ordinary_file, sha256_of_file, sync
 from common.paths import expand_home, require_path
 from common.text import pluralize, printable
 from common.text_files import open_text
@@ -24,18 +23,11 @@ SHAKESPEARE_URL = (
 )
 SHAKESPEARE_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
 MAX_SHAKESPEARE_BYTES = 4_000_000  # another page in its place may be endless
-DOWNLOAD_TIMEOUT_SECONDS = 20
+TIMEOUT_SECONDS = 20
 TEXT_CHECK_CHARS = 1 << 20  # read from the start of a file to decide whether it is text
 MAX_NAMED_FILES = 3  # in the message about skipped files
-MAX_DATASET_ERROR_CHARS = 300  # of a library's error message
-NOT_LIBRARY_FOLDERS = {
-    "test",
-    "tests",
-    "idle_test",
-    "site-packages",
-    "dist-packages",
-    "__pycache__",
-}
+NOT_LIBRARY = ("test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__")
+EVERYTHING_BELOW = ("**", "*")
 
 
 def find_stdlib_files() -> tuple[Path, ...]:
@@ -44,29 +36,59 @@ def find_stdlib_files() -> tuple[Path, ...]:
     Its tests and installed packages are left out.
     """
     root = Path(sysconfig.get_path("stdlib"))
-    files = walk_folder(root, lambda path: path.name in NOT_LIBRARY_FOLDERS)
-    sources = [path for path in files if path.name.endswith(".py")]
-    return tuple(sorted(sources, key=lambda path: path.relative_to(root).as_posix()))
+    return tuple(sorted(walk(root, ("**", "*.py"), NOT_LIBRARY), key=Path.as_posix))
 
 
-def walk_folder(folder: Path, is_skipped: Callable[[Path], bool]) -> Iterator[Path]:
-    """Yield the files below a folder, without what is skipped and without following links.
+def walk(
+    root: Path, pattern: tuple[str, ...] = EVERYTHING_BELOW, exclude: Sequence[str] = ()
+) -> Iterator[Path]:
+    """Yield the files below a folder that match a glob, given as its parts.
+
+    Hidden files, linked folders, the cache, runs and sweeps are left out, and paths whose name, or
+    path below `root`, matches one of the globs to exclude.
 
     Raises:
-        OSError: If a folder cannot be listed.
+        OSError: A folder cannot be listed.
     """
-    for path in list_folder(folder):
-        if is_skipped(path):
+
+    def is_wanted(path: Path, is_folder: bool) -> bool:
+        relative = path.relative_to(root)
+        names = (path.name, relative.as_posix())
+        if any(fnmatchcase(name, excluded) for name in names for excluded in (".*", *exclude)):
+            return False
+        return _matches(relative.parts, pattern, is_folder)
+
+    for name, folders, files in os.walk(root, onerror=_raise_unless_removed):
+        folder = Path(name)
+        if folder != root and _is_own_folder(folder, {*folders, *files}):
+            folders.clear()
             continue
-        if is_folder(path, follow_links=False):
-            yield from walk_folder(path, is_skipped)
-        else:
-            yield path
+        folders[:] = [name for name in folders if is_wanted(folder / name, is_folder=True)]
+        yield from (folder / name for name in files if is_wanted(folder / name, is_folder=False))
 
 
-def download_shakespeare(
-    log: Callable[[str], None], url: str = SHAKESPEARE_URL, sha256: str = SHAKESPEARE_SHA256
-) -> Path:
+def _raise_unless_removed(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError):
+        raise error
+
+
+def _matches(parts: tuple[str, ...], pattern: tuple[str, ...], is_folder: bool) -> bool:
+    """Return whether a file matches the parts of a glob, or a file below a folder can."""
+    if not parts or not pattern:
+        return not parts and is_folder == bool(pattern)
+    if pattern[0] == "**":
+        return _matches(parts, pattern[1:], is_folder) or _matches(parts[1:], pattern, is_folder)
+    return fnmatchcase(parts[0], pattern[0]) and _matches(parts[1:], pattern[1:], is_folder)
+
+
+def _is_own_folder(folder: Path, entries: set[str]) -> bool:
+    """Return whether a folder with these entries is the cache, a run or a sweep."""
+    is_run = "config.yaml" in entries and not entries.isdisjoint(("metrics.jsonl", "checkpoints"))
+    is_sweep = "multirun.yaml" in entries
+    return is_run or is_sweep or folder.resolve() == cache_root().resolve()
+
+
+def download_shakespeare(log: Callable[[str], None], sha256: str = SHAKESPEARE_SHA256) -> Path:
     """Return tiny Shakespeare's file in the cache, downloaded unless its hash is right.
 
     Raises:
@@ -76,17 +98,17 @@ def download_shakespeare(
     with locked_build_folder(sha256[:KEY_LENGTH], log) as build_folder:
         if file.exists() and sha256_of_file(file) == sha256:
             return file
-        log(f"downloading tiny Shakespeare from {url}")
+        log(f"downloading tiny Shakespeare from {SHAKESPEARE_URL}")
         try:
-            with urllib.request.urlopen(url, timeout=DOWNLOAD_TIMEOUT_SECONDS) as response:
+            with urllib.request.urlopen(SHAKESPEARE_URL, timeout=TIMEOUT_SECONDS) as response:
                 text = response.read(MAX_SHAKESPEARE_BYTES)
             digest = hashlib.sha256(text).hexdigest()
             if digest != sha256:
                 raise ValueError(f"its sha256 is {digest} instead of {sha256}")
         except Exception as e:  # networks raise errors of many classes
             raise UserError(
-                f"tiny Shakespeare could not be downloaded ({e}); download {url} by hand and "
-                "set data.path=FILE"
+                f"tiny Shakespeare could not be downloaded ({e}); download {SHAKESPEARE_URL} by "
+                "hand and set data.path=FILE"
             ) from None
         part = build_folder / file.name
         part.write_bytes(text)
@@ -101,48 +123,36 @@ def download_dataset(name: str, subset: str | None, split: str, log: Callable[[s
     """
     # A changed folder is another dataset
     folder = expand_home("data.name", name)
-    is_local = folder.is_dir()
-    if folder.is_file():
-        raise UserError(f"data.name={name} is a file: give its folder, or data=text data.path=FILE")
-    paths = sorted(walk_folder(folder, lambda path: False)) if is_local else []
-    stamps = [(p.as_posix(), p.stat().st_size, p.stat().st_mtime_ns) for p in paths if p.is_file()]
+    files = sorted(filter(Path.is_file, walk(folder))) if folder.is_dir() else []
+    stamps = [(path.as_posix(), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
     identity = json.dumps([name, subset, split, stamps])
     key = hashlib.sha256(identity.encode()).hexdigest()[:KEY_LENGTH]
 
+    file = cache_root() / f"{key}.jsonl"
     with locked_build_folder(key, log) as build_folder:
-        # The name of a finished file includes its size, which shows whether it is complete
-        for file in list_folder(cache_root(), f"{key}_*.jsonl"):
-            if file.stem == f"{key}_{ordinary_file(file).stat().st_size}":
-                return file
+        if file.exists():
+            return file
         log(f"downloading {name} (kept in {cache_root()})")
         try:
             from datasets import load_dataset
-            from huggingface_hub.utils import logging
         except ImportError:
             raise UserError(
                 "data=hf needs the library datasets, which is not installed; run "
                 "pip install datasets"
             ) from None
-
-        logging.set_verbosity_error()  # else it reports each of its own attempts
+        path = str(folder) if folder.is_dir() else name
         try:  # downloads are kept in the library's own cache, where an interrupted one continues
-            rows = load_dataset(
-                str(folder) if is_local else name,
-                subset,
-                split=split,
-                cache_dir=str(build_folder),
-            )
+            rows = load_dataset(path, subset, split=split, cache_dir=str(build_folder))
         except Exception as e:  # the library and those below it raise errors of many classes
-            cause = e.__cause__ or e
-            reason = " ".join(str(cause).split())[:MAX_DATASET_ERROR_CHARS] or type(e).__name__
-            advice = "without a network, download its files elsewhere and set data.name=FOLDER"
-            if is_local:
-                advice = "correct data.subset, data.split or its files, whose text must be UTF-8"
-            raise UserError(f"data.name={name} cannot be read ({reason}); {advice}") from None
+            reason = " ".join(str(e.__cause__ or e).split())
+            raise UserError(
+                f"data.name={name} cannot be read ({reason}); correct data.name, data.subset or "
+                "data.split, or without a network set data.name=FOLDER"
+            ) from None
         part = build_folder / "part.jsonl"
         rows.to_json(part, force_ascii=False)
         sync(part)
-        return part.replace(cache_root() / f"{key}_{part.stat().st_size}.jsonl")
+        return part.replace(file)
 
 
 def find_text_files(
@@ -150,8 +160,7 @@ def find_text_files(
 ) -> tuple[Path, ...]:
     """Return the text files that a path names, sorted by path.
 
-    Files that are not UTF-8 text are skipped with a message. Hidden files, linked folders and what
-    GlassGPT itself wrote are skipped silently.
+    Files that are not UTF-8 text are skipped with a message; see `walk` for what else is skipped.
 
     Args:
         path: A file, a folder with everything below it, or a glob.
@@ -164,32 +173,27 @@ def find_text_files(
     path = str(expand_home("data.path", path))
     if not os.path.isdir(path) and (os.path.exists(path) or not glob.has_magic(path)):
         return (require_text_file(path),)
-
-    # Sort the candidates into text files and others
     root, pattern = _split_glob(path)
-    is_skipped = partial(_is_skipped, root, _parse_globs(exclude))
-    candidates = set(_find_matches(root, pattern, is_skipped))
-    text_files: list[Path] = []
+    excluded = [part.strip().removeprefix("**/").rstrip("/") for part in (exclude or "").split(",")]
+    texts: list[Path] = []
     problems: dict[str, str] = {}  # why a file is no text, by its name below the root
-    for file in sorted(candidates, key=lambda candidate: candidate.as_posix()):
+    for file in sorted(walk(root, pattern, excluded), key=Path.as_posix):
         name = printable(file.relative_to(root).as_posix(), one_line=True)
-        problem = _find_problem(file, name)
-        if problem is None:
-            text_files.append(file)
-        else:
-            problems[name] = problem
+        try:
+            with open_text(ordinary_file(file), name) as content:
+                content.read(TEXT_CHECK_CHARS)
+            texts.append(file)
+        except (OSError, UserError) as e:
+            problems[name] = str(e)
 
-    # Report the others
-    if not text_files and not problems:
-        raise UserError(f"data.path={path} holds no files; name a folder or a glob with text")
     names = list(problems)[:MAX_NAMED_FILES]
-    if not text_files:
-        raise UserError(f"data.path={path} holds no text files: {problems[names[0]]}")
+    if not texts:
+        problem = problems[names[0]] if names else "name a folder or a glob with text"
+        raise UserError(f"data.path={path} holds no text files: {problem}")
     if problems:
         files = pluralize(len(problems), "file")
-        skipped = f"skipped {files} without UTF-8 text (such as {', '.join(names)})"
-        log(f"{path}: {skipped}")
-    return tuple(text_files)
+        log(f"{path}: skipped {files} without UTF-8 text (such as {', '.join(names)})")
+    return tuple(texts)
 
 
 def require_text_file(path: str) -> Path:
@@ -201,76 +205,15 @@ def require_text_file(path: str) -> Path:
     require_path(path)
     file = expand_home("data.path", path)
     if not file.is_file():
-        problem = "is a folder" if file.is_dir() else "is a pipe, a socket or a device"
-        raise UserError(f"data.path={path} {problem}; give the path of a text file")
+        raise UserError(f"data.path={path} is not a file; give the path of a text file")
     return file
 
 
-def _split_glob(path: str) -> tuple[Path, list[str]]:
+def _split_glob(path: str) -> tuple[Path, tuple[str, ...]]:
     """Split a folder or a glob into the folder to search and the parts of a pattern in it."""
+    if os.path.isdir(path):
+        return Path(path), EVERYTHING_BELOW
     parts = Path(path).parts
-    fixed = parts if os.path.isdir(path) else tuple(takewhile(_is_plain, parts))
-    return Path(*fixed), list(parts[len(fixed) :]) or ["**"]
-
-
-def _is_plain(part: str) -> bool:
-    return not glob.has_magic(part)
-
-
-def _find_matches(
-    folder: Path, pattern: list[str], is_skipped: Callable[[Path], bool]
-) -> Iterator[Path]:
-    """Yield the files in a folder that match the parts of a glob, some of them repeatedly.
-
-    Raises:
-        OSError: If a folder cannot be listed, which `glob.glob` takes for an empty folder.
-    """
-    part, *rest = pattern
-    if part == "**" and not rest:
-        yield from walk_folder(folder, is_skipped)
-        return
-    if part == "**":
-        yield from _find_matches(folder, rest, is_skipped)
-        part, rest = "*", pattern
-    for path in [folder / part] if _is_plain(part) else list_folder(folder, part):
-        if is_skipped(path):
-            continue
-        if is_folder(path):
-            yield from _find_matches(path, rest, is_skipped) if rest else ()
-        elif not rest and exists(path, follow_links=False):
-            yield path
-
-
-def _parse_globs(exclude: str | None) -> list[str]:
-    return [
-        pattern.strip().removeprefix("**/").rstrip("/") for pattern in (exclude or "").split(",")
-    ]
-
-
-def _is_skipped(root: Path, globs: list[str], path: Path) -> bool:
-    """Return whether to skip a path: hidden, excluded, or a folder that is a link, cache or run."""
-    relative = path.relative_to(root).as_posix()
-    if path.name.startswith("."):
-        return True
-    if any(fnmatchcase(path.name, pattern) or fnmatchcase(relative, pattern) for pattern in globs):
-        return True
-    if not os.path.isdir(path):
-        return False
-    if path.is_symlink() or path.resolve() == cache_root().resolve():
-        return True
-    entries = {entry.name for entry in list_folder(path)}
-    is_run = "config.yaml" in entries and not entries.isdisjoint(("metrics.jsonl", "checkpoints"))
-    is_sweep = "multirun.yaml" in entries
-    return is_run or is_sweep
-
-
-def _find_problem(path: Path, name: str) -> str | None:
-    """Return why a file does not begin as text, or None if it does."""
-    try:
-        with open_text(ordinary_file(path), name) as file:
-            file.read(TEXT_CHECK_CHARS)
-            return None
-    except OSError as e:
-        return f"{name} cannot be read ({e.strerror})"
-    except UserError as e:
-        return str(e)
+    fixed = tuple(takewhile(lambda part: not glob.has_magic(part), parts))
+    pattern = parts[len(fixed) :]
+    return Path(*fixed), (*pattern, "*") if pattern[-1] == "**" else pattern

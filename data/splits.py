@@ -7,9 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from common.errors import UserError
-from common.text import pluralize
-from data.corpus import Corpus
-from data.pieces import split_text
+from data.corpus import Corpus, split_text
 
 VALIDATION_PERIOD = 10  # one document in ten validates, or the last tenth of the characters
 MIN_DOCUMENTS_TO_SPLIT = 100  # from this many on, whole documents validate
@@ -37,7 +35,6 @@ class CorpusSize:
     characters: int = 0
     bytes: int = 0
     longest_document: int = 0  # in characters
-    skipped: int = 0  # lines of .jsonl files whose text is null
 
 
 def count_corpus(corpus: Corpus) -> CorpusSize:
@@ -49,11 +46,7 @@ def count_corpus(corpus: Corpus) -> CorpusSize:
     size = CorpusSize()
     document_length = 0  # characters of the current document so far
     distinct: set[str] = set()
-
-    def count_skipped() -> None:
-        size.skipped += 1
-
-    for text, begins_document in corpus.pieces(count_skipped):
+    for text, begins_document in corpus.pieces():
         if begins_document:
             document_length = 0
             size.documents += 1
@@ -65,9 +58,6 @@ def count_corpus(corpus: Corpus) -> CorpusSize:
             distinct.update(text)
     if len(distinct) < 2:
         content = f"no character except {distinct.pop()!r}" if distinct else "no text"
-        if size.skipped:
-            lines = pluralize(size.skipped, "line")
-            content += f" (data.field={corpus.field} is null or missing in {lines})"
         raise UserError(f"{corpus.name} has {content}; give another text")
     return size
 

@@ -261,8 +261,10 @@ class Task:
     def fingerprint(self) -> str:
         """Return the hash (hex) of what determines the sequences."""
         settings = asdict(self.data) | {"symbols": self.data.num_symbols}
-        made_from = [SEQUENCES_FORMAT, settings, self.block_size, self.seed]
-        return hashlib.sha256(json.dumps(made_from).encode()).hexdigest()
+        made_from = json.dumps([SEQUENCES_FORMAT, settings, self.block_size, self.seed])
+        # Older versions had another setting, which had no effect on a task
+        made_from = made_from.replace('"field": ', '"lines": "kept", "field": ')
+        return hashlib.sha256(made_from.encode()).hexdigest()
 
     def summary(self) -> list[str]:
         """Describe the task in lines of at most 80 columns."""

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import math
 import os
 import shutil
 from collections import deque
@@ -16,7 +15,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from common.errors import UserError
-from common.files import ordinary_file, read_json_object, seal, sha256_of_file, sync
+from common.files import read_json_object, seal, sha256_of_file, sync
 from common.text import pluralize
 from common.text_files import contains_byte, is_jsonl
 from config import Config, DataConfig, TokenizerConfig
@@ -38,50 +37,28 @@ TEXT_FORMAT = 2  # version of how text becomes tokens; part of the text's finger
 CACHE_FORMAT = 2  # version of the files in a cache entry
 TOKEN_FILES = ("train.bin", "val.bin", "tokenizer.json")
 META_FILE = "meta.json"
-MAX_VERIFIED_BYTES = 1_000_000_000  # hashing larger files would delay each start by seconds
-# Of a text with more bytes, a dry run reads only the beginning, of so many characters.
-MAX_DRY_RUN_BYTES = 50_000_000
-MAX_DRY_RUN_CHARS = 10_000_000
+FIGURES = ("documents", "characters", "bytes", "val_documents")
 # What `_open_entry` raises if an entry is absent or damaged.
 ENTRY_ERRORS = (OSError, ValueError, KeyError, TypeError, UserError)
 
 
 @dataclass(frozen=True)
 class Tokens:
-    """A corpus as token ids.
+    """A corpus as token ids, memory-mapped and of the smallest dtype that holds the vocabulary."""
 
-    Attributes:
-        train: Ids of the training split, a memory-mapped (tokens,) array of the smallest dtype
-            that holds the vocabulary.
-        val: Ids of the validation split, likewise.
-        tokenizer: The tokenizer that made them.
-        fingerprint: Hash (hex) of the text and of the settings with which it is split and encoded.
-        name: What the text is called in messages.
-        documents: Documents in the text.
-        val_documents: Documents in the validation split; None if the text is split by position.
-        characters: Characters of the text.
-        bytes: Bytes of the text in UTF-8.
-        folder: The cache entry.
-        skipped: Lines of .jsonl files whose text is null, which are no documents.
-        ngrams: Frequent n-grams (see `count_ngrams`), for a model with an n-gram table.
-        is_complete: False if there is more text than this.
-        task: Generates the sequences, of which `train` and `val` are samples; None for a text.
-    """
-
-    train: np.ndarray
-    val: np.ndarray
+    train: np.ndarray  # ids of the training split, (tokens,)
+    val: np.ndarray  # ids of the validation split, (tokens,)
     tokenizer: Tokenizer
-    fingerprint: str
-    name: str
+    fingerprint: str  # hash (hex) of the text and of the settings that determine its tokens
+    name: str  # what the text is called in messages
     documents: int
-    val_documents: int | None
+    val_documents: int | None  # None if the text is split by position
     characters: int
-    bytes: int
-    folder: Path
-    skipped: int = 0
-    ngrams: np.ndarray | None = None
-    is_complete: bool = True
-    task: Task | None = None
+    bytes: int  # of the text in UTF-8
+    folder: Path  # the cache entry
+    ngrams: np.ndarray | None = None  # frequent ones, for a model with an n-gram table
+    is_complete: bool = True  # False if there is more text than this
+    task: Task | None = None  # generates the sequences, of which `train` and `val` are samples
 
     def summary(self) -> list[str]:
         """Describe the text and its tokens in lines of at most 80 columns."""
@@ -92,13 +69,11 @@ class Tokens:
             validation = "the last tenth of the characters for validation"
         else:
             validation = f"{self.val_documents:,} of them (one in ten) for validation"
-        skipped = [f"         rows skipped because they have no text: {self.skipped:,}"]
         beginning = "" if self.is_complete else "the beginning of "
         return [
             f"text     {beginning}{self.name}",
             f"         {pluralize(self.documents, 'document')}, {self.characters:,} characters",
             f"         {validation}",
-            *(skipped if self.skipped else []),
             f"tokens   {len(self.train):,} for training, {len(self.val):,} for validation",
             f"         vocabulary {self.tokenizer.vocab_size:,}, "
             f"{self.bytes / tokens:.2f} bytes per token",
@@ -110,7 +85,7 @@ def prepare(
     config: TokenizerConfig,
     log: Callable[[str], None] = print,
     tokenizer: Tokenizer | None = None,
-    verify_all: bool = False,
+    max_chars: int | None = None,
 ) -> Tokens:
     """Turn the configured text into tokens, or open them if they are in the cache.
 
@@ -119,55 +94,27 @@ def prepare(
         config: Which tokenizer.
         log: Called with lines about what is being done.
         tokenizer: A tokenizer of another model, used instead of the one that `config` describes.
-        verify_all: Check cached files of any size against their hashes, instead of those of up to
-            `MAX_VERIFIED_BYTES`.
+        max_chars: Of a text with more bytes, read only about as many characters. Their tokens are
+            not kept in the cache.
 
     Raises:
         UserError: There is no such text, it cannot be read or encoded, or it changed meanwhile.
     """
     corpus = open_corpus(data, log)
-    max_verified_bytes = math.inf if verify_all else MAX_VERIFIED_BYTES
-    return tokenize_corpus(corpus, config, log, tokenizer, max_verified_bytes)
+    if max_chars and sum(file.stat().st_size for file in corpus.files) > max_chars:
+        with TemporaryDirectory() as folder:
+            beginning = replace(corpus, max_chars=max_chars)
+            _write_entry(beginning, config, tokenizer, Path(folder))
+            tokens = _open_entry(Path(folder), corpus.name, fingerprint="")
+            train, val = np.array(tokens.train), np.array(tokens.val)  # in memory
+        return replace(tokens, train=train, val=val, is_complete=False)
 
-
-def prepare_for_dry_run(
-    data: DataConfig,
-    config: TokenizerConfig,
-    log: Callable[[str], None] = print,
-    tokenizer: Tokenizer | None = None,
-) -> Tokens:
-    """Turn the configured text, or only the beginning of a large one, into tokens.
-
-    The arguments are those of `prepare`. The tokens of a beginning are not kept in the cache.
-    """
-    corpus = open_corpus(data, log)
-    if sum(file.stat().st_size for file in corpus.files) <= MAX_DRY_RUN_BYTES:
-        return tokenize_corpus(corpus, config, log, tokenizer)
-    beginning = replace(corpus, max_chars=MAX_DRY_RUN_CHARS)
-    with TemporaryDirectory() as folder:
-        _write_entry(beginning, config, tokenizer, Path(folder))
-        text = _open_entry(Path(folder), corpus.name, fingerprint="")
-        train, val = np.array(text.train), np.array(text.val)  # in memory
-    return replace(text, train=train, val=val, is_complete=False)
-
-
-def tokenize_corpus(
-    corpus: Corpus,
-    config: TokenizerConfig,
-    log: Callable[[str], None] = print,
-    tokenizer: Tokenizer | None = None,
-    max_verified_bytes: float = MAX_VERIFIED_BYTES,
-) -> Tokens:
-    """Turn a corpus into tokens as `prepare` does.
-
-    Cached files of more than `max_verified_bytes` are checked by their size alone.
-    """
     fingerprint = corpus_fingerprint(corpus, config)
     made_from = json.dumps([CACHE_FORMAT, fingerprint, tokenizer and tokenizer.to_json()])
     entry = cache_root() / hashlib.sha256(made_from.encode()).hexdigest()[:KEY_LENGTH]
     with locked_build_folder(entry.name, log) as build_folder:
         try:
-            return _open_entry(entry, corpus.name, fingerprint, max_verified_bytes)
+            return _open_entry(entry, corpus.name, fingerprint)
         except ENTRY_ERRORS as e:
             damage = f"; the cached tokens are damaged: {e}" if entry.exists() else ""
             log(f"preparing {corpus.name} (kept in {entry}{damage})")
@@ -183,9 +130,9 @@ def tokenize_corpus(
 
 
 def open_tokens(folder: str, name: str, fingerprint: str) -> Tokens | None:
-    """Open tokens that another process has prepared and verified, in a folder of the cache.
+    """Open tokens that another process has prepared, in a folder of the cache.
 
-    Returns None if the cache of this machine does not have them.
+    Returns None if the cache of this machine does not have them intact.
     """
     with suppress(*ENTRY_ERRORS):
         return _open_entry(cache_root() / folder, name, fingerprint)
@@ -197,18 +144,13 @@ def corpus_fingerprint(corpus: Corpus, config: TokenizerConfig) -> str:
     made_from = [TEXT_FORMAT, VALIDATION_PERIOD, MIN_DOCUMENTS_TO_SPLIT, asdict(config)]
     if any(is_jsonl(file) for file in corpus.files):
         made_from.append(corpus.field)
-    if corpus.lines != "kept":
-        made_from.append(corpus.lines)
     try:
         file_hashes = [sha256_of_file(file) for file in corpus.files]
         # Older versions kept \r\n and \r as they are
         if any(contains_byte(file, b"\r") for file in corpus.files if not is_jsonl(file)):
             made_from.append("\n")
     except OSError as e:
-        raise UserError(
-            f"{e.filename} cannot be read ({e.strerror}); repair it, or leave it out with "
-            "data.exclude"
-        ) from None
+        raise UserError(f"{e.filename} cannot be read ({e.strerror}); repair it") from None
     text = json.dumps(made_from) + "".join(file_hashes)
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -263,7 +205,6 @@ def _write_entry(
         "documents": size.documents,
         "characters": size.characters,
         "bytes": size.bytes,
-        "skipped": size.skipped,
         "val_documents": val_documents if split_position is None else None,
     }
     files = {
@@ -276,17 +217,12 @@ def _write_entry(
         sync(path)
 
 
-def _open_entry(entry: Path, name: str, fingerprint: str, max_verified_bytes: float = 0) -> Tokens:
-    """Open a cache entry; raise one of `ENTRY_ERRORS` if it is absent or damaged.
-
-    Files of up to `max_verified_bytes` are checked by their hash, larger ones by their size.
-    """
+def _open_entry(entry: Path, name: str, fingerprint: str) -> Tokens:
+    """Open a cache entry; raise one of `ENTRY_ERRORS` if it is absent or damaged."""
     meta = read_json_object(entry / META_FILE, must_be_sealed=True)
     for file in TOKEN_FILES:
-        expected_size, expected_hash = meta["files"][file]
-        size = ordinary_file(entry / file).stat().st_size
-        is_hashed = expected_size <= max_verified_bytes
-        if size != expected_size or (is_hashed and sha256_of_file(entry / file) != expected_hash):
+        _, digest = meta["files"][file]
+        if sha256_of_file(entry / file) != digest:
             raise ValueError(f"{file} has changed since it was written")
     tokenizer = load_tokenizer(entry / "tokenizer.json")
     dtype = _token_dtype(tokenizer)
@@ -297,12 +233,11 @@ def _open_entry(entry: Path, name: str, fingerprint: str, max_verified_bytes: fl
         fingerprint=fingerprint,
         name=name,
         folder=entry,
-        **meta["figures"],
+        **{figure: meta["figures"][figure] for figure in FIGURES},
     )
 
 
 def _token_dtype(tokenizer: Tokenizer) -> np.dtype:
-    """The smallest dtype that holds every id."""
     return np.min_scalar_type(tokenizer.vocab_size - 1)
 
 

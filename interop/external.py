@@ -13,7 +13,6 @@ from common.terminal import error_sentence, print_stderr
 from common.text import pluralize
 from common.torchrun import process_rank
 from data.hf_tokenizer import HFTokenizer
-from data.panics import panics_as_errors
 from data.tokenizer import Tokenizer
 from interop.layout import map_tensors
 from interop.locate import RunPath, identify
@@ -87,10 +86,9 @@ class ExternalCheckpoint:
         """
         vocab_size = self.config.vocab_size
         try:
-            with panics_as_errors():
-                tokenizer = self._source.read_tokenizer()
-                if isinstance(tokenizer, HFTokenizer):
-                    tokenizer = tokenizer.limit_special_tokens(vocab_size)
+            tokenizer = self._source.read_tokenizer()
+            if isinstance(tokenizer, HFTokenizer):
+                tokenizer = tokenizer.limit_special_tokens(vocab_size)
         except UserError:
             raise
         except Exception as e:  # the library raises plain Exceptions

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer as Library
 
 from common.errors import UserError
 from common.settings import show_value
-from data.hf_tokenizer import PROBE_TEXT, HFTokenizer
+from data.hf_tokenizer import HFTokenizer
 from data.tokenizer import CharTokenizer, Tokenizer, byte_level_split
 from interop.gguf_header import Metadata
 from interop.tokenizer_export import describe_for_library
@@ -31,7 +31,8 @@ DIGIT_GROUPS = {"llama-bpe": "{1,3}", "qwen2": ""}
 DEFAULT_SPLITS = {"gpt2": "gpt-2", "qwen2": "qwen2", "qwen3": "qwen2"}
 # Text on which the rules differ: words with _ and capitals, numbers, white space and its ends.
 SPLIT_PROBE = (
-    f"{PROBE_TEXT} snake_case __init__ CamelCase I'LL don't x1y22 12345\tTab  \n \t\nx = (1.5);//\n"
+    f" The 1,234th word's {'a' * 64}!\n\n\tx = 'é漢字😀'\r\n\0{'  ' * 32}{'1' * 64}{'.' * 64}"
+    " snake_case __init__ CamelCase I'LL don't x1y22 12345\tTab  \n \t\nx = (1.5);//\n"
     "\n    return\r\n  a  e\u0301\u00a0\u3000\u4e2d\u6587,\u0e44\u0e17 \u00b2\u216f!?\u2026 \n x  "
 )
 

@@ -24,6 +24,7 @@ from run_folders import write_configuration, write_run
 
 import cli
 from cli.command_line import CONFIGS, SETTINGS, parse_command_line
+from cli.config_file import config_yaml
 from cli.sample_config import SampleConfig
 from common.errors import UserError
 from common.settings import Above, explain_unused, iterate_settings
@@ -653,6 +654,9 @@ def test_a_resumed_run_keeps_its_configuration_except_for_typed_settings(hydra, 
             configured(f"run_dir={tmp_path}", "resume=true", setting)
         assert all(name in str(error.value) for name in names)
     assert configured(f"run_dir={tmp_path / 'new'}", "resume=auto").model.n_layer == 3
+    (tmp_path / "early").mkdir()  # stopped before its first checkpoint
+    (tmp_path / "early" / "config.yaml").write_text(config_yaml(kept))
+    assert configured(f"run_dir={tmp_path / 'early'}", "resume=auto").model.vocab_size is None
 
 
 def test_a_tilde_after_an_equals_sign_is_expanded(hydra, tmp_path, monkeypatch):

@@ -227,6 +227,12 @@ def test_any_text_and_number_is_read_back_equal(text, lr, seed, tmp_path_factory
     assert read_back(config, tmp_path_factory.mktemp("run")) == absolute_paths(config)
 
 
+def test_settings_that_older_versions_had_are_ignored(tmp_path):
+    path = tmp_path / "config.yaml"
+    path.write_text("data:\n  lines: kept\n  encoding: utf-8\n  field: body\n")
+    assert read_config(path).data.field == "body"
+
+
 def test_an_invalid_configuration_file_is_refused_in_one_sentence(tmp_path):
     path = tmp_path / "config.yaml"
     with pytest.raises(UserError) as error:

@@ -168,7 +168,7 @@ class Checkpoints:
             for path in [*list_folder(part), part]:
                 sync(path)
             for path in [self.run_dir / name for name in (METRICS, SAMPLES, "attention", "")]:
-                with tolerate_errors(str(path), self.log):
+                with tolerate_errors(f"syncing {path}", self.log):
                     if exists(path):
                         sync(path)
             part.rename(folder)
@@ -190,7 +190,7 @@ class Checkpoints:
         if self.world.rank > 0:
             return
         best_step = int(self.best_row["step"]) if self.best_row else None
-        with tolerate_errors(str(self.run_dir / "checkpoints"), self.log):
+        with tolerate_errors("removing old checkpoints", self.log):
             for step in saved_steps(self.run_dir)[: -self.state.config.checkpoint.keep]:
                 if step != best_step:
                     shutil.rmtree(step_folder(self.run_dir, step), ignore_errors=True)

@@ -12,12 +12,14 @@ from common.errors import UserError
 from common.terminal import Terminal, printer
 from config import Config
 from data.tokenizer import Tokenizer, load_tokenizer
-from data.tokens import Tokens, generate_tokens, open_tokens, prepare, prepare_for_dry_run
+from data.tokens import Tokens, generate_tokens, open_tokens, prepare
 from model import GPT
 from training.nonfinite import check_finite_weights
 from training.run_folder import Progress
 from training.world import World
 from variants import count_ngrams
+
+DRY_RUN_CHARS = 20_000_000  # that a dry run reads of a larger text
 
 
 class StartingWeights(NamedTuple):
@@ -89,16 +91,13 @@ def prepare_same_text(
 ) -> Tokens:
     """Prepare the text and check that it is the one that a resumed run was trained on."""
     log = printer(console)
-    is_resumed = progress.manifest is not None
     given_tokenizer = tokenizer if config.init_from else None
+    max_chars = DRY_RUN_CHARS if config.dry_run and progress.manifest is None else None
     with console.status("preparing the text …"):
         if config.data.source == "synthetic":
             text = generate_tokens(config, tokenizer)
-        elif config.dry_run and not is_resumed:
-            return prepare_for_dry_run(config.data, config.tokenizer, log, given_tokenizer)
         else:
-            verify_all = is_resumed
-            text = prepare(config.data, config.tokenizer, log, given_tokenizer, verify_all)
+            text = prepare(config.data, config.tokenizer, log, given_tokenizer, max_chars)
         if progress.manifest and progress.manifest.fingerprint != text.fingerprint:
             raise UserError(
                 "the text, or how it is prepared, has changed since the run began (fingerprint "
@@ -107,7 +106,7 @@ def prepare_same_text(
             )
         # A resumed run keeps its tokenizer, even if another version would learn another one.
         if tokenizer and tokenizer.to_json() != text.tokenizer.to_json():
-            text = prepare(config.data, config.tokenizer, log, tokenizer, verify_all=True)
+            text = prepare(config.data, config.tokenizer, log, tokenizer)
     return text
 
 

@@ -24,6 +24,7 @@ os.environ.setdefault("WANDB_INIT_TIMEOUT", "20")
 os.environ.setdefault("WANDB_FINISH_TIMEOUT", "30")
 
 DEFAULT_PROJECT = "glassgpt"
+ID_FILE = "wandb/glassgpt-run-id"  # in a run's folder
 MAX_RUN_NAME = 128  # characters that the server accepts
 # Metrics without a panel of their own, so that the losses and scores come first.
 HIDDEN_METRICS = ("tokens", "train_seconds", "seconds/*")
@@ -136,12 +137,17 @@ def start(config: ResolvedConfig, run_dir: Path, log: Callable[[str], None]) -> 
         mode = resolve_mode(config.wandb.mode)
         if mode == "disabled":
             return None
+        run = None
         if mode == "online":
             with tolerate_errors("starting W&B online", log):
-                return initialize(config, run_dir, "online")
-        run = initialize(config, run_dir, "offline")
-        records = f"{shlex.quote(str(run_dir / 'wandb'))}/offline-run-*"
-        log(f"W&B      recorded offline; upload it with: wandb sync {records}")
+                run = initialize(config, run_dir, "online")
+        if run is None:
+            run = initialize(config, run_dir, "offline")
+            records = f"{shlex.quote(str(run_dir / 'wandb'))}/offline-run-*"
+            log(f"W&B      recorded offline; upload it with: wandb sync {records}")
+        with atomic_write(run_dir / ID_FILE) as part:
+            part.write_text(run.id)
+        define_metrics(run)
         return run
     return None
 
@@ -149,8 +155,8 @@ def start(config: ResolvedConfig, run_dir: Path, log: Callable[[str], None]) -> 
 def initialize(config: ResolvedConfig, run_dir: Path, mode: str) -> Any:
     """Start a W&B run. A resumed run continues under the id that its folder contains."""
     own = singleton().settings
-    id_file = run_dir / "wandb" / "glassgpt-run-id"
-    run = wandb.init(
+    id_file = run_dir / ID_FILE
+    return wandb.init(
         project=config.wandb.project or own.project or DEFAULT_PROJECT,
         name=own.run_name or run_dir.name[:MAX_RUN_NAME],
         config=asdict(config),
@@ -160,11 +166,12 @@ def initialize(config: ResolvedConfig, run_dir: Path, mode: str) -> Any:
         resume="allow",
         settings=wandb.Settings(silent=True, console="off"),
     )
-    with atomic_write(id_file) as part:
-        part.write_text(run.id)
+
+
+def define_metrics(run: Any) -> None:
+    """Plot every metric over the step, and give the lowest validation loss to the summary."""
     run.define_metric("step")
     run.define_metric("*", step_metric="step")
     for key in HIDDEN_METRICS:
         run.define_metric(key, step_metric="step", hidden=True)
     run.define_metric("val/loss", step_metric="step", summary="min")
-    return run

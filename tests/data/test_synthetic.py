@@ -129,6 +129,10 @@ def test_a_model_brings_its_tokenizer():
     assert texts[0] == texts[1]
 
 
+def test_the_fingerprint_of_a_task_does_not_change_between_versions():
+    assert task_of("modular").fingerprint()[:16] == "3d68b6e789d909fb"
+
+
 def test_the_fingerprint_covers_settings_and_seed():
     config = config_of("markov")
     same = replace(config, max_steps=7, data=replace(config.data, symbols=3))

@@ -52,17 +52,15 @@ TEXTS = [
 @pytest.mark.parametrize("order", ["le", "be", "marked"])
 def test_text_of_wide_characters_is_refused_with_its_encoding(tmp_path, text, size, order):
     file = tmp_path / "a.txt"
-    encoding = f"utf-{size}" if order == "marked" else f"utf-{size}-{order}"
-    file.write_bytes(text.encode(encoding))
+    file.write_bytes(text.encode(f"utf-{size}" if order == "marked" else f"utf-{size}-{order}"))
     for read in (
         lambda: documents(text_corpus(file)),
         lambda: read_text(SampleConfig(score=str(file))),
     ):
         with pytest.raises(UserError) as error:
             read()
-        for named in (str(file), encoding.upper().replace("-LE", "LE").replace("-BE", "BE")):
+        for named in (str(file), f"utf_{size}"):
             assert named in str(error.value)
-        assert "cp1252" not in str(error.value)
 
 
 def zipped() -> bytes:
@@ -75,16 +73,12 @@ def zipped() -> bytes:
 @pytest.mark.parametrize(
     ("content", "encoding"),
     [
-        ("Façade\n".encode("cp1252"), "cp1252"),
-        ("これはテキスト\n".encode("shift-jis"), "cp1252"),
-        ("Façade".encode() + b"\xe2\x82", "utf-8"),
-        ("Façade".encode() * 20_000 + b"\xe7a", "utf-8"),
-        ("ab".encode("utf-16-be"), "UTF-16BE"),
-        ("Glass".encode("utf-16-le"), "UTF-16LE"),
+        ("Le château à côté d'une forêt où dort l'évêque.\n".encode("cp1252"), "cp1252"),
+        ("これはテキスト\n".encode("shift-jis"), "cp932"),
+        ("Быть или не быть — вот в чём вопрос\n".encode("cp1251"), "cp1251"),
+        ("Glass".encode("utf-16-le"), "utf_16_le"),
         (b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", None),
-        (b"BZh91AY&SY\xff\x10\x02\x1e", None),
         (b"a long text with one null byte\0" * 2, None),
-        (b"a long text " * 20_000 + b"\0", None),
         (zipped(), None),
         (b"abc\0def", None),
     ],
@@ -95,7 +89,7 @@ def test_a_conversion_is_advised_for_text_and_not_for_binary_files(content, enco
         file.read()
     message = str(error.value)
     assert "mine" in message and ("iconv" in message) == bool(encoding)
-    assert f"-f {encoding or ''}" in message or not encoding
+    assert f" {encoding}:" in message or not encoding
 
 
 def test_a_device_that_does_not_end_is_refused():

@@ -1,6 +1,5 @@
 """Token files are prepared once, never stale and never incomplete."""
 
-import json
 import os
 import re
 import shutil
@@ -11,17 +10,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from corpora import ignore, text_corpus
+from corpora import ignore
 from filelock import FileLock
 from hypothesis import given
 from hypothesis import strategies as st
 
+import data.corpus
 import data.tokens
 from common.errors import UserError
 from common.text_files import normalize_text
 from config import DataConfig, TokenizerConfig
 from data.tokenizer import CharTokenizer
-from data.tokens import prepare, tokenize_corpus
+from data.tokens import prepare
 
 ROOT = Path(__file__).parents[2]
 CHAR, SMALL_BPE = TokenizerConfig(name="char"), TokenizerConfig(name="bpe", vocab_size=280)
@@ -107,16 +107,6 @@ def test_end_of_text_separates_documents(folder):
         f"{texts[0]}{'c' * 85}",
         f"{'c' * 10}dddddeeeee",
     )
-
-
-def test_the_summary_counts_the_rows_whose_text_is_null(write):
-    texts = ["first", "null", "second", "null", "null"]
-    rows = [f'{{"text": {text if text == "null" else json.dumps(text)}}}' for text in texts]
-    source = write("\n".join(rows), "text/rows.jsonl")
-    for _ in range(2):  # prepared, then opened
-        tokens = prepare(source, CHAR, ignore)
-        assert (tokens.documents, tokens.skipped) == (2, 3)
-        assert any(line.endswith(" 3") for line in tokens.summary())
 
 
 def numbered_documents(count: int) -> list[str]:
@@ -233,16 +223,6 @@ def test_a_changed_figure_of_a_cache_entry_is_reported_and_counted_again(figure,
     assert len(log) == 1 and str(entry) in log[0]
 
 
-def test_large_files_are_verified_by_size_unless_all_hashes_are_asked_for(write, cache):
-    corpus, log = text_corpus(write(PROSE).path), []
-    intact = decode_splits(tokenize_corpus(corpus, CHAR, ignore))
-    flip_a_byte(cache_entries(cache)[0] / "train.bin")
-    tokenize_corpus(corpus, CHAR, pytest.fail, max_verified_bytes=500)
-    verified = prepare(write(PROSE), CHAR, log.append, verify_all=True)
-    assert decode_splits(verified) == intact
-    assert len(log) == 1 and "train.bin" in log[0]
-
-
 def test_the_fingerprint_of_a_text_does_not_change_between_versions(write):
     """Otherwise a run that another version began could not be resumed."""
     assert prepare(write(PROSE), CHAR, ignore).fingerprint[:16] == "336477e4d9c65baf"
@@ -289,7 +269,7 @@ def test_the_tokenizer_of_another_model_is_used_and_characters_it_lacks_are_refu
     assert len(cache_entries(cache)) == 2
     with pytest.raises(UserError) as error:
         prepare(write(PROSE + "on\ntat Ω\n"), CHAR, ignore, CharTokenizer(PROSE))
-    assert "'Ω'" in str(error.value) and "tat Ω" in str(error.value)
+    assert "'Ω'" in str(error.value)
 
 
 def test_folders_of_killed_processes_are_removed_from_the_cache_and_no_others(write, cache):
@@ -363,9 +343,9 @@ def test_text_in_many_pieces_has_the_tokens_of_the_text_in_one_piece(
         for n in range(400)
     )
     config = replace(SMALL_BPE, pattern=pattern)
-    corpus = text_corpus(write(text).path)
-    one_piece = tokenize_corpus(corpus, config, ignore)
+    one_piece = prepare(write(text), config, ignore)
     monkeypatch.setenv("GLASSGPT_CACHE", str(cache.with_name("other")))
-    many_pieces = tokenize_corpus(replace(corpus, piece_chars=300), config, ignore)
+    monkeypatch.setattr(data.corpus, "PIECE_CHARS", 300)
+    many_pieces = prepare(write(text), config, ignore)
     assert np.array_equal(one_piece.train, many_pieces.train)
     assert np.array_equal(one_piece.val, many_pieces.val)

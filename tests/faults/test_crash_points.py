@@ -85,9 +85,10 @@ def traced(folder: Path, job: str, text_file: Path, *options: str) -> Process:
 
 
 def resume(folder: Path, job: str, text_file: Path) -> str:
-    """Run the job's command again with resume=auto, and return its output."""
+    """Run the job's command again, a run or sweep with resume=auto, and return its output."""
     os.environ["GLASSGPT_CACHE"] = str(folder / "place" / "cache")
-    process = Process(folder, *argv_of(job, text_file), "resume=auto")
+    more = [] if job == "prepare" else ["resume=auto"]
+    process = Process(folder, *argv_of(job, text_file), *more)
     assert process.wait() == 0 and "Traceback" not in process.output(), process.output()
     return process.output()
 

@@ -321,10 +321,10 @@ def test_curves_over_logarithmic_steps_begin_after_step_0(open_page, tmp_path, m
 
 @pytest.mark.slow
 def test_losses_of_different_texts_are_not_compared(open_page, tmp_path):
-    for lines in ("kept", "once"):
-        run = make_job(tmp_path, {"data.lines": lines})
+    for field in ("text", "body"):
+        run = make_job(tmp_path, {"data.field": field})
         (run / "config.yaml").write_text(
-            (run / "config.yaml").read_text().replace("lines: kept", f"lines: {lines}")
+            (run / "config.yaml").read_text().replace("field: text", f"field: {field}")
         )
     tab = open_page(write(tmp_path))
     assert tab.locator("#best").is_hidden() and tab.locator("#tradeoffs").is_hidden()

@@ -563,9 +563,9 @@ def run_of(settings: dict, loss: float | None, status="finished", vocabulary=65,
 
 
 def test_runs_of_different_texts_are_not_ranked():
-    runs = [run_of({"data.lines": lines}, loss) for lines, loss in (("kept", 2.0), ("once", 1.0))]
+    runs = [run_of({"data.field": name}, loss) for name, loss in (("text", 2.0), ("body", 1.0))]
     assert find_best_run(runs) == runs[1]
-    runs[1].config.data.lines = "once"
+    runs[1].config.data.field = "body"
     assert find_best_run(runs) is None
     assert [variant.runs for variant in rank_variants(runs)] == [[run] for run in runs]
 

@@ -110,13 +110,11 @@ def test_a_dry_run_refuses_what_the_run_would_refuse(tmp_path, monkeypatch, text
 
 def test_a_dry_run_reads_only_the_beginning_of_a_large_text(tmp_path, monkeypatch):
     monkeypatch.setenv("GLASSGPT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(data.tokens, "MAX_DRY_RUN_BYTES", 500)
-    monkeypatch.setattr(data.tokens, "MAX_DRY_RUN_CHARS", 300)
     for name in ("a", "b", "c"):
         (tmp_path / "texts").mkdir(exist_ok=True)
         (tmp_path / "texts" / name).write_text(f"{name}{name.upper()}" * 100)
-    text = data.tokens.prepare_for_dry_run(
-        DataConfig("text", str(tmp_path / "texts")), TokenizerConfig("char")
+    text = data.tokens.prepare(
+        DataConfig("text", str(tmp_path / "texts")), TokenizerConfig("char"), max_chars=300
     )
     assert (len(text.train) + len(text.val), text.tokenizer.alphabet) == (400, "ABab")
     assert not text.is_complete and not (tmp_path / "cache").exists()
