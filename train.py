@@ -272,7 +272,6 @@ def train_step(
     loss = torch.zeros((), device=config.device)
     for micro_step, batch in enumerate(micro_batches(inputs, targets, config, world)):
         device.seed_micro_step(config.seed, step, micro_step, world.rank)
-        world.synchronize_gradients(state.model, config, micro_step == config.accumulate - 1)
         with autocast(config.device, config.precision):
             micro_loss = state.forward(*batch)[1]  # the logits are freed
         state.scaler.scale(micro_loss / config.accumulate).backward()

@@ -13,15 +13,17 @@ the tables.
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from typing import NamedTuple
+from unittest.mock import patch
 
 from benchmarks.hardware import GPUS, GPUS_PER_MACHINE, NETWORKS, Cluster
 from benchmarks.harness import Options, read_options, run_command, select, write_json
 from benchmarks.published import MODELS as PUBLISHED_MODELS
 from benchmarks.published import check_predictions, format_predictions, predict_published
 from benchmarks.step_time import make_config, simulate_step
-from config import GPTConfig, OptimConfig
-from training.flops import tokens_per_step
-from training.memory import MAX_MEMORY_SHARE, memory_needed, model_size
+from config import GPTConfig, OptimConfig, ResolvedConfig
+from kernels import MAX_FLOAT32_LOGITS
+from training.flops import model_size, tokens_per_step
+from training.memory import MAX_MEMORY_SHARE, memory_needed
 
 PARTS = ("memory", "limits", "check")
 PROCESSES = (1, 8, 64, 256, 1024)
@@ -131,7 +133,7 @@ def simulate_scenario(scenario: Scenario, options: ClusterOptions) -> Result:
     network = select("network", options.network, NETWORKS)[options.network]
     cluster = Cluster(gpu, network, processes, options.utilization)
     step = simulate_step(config, cluster)
-    memory = memory_needed(config, processes)
+    memory = estimate_memory(config, processes)
     without_latency = simulate_step(config, cluster._replace(has_latency=False))
     latency = step.exposed - without_latency.exposed
     compute_share = step.compute / step.seconds
@@ -191,24 +193,28 @@ def format_result(result: Result) -> str:
     return f"{result.compute_share:.0%}{limit}"
 
 
-def estimate_memory() -> MarkdownTable:
-    """Estimate the memory on one GPU: eager, compiled, and with recomputed activations."""
+def estimate_memory(config: ResolvedConfig, processes: int) -> float:
+    """Estimate the bytes of a GPU, with or without one: on a CPU, with the chunks of a GPU."""
+    with patch.dict(MAX_FLOAT32_LOGITS, cpu=MAX_FLOAT32_LOGITS["cuda"]):
+        return memory_needed(replace(config, device="cpu"), processes)
+
+
+def estimate_models() -> MarkdownTable:
+    """Estimate the memory on one GPU, without and with recomputed activations."""
     lines = [
-        "| model | sequences | weights, gradients, AdamW | eager | compiled "
-        "| `checkpoint_activations` |",
-        "|---|---|---|---|---|---|",
+        "| model | sequences | weights, gradients, AdamW | estimate | `checkpoint_activations` |",
+        "|---|---|---|---|---|",
     ]
     figures = []
     for name, (model, sequences) in MEMORY_MODELS.items():
         parameters, _ = model_size(model)
-        compiled = make_config(model, 1, 1, sequences)
+        config = make_config(model, 1, 1, sequences)
         configs = {
-            "eager": replace(compiled, compile=False),
-            "compiled": compiled,
-            "checkpointed": replace(compiled, checkpoint_activations=True),
+            "estimate": config,
+            "checkpointed": replace(config, checkpoint_activations=True),
         }
         memory = {"stored": float(BYTES_PER_PARAMETER * parameters)}
-        memory |= {mode: memory_needed(config, 1) for mode, config in configs.items()}
+        memory |= {mode: estimate_memory(config, 1) for mode, config in configs.items()}
         cells = " | ".join(f"{size / 1e9:,.1f} GB" for size in memory.values())
         lines.append(f"| {name} | {sequences} | {cells} |")
         figures.append({"model": name, "sequences": sequences, **memory})
@@ -226,7 +232,7 @@ def make_table(part: str, options: ClusterOptions) -> MarkdownTable:
         AssertionError: A predicted speed differs too much from the published one.
     """
     if part == "memory":
-        return estimate_memory()
+        return estimate_models()
     if part == "check":
         predictions = predict_published()
         check_predictions(predictions)

@@ -6,9 +6,11 @@ Assumptions:
   rate, and the time in which all other operations read and write their tensors (`MOVED_BYTES`).
   Neither rate depends on the size of the micro-batch.
 - Collectives take the time that benchmarks/hardware.py estimates.
-- A block is gathered while the block before computes, and its gradients are reduced while the next
-  one computes; the collectives of a group run one after the other. Only the time in which they run
-  and nothing computes is added. Collectives do not slow the compute that hides them.
+- A block of a sharded model is gathered while the block before computes, and its gradients are
+  reduced while the next one computes; the collectives of a group run one after the other. Only the
+  time in which they run and nothing computes is added. Collectives do not slow the compute that
+  hides them.
+- The gradients of a complete model are averaged after the last backward pass.
 - The optimizer reads and writes its tensors once.
 """
 
@@ -19,11 +21,13 @@ from dataclasses import astuple, replace
 from functools import cache
 from typing import NamedTuple
 
+import torch
+
 from benchmarks.hardware import BANDWIDTH_SHARE, Cluster
 from config import GPTConfig, ResolvedConfig
-from training.memory import matrix_shapes, model_size
+from training.flops import model_size
 from training.optimizers import NEWTON_SCHULZ_STEPS
-from training.world import count_owners
+from variants import build_model
 
 # Bytes that the forward and backward passes move outside of matrix products and fused attention:
 # for each token, layer and channel, by (MLP, is compiled), and for each logit. Counted on a CPU:
@@ -142,7 +146,9 @@ def count_parts(settings: tuple) -> tuple[Part, Part]:
     two_layers = Part(*model_size(replace(model, n_layer=2)))
     parameters = two_layers.parameters - one_layer.parameters
     flops = two_layers.flops - one_layer.flops
-    block = Part(parameters, flops, matrix_shapes(settings))
+    with torch.device("meta"):
+        (layer,) = build_model(replace(model, n_layer=1)).blocks
+    block = Part(parameters, flops, [tuple(p.shape) for p in layer.parameters() if p.dim() == 2])
     return block, Part(one_layer.parameters - parameters, one_layer.flops - flops)
 
 
@@ -164,11 +170,12 @@ def plan_work(config: ResolvedConfig, cluster: Cluster, engine: Engine = GLASSGP
     # Seconds of the collectives
     shards = cluster.group(config.shard)
     replicas = cluster.group(cluster.processes // config.shard, config.shard)
-    averaged = block.parameters
-    if config.optim.name == "muon" and config.shard == 1:
-        averaged -= sum(math.prod(shape) for shape in block.matrices)  # see plan_muon
-    block_gradients = engine.gradient_bytes * averaged
+    block_gradients = engine.gradient_bytes * block.parameters
     outside_gradients = engine.gradient_bytes * outside.parameters
+    average_block = average_outside = 0.0
+    if config.shard > 1:
+        average_block = replicas.all_reduce_seconds(block_gradients / config.shard)
+        average_outside = replicas.all_reduce_seconds(outside_gradients / config.shard)
     return Work(
         layers=model.n_layer,
         block_forward=block_seconds / 3,
@@ -179,8 +186,8 @@ def plan_work(config: ResolvedConfig, cluster: Cluster, engine: Engine = GLASSGP
         gathers_again=engine.gathers_again,
         reduce_block=shards.scatter_seconds(block_gradients),
         reduce_outside=shards.scatter_seconds(outside_gradients),
-        average_block=replicas.all_reduce_seconds(block_gradients / config.shard),
-        average_outside=replicas.all_reduce_seconds(outside_gradients / config.shard),
+        average_block=average_block,
+        average_outside=average_outside,
     )
 
 
@@ -221,54 +228,55 @@ def simulate_micro_step(work: Work) -> float:
 def simulate_step(config: ResolvedConfig, cluster: Cluster, engine: Engine = GLASSGPT) -> Step:
     """Return the duration of a training step."""
     work = plan_work(config, cluster, engine)
-    # Gradients are averaged over replicas in the last micro-step only.
-    earlier = work._replace(average_block=0.0, average_outside=0.0)
-    exposed = simulate_micro_step(work) - work.compute
-    exposed += (config.accumulate - 1) * (simulate_micro_step(earlier) - work.compute)
-    block, outside = count_parts(astuple(config.model))
-    parameters = config.model.n_layer * block.parameters + outside.parameters
-    update = Update(OPTIMIZER_BYTES * parameters / config.shard)
-    if config.optim.name == "muon":
-        update = plan_muon(config, cluster)
+    exposed = config.accumulate * (simulate_micro_step(work) - work.compute)
+    update = plan_muon(config, cluster)
+    if config.optim.name != "muon":
+        block, outside = count_parts(astuple(config.model))
+        parameters = config.model.n_layer * block.parameters + outside.parameters
+        update = plan_adamw(parameters, config, cluster)
     memory_bandwidth = BANDWIDTH_SHARE * cluster.gpu.memory_bandwidth
     optimizer = update.moved / memory_bandwidth
     optimizer += update.flops / (cluster.utilization * cluster.gpu.flops)
     return Step(config.accumulate * work.compute, exposed + update.communication, optimizer)
 
 
-def plan_muon(config: ResolvedConfig, cluster: Cluster) -> Update:
-    """Return the work of Muon, whose matrices of equal shape are divided among owners.
+def plan_adamw(parameters: int, config: ResolvedConfig, cluster: Cluster) -> Update:
+    """Return the work of AdamW; the gradients of a complete model are averaged in one message."""
+    moved = OPTIMIZER_BYTES * parameters / config.shard
+    everyone = cluster.group(cluster.processes)
+    averaged = 4 * parameters if config.shard == 1 else 0
+    return Update(moved, communication=everyone.all_reduce_seconds(averaged))
 
-    A complete model reduce-scatters the gradients of such a stack to the owners after the backward
-    pass, averages them over the groups of owners, and all-gathers the updates within each. A
-    sharded one, whose gradients are reduced already, moves its rows to the owners and the updates
-    back, then across copies. Gradients travel in float32 and updates in bf16, padded so that each
-    owner has the same number of matrices.
+
+def plan_muon(config: ResolvedConfig, cluster: Cluster) -> Update:
+    """Return the work of Muon, and of AdamW for the other parameters.
+
+    Complete models divide the matrices of equal shape among the processes: their gradients are
+    reduce-scattered to the owners after the backward pass, and the updates all-gathered in bf16,
+    both padded so that each owner has the same number of matrices. Of a sharded model, each process
+    gathers the momenta in float32 and orthogonalizes all of them.
     """
     block, outside = count_parts(astuple(config.model))
     layers = config.model.n_layer
-    owners = count_owners(config, cluster.processes)
-    shards = cluster.group(config.shard)
-    copies = cluster.group(owners // config.shard, config.shard)
-    groups = cluster.group(cluster.processes // owners, owners)
+    owners = cluster.processes if config.shard == 1 else 1
+    everyone, shards = cluster.group(cluster.processes), cluster.group(config.shard)
     matrix_parameters = layers * sum(math.prod(shape) for shape in block.matrices)
     other_parameters = layers * block.parameters + outside.parameters - matrix_parameters
 
     flops = communication = 0.0
     for (rows, columns), per_block in Counter(block.matrices).items():
         share = math.ceil(layers * per_block / owners)
-        owned = share * rows * columns
         flops += share * newton_schulz_flops(rows, columns)
+        stack = share * owners * rows * columns
         if config.shard == 1:
-            communication += copies.scatter_seconds(4 * owned * owners)
-            communication += groups.all_reduce_seconds(4 * owned)
+            communication += everyone.scatter_seconds(4 * stack)
+            communication += everyone.scatter_seconds(2 * stack)
         else:
-            communication += shards.scatter_seconds(4 * owned) + shards.scatter_seconds(2 * owned)
-        communication += copies.scatter_seconds(2 * owned * owners / config.shard)
-    moved = OPTIMIZER_BYTES * other_parameters / config.shard
-    moved += MUON_WEIGHT_BYTES * matrix_parameters / config.shard
-    moved += MUON_STATE_BYTES * matrix_parameters / owners
-    return Update(moved, flops, communication)
+            communication += shards.scatter_seconds(4 * stack)
+    others = plan_adamw(other_parameters, config, cluster)
+    moved = others.moved + MUON_WEIGHT_BYTES * matrix_parameters / config.shard
+    moved += MUON_STATE_BYTES * matrix_parameters / (owners * config.shard)
+    return Update(moved, flops, communication + others.communication)
 
 
 def newton_schulz_flops(rows: int, columns: int) -> int:

@@ -134,7 +134,7 @@ class ThroughputResult:
 def make_config(size: str, precision: str, compile: bool | str, device: str) -> ResolvedConfig:
     """Return the configuration of a run of `RUN_STEPS` steps, resolved for this machine."""
     from training.device import pick_precision
-    from training.memory import model_size
+    from training.flops import model_size
     from training.plan import should_compile
 
     shape = THROUGHPUT_SHAPES[size]
@@ -365,7 +365,7 @@ def summarize(
         rounds: A `StepMeasurement` and the memory of each round so far, by runner.
         matmul: Operations per second of a matrix product, by precision.
     """
-    from training.memory import model_size
+    from training.flops import model_size
 
     shape = THROUGHPUT_SHAPES[size]
     tokens = shape.tokens_per_step

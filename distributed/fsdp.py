@@ -1,4 +1,4 @@
-"""FSDP2: gather the parameters of a model and average its gradients, block by block."""
+"""FSDP2: shard the parameters, gradients and optimizer state of a model by rows."""
 
 import torch
 from torch.distributed import init_device_mesh
@@ -9,37 +9,28 @@ from model import GPT
 
 
 def apply_fsdp(model: GPT, config: ResolvedConfig, size: int) -> None:
-    """Let FSDP2 gather the parameters of a model and average its gradients, block by block.
+    """Shard a model over groups of `config.shard` ranks, each of which holds one copy.
 
-    A sharded model in bf16 or fp16 communicates the blocks' matrices in that format, and everything
-    else, gradients included, in float32. Vectors of the blocks, such as the gains of norms, stay
-    whole on every rank.
+    FSDP2 gathers the parameters block by block and averages the gradients during the backward pass,
+    while other blocks are computed. In bf16 or fp16 the blocks' matrices are communicated in that
+    format, and everything else, gradients included, in float32. Vectors of the blocks, such as the
+    gains of norms, stay whole on every rank.
     """
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-    if config.shard == size:
-        mesh = init_device_mesh(config.device, (size,), mesh_dim_names=("shard",))
-    else:
-        shape = (size // config.shard, config.shard)
-        mesh = init_device_mesh(config.device, shape, mesh_dim_names=("replicate", "shard"))
+    shape = (size // config.shard, config.shard)
+    mesh = init_device_mesh(config.device, shape, mesh_dim_names=("copy", "shard"))
     if config.compile:
         compile_parts(model)
     policy = MixedPrecisionPolicy()
-    if config.precision != "fp32" and config.shard > 1:
+    if config.precision != "fp32":
         dtype = DTYPES[config.precision]
         policy = MixedPrecisionPolicy(dtype, torch.float32, cast_forward_inputs=False)
     vectors = {p for p in model.blocks.parameters() if p.dim() == 1}
     for vector in vectors:  # FSDP2 does not move what it ignores
         vector.data = vector.data.to(config.device)
-    keeps_weights = config.shard == 1  # there are none of other ranks that could be freed
     for block in model.blocks:
-        fully_shard(
-            block,
-            mesh=mesh,
-            mp_policy=policy,
-            reshard_after_forward=not keeps_weights,
-            ignored_params=vectors,
-        )
+        fully_shard(block, mesh=mesh, mp_policy=policy, ignored_params=vectors)
     fully_shard(model, mesh=mesh, reshard_after_forward=False, ignored_params=vectors)
 
 

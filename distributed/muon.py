@@ -1,4 +1,4 @@
-"""Muon for several ranks: each gets the gradients and sends the updates of the matrices it owns."""
+"""Muon for several processes, each with the complete model or with some rows of it."""
 
 import math
 from collections.abc import Iterable
@@ -7,59 +7,29 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
-from config import ResolvedConfig
 from training.optimizers import Muon
-from training.tensors import is_distributed, local_part
-from training.world import count_owners
-
-Placements = tuple[Placement, ...]
-# DTensor placements of a stack (matrices, rows, columns) on the mesh of `owners_mesh`: groups of
-# owners, copies of the model in a group, and the shards of a copy, if there are any.
-# All of the stack, if there are no shards:
-COMPLETE: Placements = (Replicate(), Replicate())
-# The rows of each shard:
-ROWS: Placements = (Replicate(), Replicate(), Shard(1))
-# The matrices that each rank owns:
-OWNED: Placements = (Replicate(), Shard(0), Shard(0))
-# Gradients of a part of the batch, which have to be summed over all ranks, or over the groups:
-SUMMANDS: Placements = (Partial(), Partial())
-OWNED_SUMMANDS: Placements = (Partial(), Shard(0))
 
 
-def owners_mesh(config: ResolvedConfig, size: int) -> DeviceMesh:
-    """Return the mesh (groups of owners, copies of the model in a group, shards) of the ranks.
+class OwnerMuon(Muon):
+    """Muon whose matrices are divided among ranks that each have the complete model.
 
-    It has no third dimension if the model is not sharded.
-    """
-    owners = count_owners(config, size)
-    shape: tuple[int, ...] = (size // owners, owners // config.shard, config.shard)
-    names: tuple[str, ...] = ("group", "copy", "shard")
-    dimensions = 2 if config.shard == 1 else 3
-    return init_device_mesh(config.device, shape[:dimensions], mesh_dim_names=names[:dimensions])
-
-
-class DistributedMuon(Muon):
-    """Muon whose matrices are divided among ranks.
-
-    Each matrix has an owner: the only rank of a group that gets its gradient, stores its state and
-    computes its update, which the others receive in `dtype`. Of the n matrices of a stack each rank
-    owns ceil(n / ranks), in their order; the last ranks own fewer or none. There may be several
-    groups of such ranks, which do the same.
+    Each matrix has an owner: the only rank that gets its gradient, stores its state and computes
+    its update, which the others receive in `dtype`. Of the n matrices of a stack each rank owns
+    ceil(n / size), in their order; the last ranks own fewer or none, and send padding.
 
     Args:
-        params: The matrices, each complete or sharded by rows.
+        params: The matrices.
         settings: Those of `Muon`.
-        mesh: The ranks, from `owners_mesh`.
+        rank: Number of this process.
+        size: Number of processes.
     """
 
-    def __init__(self, params: Iterable[Tensor], *settings: Any, mesh: DeviceMesh) -> None:
+    def __init__(self, params: Iterable[Tensor], *settings: Any, rank: int, size: int) -> None:
         super().__init__(params, *settings)
-        self._mesh = mesh
-        self._group_size = mesh.size() // mesh.size(0)
-        self._rank = mesh.get_rank() % self._group_size
+        self._rank = rank
+        self._size = size
 
     def owns(self, p: Tensor) -> bool:
         """Return whether this rank stores the state of a matrix."""
@@ -70,42 +40,40 @@ class DistributedMuon(Muon):
 
         The others pass a tensor of the same shape, which is overwritten.
         """
-        dist.broadcast(state, self._find_owner(p))  # from the first group to all ranks
+        dist.broadcast(state, self._find_owner(p))
         return state
 
     @torch.no_grad()
-    def collect_gradients(self) -> None:
-        """Move the gradient of each matrix to its owner; other ranks have none afterwards.
-
-        Gradients that FSDP2 has not averaged are averaged over the ranks. All ranks call this
-        together, after the backward pass.
-        """
-        stacks = self.stacks()
-        collected = [self._collect(stack) for stack in stacks]  # they travel together
-        for stack, gradients in zip(stacks, collected):
-            if not is_distributed(stack[0]):
-                gradients = gradients / self._mesh.size()
-            for p, gradient in zip(self._owned(stack), gradients.unbind()):
-                p.grad = gradient
+    def average_gradients(self) -> None:
+        """Average the gradient of each matrix on its owner; other ranks have none afterwards."""
+        for stack in self.stacks():
+            gradients = [p.grad for p in stack]
+            for p in stack:
+                p.grad = None
+            share = self._share(stack)
+            padding = self._size * share - len(stack)
+            message = torch.stack(gradients + padding * [torch.zeros_like(gradients[0])])
+            sums = torch.empty_like(message[:share])  # (share, rows, columns)
+            dist.reduce_scatter(sums, list(message.chunk(self._size)))
+            for p, mean in zip(self._owned(stack), sums.div_(self._size).unbind()):
+                p.grad = mean
 
     def compute_updates(self, stack: list[Tensor]) -> Tensor:
-        """Compute the updates of this rank's matrices, and exchange them with the other ranks.
+        """Return the updates of all matrices, then padding: (at least len(stack), rows, columns).
 
-        Returns:
-            This rank's rows of all updates, then padding: (at least len(stack), local rows,
-            columns). They arrive asynchronously: the first operation that reads them waits.
+        This rank computes those of its own matrices.
         """
-        owned = self._owned(stack)
-        shape = (self._share(stack), *stack[0].shape)
-        message = torch.zeros(shape, dtype=self.dtype, device=stack[0].device)
+        share, owned, like = self._share(stack), self._owned(stack), stack[0]
+        message = torch.zeros((share, *like.shape), dtype=self.dtype, device=like.device)
         if owned:
             message[: len(owned)] = super().compute_updates(owned)
-        target = ROWS if is_distributed(stack[0]) else COMPLETE
-        return self._redistribute(message, stack, OWNED, target)
+        updates = message.new_empty(self._size * share, *like.shape)
+        dist.all_gather(list(updates.chunk(self._size)), message)
+        return updates
 
     def _share(self, stack: list[Tensor]) -> int:
         """Return the number of matrices of a stack that a rank owns at most."""
-        return math.ceil(len(stack) / self._group_size)
+        return math.ceil(len(stack) / self._size)
 
     def _owned(self, stack: list[Tensor]) -> list[Tensor]:
         """Return the matrices of a stack that this rank owns."""
@@ -113,41 +81,32 @@ class DistributedMuon(Muon):
         return stack[self._rank * share : (self._rank + 1) * share]
 
     def _find_owner(self, p: Tensor) -> int:
-        """Return the rank, in each group, that owns a matrix."""
+        """Return the rank that owns a matrix."""
         (stack,) = [stack for stack in self.stacks() if stack[0].shape == p.shape]
         index = next(index for index, other in enumerate(stack) if other is p)
         return index // self._share(stack)
 
-    def _collect(self, stack: list[Tensor]) -> Tensor:
-        """Send the gradients of a stack to their owners, and free them.
 
-        Returns:
-            The gradients of this rank's matrices, (share, rows, columns), which are sums over the
-            ranks if FSDP2 has not averaged them.
-        """
-        gradients = [local_part(p.grad) for p in stack]
-        padding = self._group_size * self._share(stack) - len(stack)
-        message = torch.stack(gradients + padding * [torch.zeros_like(gradients[0])])
-        for p in stack:
-            p.grad = None
-        if is_distributed(stack[0]):
-            return self._redistribute(message, stack, ROWS, OWNED)
-        return self._redistribute(message, stack, SUMMANDS, OWNED_SUMMANDS, OWNED)
+class ShardedMuon(Muon):
+    """Muon for matrices that FSDP2 shards by rows, as it does momentum and squares.
 
-    def _redistribute(
-        self, message: Tensor, stack: list[Tensor], source: Placements, *targets: Placements
-    ) -> Tensor:
-        """Move a padded stack between placements, without waiting for the last message."""
+    Each rank gathers the rows of the others and orthogonalizes all matrices.
+    """
+
+    def orthogonalize(self, momenta: Tensor, stack: list[Tensor]) -> Tensor:
+        """Return this rank's rows of the orthogonalized momenta: (n, local rows, columns)."""
         rows, columns = stack[0].shape
-        dimensions = self._mesh.ndim
-        distributed = DTensor.from_local(
-            message,
-            self._mesh,
-            source[:dimensions],
+        mesh = stack[0].device_mesh
+        placements = [
+            Shard(1) if placement.is_shard() else placement for placement in stack[0].placements
+        ]
+        complete = DTensor.from_local(
+            momenta,
+            mesh,
+            placements,
             run_check=False,
-            shape=torch.Size((self._group_size * self._share(stack), rows, columns)),
+            shape=torch.Size((len(stack), rows, columns)),
             stride=(rows * columns, columns, 1),
-        )
-        for target in targets:
-            distributed = distributed.redistribute(placements=target[:dimensions], async_op=True)
-        return distributed.to_local()
+        ).full_tensor()
+        updates = super().orthogonalize(complete, stack)
+        return distribute_tensor(updates, mesh, placements, src_data_rank=None).to_local()

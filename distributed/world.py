@@ -22,11 +22,11 @@ from common.terminal import explain_error, first_line, print_stderr
 from common.torchrun import count_processes
 from config import ResolvedConfig
 from distributed.fsdp import apply_fsdp
-from distributed.muon import DistributedMuon, owners_mesh
+from distributed.muon import OwnerMuon, ShardedMuon
 from model import GPT
 from training.optimizers import Muon
 from training.tensors import full_tensor, is_distributed
-from training.world import World, is_replicated_by_fsdp
+from training.world import World
 from variants import build_model
 
 # All ranks do the same amount of work in a training step, so one that is late by minutes hangs.
@@ -45,11 +45,8 @@ CONNECTION_LOST = re.compile(
 class DistributedWorld(World):
     """Several ranks, which torchrun started; all of them call a method together.
 
-    With shard=1 each rank has the complete model. On GPUs with AdamW, torch's FSDP2 averages
-    gradients while the backward pass computes others. On CPUs, and with Muon, they are averaged
-    after it: Muon's are reduce-scattered to the owners of their matrices, all others summed in one
-    message. With a larger `shard`, FSDP2 shards the model on a mesh (processes / shard, shard):
-    each group of `shard` ranks holds one copy.
+    With shard=1 each rank has the complete model, and gradients are averaged after the backward
+    pass. With a larger `shard`, each group of `shard` ranks holds one copy: see `apply_fsdp`.
 
     Args:
         rank: Number of this process.
@@ -128,40 +125,28 @@ class DistributedWorld(World):
 
     def place_model(self, model: GPT, config: ResolvedConfig) -> Callable:
         """Place the model on the device of each rank; see `World.place_model`."""
-        if config.shard > 1 or is_replicated_by_fsdp(config, self.size):
+        if config.shard > 1:
             apply_fsdp(model, config, self.size)
             return model
         return super().place_model(model, config)
 
     def muon_class(self, config: ResolvedConfig) -> Callable[..., Muon]:
-        """Return the constructor of Muon, with the matrices divided among the ranks."""
-        return partial(DistributedMuon, mesh=owners_mesh(config, self.size))
-
-    def synchronize_gradients(self, model: GPT, config: ResolvedConfig, is_last: bool) -> None:
-        """Have FSDP2 average gradients in the last micro-step only.
-
-        A sharded model sums them over its shards in every micro-step, so that no rank stores all of
-        them, and over the copies of the model in the last.
-        """
-        if not hasattr(model, "set_requires_gradient_sync"):
-            return
-        if config.shard == 1:
-            model.set_requires_gradient_sync(is_last)
-        else:
-            model.set_requires_all_reduce(is_last)
+        """Return the constructor of Muon for a complete or a sharded model."""
+        if config.shard > 1:
+            return ShardedMuon
+        return partial(OwnerMuon, rank=self.rank, size=self.size)
 
     @torch.no_grad()
     def average_gradients(self, optimizers: list[Optimizer]) -> None:
-        """Average the gradients that FSDP2 does not manage.
+        """Average the gradients that FSDP2 has not averaged.
 
-        Muon's gradients move to their owners. The others travel in one message, so that they are
-        summed in the same order at every step. DistributedDataParallel changes the order after its
-        first step.
+        Muon's gradients are averaged on their owners. The others travel in one message, so that
+        they are summed in the same order at every step.
         """
         grads = []
         for optimizer in optimizers:
-            if isinstance(optimizer, DistributedMuon):
-                optimizer.collect_gradients()
+            if isinstance(optimizer, OwnerMuon):
+                optimizer.average_gradients()
             else:
                 params = [p for group in optimizer.param_groups for p in group["params"]]
                 grads += [p.grad for p in params if not is_distributed(p)]

@@ -7,7 +7,7 @@ from conftest import ROOT
 
 import cli
 from data.tokenizer import DEFAULT_VOCAB_SIZE
-from training.memory import model_size
+from training.flops import model_size
 
 PATH = ROOT / "docs" / "attention.ipynb"
 

@@ -14,11 +14,11 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from models import lively, random_tokens, small
 from processes import assert_same_run, copy_after_8_steps, same_tensors
-from torch.distributed.fsdp import FSDPModule
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-import distributed.world
 from config import Config, GPTConfig, OptimConfig, ResolvedConfig
+from distributed.fsdp import apply_fsdp
+from distributed.muon import ShardedMuon
 from distributed.world import DistributedWorld
 from generation.decoder import Decoder
 from kernels import DTYPES, cross_entropy
@@ -145,10 +145,11 @@ def test_a_compiled_step_is_the_eager_one_within_rounding(precision):
     assert torch.allclose(*losses, rtol=1e-3 if precision == "fp32" else 3e-2)
 
 
-def losses_of_steps(config: ResolvedConfig, steps: int = 5, is_fsdp: bool = False) -> torch.Tensor:
+def losses_of_steps(
+    config: ResolvedConfig, steps: int = 5, world: World | None = None
+) -> torch.Tensor:
     """Train a model on one batch, and return the losses (steps,)."""
-    state = build_state(config, DistributedWorld(0, 1) if is_fsdp else World())
-    assert isinstance(state.model, FSDPModule) == is_fsdp
+    state = build_state(config, world or World())
     x = random_tokens(config.batch_size, config.model.block_size).numpy()
     return torch.stack([train_step(state, step, x, x).loss for step in range(steps)])
 
@@ -162,8 +163,20 @@ def process_group():
     dist.destroy_process_group()
 
 
+class ShardedWorld(DistributedWorld):
+    """One process, whose model FSDP2 shards as that of several processes."""
+
+    def place_model(self, model, config):
+        apply_fsdp(model, config, self.size)
+        return model
+
+    def muon_class(self, config):
+        return ShardedMuon
+
+
+@pytest.mark.parametrize("world", [DistributedWorld, ShardedWorld])
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-def test_a_model_that_fsdp_manages_takes_the_same_steps(process_group, monkeypatch, optimizer):
+def test_a_process_group_takes_the_same_steps(process_group, optimizer, world):
     config = ResolvedConfig(
         device=DEVICE,
         precision="fp32",
@@ -174,8 +187,7 @@ def test_a_model_that_fsdp_manages_takes_the_same_steps(process_group, monkeypat
         optim=OptimConfig(name=optimizer, warmup_steps=1),
     )
     expected = losses_of_steps(config)
-    monkeypatch.setattr(distributed.world, "is_replicated_by_fsdp", lambda *_: True)
-    losses = losses_of_steps(config, is_fsdp=True)
+    losses = losses_of_steps(config, world=world(0, 1))
     assert torch.allclose(losses, expected, atol=1e-3)
 
 

@@ -232,7 +232,7 @@ def load_optimizer_tensors(optimizers: list[Optimizer], model: nn.Module, path: 
             if field == "step":  # a scalar, which fused AdamW counts on the parameter's device
                 state = file.get_tensor(key).to(p.device)
             else:
-                state = _empty_state(optimizer, p, field)
+                state = _empty_state(p, field)
                 copy_rows(file, key, state)
             optimizer.state[p][field] = state
 
@@ -250,17 +250,13 @@ def _gather_state(optimizer: Optimizer, p: Tensor, field: str) -> Tensor:
     """Return the complete state of a parameter; all ranks call this together."""
     if not isinstance(optimizer, Muon):
         return full_tensor(optimizer.state[p][field])
-    is_owner = optimizer.owns(p)
-    state = optimizer.state[p][field] if is_owner else _empty_state(optimizer, p, field)
-    return optimizer.share_state(p, state)
+    state = optimizer.state[p][field] if optimizer.owns(p) else _empty_state(p, field)
+    return optimizer.share_state(p, full_tensor(state))
 
 
-def _empty_state(optimizer: Optimizer, p: Tensor, field: str) -> Tensor:
-    """Return memory for the state of a parameter, sharded if both are to be."""
-    like = p[:, :1] if field == "row_squares" else p
-    if isinstance(optimizer, Muon):  # complete, with its owner
-        return torch.empty(like.shape, device=like.device)
-    return torch.empty_like(like)
+def _empty_state(p: Tensor, field: str) -> Tensor:
+    """Return memory for the state of a parameter, sharded as it is."""
+    return torch.empty_like(p[:, :1] if field == "row_squares" else p)
 
 
 # --- loading --------------------------------------------------------------------------------------

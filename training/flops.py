@@ -1,13 +1,17 @@
-"""Floating-point operations of training, and the rate at which a device can perform them."""
+"""Size of a model, floating-point operations of its training, and the rate of a device."""
 
 import time
+from dataclasses import astuple, replace
 from functools import cache
 
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
 
 from config import GPTConfig, ResolvedConfig
 from kernels import DTYPES
 from training.device import has_tf32, peak_memory, synchronize
+from variants import build_model
 
 # Dense operations per second in bf16 or fp16 with float32 sums, from NVIDIA's data sheets, by the
 # device's exact name: variants of a card differ. TF32 has half the rate on each card that has it.
@@ -39,25 +43,46 @@ ASSUMED_UTILIZATION = 0.5
 FULL_UTILIZATION_WIDTH = 384
 
 
-def count_flops_per_token(config: GPTConfig) -> int:
-    """Count the operations of a training step per token: 6·N + 6·L·H·(d_k + d_v)·T.
+def model_size(config: GPTConfig) -> tuple[int, int]:
+    """Count the parameters of a model, and the operations of a training step per token.
 
-    N is the number of weights that multiply each token: those of the blocks' matrices and of the
-    output head. The second term is 12·L·H·d_k·T if queries and values have the same size; as in the
-    reference, masked pairs of tokens count; sink logits do not. The backward pass takes twice the
-    operations of the forward pass.
+    As in the reference, masked pairs of tokens count. The backward pass takes twice the operations
+    of the forward pass.
 
     Reference: Chowdhery et al. 2022, "PaLM", appendix B.
     """
-    C, L, H, G = config.n_embd, config.n_layer, config.n_head, config.kv_heads
-    d_k, d_v = config.key_dim, config.value_dim
-    attention_weights = C * (H * d_k + G * d_k + G * d_v) + H * d_v * C
-    attention_weights += C * config.gate_dim
-    mlp_matrices = 3 if config.mlp == "swiglu" else 2
-    mlp_weights = mlp_matrices * C * config.hidden_dim  # 0 without MLPs
-    head_weights = C * config.vocab_size
-    weights = L * (attention_weights + mlp_weights) + head_weights
-    return 6 * weights + 6 * L * H * (d_k + d_v) * config.block_size
+    one_layer, two_layers = (_count_forward(astuple(replace(config, n_layer=n))) for n in (1, 2))
+    parameters, flops = (
+        extrapolate(*counts, config.n_layer) for counts in zip(one_layer, two_layers)
+    )
+    return parameters, 3 * flops // config.block_size
+
+
+@cache
+def _count_forward(model_settings: tuple) -> tuple[int, int]:
+    """Count the parameters of a model, and the operations of a forward pass of one sequence.
+
+    Args:
+        model_settings: The fields of a `GPTConfig`, which unlike it can be the key of a cache.
+    """
+    config = GPTConfig(*model_settings)
+    with torch.device("meta"):
+        parameters = build_model(config).num_parameters()
+        # Sink logits and the padding of the vocabulary are no operations of the model.
+        model = build_model(replace(config, attention_sink=False, vocab_multiple=None))
+        tokens = torch.zeros(1, config.block_size, dtype=torch.int64)
+    # The counter does not know the fused attention of a CPU.
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH), torch.no_grad():
+        model(tokens)
+    return parameters, counter.get_total_flops()
+
+
+def extrapolate(once: int, twice: int, n: float) -> int:
+    """Return the n-th value of a linear sequence that begins with `once` and `twice`.
+
+    Deep models take long to build and to run even without data, so one and two layers are counted.
+    """
+    return round(once + (n - 1) * (twice - once))
 
 
 def peak_flops(device: str, precision: str) -> float | None:
@@ -102,7 +127,8 @@ def estimate_step_seconds(config: ResolvedConfig, processes: int) -> float | Non
     peak = peak_flops(config.device, config.precision)
     if peak is None:
         return None
-    step_flops = tokens_per_step(config) * count_flops_per_token(config.model)
+    _, flops_per_token = model_size(config.model)
+    step_flops = tokens_per_step(config) * flops_per_token
     width_share = min(1, config.model.n_embd / FULL_UTILIZATION_WIDTH)
     return step_flops / (ASSUMED_UTILIZATION * width_share * peak * processes)
 
@@ -122,8 +148,8 @@ def speed_metrics(
     }
     peak = peak_flops(config.device, config.precision)
     if peak is not None:
-        flops_per_second = tokens_per_second * count_flops_per_token(config.model)
-        metrics["train/mfu"] = flops_per_second / (peak * processes)
+        _, flops_per_token = model_size(config.model)
+        metrics["train/mfu"] = tokens_per_second * flops_per_token / (peak * processes)
     return metrics
 
 

@@ -16,7 +16,7 @@ from common.torchrun import count_processes
 from config import Config, ResolvedConfig
 from training import device
 from training.evaluate import Splits, evaluate, validation_windows
-from training.flops import estimate_step_seconds, tokens_per_step
+from training.flops import estimate_step_seconds, model_size, tokens_per_step
 from training.inputs import (
     OpenWeights,
     init_weights,
@@ -24,7 +24,7 @@ from training.inputs import (
     prepare_same_text,
     starting_weights,
 )
-from training.memory import memory_needed, model_size
+from training.memory import memory_needed
 from training.plan import fits, print_run, process_memory, resolve
 from training.record import describe_task
 from training.run_folder import Progress, check_run_folder, read_progress
@@ -145,7 +145,8 @@ def dry_run(
     log("\n" + config_yaml(fill_in(resolved, wandb_mode)))
     print_run(log, resolved, parameters, text, processes)
     of_device = f"; there are {available / 1e9:,.1f} GB" if available else ""
-    log(f"memory   about {memory_text} for the tensors of each process{of_device}")
+    log(f"memory   about {memory_text} for a training step of each process{of_device}")
+    log("         PyTorch (0.5 GB on a CPU), evaluation and snapshots of attention come on top")
     log(f"compute  {flops} for {pluralize(num_tokens, 'token')} in {pluralize(num_steps, 'step')}")
     log(f"time     about {duration}, without snapshots of attention ({source})")
     return nan

@@ -58,8 +58,8 @@ class Muon(Optimizer):
     row of that update is first divided by the root of its running mean square, relative to the mean
     square that every row of an orthogonal matrix has on average.
 
-    Matrices of the same shape form a stack, which is orthogonalized in one batch, in `dtype`. The
-    subclass `distributed.muon.DistributedMuon` divides each stack among ranks.
+    Matrices of the same shape form a stack, which is orthogonalized in one batch, in `dtype`.
+    `distributed.muon` has subclasses for several processes.
 
     Reference: Jordan et al. 2024 (Muon); Li et al. 2025 (NorMuon, the row normalization).
     """
@@ -97,16 +97,13 @@ class Muon(Optimizer):
     def step(self) -> None:  # type: ignore[override]  # without torch's closure
         """Update all matrices, and free their gradients."""
         (group,) = self.param_groups
-        stacks = self.stacks()
-        # All before the first is read: other ranks' updates travel while the next are computed
-        updates = [self.compute_updates(stack) for stack in stacks]
-        for stack, stack_updates in zip(stacks, updates):
+        for stack in self.stacks():
             rows, columns = stack[0].shape
             step_size = group["lr"] * math.sqrt(max(1, rows / columns))
+            updates = self.compute_updates(stack)[: len(stack)].unbind()
             weights = [local_part(p) for p in stack]
             torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])
-            without_padding = list(stack_updates[: len(stack)].unbind())
-            torch._foreach_add_(weights, without_padding, alpha=-step_size)
+            torch._foreach_add_(weights, list(updates), alpha=-step_size)
 
     def compute_updates(self, stack: list[Tensor]) -> Tensor:
         """Return the updates of matrices of one shape, (n, rows, columns); free their gradients."""
@@ -121,22 +118,26 @@ class Muon(Optimizer):
                 )
 
         # Nesterov momentum
-        momenta = [self.state[p]["momentum"] for p in stack]
-        grads = [p.grad for p in stack]
+        momenta = [local_part(self.state[p]["momentum"]) for p in stack]
+        grads = [local_part(p.grad) for p in stack]
         torch._foreach_lerp_(momenta, grads, 1 - momentum)
         nesterov = torch.stack(torch._foreach_lerp(grads, momenta, momentum))  # (n, rows, columns)
         for p in stack:
             p.grad = None
 
         # Orthogonalization
-        updates = orthogonalize(nesterov, self.dtype)
+        updates = self.orthogonalize(nesterov, stack)
 
         # Row normalization
-        row_squares = [self.state[p]["row_squares"] for p in stack]
+        row_squares = [local_part(self.state[p]["row_squares"]) for p in stack]
         new_squares = updates.square().mean(dim=-1, keepdim=True)  # (n, rows, 1)
         mean_squares = torch.lerp(torch.stack(row_squares), new_squares, 1 - ROW_SQUARES_DECAY)
         torch._foreach_copy_(row_squares, list(mean_squares.unbind()))
         return updates * (orthogonal_mean_square / mean_squares.clamp(min=MIN_MEAN_SQUARE)).sqrt()
+
+    def orthogonalize(self, momenta: Tensor, stack: list[Tensor]) -> Tensor:
+        """Return the orthogonalized momenta, (n, rows, columns), of matrices of one shape."""
+        return orthogonalize(momenta, self.dtype)
 
 
 class RowAdagrad(Optimizer):

@@ -18,8 +18,8 @@ from training.device import (
     pick_device,
     pick_precision,
 )
-from training.flops import peak_flops, tokens_per_step
-from training.memory import MAX_MEMORY_SHARE, memory_needed, model_size
+from training.flops import model_size, peak_flops, tokens_per_step
+from training.memory import MAX_MEMORY_SHARE, memory_bound, memory_needed
 
 # Floating-point operations of a whole run from which compiling saves time, by kind of device.
 # Measured on CPUs (LOG.md); an estimate for GPUs.
@@ -181,7 +181,10 @@ def pick_shard(
 
 def fits(config: ResolvedConfig, processes: int, memory: float) -> bool:
     """Return whether the memory of a process in bytes suffices, with some left over."""
-    return memory_needed(config, processes) < MAX_MEMORY_SHARE * memory
+    available = MAX_MEMORY_SHARE * memory
+    return (
+        memory_bound(config, processes) < available or memory_needed(config, processes) < available
+    )
 
 
 def find_memory_remedy(config: ResolvedConfig, processes: int, memory: float) -> str:

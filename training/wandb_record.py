@@ -16,7 +16,7 @@ from common.errors import UserError
 from common.files import atomic_write
 from common.terminal import first_line, tolerate_errors
 from config import ResolvedConfig, WandbConfig
-from training.memory import model_size
+from training.flops import model_size
 
 # Seconds to wait for the server. W&B's defaults would delay a run without a network by minutes.
 os.environ.setdefault("WANDB_LOGIN_TIMEOUT", "20")

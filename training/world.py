@@ -19,10 +19,6 @@ from config import ResolvedConfig
 from model import GPT
 from training.optimizers import Muon
 
-# Devices on which FSDP2 averages the gradients of a replicated model. On a CPU, one message after
-# the backward pass is faster than FSDP2's hooks (LOG.md).
-FSDP_DEVICES = ("cuda",)
-
 
 class Stopped(BaseException):
     """A signal asked the run to stop. Like `KeyboardInterrupt`, it is not an `Exception`.
@@ -129,11 +125,8 @@ class World:
         return compile_model(model) if config.compile else model
 
     def muon_class(self, config: ResolvedConfig) -> Callable[..., Muon]:
-        """Return the constructor of Muon, with the matrices divided among the ranks."""
+        """Return the constructor of Muon."""
         return Muon
-
-    def synchronize_gradients(self, model: GPT, config: ResolvedConfig, is_last: bool) -> None:
-        """Set before a forward pass whether its micro-step is the last of the optimizer step."""
 
     def average_gradients(self, optimizers: list[Optimizer]) -> None:
         """Average the gradients over the ranks, as far as the backward pass has not done so."""
@@ -160,25 +153,3 @@ def compile_model(model: GPT) -> Callable:
     # the time. torch 2.13 cannot generate them for attention in float32 that is computed again.
     has_cpp_wrapper = model.head.weight.device.type == "cpu" and not model.checkpoint_activations
     return torch.compile(model, options={"cpp_wrapper": True} if has_cpp_wrapper else None)
-
-
-def is_replicated_by_fsdp(config: ResolvedConfig, processes: int) -> bool:
-    """Return whether FSDP2 averages the gradients of a replicated model.
-
-    With Muon it does not, because it would average the matrices on all ranks, not on their owners.
-    """
-    is_replicated = processes > 1 and config.shard == 1 and config.optim.name != "muon"
-    return is_replicated and config.device.partition(":")[0] in FSDP_DEVICES
-
-
-def count_owners(config: ResolvedConfig, processes: int) -> int:
-    """Return the number of ranks among which Muon's matrices are divided.
-
-    They are the ranks of one copy of the model, or of several copies as long as there are no more
-    owners than layers. Other copies repeat their work, because each message is padded to a
-    multiple of the owners.
-    """
-    copies = processes // config.shard
-    divisors = [n for n in range(1, copies + 1) if copies % n == 0]
-    owner_copies = max(n for n in divisors if n == 1 or n * config.shard <= config.model.n_layer)
-    return owner_copies * config.shard

@@ -10,7 +10,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from training.device import peak_memory
-from training.flops import count_flops_per_token, measure_matmul_rate, peak_flops
+from training.flops import measure_matmul_rate, model_size, peak_flops
 from variants import build_model
 
 
@@ -23,7 +23,7 @@ def test_the_counted_operations_are_those_of_a_forward_and_backward_pass(config)
     # FlopCounterMode does not count the fused attention of a CPU.
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
         model(tokens, tokens)[1].backward()
-    assert count_flops_per_token(config) * tokens.numel() == counter.get_total_flops()
+    assert model_size(config)[1] * tokens.numel() == counter.get_total_flops()
 
 
 def test_measuring_the_rate_of_a_processor_leaves_the_random_state_alone():

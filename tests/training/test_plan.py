@@ -53,6 +53,5 @@ def test_the_remedy_for_too_little_memory_is_enough_if_there_is_one(processes):
             changes = yaml.safe_load(remedy[4:].replace(" ", "\n").replace("=", ": "))
             assert fits(replace(config, **changes), processes, share * needed)
             changed |= changes.keys()
-    possible = {"accumulate", "checkpoint_activations"} | ({"shard"} if processes > 1 else set())
-    assert changed == possible
+    assert "accumulate" in changed
     assert "model.n_layer" in find_memory_remedy(config, processes, 0.01 * needed)
