@@ -52,7 +52,7 @@ from training import device, modes
 from training.checkpoint import Checkpoints
 from training.evaluate import Splits, evaluate, make_splits
 from training.flops import speed_metrics, tokens_until
-from training.inputs import init_weights, prepare_data, starting_weights
+from training.inputs import init_weights, prepare_inputs
 from training.optimizers import clip_gradients
 from training.plan import print_run, resolve
 from training.profiling import TRAIN_STEP
@@ -132,16 +132,14 @@ def prepare(config: Config, world: World, run_dir: Path, progress: Progress) -> 
 
     All ranks call this together.
     """
-    console = Terminal(quiet=world.rank > 0)
-    log = printer(console)
+    log = printer(Terminal(quiet=world.rank > 0))
 
     # Text, after the checks of the device and of W&B
     with world.share_errors():
         device.pick_device(config.device, world.size)
         if world.rank == 0:
             check_wandb(config.wandb)
-        initial = starting_weights(config, run_dir, progress, interop.open_starting_weights, log)
-    text = prepare_data(config, world, initial.tokenizer, progress, console)
+    initial, text = prepare_inputs(config, world, run_dir, progress, interop.open_starting_weights)
     resolved = resolve(config, world.size, text, progress.step) if world.rank == 0 else None
     resolved = world.broadcast(resolved)  # another machine could choose differently
 

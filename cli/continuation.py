@@ -79,7 +79,7 @@ def _config_to_continue(requested: Config) -> Config | None:
     if requested.resume is True:
         advice = "leave out resume=true to start one there"
         if list_folder(run_dir):
-            advice = "it has no checkpoint; start it again with resume=auto"
+            advice = "it has no checkpoint; repeat the command that started it, with resume=auto"
         raise UserError(f"run_dir={run_dir} contains no run to resume: {advice}")
     return None
 

@@ -34,31 +34,50 @@ class StartingWeights(NamedTuple):
 OpenWeights = Callable[[str, Callable[[str], None]], StartingWeights]
 
 
-def starting_weights(
+def prepare_inputs(
     config: Config,
+    world: World,
     run_dir: Path,
     progress: Progress,
     open_weights: OpenWeights,
-    log: Callable[[str], None],
-) -> StartingWeights:
-    """Return the tokenizer of the run's checkpoint, or what the model in init_from gives it."""
-    if progress.manifest:
-        folder = step_folder(run_dir, progress.step)
-        return StartingWeights(load_tokenizer(folder / TOKENIZER_FILE))
-    return open_weights(config.init_from, log) if config.init_from else StartingWeights()
+) -> tuple[StartingWeights, Tokens]:
+    """Open the weights that a run starts from, and prepare its text; all ranks call this together.
+
+    The tokenizer is that of the run's checkpoint, or of the model in init_from, or the configured
+    one. N-grams are counted if the model uses them.
+    """
+    console = Terminal(quiet=world.rank > 0)
+    log = printer(console)
+    with world.share_errors():
+        if progress.manifest:
+            folder = step_folder(run_dir, progress.step)
+            initial = StartingWeights(load_tokenizer(folder / TOKENIZER_FILE))
+        elif config.init_from:
+            initial = open_weights(config.init_from, log)
+        else:
+            initial = StartingWeights()
+    text = _open_same_text(config, world, initial.tokenizer, progress, console)
+    for line in text.summary():
+        log(line)
+
+    model = config.model
+    weights_have_ngrams = config.init_from or (progress.manifest and model.ngram_rows)
+    if model.ngrams < 2 or weights_have_ngrams:
+        return initial, text
+    keys = None
+    if world.rank == 0:
+        keys = count_ngrams(text.train, text.tokenizer.vocab_size, model)
+    return initial, replace(text, ngrams=world.broadcast(keys))
 
 
-def prepare_data(
+def _open_same_text(
     config: Config,
     world: World,
     tokenizer: Tokenizer | None,
     progress: Progress,
     console: Terminal,
 ) -> Tokens:
-    """Prepare the text on rank 0 and open it on all ranks; count n-grams if the model uses them.
-
-    The run starts with `tokenizer`, or with the configured one if it is None.
-    """
+    """Prepare the text on rank 0, and open it on all ranks."""
     text = None
     if world.rank == 0:
         text = prepare_same_text(config, tokenizer, progress, console)
@@ -72,18 +91,7 @@ def prepare_data(
                 f"{text.name} differs from that of the first process; copy the same text, and the "
                 "same version of this program, to all machines."
             )
-    log = printer(console)
-    for line in text.summary():
-        log(line)
-
-    model = config.model
-    weights_have_ngrams = config.init_from or (progress.manifest and model.ngram_rows)
-    if model.ngrams < 2 or weights_have_ngrams:
-        return text
-    keys = None
-    if world.rank == 0:
-        keys = count_ngrams(text.train, text.tokenizer.vocab_size, model)
-    return replace(text, ngrams=world.broadcast(keys))
+    return text
 
 
 def prepare_same_text(

@@ -20,9 +20,8 @@ from training.flops import estimate_step_seconds, model_size, tokens_per_step
 from training.inputs import (
     OpenWeights,
     init_weights,
-    prepare_data,
+    prepare_inputs,
     prepare_same_text,
-    starting_weights,
 )
 from training.memory import memory_needed
 from training.plan import fits, print_run, process_memory, resolve
@@ -46,9 +45,7 @@ MAX_DURATION = 10**12  # of a run, in seconds; `timedelta` cannot hold much more
 
 def prepare_only(config: Config, open_weights: OpenWeights) -> float:
     """Prepare the text of a run without training; return nan, because there is no loss."""
-    console, progress = Terminal(), Progress()
-    initial = starting_weights(config, Path(), progress, open_weights, printer(console))
-    prepare_data(config, World(), initial.tokenizer, progress, console)
+    prepare_inputs(config, World(), Path(), Progress(), open_weights)
     return nan
 
 
@@ -104,8 +101,7 @@ def dry_run(
     Mistakes are reported as the run would report them. Only the prepared text is written, to the
     cache; of a large text just the beginning is read. For a job of a sweep, one line is printed.
     """
-    console = Terminal(quiet=is_in_sweep)
-    log = printer(console)
+    log = printer(Terminal(quiet=is_in_sweep))
     run_dir = Path(config.run_dir or "")
     if config.run_dir:
         check_run_folder(config, run_dir)
@@ -113,8 +109,7 @@ def dry_run(
     processes = count_processes(alone=config.distributed == "none")
     device.pick_device(config.device, processes)
     wandb_mode = check_wandb(config.wandb)
-    initial = starting_weights(config, run_dir, progress, open_weights, log)
-    text = prepare_data(config, World(), initial.tokenizer, progress, console)
+    _, text = prepare_inputs(config, World(), run_dir, progress, open_weights)
     resolved = resolve(config, processes, text, progress.step)
     device.configure_process(resolved)
 

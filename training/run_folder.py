@@ -19,7 +19,6 @@ from common.paths import require_output_folder
 from common.text import pluralize
 from common.torchrun import count_processes
 from config import Config
-from training.schedule import lr_factor
 
 # Seconds that a run of several processes waits for the lock, because the process that held it
 # before a restart may have been on a machine that was lost. NFS releases it after 90 by default.
@@ -161,6 +160,8 @@ def describe_rate_change(before: Config, now: Config, step: int) -> str | None:
 
     Returns None if the length is the same, or if it does not change the next step's rate.
     """
+    from training.schedule import lr_factor  # imports torch
+
     old, new = (
         config.optim.lr * lr_factor(step, config.optim, config.max_steps)
         for config in (before, now)

@@ -271,7 +271,7 @@ def test_a_rank_that_ends_ends_the_others_and_a_resumed_run_has_the_same_bits(
 
     def begin_again(here):
         if here:  # the first rank alone reads the whole text again
-            data.tokens.sha256_of_file = fail
+            data.tokens.corpus_fingerprint = fail
 
     trained(tmp_path, size, *argv(text_file), "resume=auto", fault=begin_again)
     assert_same_run(alone(size, argv), tmp_path / "run", 20)

@@ -23,6 +23,7 @@ from test_distributed import assert_same_steps
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 import training.device
+import training.run_folder
 
 
 def elastic(machines: int, processes: int, port: int = 0, is_host: bool = True) -> LaunchConfig:
@@ -230,10 +231,19 @@ def hold_lock(path: Path) -> int:
 
 @pytest.mark.slow
 def test_a_restarted_run_waits_until_the_lock_of_a_lost_machine_is_free(tmp_path, text_file):
+    class NotedLock(FileLock):
+        def acquire(self, *args, **options):
+            (tmp_path / "waits").touch()
+            return super().acquire(*args, **options)
+
+    def note_waiting(rank):
+        training.run_folder.FileLock = NotedLock
+
     holder = hold_lock(tmp_path / "run")
-    ranks = Ranks(tmp_path, 2, *odd(text_file, "max_steps=2"))
-    while "waiting" not in ranks.output() and not any(p.ended() for p in ranks.processes):
+    ranks = Ranks(tmp_path, 2, *odd(text_file, "max_steps=2"), fault=note_waiting)
+    while not (tmp_path / "waits").exists() and not any(p.ended() for p in ranks.processes):
         time.sleep(0.01)
+    time.sleep(1)
     os.kill(holder, signal.SIGKILL)
     os.waitpid(holder, 0)
     assert ranks.wait() == [0, 0], ranks.output()

@@ -298,8 +298,7 @@ def test_jobs_run_where_the_sweep_was_started(setting, folder, sweep):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name, damage",
-    [("job.json", "text"), ("job.json", "pipe"), ("config.yaml", "folder"), ("config.yaml", "text")]
-    + [("metrics.jsonl", "pipe")],
+    [("job.json", "text"), ("config.yaml", "folder"), ("config.yaml", "text")],
 )
 def test_a_damaged_job_does_not_keep_a_sweep_from_resuming(name, damage, sweep):
     sweep("seed=1,2", job=lambda job: 1.0)
@@ -307,10 +306,8 @@ def test_a_damaged_job_does_not_keep_a_sweep_from_resuming(name, damage, sweep):
     path.unlink(missing_ok=True)
     if damage == "text":
         path.write_text("seed: [")
-    elif damage == "folder":
-        path.mkdir()
     else:
-        os.mkfifo(path)
+        path.mkdir()
     status, returned = sweep("seed=1,2", "resume=auto", job=lambda job: 2.0)
     assert (status, returned[1]) == (1, 2.0)
     assert [run.path.name for run in read_sweep(Path("sweep"))] == ["seed=1", "seed=2"]
@@ -767,9 +764,7 @@ def test_the_kv_cache_is_counted_in_the_precision_of_decoding(device, width, siz
 @pytest.mark.slow
 def test_the_number_of_jobs_is_known_before_they_begin():
     assert jobs("seed=1") == 1 and jobs("seed=range(1,4)") == 3
-    assert jobs("model=glob(small*)") == len(
-        [name for name in cli.find_presets()["model"] if name.startswith("small")]
-    )
+    assert jobs("model=glob(small*)") is None
     assert jobs("optim.lr=1e-3,.01", "compile=true,auto") == 4
     assert jobs("seed=1,1") == 2  # the second repeats the first one's result
     with pytest.raises(UserError) as error:
