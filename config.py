@@ -188,11 +188,7 @@ class ModelConfig:
         return 4 * self.n_embd
 
     def has_bias(self, part: str) -> bool:
-        """Return whether a part of the model has biases.
-
-        Args:
-            part: `qkv`, `output` (of attention), `mlp` or `norm`.
-        """
+        """Return whether a part has biases: `qkv`, `output` (of attention), `mlp` or `norm`."""
         if isinstance(self.bias, bool):
             return self.bias
         parts = {"attention": ("qkv", "output"), "qkv": ("qkv",)}

@@ -78,10 +78,7 @@ def describe_model(model: GPT) -> str:
 
 
 def open_browser(address: str) -> None:
-    """Open an address in a browser if this machine has a screen.
-
-    Another thread does it, because some browsers block until they are closed.
-    """
+    """Open an address if there is a screen, in a thread, because some browsers block."""
     has_screen = sys.platform in ("darwin", "win32")
     if has_screen or {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys():
         threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()

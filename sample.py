@@ -126,7 +126,7 @@ def continue_typed_prompts(config: SampleConfig, model: GPT, tokenizer: Tokenize
     """Continue one line of stdin after the other until its end; text n has the seed `seed` + n.
 
     In a terminal, Ctrl-C stops only the current text, and a mistake is reported before the next
-    prompt is read. If stdin is not a terminal, either one ends the program.
+    prompt is read. Otherwise either one ends the program.
     """
     is_typed, seed = is_terminal(sys.stdin), config.seed
     if is_typed:
@@ -171,10 +171,7 @@ def read_prompt_line(mark: str) -> str:
 
 
 def write_texts(config: SampleConfig, model: GPT, tokenizer: Tokenizer, prompt: str) -> str:
-    """Write `num_samples` texts to stdout, and return a summary of speed and KV cache.
-
-    The texts are generated in batches and shown one after the other.
-    """
+    """Write `num_samples` texts to stdout, and return a summary of speed and KV cache."""
     from data.tokenizer import encode_prompt
     from generation.decoder import Decoder, KVCache
     from generation.sampling import Sampling, draw_batch, stream_text
@@ -243,10 +240,7 @@ def write_now(text: str, stream: TextIO) -> None:
 
 
 def write_score(config: SampleConfig, model: GPT, tokenizer: Tokenizer, text: str) -> None:
-    """Print the loss of a text, and write a page of its tokens' losses if `attention` names one.
-
-    The token that begins a text is put before it, so that its first token has a loss, too.
-    """
+    """Print the loss of a text after its start token, and write a page if `attention` names one."""
     from data.tokenizer import start_token
     from generation.scoring import score_tokens
     from glass.heads.probes import spell_tokens
@@ -286,10 +280,7 @@ def write_score(config: SampleConfig, model: GPT, tokenizer: Tokenizer, text: st
 def write_attention(
     file: str, model: GPT, tokenizer: Tokenizer, tokens: list[int], facts: dict[str, Any]
 ) -> None:
-    """Write an HTML page of every head's attention over a text, and print the findings.
-
-    `facts` are those of `write_prompt_page`.
-    """
+    """Write a page of every head's attention; `facts` are those of `write_prompt_page`."""
     from glass.heads.analysis import analyze
     from glass.heads.capture import float16_weights
     from glass.heads.findings import summarize

@@ -79,10 +79,7 @@ def main(request: cli.Job | cli.CommandLine) -> None:
 
 
 def train_from(*settings: str) -> float:
-    """Train one run from Python, as in a notebook, and return the best validation loss.
-
-    The settings are arguments of `python train.py`. Raises `UserError` if one cannot work.
-    """
+    """Train one run with the settings of `python train.py`; return the best validation loss."""
     return run(cli.read_job(settings, read_starting_model))
 
 
@@ -172,13 +169,10 @@ def prepare(config: Config, world: World, run_dir: Path, progress: Progress) -> 
 
 
 def train(run: Run) -> float:
-    """Take the remaining optimizer steps; evaluate, save and observe the model in between.
+    """Take the remaining steps, and return the best validation loss (nan without one).
 
     All ranks call this together. After a stop signal it saves the run and raises `SystemExit` with
     status 130 or 143.
-
-    Returns:
-        The best validation loss, nan without one.
     """
     state, checkpoints, observer, clock = run.state, run.checkpoints, run.observer, run.clock
     config, world = state.config, state.world
@@ -327,10 +321,7 @@ def training_metrics(run: Run, step: int, result: StepResult) -> dict[str, float
 def report_finished(
     config: Config, run_dir: Path, progress: Progress, log: Callable[[str], None]
 ) -> float:
-    """Say that all steps are done, and return the best validation loss (nan without one).
-
-    The page is drawn if the run was killed before that.
-    """
+    """Return the best validation loss, nan without one; draw the page if a kill prevented that."""
     log(
         f"{run_dir} is finished after {pluralize(progress.step, 'step')} (max_steps="
         f"{config.max_steps}); a larger max_steps extends it, with the learning-rate schedule "

@@ -54,11 +54,7 @@ class CommandLine:
 
 
 def parse_command_line(argv: Sequence[str]) -> CommandLine:
-    """Separate settings from Hydra's options, and quote texts.
-
-    Raises:
-        UserError: If an argument is neither a setting nor a preset nor an option of Hydra's.
-    """
+    """Separate settings from Hydra's options, and quote texts."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("settings", nargs="*")
     parser.add_argument("--multirun", "-m", action="store_true")
@@ -123,7 +119,6 @@ def _check_argument(argument: str, is_sweep: bool) -> str:
 
 
 def _is_text(key: str) -> bool:
-    """Return whether a setting takes any text."""
     if key not in SETTINGS:
         return False
     field = SETTINGS[key]

@@ -31,12 +31,7 @@ PER_COMMAND = (
 
 
 def read_config(path: Path) -> Config:
-    """Read and check the configuration of a run.
-
-    Raises:
-        UserError: If the file cannot be read, or contains settings that this version does not know
-            or allow.
-    """
+    """Read and check the configuration of a run."""
     try:
         saved = _read_yaml(path)
         for removed in ("encoding", "lines"):
@@ -53,11 +48,7 @@ def read_config(path: Path) -> Config:
 
 
 def read_run_config(run_dir: Path) -> Config:
-    """Return the configuration of a run: that of its newest checkpoint, verified by its hash.
-
-    Raises:
-        UserError: If no checkpoint has a readable one.
-    """
+    """Return the configuration in a run's newest readable checkpoint, verified by its hash."""
     for step in reversed(saved_steps(run_dir)):
         folder = step_folder(run_dir, step)
         with suppress(ValueError):
@@ -104,7 +95,6 @@ def config_yaml(config: Config) -> str:
 
 
 def _escape_texts(node: Any) -> Any:
-    """Escape the texts in nested dicts, so that OmegaConf sees no interpolation in them."""
     if isinstance(node, dict):
         return {key: _escape_texts(value) for key, value in node.items()}
     return escape_interpolation(node) if isinstance(node, str) else node

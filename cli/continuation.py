@@ -37,13 +37,10 @@ def continue_or_adopt(
     read_model: Callable[[str], Config],
     log: Callable[[str], None],
 ) -> Config:
-    """Return the configuration of the run that is continued, or of one that starts from a model.
+    """Return the configuration of the continued run, or of one that starts from a model.
 
     A new run without `init_from` is trained as requested. `read_model` reads the shape and the
     tokenizer of a model, and pins the commit of one on the hub.
-
-    Raises:
-        UserError: If the request contradicts the run or the model.
     """
     keys = [override.partition("=")[0] for override in overrides]
     run = _config_to_continue(requested)

@@ -37,11 +37,7 @@ class ExploreConfig(Hardware, LoadConfig):
 
 
 def translate_model(argv: Sequence[str]) -> list[str]:
-    """Translate a model that is given without a setting's name to init_from=MODEL.
-
-    Raises:
-        UserError: If there are several.
-    """
+    """Translate a model that is given without a setting's name to init_from=MODEL."""
     names = {field.name for field in fields(ExploreConfig)}
     arguments, models = [], []
     for argument in argv:

@@ -28,11 +28,7 @@ DESCRIPTION_COLUMN = 36  # where the description of a preset or a setting begins
 
 
 def read_settings(argv: list[str], settings_class: type[Settings], command: str) -> Settings:
-    """Read the settings KEY=VALUE of a command, and check them with the method `check`.
-
-    Raises:
-        UserError: If an argument is not a setting, or a value is not allowed or has no effect.
-    """
+    """Read the settings KEY=VALUE of a command, and check them with the method `check`."""
     known = {field.name: field for field in fields(cast(Any, settings_class))}
     typed: dict[str, Any] = {}
     for argument in argv:

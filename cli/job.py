@@ -60,13 +60,10 @@ class Job:
 
 
 def read_request(read_model: ReadModel) -> CommandLine | Job:
-    """Read the command line before torch is imported, which takes seconds.
+    """Read the command line before torch is imported; return a run, or a sweep's command line.
 
     Prints the help or what Hydra is asked for and exits, or exits with status 1 after one sentence
     about a mistake.
-
-    Returns:
-        The configured run, or the command line of a sweep, whose jobs Hydra composes.
     """
 
     def parse_and_check() -> CommandLine | Job:
@@ -86,11 +83,7 @@ def read_request(read_model: ReadModel) -> CommandLine | Job:
 
 
 def read_job(arguments: Sequence[str], read_model: ReadModel) -> Job:
-    """Return the configured run that these arguments of train.py describe.
-
-    Raises:
-        UserError: If they are not valid, or ask for something else than one run.
-    """
+    """Return the configured run that these arguments of train.py describe."""
     command_line = parse_command_line(arguments)
     if command_line.is_sweep or command_line.is_for_hydra:
         raise UserError(f"{command_line.options[0]} does not describe a single run: leave it out")
@@ -137,13 +130,8 @@ def configure(job: Job, read_model: ReadModel, log: Log = print) -> Job:
 
     A run that is resumed keeps the configuration it was started with, except for the settings that
     are typed now. A typed experiment counts as all of its settings, so that the command that
-    started a run can be repeated to resume it.
-
-    With torchrun only rank 0 does this: the others could see what rank 0 has begun in the folder.
-    `log` prints notes about derived settings.
-
-    Raises:
-        UserError: If settings are invalid, or contradict each other or the run to be continued.
+    started a run can be repeated to resume it. With torchrun only rank 0 does this. `log` prints
+    notes about derived settings.
     """
     config = job.config
     if process_rank() > 0 and config.distributed != "none":

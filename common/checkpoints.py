@@ -61,12 +61,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Read the manifest of a checkpoint and verify its hash, but not the other files.
-
-    Raises:
-        ValueError: If the manifest is damaged; the message says how.
-        UserError: If it is of another format.
-    """
+    """Read a manifest and verify its own hash; raise `ValueError` if it is damaged."""
     try:
         text = (folder / MANIFEST_FILE).read_text(encoding="utf-8")
     except OSError as e:
@@ -88,12 +83,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def verify_checkpoint(folder: Path, names: Sequence[str] = CHECKPOINT_FILES) -> Manifest:
-    """Verify the hashes of these files of a checkpoint, and return its manifest.
-
-    Raises:
-        ValueError: If a file is damaged or missing; the message says how.
-        UserError: If the checkpoint is of another format.
-    """
+    """Verify the hashes of these files, and return the manifest; raise `ValueError` if damaged."""
     manifest = read_manifest(folder)
     for name in names:
         try:
@@ -147,20 +137,10 @@ def find_newest_run(folder: Path) -> Path:
 def find_checkpoint(
     run_dir: Path, which: str | int = "last", log: Callable[[str], None] = print
 ) -> tuple[Path, Manifest]:
-    """Find a checkpoint and verify it; if it is damaged, take another one and say so.
+    """Find a checkpoint ("last", "best" or a step) and verify it; if damaged, take another one.
 
-    Args:
-        run_dir: Folder of the run.
-        which: "last", "best" or a step. For a damaged "best" the next best one is taken, and
-            otherwise the one before.
-        log: Prints a line about a damaged checkpoint.
-
-    Returns:
-        The folder of the checkpoint and its manifest.
-
-    Raises:
-        UserError: If there is none, or it and all alternatives are damaged, or the first intact one
-            is of another format.
+    For a damaged "best" the next best one is taken, and otherwise the one before; `log` prints a
+    line about it. Raises `UserError` if no intact one of this format is left.
     """
     steps = saved_steps(run_dir)
     if not steps:
@@ -192,10 +172,7 @@ def find_checkpoint(
 
 
 def best_saved_row(run_dir: Path) -> dict[str, float] | None:
-    """Return the metrics of the checkpoint with the lowest validation loss, or None.
-
-    They are those of the manifests, which have a hash; metrics.jsonl has none.
-    """
+    """Return the metrics of the lowest validation loss from the manifests, which have a hash."""
     for step in _best_first(run_dir):
         with suppress(ValueError):  # reported if this checkpoint is to be loaded
             metrics = read_manifest(step_folder(run_dir, step)).metrics
@@ -205,7 +182,7 @@ def best_saved_row(run_dir: Path) -> dict[str, float] | None:
 
 
 def _best_first(run_dir: Path) -> list[int]:
-    """Return the saved steps by their validation loss, those without one last, newest first.
+    """Return the saved steps by validation loss, those without one last, newest first.
 
     A checkpoint with an unreadable manifest comes first, because it may be the best one.
     """

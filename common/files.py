@@ -55,10 +55,9 @@ def part_path(path: Path) -> Path:
 
 
 def list_folder(folder: Path, pattern: str = "*") -> list[Path]:
-    """Return the sorted paths in a folder that match a glob, or [] if the folder does not exist.
+    """Return the sorted matches in a folder, [] if it does not exist.
 
-    Raises:
-        OSError: If the folder cannot be listed, which `Path.glob` takes for an empty folder.
+    Raises `OSError` if the folder cannot be listed, which `Path.glob` takes for an empty one.
     """
     try:
         names = os.listdir(folder)
@@ -68,11 +67,7 @@ def list_folder(folder: Path, pattern: str = "*") -> list[Path]:
 
 
 def exists(path: Path, follow_links: bool = True) -> bool:
-    """Return whether a path exists.
-
-    Raises:
-        OSError: If that is unknown, which `Path.exists` takes for a missing file in some cases.
-    """
+    """Return whether a path exists; raise `OSError` if that is unknown, unlike `Path.exists`."""
     return bool(_mode(path, follow_links))
 
 
@@ -89,10 +84,9 @@ def _mode(path: Path, follow_links: bool) -> int:
 
 
 def ordinary_file(path: Path, max_bytes: int | None = None) -> Path:
-    """Return the path if it is a regular file, because reading a pipe can block forever.
+    """Return the path of a regular file of at most `max_bytes`; raise `OSError` for any other.
 
-    Raises:
-        OSError: If the file is missing, not regular, or larger than `max_bytes`.
+    Reading a pipe could block forever.
     """
     status = path.stat()
     if not stat.S_ISREG(status.st_mode):
@@ -104,11 +98,7 @@ def ordinary_file(path: Path, max_bytes: int | None = None) -> Path:
 
 
 def read_start(path: Path) -> bytes:
-    """Return the first bytes of a file.
-
-    Raises:
-        OSError: If the file cannot be read, or is only a pointer of Git LFS.
-    """
+    """Return the first bytes of a file; raise `OSError` for a pointer of Git LFS."""
     with ordinary_file(path).open("rb") as file:
         start = file.read(START_BYTES)
     if start.startswith(LFS_START):
@@ -129,11 +119,7 @@ def is_sealed(text: str) -> bool:
 
 
 def read_json_object(path: Path, must_be_sealed: bool = False) -> dict:
-    """Read a file that contains one JSON object, with a text that `seal` returned if it must be.
-
-    Raises:
-        ValueError: If the file is missing, unreadable, too large or contains something else.
-    """
+    """Read a file of one JSON object, sealed if it must be; raise `ValueError` for any other."""
     try:
         read_start(path)  # whose errors are clearer
         text = ordinary_file(path, MAX_JSON_BYTES).read_text(encoding="utf-8-sig")

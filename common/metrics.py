@@ -19,8 +19,7 @@ COMPANION_SUFFIXES = ("_se", "_without_first")
 def read_rows(path: Path, log: Callable[[str], None] | None = None) -> list[dict]:
     """Read the rows of a metrics or samples file in order; none if it does not exist.
 
-    A line that is not a row with a step, as after a power loss, is skipped; `log` receives a note
-    about it.
+    A line that is not a row with a step, as after a power loss, is skipped with a note to `log`.
     """
     lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
     rows = []

@@ -24,11 +24,7 @@ ONE_PATH = (
 
 
 def expand_home(key: str, path: str) -> Path:
-    """Expand a leading ~, which shells do not expand after an equals sign.
-
-    Raises:
-        UserError: If the ~ names an unknown user, or the path is an address; it names `key`.
-    """
+    """Expand a leading ~, which shells do not expand after an equals sign."""
     if "://" in path and not os.path.exists(path):
         raise UserError(f"{key}={path} is an address: give a path on this machine")
     expanded = os.path.expanduser(path)
@@ -45,9 +41,6 @@ def expand_model_name(key: str, name: str) -> str:
 
     A path may begin with ~ or file://. A model on the hub may be named by its address, and OpenAI's
     GPT-2 without its owner, unless there is a path of that name.
-
-    Raises:
-        UserError: If it is empty, another address, or its ~ names an unknown user.
     """
     if not name:
         raise UserError(f"{key}= is empty: give the path of a model")
@@ -65,10 +58,7 @@ def expand_model_name(key: str, name: str) -> str:
 
 
 def require_output_folder(name: str, folder: Path, *files: Path) -> None:
-    """Raise `UserError` unless files can be written into a folder, which may not exist yet.
-
-    The message begins with what was typed, such as to=FOLDER.
-    """
+    """Raise `UserError`, beginning with what was typed, unless files can be written in a folder."""
     try:
         for path in (folder, *files):
             with suppress(FileNotFoundError):

@@ -33,18 +33,11 @@ class Above(NamedTuple):
 
 
 def setting(default: Any, help: str, **limits: Any) -> Any:
-    """Declare a setting.
+    """Declare a setting as a dataclass field; `help` is its line in --help.
 
-    Args:
-        default: Its default value.
-        help: One line for --help.
-        **limits: `choices` lists all allowed values; `ge`, `gt`, `le` and `lt` bound a number
-            (at least, above, at most, below). None is always allowed if the type is optional.
-            `only_with` names other settings and their values with which this one has an effect.
-            `literal` accepts an empty text.
-
-    Returns:
-        A dataclass field.
+    `choices` lists all allowed values; `ge`, `gt`, `le` and `lt` bound a number (at least, above,
+    at most, below). None is always allowed if the type is optional. `only_with` names other
+    settings and their values with which this one has an effect. `literal` accepts an empty text.
     """
     return dataclasses.field(default=default, metadata={"help": help, **limits})
 
@@ -75,11 +68,7 @@ def check_value(name: str, value: Any, limits: Any) -> None:
 
 
 def convert_value(name: str, field: dataclasses.Field, value: Any) -> Any:
-    """Convert a value that was typed, or read from a file, to the type of its setting.
-
-    Raises:
-        UserError: If the value is not of the type.
-    """
+    """Convert a value that was typed, or read from a file, to the type of its setting."""
     types = get_args(field.type) or (field.type,)
     if value in (None, "null") and NoneType in types:
         return None
@@ -95,7 +84,7 @@ def convert_value(name: str, field: dataclasses.Field, value: Any) -> Any:
 
 
 def explain_unused(node: Any, key: str, swept: Sequence[str] = ()) -> str | None:
-    """Return why a setting has no effect beside the others, and what to do; None if it has.
+    """Return why a setting has no effect, and what to do; None if it has.
 
     Settings that are swept have other values in other jobs of the sweep, so they do not count.
     """

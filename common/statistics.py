@@ -50,11 +50,7 @@ def ratio(numerators: np.ndarray, denominators: np.ndarray) -> tuple[np.ndarray,
 
 
 def welch_difference(first: Sequence[float], second: Sequence[float]) -> Difference:
-    """Return the mean of `first` minus that of `second`, for independent samples.
-
-    Reference: Welch 1947, "The generalization of 'Student's' problem when several different
-    population variances are involved".
-    """
+    """Return the mean of `first` minus that of `second`, for independent samples (Welch 1947)."""
     if not first or not second:
         return Difference(nan, nan, nan)
     errors = standard_error(first), standard_error(second)
@@ -74,10 +70,7 @@ def paired_difference(first: Sequence[float], second: Sequence[float]) -> Differ
 
 
 def two_sided_p(t: float, degrees: float) -> float:
-    """Return the probability that |Student's t| is at least |t|.
-
-    With x = √degrees · tan θ the density of t becomes cos(θ)^(degrees - 1), up to a constant.
-    """
+    """Return the probability that |Student's t| is at least |t|."""
     if not isfinite(t):
         return 0.0 if abs(t) == inf else nan
     if not degrees > 0:
@@ -92,11 +85,7 @@ def two_sided_p(t: float, degrees: float) -> float:
 
 
 def fisher_p(count: int, total: int, other_count: int, other_total: int) -> float:
-    """Return the two-sided p-value of Fisher's exact test for two shares, such as 5/5 and 1/5.
-
-    It is the probability, if both shares are equal and the sum of the counts is fixed, of a table
-    that is at most as likely as the observed one.
-    """
+    """Return the two-sided p-value of Fisher's exact test for two shares, such as 5/5 and 1/5."""
     successes = count + other_count
     lowest, highest = max(0, successes - other_total), min(total, successes)
     ways = {
@@ -108,8 +97,7 @@ def fisher_p(count: int, total: int, other_count: int, other_total: int) -> floa
 def censored_median(times: Sequence[float | None]) -> float:
     """Return the median of times, where None is an event that had not happened by the end.
 
-    The median is inf unless more than half have happened. The mean of the events that have happened
-    would be too early, and earlier for shorter runs.
+    It is inf unless more than half have happened. The mean of those that have would be too early.
     """
     return median(inf if time is None else time for time in times) if times else nan
 
@@ -117,9 +105,8 @@ def censored_median(times: Sequence[float | None]) -> float:
 def seeds_needed(difference: float, spread: float) -> int | None:
     """Return how many seeds per setting would show a difference of two means.
 
-    To show it means that a two-sided t-test finds p < `SIGNIFICANCE_LEVEL` with probability
-    `POWER`. `spread` is the standard deviation between seeds, which both settings share. Returns
-    None if the difference is 0 or a value is not finite.
+    A two-sided t-test is to find p < `SIGNIFICANCE_LEVEL` with probability `POWER`. `spread` is the
+    standard deviation between seeds. Returns None if the difference is 0 or a value is not finite.
 
     Reference: Guenther 1981, "Sample size formulas for normal theory t tests".
     """

@@ -55,8 +55,8 @@ def run_main(main: Callable[[], Result], help: Callable[[], str]) -> Result:
 def exit_on_error(main: Callable[[], Result]) -> Result:
     """Return what `main` returns, and turn its errors into exit statuses.
 
-    After a user's mistake it prints one sentence and exits with status 1, after Ctrl-C it exits
-    with 130, and if the reader of stdout is gone with 141.
+    They are 1, after one sentence, for a user's mistake, 130 for Ctrl-C, and 141 if the reader of
+    stdout is gone.
     """
     try:
         return main()
@@ -171,10 +171,7 @@ def print_stderr(line: str) -> None:
 
 
 def printer(console: Console, wrap: bool = False) -> Callable[[str | Table], None]:
-    """Return a function that prints a table, or a line of plain text without markup.
-
-    Lines stay whole, so that paths and commands can be copied, unless `wrap` is set.
-    """
+    """Return a function that prints a table or plain text; only with `wrap` are lines wrapped."""
 
     def log(content: str | Table) -> None:
         keep_whole = not (wrap and console.is_terminal)

@@ -68,10 +68,7 @@ def replace_surrogates(text: str) -> str:
 
 
 def printable(text: str, one_line: bool = False) -> str:
-    """Replace control characters, which a terminal would interpret, by visible symbols.
-
-    With `one_line`, also replace tabs, line ends and all else that Python considers unprintable.
-    """
+    """Replace control characters by visible symbols; with `one_line` tabs and line ends too."""
     if one_line:
         text = text.translate(CONTROL_SIGNS)
         return "".join(char if char.isprintable() else REPLACEMENT for char in text)

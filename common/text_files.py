@@ -23,17 +23,10 @@ OTHER_ENCODINGS = [
 
 @contextmanager
 def open_text(source: Path | bytes, name: str) -> Iterator[TextIO]:
-    r"""Open UTF-8 text, compressed by gzip or not.
+    r"""Open UTF-8 text (a path, or bytes), compressed by gzip or not; `name` is for messages.
 
-    A byte-order mark is dropped, and every line ends with \n, as in Python's `open`.
-
-    Args:
-        source: Path of the text, or its bytes.
-        name: What the text is called in messages.
-
-    Raises:
-        UserError: The text cannot be read, is not UTF-8 or begins with binary data. It is raised
-            where the text is read, inside the `with` block.
+    A byte-order mark is dropped, and every line ends with \n. Text that cannot be read, is not
+    UTF-8 or begins with binary data raises `UserError` where it is read, inside the `with` block.
     """
     try:
         with _open_bytes(source) as file:
@@ -83,7 +76,6 @@ def _decompress(file: io.BufferedReader) -> gzip.GzipFile | io.BufferedReader:
 
 
 def _advise_conversion(data: bytes) -> str:
-    """Return advice for a file that is not UTF-8 text, from some of its bytes."""
     from charset_normalizer import from_bytes  # only a wrong file needs it
 
     match = from_bytes(data, cp_isolation=OTHER_ENCODINGS).best()

@@ -7,19 +7,15 @@ FEISTEL_ROUNDS = 4  # Luby & Rackoff 1988: four rounds make a strong pseudo-rand
 
 
 class Batches:
-    """Batches of token windows. Their order is random, but needs no saved state.
+    """Batches of token windows in a random order that needs no saved state.
 
-    Each epoch lays windows of `block_size` tokens end to end, starting at a random offset and
-    wrapping around the end of the text, and visits them in a random order. The tokens that do not
-    fill a window are left out at a random place. So every token is seen equally often, in changing
-    windows. A batch may span several epochs.
+    Each epoch lays windows of `block_size` tokens end to end, from a random offset and around the
+    end of the text, and visits them in a random order. The tokens that do not fill a window are
+    left out at a random place, so every token is seen equally often, in changing windows.
     """
 
     def __init__(self, tokens: np.ndarray, block_size: int, batch_size: int, seed: int) -> None:
-        """Make batches of `batch_size` windows, over all processes, from token ids (N,).
-
-        N is greater than `block_size`, the length T of a window. The ids may be memory-mapped.
-        """
+        """Make batches of `batch_size` windows, over all processes, from ids (N > block_size,)."""
         self.tokens = tokens
         self.block_size = block_size
         self.batch_size = batch_size
@@ -56,11 +52,10 @@ class Batches:
 def permute(index: np.ndarray, size: int, key: np.ndarray) -> np.ndarray:
     """Map indices through a pseudo-random permutation of range(size) without storing it.
 
-    A Feistel network with `FEISTEL_ROUNDS` round keys (uint64) permutes the next power of four.
-    Values that fall outside the range are permuted again until they fall inside ("cycle walking").
+    A Feistel network with round keys (uint64) permutes the next power of four. Values that fall
+    outside the range are permuted again until they fall inside ("cycle walking").
 
-    Reference:
-        Black & Rogaway 2002, "Ciphers with Arbitrary Finite Domains".
+    Reference: Black & Rogaway 2002, "Ciphers with Arbitrary Finite Domains".
     """
     half_bits = np.uint64(max(1, ((size - 1).bit_length() + 1) // 2))
     low_mask = (np.uint64(1) << half_bits) - np.uint64(1)

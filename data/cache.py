@@ -28,7 +28,7 @@ def locked_build_folder(key: str, log: Callable[[str], None]) -> Iterator[Path]:
     """Give a temporary folder to build a cache entry in, while other processes wait.
 
     The entry is named by `key`, of `KEY_LENGTH` hex digits. The caller moves it out of the folder;
-    whatever is left there is removed. Raises `UserError` if the cache cannot be written.
+    whatever is left there is removed.
     """
     root = cache_root()
     lock = FileLock(root / f"{key}.lock")

@@ -41,10 +41,7 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True)
 class Corpus:
-    """Files of text in a fixed order, read only when iterated over.
-
-    A file is one document; in a .jsonl file each line is one.
-    """
+    """Files of text in a fixed order; a file is one document, or each line of a .jsonl file."""
 
     name: str  # what the text is called in messages
     files: tuple[Path, ...]
@@ -103,10 +100,10 @@ def open_corpus(config: DataConfig, log: Callable[[str], None] = print) -> Corpu
 def split_document(parts: Iterable[str], size: int) -> Iterator[Piece]:
     """Cut one document into pieces of less than three times `size` characters.
 
-    A document is cut before a line that begins with a letter or a digit and follows a line that
-    does not end in white space. No splitting pattern joins text across such a place, so the pieces
-    have the same tokens as the document. A document has at least one piece, which may be empty.
-    Each of its consecutive `parts` has at most `size` characters.
+    It is cut before a line that begins with a letter or a digit and follows a line that does not
+    end in white space. No splitting pattern joins text across such a place, so the pieces have the
+    same tokens as the document. There is at least one piece. Each of `parts` has at most `size`
+    characters.
     """
     begins_document = True
     text = ""
@@ -122,25 +119,16 @@ def split_document(parts: Iterable[str], size: int) -> Iterator[Piece]:
 
 
 def split_text(text: str, size: int) -> Iterator[Piece]:
-    """Cut a document that is in memory into pieces, as `split_document` does."""
+    """Cut a document in memory into pieces, as `_split_document` does."""
     parts = (text[start : start + size] for start in range(0, len(text), size))
     return split_document(parts, size)
 
 
 def split_records(file: TextIO, path: Path, field: str, size: int) -> Iterator[Piece]:
-    """Read a .jsonl file, each line of which is a document, in pieces.
+    """Read a .jsonl file, each line of which is a document, in pieces of about `size` characters.
 
-    A line whose field is null, or holds nothing but null, is no document.
-
-    Args:
-        file: The open file.
-        path: Its path, for error messages.
-        field: Field that holds the text; dots that are not part of its name lead into objects, as
-            in "messages.content".
-        size: Desired length of a piece, in characters.
-
-    Raises:
-        UserError: A line is not a JSON object with the field, or has something else there.
+    Dots that are not part of the name of `field` lead into objects, as in "messages.content". A
+    line whose field is null, or holds nothing but null, is no document.
     """
     for number, line in enumerate(file, 1):
         if not line.strip():

@@ -23,17 +23,10 @@ BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")  # how byte-fallback vocabularies 
 
 
 class HFTokenizer:
-    """A tokenizer that a tokenizer.json describes.
-
-    The name of a special token in a text is encoded as ordinary text.
-    """
+    """A tokenizer of a tokenizer.json; names of special tokens in a text are ordinary text."""
 
     def __init__(self, description: str, end_of_text: int | None = None) -> None:
-        """Build a tokenizer. An `end_of_text` that is not in the vocabulary is ignored.
-
-        Raises:
-            Exception: The library cannot read the description.
-        """
+        """Build a tokenizer. An `end_of_text` that is not in the vocabulary is ignored."""
         self._library = Library.from_str(description)
         if isinstance(self._library.model, models.BPE):
             self._library.model.dropout = None  # always the same ids for the same text
@@ -53,11 +46,7 @@ class HFTokenizer:
         self.begin_of_text: int | None = encoded.ids[0] if has_begin else None
 
     def encode_array(self, text: str) -> np.ndarray:
-        """Return the ids of a text, without the tokens put before and after it: int64 (tokens,).
-
-        Raises:
-            UserError: The library cannot encode the text.
-        """
+        """Return the ids of a text, int64 (tokens,), without tokens put before and after it."""
         try:
             ids = self._library.encode(text, add_special_tokens=False).ids
         except Exception as e:  # the library raises plain Exceptions
@@ -125,13 +114,9 @@ class HFTokenizer:
 
 
 def read_tokenizer(folder: Path, config: dict[str, Any]) -> HFTokenizer:
-    """Read the tokenizer in a folder of Hugging Face's format.
+    """Read the tokenizer in a folder of Hugging Face's format, whose config.json is `config`.
 
-    The folder's config.json (`config`) names end-of-text if nothing else does.
-
-    Raises:
-        UserError: There is no tokenizer.json, or a file is not JSON.
-        Exception: The library cannot read the tokenizer.json.
+    Any `Exception` may come from the library if it cannot read the tokenizer.json.
     """
     if not (folder / HF_TOKENIZER_FILE).is_file():
         raise UserError(
@@ -167,11 +152,7 @@ def _special_token_names(folder: Path) -> dict[str, str]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file.
-
-    Raises:
-        UserError: The file does not hold one.
-    """
+    """Return the object in a JSON file."""
     try:
         return read_json_object(path)
     except ValueError as e:
@@ -181,11 +162,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def byte_level_alphabet() -> dict[str, int]:
-    """Return the byte that each character of the byte-level alphabet stands for.
-
-    Reference:
-        Radford et al. 2019, "Language Models are Unsupervised Multitask Learners".
-    """
+    """Return the byte of each character of the byte-level alphabet (Radford et al. 2019, GPT-2)."""
     # Printable Latin-1 stands for itself; the characters from 256 on for the other bytes, in order
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     other_bytes = [byte for byte in range(256) if chr(byte) not in alphabet]

@@ -31,10 +31,7 @@ EVERYTHING_BELOW = ("**", "*")
 
 
 def find_stdlib_files() -> tuple[Path, ...]:
-    """Return the standard library's Python sources, sorted by path.
-
-    Its tests and installed packages are left out.
-    """
+    """Return the standard library's sources, sorted, without its tests and installed packages."""
     root = Path(sysconfig.get_path("stdlib"))
     return tuple(sorted(walk(root, ("**", "*.py"), NOT_LIBRARY), key=Path.as_posix))
 
@@ -46,9 +43,6 @@ def walk(
 
     Hidden files, linked folders, the cache, runs and sweeps are left out, and paths whose name, or
     path below `root`, matches one of the globs to exclude.
-
-    Raises:
-        OSError: A folder cannot be listed.
     """
 
     def is_wanted(path: Path, is_folder: bool) -> bool:
@@ -82,18 +76,13 @@ def _matches(parts: tuple[str, ...], pattern: tuple[str, ...], is_folder: bool) 
 
 
 def _is_own_folder(folder: Path, entries: set[str]) -> bool:
-    """Return whether a folder with these entries is the cache, a run or a sweep."""
     is_run = "config.yaml" in entries and not entries.isdisjoint(("metrics.jsonl", "checkpoints"))
     is_sweep = "multirun.yaml" in entries
     return is_run or is_sweep or folder.resolve() == cache_root().resolve()
 
 
 def download_shakespeare(log: Callable[[str], None], sha256: str = SHAKESPEARE_SHA256) -> Path:
-    """Return tiny Shakespeare's file in the cache, downloaded unless its hash is right.
-
-    Raises:
-        UserError: The text cannot be downloaded, or another text came.
-    """
+    """Return tiny Shakespeare's file in the cache, downloaded unless its hash is right."""
     file = cache_root() / "tinyshakespeare.txt"
     with locked_build_folder(sha256[:KEY_LENGTH], log) as build_folder:
         if file.exists() and sha256_of_file(file) == sha256:
@@ -116,11 +105,7 @@ def download_shakespeare(log: Callable[[str], None], sha256: str = SHAKESPEARE_S
 
 
 def download_dataset(name: str, subset: str | None, split: str, log: Callable[[str], None]) -> Path:
-    """Convert a dataset of the hub, or of a local folder, to a .jsonl file in the cache, once.
-
-    Raises:
-        UserError: The dataset cannot be read, or the library `datasets` is not installed.
-    """
+    """Convert a dataset of the hub, or of a local folder, to a .jsonl file in the cache, once."""
     # A changed folder is another dataset
     folder = expand_home("data.name", name)
     files = sorted(filter(Path.is_file, walk(folder))) if folder.is_dir() else []
@@ -158,17 +143,10 @@ def download_dataset(name: str, subset: str | None, split: str, log: Callable[[s
 def find_text_files(
     path: str, log: Callable[[str], None], exclude: str | None = None
 ) -> tuple[Path, ...]:
-    """Return the text files that a path names, sorted by path.
+    """Return the text files of a file, folder or glob, sorted by path.
 
-    Files that are not UTF-8 text are skipped with a message; see `walk` for what else is skipped.
-
-    Args:
-        path: A file, a folder with everything below it, or a glob.
-        log: Called with one line about the skipped files, if there are any.
-        exclude: Globs of further paths to skip, separated by commas.
-
-    Raises:
-        UserError: The path does not exist or holds no text.
+    `exclude` has globs of paths to skip, separated by commas. Files that are not UTF-8 text are
+    skipped with a message; see `_walk` for what else is skipped.
     """
     path = str(expand_home("data.path", path))
     if not os.path.isdir(path) and (os.path.exists(path) or not glob.has_magic(path)):
@@ -197,11 +175,7 @@ def find_text_files(
 
 
 def require_text_file(path: str) -> Path:
-    """Return the one file that data.path names.
-
-    Raises:
-        UserError: It does not exist or is not an ordinary file.
-    """
+    """Return the one file that data.path names."""
     require_path(path)
     file = expand_home("data.path", path)
     if not file.is_file():

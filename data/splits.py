@@ -38,11 +38,7 @@ class CorpusSize:
 
 
 def count_corpus(corpus: Corpus) -> CorpusSize:
-    """Read the corpus once and count it.
-
-    Raises:
-        UserError: It has fewer than two distinct characters.
-    """
+    """Read the corpus once and count it."""
     size = CorpusSize()
     document_length = 0  # characters of the current document so far
     distinct: set[str] = set()
@@ -77,8 +73,8 @@ def find_split_position(size: CorpusSize) -> int | None:
 def split_corpus(corpus: Corpus, split_position: int | None) -> Iterator[SplitPiece]:
     """Read a corpus in pieces that belong to one split each.
 
-    The first `split_position` characters are for training. If it is None, one document in
-    `VALIDATION_PERIOD` is for validation, drawn with a fixed seed.
+    If `split_position` is None, one document in `VALIDATION_PERIOD` is for validation, drawn with a
+    fixed seed.
     """
     if split_position is None:
         yield from _split_by_document(corpus)
@@ -89,11 +85,11 @@ def split_corpus(corpus: Corpus, split_position: int | None) -> Iterator[SplitPi
 def sample_training_text(
     corpus: Corpus, split_position: int | None, characters: int
 ) -> Iterator[str]:
-    """Read the text that a vocabulary is learned from, in pieces of bounded length.
+    """Read the training text that a vocabulary is learned from, in pieces of bounded length.
 
-    It is the training split. If that is longer than `MAX_LEARNING_CHARS`, pieces of about that
-    length in all are drawn with a fixed seed. Text without white space is limited to
-    `MAX_UNBROKEN_BYTES`. The whole corpus has `characters` characters.
+    Of more than `MAX_LEARNING_CHARS`, pieces of about that length in all are drawn with a fixed
+    seed. Text without white space is limited to `MAX_UNBROKEN_BYTES`. The whole corpus has
+    `characters` characters.
     """
     rng = np.random.default_rng(0)
     training_characters = characters * (VALIDATION_PERIOD - 1) / VALIDATION_PERIOD

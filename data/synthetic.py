@@ -65,8 +65,7 @@ def repeat_passages(data: DataConfig, draw: Draw) -> Sequences:
     A passage is a Markov chain with transitions that are fixed for the run, so what follows a
     symbol can be guessed at first, and is certain once the passage has come before.
 
-    Reference:
-        cf. Olsson et al. 2022, "In-context Learning and Induction Heads".
+    Reference: cf. Olsson et al. 2022, "In-context Learning and Induction Heads".
     """
     n, V = draw.n, data.num_symbols
     transitions = draw.rules.exponential(size=(V, V)) ** 2  # each symbol has a few usual successors
@@ -79,13 +78,11 @@ def repeat_passages(data: DataConfig, draw: Draw) -> Sequences:
 
 
 def sample_markov_chains(data: DataConfig, draw: Draw) -> Sequences:
-    """Draw Markov chains, each with transition probabilities of its own.
+    """Draw Markov chains, each with Dirichlet transition probabilities of its own.
 
-    Each row of a chain's transition matrix follows a Dirichlet distribution. Its first state
-    follows the stationary distribution.
+    The first state follows the stationary distribution.
 
-    Reference:
-        Edelman et al. 2024, "The Evolution of Statistical Induction Heads".
+    Reference: Edelman et al. 2024, "The Evolution of Statistical Induction Heads".
     """
     n, K = draw.n, data.num_symbols
     transitions = draw.random.dirichlet(np.full(K, data.concentration), size=(n, K))  # (n, K, K)
@@ -101,8 +98,7 @@ def add_modulo(data: DataConfig, draw: Draw) -> Sequences:
     Unordered pairs are split into training and validation, so a+b and b+a are on the same side. A
     batch cycles through a random order of the training pairs; the other streams hold all.
 
-    Reference:
-        Power et al. 2022, "Grokking"; Nanda et al. 2023, "Progress measures for grokking".
+    Reference: Power et al. 2022, "Grokking"; Nanda et al. 2023, "Progress measures for grokking".
     """
     P = data.num_symbols
     pairs = np.stack(np.triu_indices(P), axis=1)
@@ -125,8 +121,8 @@ def recall_pairs(data: DataConfig, draw: Draw) -> Sequences:
 
     Only the values in the second part count. Keys are the first half of the symbols.
 
-    Reference:
-        Arora et al. 2023, "Zoology: Measuring and Improving Recall in Efficient Language Models".
+    Reference: Arora et al. 2023, "Zoology: Measuring and Improving Recall in Efficient Language
+    Models".
     """
     n, pairs, num_keys = draw.n, data.pairs, data.num_symbols // 2
     keys = draw.random.random((n, num_keys)).argsort(-1)[:, :pairs]  # distinct in each row
@@ -152,11 +148,7 @@ SIGNS = {"modular": "+="}  # characters of further symbols, which are not in `da
 def walk(
     first: np.ndarray, transitions: np.ndarray, length: int, random: np.random.Generator
 ) -> np.ndarray:
-    """Return Markov chains of `length` states, (n, length).
-
-    They begin with the states `first` (n,) and have transition probabilities (K, K), or (n, K, K)
-    if each chain has its own.
-    """
+    """Return Markov chains (n, length) from states (n,), transitions (K, K) or (n, K, K)."""
     n, K = len(first), transitions.shape[-1]
     thresholds = np.broadcast_to(transitions.cumsum(-1)[..., :-1], (n, K, K - 1))
     uniform = random.random((length, n, 1))
@@ -170,18 +162,12 @@ def walk(
 class Task:
     """The task of a run: its training batches, and the sequences that validate it.
 
-    Attributes:
-        data: Its settings.
-        tokenizer: Spells each symbol as one character.
-        symbol_ids: Token id of each symbol, then of each of the `SIGNS`.
-        begin_id: Token id of the begin symbol, or None.
+    `symbol_ids` has the token id of each symbol, then of each of the `SIGNS`; `begin_id` is that of
+    the begin symbol, or None.
     """
 
     def __init__(self, config: Config, tokenizer: Tokenizer | None = None) -> None:
-        """Set up the task of a run; `tokenizer` is that of a model that was trained before.
-
-        Raises `UserError` if the tokenizer does not encode each symbol as one token.
-        """
+        """Set up the task of a run; `tokenizer` is that of a model that was trained before."""
         self.data = config.data
         self.block_size = config.model.block_size
         self.batch_size = config.batch_size

@@ -37,10 +37,7 @@ SINK_METRICS = ("sink_nothing_to_find", "sink_something_to_find", "attention_sum
 
 @dataclass(frozen=True)
 class Predictions:
-    """Predictions and attention weights of a model on n sequences of T tokens.
-
-    The begin symbol is not one of the tokens.
-    """
+    """Predictions and attention weights on n sequences of T tokens, without the begin symbol."""
 
     symbols: Tensor  # numbers of the symbols, from 0, (n, T)
     log_p: Tensor  # log probability of each symbol as the next token, (n, T, symbols)
@@ -78,10 +75,7 @@ def measure_task(model: GPT, task: Task, is_last: bool = False) -> dict[str, flo
 def measure_sequences(
     model: GPT, task: Task, sequences: Sequences, max_sequences: int | None = None
 ) -> dict[str, float]:
-    """Return the metrics of sequences, with their standard errors `<name>_se`.
-
-    At most `max_sequences` are measured, spread evenly.
-    """
+    """Return the metrics and errors of at most `max_sequences` sequences, spread evenly."""
     T, config = task.block_size, model.config
     n = len(sequences.tokens)
     chosen = np.linspace(0, n - 1, min(n, max_sequences or n)).round().astype(int)
@@ -102,10 +96,7 @@ def measure_sequences(
 
 
 def summarize(sums: dict[str, np.ndarray], counts: dict[str, np.ndarray]) -> dict[str, float]:
-    """Return means and errors from sums over each sequence (…, n) and numbers of tokens (n,).
-
-    Of a metric of heads, the value of one head is returned: see `SINK_METRICS`.
-    """
+    """Return means and errors from sums over each sequence (…, n) and numbers of tokens (n,)."""
     estimates = {name: ratio(sums[name], counts[name]) for name in sums}
     metrics: dict[str, float] = {}
     for name, (mean, error) in estimates.items():
@@ -248,9 +239,9 @@ def read_markov(p: Predictions, task: Task) -> dict[str, Reading]:
 def in_context_strategies(symbols: Tensor, K: int, pseudocount: float) -> dict[str, Tensor]:
     """Return what three strategies predict after each of K symbols in (n, T): (n, T, K) each.
 
-    They are equal probabilities, the frequencies of the symbols so far (unigram), and their
-    frequencies so far after the current symbol (bigram). With the concentration of the chains'
-    Dirichlet distribution as pseudocount, `bigram` is the optimal prediction.
+    They are equal probabilities, and the frequencies so far of symbols (unigram) and after the
+    current one (bigram). If the pseudocount is the chains' Dirichlet concentration, `bigram` is the
+    optimal prediction.
     """
     is_symbol = F.one_hot(symbols, K).float()  # (n, T, K)
     unigram = is_symbol.cumsum(1) + pseudocount

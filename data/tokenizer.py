@@ -48,11 +48,7 @@ class CharTokenizer:
         self._code_points = np.array([*code_points, 2**32 - 1], dtype=np.uint32)
 
     def encode_array(self, text: str) -> np.ndarray:
-        """Return the ids of a text: (characters,).
-
-        Raises:
-            UserError: A character is not in the alphabet.
-        """
+        """Return the ids of a text: (characters,)."""
         code_points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
         ids = np.searchsorted(self._code_points, code_points)
         unknown = np.flatnonzero(self._code_points[ids] != code_points)
@@ -82,15 +78,13 @@ class CharTokenizer:
 
 
 class BPETokenizer:
-    """A byte-level byte-pair encoding tokenizer, run by tiktoken.
+    """A byte-level byte-pair encoding tokenizer, run by tiktoken; decoding is exact.
 
-    Decoding returns any encoded text exactly. The name of the end-of-text token is encoded as
-    ordinary characters. Ids are those of every other byte-pair encoder, except in runs of more than
-    `MAX_RUN_CHARS` characters that are all white space or have none: these are cut first, by
-    `split_long_runs`.
+    The name of the end-of-text token is encoded as ordinary characters. Ids are those of every
+    other byte-pair encoder, except in runs of more than `MAX_RUN_CHARS` characters that are all
+    white space or have none: `split_long_runs` cuts these first.
 
-    Reference:
-        Sennrich et al. 2016; Radford et al. 2019 (bytes).
+    Reference: Sennrich et al. 2016; Radford et al. 2019 (bytes).
     """
 
     begin_of_text = None  # end-of-text begins a text
@@ -98,12 +92,10 @@ class BPETokenizer:
     def __init__(
         self, pattern: str, tokens: list[bytes | None], end_of_text: int | None = None
     ) -> None:
-        """Build a tokenizer from its vocabulary.
+        """Build a tokenizer from the bytes of its tokens by id, in the order of the merges.
 
-        Args:
-            pattern: Regular expression that splits text before merging.
-            tokens: The bytes of each token by id, in the order of the merges. None: an unused id.
-            end_of_text: Id of end-of-text, an unused one. None: the id after all tokens.
+        `pattern` splits text before merging. A token that is None is an unused id. `end_of_text` is
+        one of these; None: the id after all tokens.
         """
         ids = {token: id for id, token in enumerate(tokens) if token is not None}
         self.pattern = pattern
@@ -157,11 +149,7 @@ def build_tokenizer(
 ) -> Tokenizer:
     """Build the tokenizer that the configuration names.
 
-    `char` takes its alphabet from the pieces of the whole text, `bpe` learns from those of the
-    training split.
-
-    Raises:
-        UserError: tiktoken cannot download a vocabulary.
+    `char` takes its alphabet from the whole text, `bpe` learns from the training split.
     """
     if config.name == "char":
         return CharTokenizer("".join(set(chain.from_iterable(all_text))))
@@ -174,12 +162,9 @@ def build_tokenizer(
 def train_bpe(
     texts: Iterable[str], vocab_size: int, pattern: str = PATTERNS["code"]
 ) -> BPETokenizer:
-    """Learn a byte-level byte-pair encoding.
+    """Learn a byte-level byte-pair encoding (Sennrich et al. 2016).
 
     It has `vocab_size` tokens with end-of-text, or fewer if the texts have too few pairs.
-
-    Reference:
-        Sennrich et al. 2016.
     """
     library = Library(models.BPE())
     library.pre_tokenizer = byte_level_split(pattern)
@@ -217,11 +202,7 @@ def split_long_runs(text: str) -> list[str]:
 
 
 def load_tiktoken(name: str) -> BPETokenizer:
-    """Load a vocabulary that tiktoken knows by name, with end-of-text as its only special token.
-
-    Raises:
-        UserError: The vocabulary cannot be downloaded.
-    """
+    """Load a vocabulary that tiktoken knows by name, with end-of-text as its only special token."""
     try:
         encoding = tiktoken.get_encoding(name)
     except OSError as e:  # the errors of requests are OSErrors
@@ -235,7 +216,7 @@ def load_tiktoken(name: str) -> BPETokenizer:
 
 
 def start_token(tokenizer: Tokenizer) -> int:
-    """Return the token from which a text without a prompt starts.
+    """Return the token that starts a text without a prompt.
 
     It is begin-of-text, or else end-of-text, because these come before each document in training.
     Without both it is a newline, or else id 0.
@@ -248,10 +229,7 @@ def start_token(tokenizer: Tokenizer) -> int:
 
 
 def encode_prompt(tokenizer: Tokenizer, prompt: str) -> list[int]:
-    """Return the ids that a model continues: begin-of-text, if there is one, and the prompt.
-
-    An empty prompt becomes the `start_token`.
-    """
+    """Return begin-of-text, if there is one, and the prompt; the `start_token` if it is empty."""
     ids = tokenizer.encode(prompt)
     if not ids:
         return [start_token(tokenizer)]
@@ -266,11 +244,7 @@ def save_tokenizer(tokenizer: Tokenizer, path: Path) -> None:
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
-    """Read the tokenizer that `save_tokenizer` wrote.
-
-    Raises:
-        UserError: The file does not hold a tokenizer.
-    """
+    """Read the tokenizer that `save_tokenizer` wrote."""
     try:
         return _from_json(read_json_object(path))
     except Exception as e:  # the libraries raise plain Exceptions

@@ -89,16 +89,8 @@ def prepare(
 ) -> Tokens:
     """Turn the configured text into tokens, or open them if they are in the cache.
 
-    Args:
-        data: Which text, and how it is read.
-        config: Which tokenizer.
-        log: Called with lines about what is being done.
-        tokenizer: A tokenizer of another model, used instead of the one that `config` describes.
-        max_chars: Of a text with more bytes, read only about as many characters. Their tokens are
-            not kept in the cache.
-
-    Raises:
-        UserError: There is no such text, it cannot be read or encoded, or it changed meanwhile.
+    `tokenizer` is that of another model, used instead of the one that `config` describes. Of a text
+    with more bytes than `max_chars`, only about as many characters are read, and not cached.
     """
     corpus = open_corpus(data, log)
     if max_chars and sum(file.stat().st_size for file in corpus.files) > max_chars:
@@ -242,7 +234,6 @@ def _token_dtype(tokenizer: Tokenizer) -> np.dtype:
 
 
 def _map_ids(path: Path, dtype: np.dtype) -> np.ndarray:
-    """A file's ids, memory-mapped; NumPy cannot map an empty file."""
     if path.stat().st_size == 0:
         return np.empty(0, dtype)
     return np.memmap(path, dtype=dtype, mode="r")

@@ -11,10 +11,10 @@ from model import GPT
 def apply_fsdp(model: GPT, config: ResolvedConfig, size: int) -> None:
     """Shard a model over groups of `config.shard` ranks, each of which holds one copy.
 
-    FSDP2 gathers the parameters block by block and averages the gradients during the backward pass,
-    while other blocks are computed. In bf16 or fp16 the blocks' matrices are communicated in that
-    format, and everything else, gradients included, in float32. Vectors of the blocks, such as the
-    gains of norms, stay whole on every rank.
+    FSDP2 gathers the parameters block by block and averages the gradients during the backward pass.
+    In bf16 or fp16 the blocks' matrices are communicated in that format, and everything else,
+    gradients included, in float32. Vectors of the blocks, such as the gains of norms, stay whole on
+    every rank.
     """
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
@@ -35,7 +35,7 @@ def apply_fsdp(model: GPT, config: ResolvedConfig, size: int) -> None:
 
 
 def compile_parts(model: GPT) -> None:
-    """Have torch.compile compile each block, and the prediction after the blocks, in place.
+    """Compile each block, and the prediction after them, in place.
 
     FSDP2 calls its hooks between these parts; in a model compiled as a whole they would divide the
     blocks.

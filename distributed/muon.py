@@ -18,12 +18,6 @@ class OwnerMuon(Muon):
     Each matrix has an owner: the only rank that gets its gradient, stores its state and computes
     its update, which the others receive in `dtype`. Of the n matrices of a stack each rank owns
     ceil(n / size), in their order; the last ranks own fewer or none, and send padding.
-
-    Args:
-        params: The matrices.
-        settings: Those of `Muon`.
-        rank: Number of this process.
-        size: Number of processes.
     """
 
     def __init__(self, params: Iterable[Tensor], *settings: Any, rank: int, size: int) -> None:
@@ -81,17 +75,13 @@ class OwnerMuon(Muon):
         return stack[self._rank * share : (self._rank + 1) * share]
 
     def _find_owner(self, p: Tensor) -> int:
-        """Return the rank that owns a matrix."""
         (stack,) = [stack for stack in self.stacks() if stack[0].shape == p.shape]
         index = next(index for index, other in enumerate(stack) if other is p)
         return index // self._share(stack)
 
 
 class ShardedMuon(Muon):
-    """Muon for matrices that FSDP2 shards by rows, as it does momentum and squares.
-
-    Each rank gathers the rows of the others and orthogonalizes all matrices.
-    """
+    """Muon for matrices, momentum and squares sharded by rows, all of which each rank gathers."""
 
     def orthogonalize(self, momenta: Tensor, stack: list[Tensor]) -> Tensor:
         """Return this rank's rows of the orthogonalized momenta: (n, local rows, columns)."""

@@ -46,13 +46,8 @@ class DistributedWorld(World):
     """Several ranks, which torchrun started; all of them call a method together.
 
     With shard=1 each rank has the complete model, and gradients are averaged after the backward
-    pass. With a larger `shard`, each group of `shard` ranks holds one copy: see `apply_fsdp`.
-
-    Args:
-        rank: Number of this process.
-        size: Number of processes.
-        waiting_group: Process group on the CPU, with a long timeout, in which ranks wait for rank 0
-            while it works alone.
+    pass. With a larger `shard`, each group of `shard` ranks holds one copy: see `apply_fsdp`. In
+    `waiting_group`, on the CPU and with a long timeout, ranks wait while rank 0 works alone.
     """
 
     def __init__(
@@ -138,10 +133,9 @@ class DistributedWorld(World):
 
     @torch.no_grad()
     def average_gradients(self, optimizers: list[Optimizer]) -> None:
-        """Average the gradients that FSDP2 has not averaged.
+        """Average the gradients that FSDP2 has not averaged; Muon's on their owners.
 
-        Muon's gradients are averaged on their owners. The others travel in one message, so that
-        they are summed in the same order at every step.
+        The others travel in one message, so that they are summed in the same order at every step.
         """
         grads = []
         for optimizer in optimizers:
@@ -173,11 +167,7 @@ class DistributedWorld(World):
 
     @contextmanager
     def evaluating(self, model: GPT) -> Iterator[None]:
-        """Put a model into evaluation mode, uncompiled.
-
-        A forward pass without a backward pass leaves the other ranks' rows gathered; at the end
-        they are freed.
-        """
+        """Put a model into evaluation mode, uncompiled; at the end free the gathered rows."""
         try:
             with model.evaluating(), torch.compiler.set_stance("force_eager"):
                 yield
@@ -202,10 +192,8 @@ class DistributedWorld(World):
 def join(alone: bool) -> Iterator[World]:
     """Join the ranks that torchrun started, unless the run is to have one process.
 
-    An error that only this rank has met is printed, because only rank 0 prints at the end.
-
-    Raises:
-        SharedError: If the connection to another rank is lost.
+    An error that only this rank has met is printed, because only rank 0 prints at the end. A lost
+    connection to another rank raises `SharedError`.
     """
     if count_processes(alone) == 1:
         yield World()
@@ -249,7 +237,6 @@ def _explain_lost_connection(error: Exception) -> str | None:
 
 
 def _print_own_error(error: Exception, rank: int) -> None:
-    """Print an error of another rank than rank 0, which prints its own at the end."""
     sentence = explain_error(error)
     if rank > 0 and sentence and not isinstance(error, SharedError):
         print_stderr(f"error: {_rank_name(rank)}: {sentence}")

@@ -24,8 +24,7 @@ class KVCache:
     For d_k = d_v = d, it holds 2 · n_layer · B · G · length · d numbers: H/G times fewer than
     multi-head attention needs.
 
-    Reference: Shazeer 2019, "Fast Transformer Decoding: One Write-Head is All You Need"; Ainslie et
-    al. 2023, "GQA".
+    Reference: Shazeer 2019, "Fast Transformer Decoding"; Ainslie et al. 2023, "GQA".
     """
 
     def __init__(
@@ -47,7 +46,7 @@ class KVCache:
 
     @classmethod
     def for_model(cls, model: "GPT", batch_size: int, length: int | None = None) -> "KVCache":
-        """Allocate an empty cache on the device of a model's weights and in their precision.
+        """Allocate an empty cache for a model, on its device and in its precision.
 
         On a CPU it is float32 at least, in which attention is much faster than in bf16 (LOG.md).
         `length` is its capacity in tokens, cut to block_size; None: block_size.
@@ -104,10 +103,7 @@ class Decoder:
 
     @torch.no_grad()
     def __init__(self, model: "GPT", batch_size: int, length: int | None = None) -> None:
-        """Bind the model's weights, partly as copies: create a new decoder after they change.
-
-        `batch_size` and `length` are those of `KVCache.for_model`.
-        """
+        """Bind the weights, partly as copies: create a new decoder after they change."""
         self.model = model
         self.cache = KVCache.for_model(model, batch_size, length)
         self.start = 0  # of the window that is in the cache
@@ -155,7 +151,6 @@ class DecoderLayer:
     """A block as functions with its weights and its part of the cache."""
 
     def __init__(self, block: "Block", cache: KVCache) -> None:
-        """Read the weights, and keep the layer's part of the cache."""
         self.config = block.attention.config
         self.keys, self.values = cache.keys[block.layer], cache.values[block.layer]
         self.qkv = block.attention.join_projections()
@@ -171,10 +166,10 @@ class DecoderLayer:
             self.W_gate = as_function(block.mlp.W_gate) if has_gate else None
 
     def attend(self, x: Tensor, position: int, rotary: Tensor | None) -> Tensor:
-        """Store the key and value of one token, and compute the update (B, C) by attention.
+        """Store one token's key and value, and return the update (B, C) by attention.
 
-        `x` (B, C) is the token's normalized residual stream. `position` is the number of tokens in
-        the cache, and `rotary` (2, d_k) holds the cosines and sines of the rotary angles there.
+        `x` (B, C) is its normalized residual stream, `position` the number of tokens in the cache,
+        and `rotary` (2, d_k) holds the cosines and sines of the angles there.
         """
         c, T = self.config, position + 1
         qkv = F.linear(x, *self.qkv)  # (B, (H + G) d_k + G d_v)

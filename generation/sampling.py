@@ -66,9 +66,9 @@ def generate(
 ) -> Tensor:
     """Continue prompts (B, T), T at least 1: return them with the new tokens appended.
 
-    Ids from `model.token_count` on, with which a vocabulary may be padded, are never drawn.
-    `temperature`, `top_k`, `top_p` and `min_p` are those of `Sampling`. Equal seeds give equal
-    tokens; sequence b draws from seed + b. Without a seed, torch's global random state gives one.
+    Ids from `model.token_count` on, with which a vocabulary may be padded, are never drawn. Equal
+    seeds give equal tokens; sequence b draws from seed + b. Without a seed, torch's global random
+    state gives one. The other arguments are those of `Sampling`.
     """
     batch_size, length = tokens.shape
     if seed is None:
@@ -116,13 +116,7 @@ def draw_tokens(
 
 
 def next_token_probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
-    """Return the probabilities (B, V) to draw the next token from, given its logits (B, V).
-
-    The most likely token is always kept.
-
-    Raises:
-        UserError: If the logits are NaN or infinite.
-    """
+    """Return the probabilities (B, V) to draw from, given logits (B, V); the best token is kept."""
     highest = logits.amax(dim=-1, keepdim=True)  # (B, 1)
     if not highest.isfinite().all():
         raise UserError(NON_FINITE_PREDICTIONS)
@@ -189,10 +183,7 @@ def draw_batch(
     sampling: Sampling,
     seeds: Sequence[int],
 ) -> Iterator[Iterator[int]]:
-    """Yield, for each seed, the tokens that continue the prompt.
-
-    They are drawn in one batch, as soon as one of the sequences needs its next token.
-    """
+    """Yield, for each seed, the tokens that continue the prompt; all are drawn in one batch."""
     prompts = torch.tensor([prompt] * len(seeds), device=decoder.cache.tokens.device)  # (B, T)
     steps = draw_tokens(decoder.next_logits, prompts, max_new_tokens, sampling, seeds)
     for row, copy in enumerate(tee(map(Tensor.tolist, steps), len(seeds))):
@@ -204,8 +195,8 @@ def stream_text(
 ) -> Iterator[str]:
     """Yield the text of tokens piece by piece, in complete characters.
 
-    It ends before the first of the strings `stops` that is complete, and at the end-of-text token
-    number `max_documents`: without a prompt a model may begin with one, so that the text needs two.
+    It ends before the first complete one of the strings `stops`, and at end-of-text token number
+    `max_documents`: without a prompt a model may begin with one, so that the text needs two.
     """
     utf8_decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     held_back = ""  # the beginning of what may become a stop string

@@ -26,9 +26,6 @@ def score_tokens(model: GPT, ids: Sequence[int]) -> np.ndarray:
     """Return the losses in nats of all N + 1 tokens except the first: (N,) in float64.
 
     The tokens are predicted in independent windows of block_size tokens.
-
-    Raises:
-        UserError: If a loss is not finite.
     """
     N = len(ids) - 1
     T = min(model.config.block_size, N)
@@ -51,7 +48,7 @@ def score_tokens(model: GPT, ids: Sequence[int]) -> np.ndarray:
 def token_losses(model: GPT, x: Tensor, targets: Tensor) -> Tensor:
     """Compute the loss in nats of targets (…, T) from a residual stream x (…, T, C).
 
-    The final norm and the output layer turn x into logits. The loss is nan where the target is -1.
+    The loss is nan where the target is -1.
     """
     rows = max_logit_rows(model)
     losses = []

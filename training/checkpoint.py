@@ -50,14 +50,10 @@ ADAMW_FIELDS = ("step", "exp_avg", "exp_avg_sq")
 
 
 class Checkpoints:
-    """Saves a run's checkpoints and keeps the newest ones and the best.
+    """Saves a run's checkpoints and keeps the newest ones and the best. All ranks call it together.
 
-    All ranks call the methods together; rank 0 writes. The tokenizer and the fingerprint of the
-    text are saved with the training state.
-
-    Attributes:
-        last_step: Step of the newest checkpoint, or None.
-        best_row: Metrics of the checkpoint with the lowest validation loss, or None.
+    `last_step` is that of the newest checkpoint, or None; `best_row` has the metrics of the
+    checkpoint with the lowest validation loss, or None.
     """
 
     def __init__(
@@ -206,9 +202,9 @@ class Checkpoints:
 def optimizer_tensors(
     optimizers: list[Optimizer], model: nn.Module
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield the optimizers' state by parameter and field, such as `head.weight/exp_avg`.
+    """Yield the complete optimizer state by name, such as `head.weight/exp_avg`, in their order.
 
-    Each tensor is complete and comes once, in the order of the names. All ranks take them together.
+    All ranks take the tensors together.
     """
     names = {p: name for name, p in model.named_parameters()}
     if not any(optimizer.state for optimizer in optimizers):  # before the first step
@@ -255,7 +251,6 @@ def _gather_state(optimizer: Optimizer, p: Tensor, field: str) -> Tensor:
 
 
 def _empty_state(p: Tensor, field: str) -> Tensor:
-    """Return memory for the state of a parameter, sharded as it is."""
     return torch.empty_like(p[:, :1] if field == "row_squares" else p)
 
 
@@ -273,19 +268,11 @@ class SavedWeights(NamedTuple):
 def load_run(
     run_dir: str | os.PathLike, which: str | int = "last", log: Callable[[str], None] = print
 ) -> tuple[GPT, Tokenizer, Config]:
-    """Load a trained model.
+    """Load a trained model, on the CPU and in evaluation mode, its tokenizer and configuration.
 
-    Args:
-        run_dir: Folder of the run.
-        which: "last", "best" (lowest validation loss) or a step: of a checkpoint, or else of a
-            snapshot whose float16 weights were kept.
-        log: Prints a line if a damaged checkpoint is replaced by another one.
-
-    Returns:
-        The model on the CPU in evaluation mode, the tokenizer, and the run's configuration.
-
-    Raises:
-        UserError: If there is no such checkpoint, or it and all earlier ones are damaged.
+    `which` is "last", "best" (lowest validation loss) or a step: of a checkpoint, or else of a
+    snapshot whose float16 weights were kept. `log` prints a line if a damaged checkpoint is
+    replaced by another one.
     """
     return load_checkpoint(find_weights(Path(run_dir), which, log))
 
@@ -301,7 +288,7 @@ def find_weights(run_dir: Path, which: str | int, log: Callable[[str], None]) ->
 
 
 def load_checkpoint(saved: SavedWeights) -> tuple[GPT, Tokenizer, Config]:
-    """Load the model, the tokenizer and the configuration of saved weights; see `load_run`."""
+    """Load the model, tokenizer and configuration of saved weights; see `load_run`."""
     config = read_config(saved.checkpoint / CONFIG_FILE)
     model_config = GPTConfig.from_settings(config.model)
     with open_safetensors(saved.weights) as file:

@@ -27,11 +27,7 @@ M_TRIM_THRESHOLD = (-1, 1 << 30)
 
 
 def pick_device(device: str, processes: int = 1) -> str:
-    """Return a usable device; under torchrun also assign this process its own GPU.
-
-    `auto` becomes the fastest device that exists. Raises `UserError` if a device does not exist
-    here, or not for each process.
-    """
+    """Return a usable device, for `auto` the fastest; torchrun's processes get a GPU each."""
     if device == "auto":
         device = "cpu"
         if torch.cuda.is_available():
@@ -56,10 +52,7 @@ def pick_device(device: str, processes: int = 1) -> str:
 
 
 def pick_precision(precision: str, device: str) -> str:
-    """Return "fp32", "bf16" or "fp16"; "auto" becomes what the hardware multiplies fastest.
-
-    bf16 comes before fp16, whose small range needs loss scaling.
-    """
+    """Return "fp32", "bf16" or "fp16"; "auto" becomes what the hardware multiplies fastest."""
     if precision != "auto":
         return precision
     if is_bf16_fast(device):
@@ -101,15 +94,11 @@ def has_compiler() -> bool:
 def configure_process(config: ResolvedConfig) -> None:
     """Set what a run's arithmetic and memory depend on in this process.
 
-    On a GPU, deterministic=true makes torch add in a fixed order, or refuse operations that cannot.
-    On a CPU, compiled code is made deterministic, because its threads would add up an embedding's
-    gradient in any order.
-
-    On a GPU, a run in float32 multiplies matrices in TF32: factors are rounded to 10 bits after the
-    leading one, as in fp16, and products are summed in float32. It is several times as fast.
-
-    glibc returns large tensors to the system, which clears each page before it is used again. That
-    took a seventh of a small model's step (LOG.md). Other C libraries have no such setting.
+    On a GPU, deterministic=true makes torch add in a fixed order, or refuse operations that cannot,
+    and a run in float32 multiplies matrices in TF32: factors are rounded to 10 bits after the
+    leading one, and products are summed in float32. On a CPU, compiled code is made deterministic,
+    because its threads would add up an embedding's gradient in any order. glibc is kept from
+    returning large tensors to the system, which took a seventh of a small model's step (LOG.md).
     """
     is_compiled_for_cpu = config.compile and config.device == "cpu"
     torch.use_deterministic_algorithms(
@@ -129,9 +118,8 @@ def configure_process(config: ResolvedConfig) -> None:
 def move_for_sampling(model: GPT, device: str, precision: str = "auto") -> GPT:
     """Move a model to a device, with weights in the precision that decodes fastest there.
 
-    Decoding is limited by reading the weights, which bf16 and fp16 halve. On a CPU however each
-    bf16 product costs some ten microseconds more, so that narrow models are faster in float32
-    (LOG.md).
+    Reading the weights limits decoding, and bf16 and fp16 halve it. On a CPU each bf16 product
+    costs some ten microseconds more, so narrow models are faster in float32 (LOG.md).
     """
     is_narrow = device.startswith("cpu") and model.config.n_embd < MIN_BF16_DECODING_WIDTH
     if precision == "auto":

@@ -54,8 +54,8 @@ class Windows:
 
     The last window is padded. If there are more tokens than `data.val_max_tokens`, or than
     `max_windows` hold, the windows are spread evenly over all of them. The ranks of `world` share
-    the windows. `inputs` and `targets` are (windows, T); targets may be NO_TARGET. `num_bytes` is
-    the UTF-8 size of the predicted tokens, 0 for the sequences of a task.
+    them. `inputs` and `targets` are (windows, T); targets may be NO_TARGET. `num_bytes` is the
+    UTF-8 size of the predicted tokens, 0 for a task.
     """
 
     def __init__(
@@ -100,11 +100,7 @@ class Windows:
 
     @torch.no_grad()
     def local_loss(self, model: GPT) -> LossSums:
-        """Return the sums over this rank's windows.
-
-        Each rank runs the same number of forward passes, because those of a sharded model are run
-        by all ranks together.
-        """
+        """Return the sums over this rank's windows, of which every rank has equally many."""
         inputs, targets = self._rank_share()
         nats, count, scores = 0.0, 0, []
         with self.world.evaluating(model):
@@ -131,10 +127,10 @@ class Windows:
         return inputs[rows], targets[rows]
 
     def excerpt(self, tokens: int) -> tuple[Tensor, Tensor]:
-        """Return the inputs and targets of evenly spread windows of roughly `tokens` tokens.
+        """Return inputs and targets, on the device, of spread windows of roughly `tokens` tokens.
 
         There are at least 16 windows if the text has them, because standard errors are computed
-        over windows, and at most `MAX_EXCERPT_WINDOWS`. They are on the device.
+        over windows, and at most `MAX_EXCERPT_WINDOWS`.
         """
         windows, T = self.inputs.shape
         num_chosen = min(windows, max(16, min(MAX_EXCERPT_WINDOWS, tokens // T)))
@@ -145,9 +141,9 @@ class Windows:
 def in_context_scores(logits: Tensor, targets: Tensor) -> Tensor:
     """Return the in-context score of each window in nats per token, (B,), in float64.
 
-    It is the mean loss of early positions, the second sixteenth of the window, minus the mean loss
-    of late ones, the last sixteenth: how much the tokens in between help. It is nan if one of the
-    two has no targets, as in a window that ends early or has fewer than 16 tokens.
+    It is the mean loss of early positions, the second sixteenth of the window, minus that of late
+    ones, the last sixteenth. It is nan if one of the two has no targets, as in a window that ends
+    early or has fewer than 16 tokens.
 
     Reference: Olsson et al. 2022, "In-context Learning and Induction Heads"; they subtract the
     early loss from the late one.
@@ -170,7 +166,7 @@ def in_context_scores(logits: Tensor, targets: Tensor) -> Tensor:
 def _cut_windows(
     tokens: np.ndarray, block_size: int, max_windows: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Cut token ids (N,) into windows; return their inputs and targets, (windows, T)."""
+    """Cut token ids (N,) into windows; return inputs and targets, (windows, T)."""
     windows = math.ceil((len(tokens) - 1) / block_size)
     chosen = np.linspace(0, windows - 1, min(windows, max_windows)).round().astype(int)
     inputs = np.zeros((len(chosen), block_size), np.int64)
@@ -208,10 +204,9 @@ def validation_windows(text: Tokens, config: Config, world: World | None = None)
 def evaluate(model: GPT, splits: Splits, is_last: bool = False) -> dict[str, float]:
     """Measure the validation loss; at the last step of a run the training split's too.
 
-    Returns:
-        `val/loss` in nats per token, `val/bits_per_byte` (of a text; comparable across tokenizers),
-        `val/in_context_score` with its standard error if it is known, at the last step
-        `train/eval_loss` in nats per token, and on rank 0 the metrics of a task.
+    Returns `val/loss` in nats per token, `val/bits_per_byte` (of a text), `val/in_context_score`
+    with its standard error if it is known, at the last step `train/eval_loss` in nats per token,
+    and on rank 0 the metrics of a task.
     """
     validation = splits.validation
     loss = validation.loss(model)

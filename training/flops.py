@@ -78,10 +78,7 @@ def _count_forward(model_settings: tuple) -> tuple[int, int]:
 
 
 def extrapolate(once: int, twice: int, n: float) -> int:
-    """Return the n-th value of a linear sequence that begins with `once` and `twice`.
-
-    Deep models take long to build and to run even without data, so one and two layers are counted.
-    """
+    """Return the n-th value of a linear sequence that begins with `once` and `twice`."""
     return round(once + (n - 1) * (twice - once))
 
 
@@ -103,10 +100,7 @@ def peak_flops(device: str, precision: str) -> float | None:
 
 @cache
 def measure_matmul_rate(device: str, precision: str) -> float:
-    """Return the operations per second of the fastest matrix product on a device.
-
-    It is measured once per process, and leaves the random state alone.
-    """
+    """Return the operations per second of a device's fastest matrix product, measured once."""
     rate = 0.0
     for size in GPU_MATRIX_SIZES if device.startswith("cuda") else CPU_MATRIX_SIZES:
         a = torch.ones(size, size, dtype=DTYPES[precision], device=device)
@@ -136,9 +130,7 @@ def estimate_step_seconds(config: ResolvedConfig, processes: int) -> float | Non
 def speed_metrics(
     tokens_per_second: float, config: ResolvedConfig, processes: int
 ) -> dict[str, float]:
-    """Return the metrics of a training speed: also milliseconds per step, and MFU if known.
-
-    MFU, the model FLOPs utilization, is the share of the peak rate that training reaches.
+    """Return the speed, milliseconds per step, and the model FLOPs utilization (MFU) if known.
 
     Reference: Chowdhery et al. 2022, "PaLM", appendix B.
     """

@@ -121,10 +121,7 @@ def prepare_same_text(
 def init_weights(
     model: GPT, initial: StartingWeights, text: Tokens, source: str = "init_from"
 ) -> None:
-    """Copy the starting weights into a model, and enter the text's n-grams.
-
-    `source` names the origin of the weights if they are refused.
-    """
+    """Copy weights from `source` into a model, and enter the text's n-grams."""
     if initial.copy_to:
         initial.copy_to(model)
         check_finite_weights(model, source)

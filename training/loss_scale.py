@@ -13,17 +13,10 @@ MIN_LOSS_SCALE = 1.0
 class LossScaler:
     """Multiplies the loss, so that small gradients do not underflow in fp16.
 
-    When a gradient overflows, the step is skipped and the factor is halved. After many steps
-    without an overflow it is doubled. The factor is a power of two, so scaling is exact.
-
-    torch.amp.GradScaler does the same, but decides for each optimizer and each rank by the
-    gradients that it finds there. Here one decision, by norms that all ranks have computed
-    together, serves all optimizers and ranks, also for gradients that only one rank has.
-
-    Attributes:
-        is_enabled: Whether the run is in fp16. If not, the factor is 1 and no step is skipped.
-        factor: The loss scale, by which the loss and therefore all gradients are multiplied.
-        steps: Number of steps since the factor changed or a step was skipped.
+    When a gradient overflows, the step is skipped and the factor, a power of two, is halved. After
+    many steps without an overflow it is doubled. Unlike in torch.amp.GradScaler, one decision, by
+    norms that all ranks have computed together, serves all optimizers and ranks. Without fp16 the
+    factor is 1 and no step is skipped.
 
     Reference: Micikevicius et al. 2018, "Mixed Precision Training".
     """

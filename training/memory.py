@@ -106,12 +106,8 @@ def trace_step(
 ) -> StepMemory:
     """Take a training step on tensors without data, and return the bytes of those tensors.
 
-    Args:
-        model_settings: The fields of a `GPTConfig`, which unlike it can be the key of a cache.
-        optimizer_name: `optim.name`.
-        precision: A key of `DTYPES`.
-        device: Only tensors of a GPU that torch can use are traced as such, others as on a CPU.
-        checkpoint_activations: Whether the backward pass computes activations again.
+    `model_settings` are the fields of a `GPTConfig`. Only tensors of a GPU that torch can use are
+    traced as such, others as on a CPU.
     """
     if not (device.startswith("cuda") and torch.cuda.is_available()):
         device = "cpu"

@@ -50,7 +50,7 @@ def prepare_only(config: Config, open_weights: OpenWeights) -> float:
 
 
 def evaluate_only(config: Config, open_weights: OpenWeights) -> float:
-    """Print the validation loss of a run's best model, or of the model in init_from; return it.
+    """Print and return the validation loss of a run's best model, or of the model in init_from.
 
     The run is only read: nothing in its folder changes, and it may still be training.
     """

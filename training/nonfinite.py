@@ -30,9 +30,8 @@ class NonFiniteGuard:
     """Raises `UserError` if the loss or a gradient is NaN or infinite.
 
     On a CPU it raises before the update of that step. On a GPU, reading the result at once would
-    make Python wait for the step to end. There the update is made, and the result is read before
-    the next update, and by `flush` before anything is evaluated or saved: the weights in memory may
-    become NaN, but they are never saved.
+    make Python wait. There the update is made, and the result is read before the next update, and
+    by `flush` before anything is evaluated or saved: weights that became NaN are never saved.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -43,9 +42,6 @@ class NonFiniteGuard:
         """Check the loss () and the gradient norms (parameters,) of the step after `step` others.
 
         There are no gradient norms, (0,), if the step was skipped because fp16 overflowed.
-
-        Raises:
-            UserError: If a value is not finite, here or in the step before.
         """
         self.flush()
         is_finite = torch.cat((loss[None], gradient_norms)).isfinite()

@@ -25,11 +25,10 @@ MIN_MEAN_SQUARE = 1e-10
 
 
 def orthogonalize(matrices: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Move the singular values of each matrix near 1 (0.7 to 1.2) by Newton–Schulz iteration.
+    """Move the singular values of matrices (n, rows, columns) near 1 (0.7 to 1.2).
 
-    The iteration consists of matrix products only and handles all matrices, (n, rows, columns), in
-    one batch. It computes in `dtype` and returns the dtype of the input. In fp16, whose range small
-    gradients leave, the matrices are normalized before they are converted.
+    Newton–Schulz iteration computes in `dtype`; the result has the dtype of the input. In fp16,
+    whose range small gradients leave, the matrices are normalized before they are converted.
 
     Reference: Jordan et al. 2024, "Muon: An optimizer for hidden layers in neural networks".
     """
@@ -56,10 +55,8 @@ class Muon(Optimizer):
 
     A matrix (rows, columns) moves by lr · √max(1, rows/columns) · the orthogonalized momentum. Each
     row of that update is first divided by the root of its running mean square, relative to the mean
-    square that every row of an orthogonal matrix has on average.
-
-    Matrices of the same shape form a stack, which is orthogonalized in one batch, in `dtype`.
-    `distributed.muon` has subclasses for several processes.
+    square that every row of an orthogonal matrix has on average. Matrices of the same shape form a
+    stack, which is orthogonalized in one batch, in `dtype`.
 
     Reference: Jordan et al. 2024 (Muon); Li et al. 2025 (NorMuon, the row normalization).
     """
@@ -176,11 +173,11 @@ def build_optimizers(
     precision: str = "fp32",
     muon_class: Callable[..., Muon] = Muon,
 ) -> list[Optimizer]:
-    """Build the optimizers that together update every parameter once.
+    """Build the optimizers that together update every parameter of a placed model once.
 
     Only matrices and embeddings get weight decay. Muon orthogonalizes in `precision`. Each
     parameter group stores its peak learning rate as `peak_lr`, which `schedule.set_learning_rates`
-    scales. The model is on its device, and sharded if it is to be.
+    scales.
     """
     named = list(model.named_parameters())
     tables = [p for name, p in named if name == "ngrams.table"]
@@ -220,10 +217,9 @@ def clip_gradients(
     join_norms: Callable[[Tensor, list[Tensor]], Tensor],
     loss_scale: float = 1.0,
 ) -> Tensor:
-    """Scale all gradients in place so that their joint norm is at most `max_norm`; 0: no limit.
+    """Divide gradients by `loss_scale`, then limit their joint norm to `max_norm`; 0: no limit.
 
-    Gradients of a loss that was multiplied by `loss_scale` are divided by it first. Returns the
-    norm of each parameter's gradient before clipping, (parameters,), on the device.
+    Returns the norm of each parameter's gradient before clipping, (parameters,), on the device.
     """
     for p in model.parameters():
         if p.grad is not None and p.grad.is_sparse:

@@ -33,10 +33,6 @@ def resolve(config: Config, processes: int, text: Tokens, steps_done: int = 0) -
 
     The choices depend on capabilities and never on timing, so that the same machine always gives
     the same bits. A resumed run has already taken `steps_done` steps.
-
-    Raises:
-        UserError: If the text, the number of processes or the memory does not fit the
-            configuration.
     """
     device = pick_device(config.device, processes)
     settings = {field.name: getattr(config, field.name) for field in fields(config)}
@@ -86,11 +82,7 @@ def resolve_model(config: Config, text: Tokens) -> GPTConfig:
 
 
 def vocabulary_size(config: Config, text: Tokens) -> int:
-    """Return the model's vocabulary size for a text, after checking that they fit together.
-
-    Raises:
-        UserError: If the text is shorter than a context, or has another vocabulary.
-    """
+    """Return the model's vocabulary size for a text, after checking that they fit together."""
     model = config.model
     vocab_size = text.tokenizer.vocab_size
     length, split = min((len(text.train), "training"), (len(text.val), "validation"))
@@ -165,9 +157,9 @@ def check_memory(config: ResolvedConfig, parameters: int, memory: float | None) 
 def pick_shard(
     config: ResolvedConfig, processes: int, memory: float | None, machine_processes: int
 ) -> int:
-    """Return the smallest number of processes over which to shard the model so that it fits.
+    """Return the smallest number of processes over which a sharded model fits the memory in bytes.
 
-    Groups within a machine come first. `memory` is that of each process in bytes, None if unknown.
+    Groups within a machine come first.
     """
     if memory is None:
         return 1
@@ -188,10 +180,7 @@ def fits(config: ResolvedConfig, processes: int, memory: float) -> bool:
 
 
 def find_memory_remedy(config: ResolvedConfig, processes: int, memory: float) -> str:
-    """Say which settings make a run fit into the memory of each process, in bytes.
-
-    Sharding costs the least time, recomputed activations the most.
-    """
+    """Say which settings, cheapest first, make a run fit the memory of each process, in bytes."""
     rows = config.micro_batch_size(processes)
     factors = [factor for factor in range(1, rows + 1) if rows % factor == 0]
     shard = pick_shard(config, processes, memory, count_processes_here(processes))

@@ -20,7 +20,6 @@ class StepProfiler:
     """Profiles `config.profile` training steps of rank 0, after the first steps of this process."""
 
     def __init__(self, config: ResolvedConfig, run_dir: Path, clock: Stopwatch, step: int) -> None:
-        """Prepare to profile a run after `step` steps."""
         self.path = run_dir / TRACE_FILE
         self._clock = clock
         self._start = step + PROFILE_WARM_UP_STEPS
@@ -29,11 +28,7 @@ class StepProfiler:
         self._profile: profile | None = None
 
     def advance(self, step: int) -> str | None:
-        """Note that a step was taken; after the last profiled step, write the trace.
-
-        Returns:
-            A table of the most expensive operations when the profile is complete, otherwise None.
-        """
+        """Count a step; after the last profiled one, write the trace and return the table."""
         if step == self._start < self._end:
             self._clock.switch(None)
             self._profile = profile()

@@ -71,8 +71,7 @@ class ProgressBar:
 class Record:
     """The record of a run: its rows, samples, W&B run and progress bar; a context manager.
 
-    The configuration is written to config.yaml. Rows and snapshots of earlier training are kept up
-    to `step`; -1 keeps none.
+    Rows and snapshots of earlier training are kept up to `step`; -1 keeps none.
     """
 
     def __init__(self, config: ResolvedConfig, run_dir: Path, step: int = 0) -> None:
@@ -125,10 +124,7 @@ class Record:
         self.wandb.commit(row["step"])
 
     def write_sample(self, step: int, text: str) -> None:
-        """Append a text that the model generated after `step` steps to samples.jsonl and W&B.
-
-        W&B gets a table with the earlier ones, together with the row of the step.
-        """
+        """Append a text generated after `step` steps to samples.jsonl, and all so far to W&B."""
         self._append(SAMPLES, {"step": step, "text": text})
         self._samples.append([step, text])
         self.wandb.log_table("samples", ["step", "text"], self._samples)

@@ -31,12 +31,7 @@ ALLOWED_BEFORE_START = {".lock", ".config.yaml.part", "job.json", ".job.lock", "
 def run_folder(config: Config, experiment: str) -> Iterator[Path]:
     """Open the folder of a run, and lock it against other processes.
 
-    A folder that is still empty at the end is removed if it was created here. The name of a new
-    folder contains that of the experiment.
-
-    Raises:
-        UserError: If the folder is in use or contains something else.
-        OSError: If it cannot be written.
+    A folder that is still empty at the end is removed if it was created here.
     """
     path = Path(config.run_dir) if config.run_dir else new_run_dir(experiment)
     check_run_folder(config, path)
@@ -73,12 +68,7 @@ def new_run_dir(name: str) -> Path:
 
 
 def check_run_folder(config: Config, path: Path) -> None:
-    """Check that a run can begin in a folder, or continue in it.
-
-    Raises:
-        UserError: If the folder cannot be written, or contains something else or a run whose
-            checkpoints are missing.
-    """
+    """Raise `UserError` unless a run can begin or continue in a folder."""
     require_output_folder(f"run_dir={path}", path)
     if not contains_run(path):
         if _names_in(path) - ALLOWED_BEFORE_START:
@@ -107,12 +97,10 @@ def _names_in(folder: Path) -> set[str]:
 
 @dataclass(frozen=True)
 class Progress:
-    """The checkpoint that a run resumes from.
+    """The checkpoint that a run resumes from; `manifest` is None for a new run.
 
-    Attributes:
-        manifest: Manifest of the checkpoint; None for a new run.
-        first_step: The first step that this process records: that of the checkpoint if it is not
-            recorded yet, otherwise the next one.
+    `first_step` is the first step that this process records: that of the checkpoint if it is not
+    recorded yet, otherwise the next one.
     """
 
     manifest: Manifest | None = None
@@ -140,12 +128,7 @@ class Progress:
 
 
 def read_progress(config: Config, run_dir: Path, log: Callable[[str], None]) -> Progress:
-    """Find the checkpoint that a run resumes from; none for a run that starts.
-
-    Raises:
-        UserError: If the run has checkpoints, but none that can be loaded.
-        OSError: If the checkpoints cannot be listed.
-    """
+    """Find the checkpoint that a run resumes from; none for a run that starts."""
     if not config.resume or not saved_steps(run_dir):
         return Progress()
     folder, manifest = find_checkpoint(run_dir, "last", log)
@@ -156,10 +139,7 @@ def read_progress(config: Config, run_dir: Path, log: Callable[[str], None]) -> 
 
 
 def describe_rate_change(before: Config, now: Config, step: int) -> str | None:
-    """Return a sentence about the learning rate of a run whose length changes when it is resumed.
-
-    Returns None if the length is the same, or if it does not change the next step's rate.
-    """
+    """Return a sentence about the rate if a changed length changes the next step's; else None."""
     from training.schedule import lr_factor  # imports torch
 
     old, new = (

@@ -9,14 +9,11 @@ from training.optimizers import Muon
 
 
 def lr_factor(step: int, optim: OptimConfig, max_steps: int) -> float:
-    """Compute the learning rate of an optimizer step as a fraction of its peak.
+    """Compute the learning rate, after `step` optimizer steps, as a fraction of its peak.
 
     The rate rises linearly during the warm-up. Then it follows a cosine down to
     `optim.min_lr_ratio` ("cosine"), stays at its peak and falls linearly at the end ("wsd"), or
-    stays at its peak ("constant").
-
-    `step` is the number of optimizer steps taken before this one. Steps from `max_steps` on get the
-    final rate.
+    stays at its peak ("constant"). Steps from `max_steps` on get the final rate.
 
     Reference: Loshchilov and Hutter 2017 (cosine); Hu et al. 2024 (warm-up–stable–decay).
     """

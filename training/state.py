@@ -60,14 +60,10 @@ class TrainingState:
     mean_loss: MeanLoss  # since the last logged row
 
     def compile_ahead(self, inputs: np.ndarray, targets: np.ndarray) -> None:
-        """Have torch.compile compile the forward and backward passes, unless a signal stops it.
+        """Have torch.compile compile both passes on a batch (batch_size, T), unless a signal comes.
 
         This takes a minute or two. In a step, which must not end halfway, a signal would have to
         wait for it. With several processes it does, because the others could not be stopped.
-
-        Args:
-            inputs: Token ids of a step, (batch_size, T).
-            targets: The token after each input, of the same shape.
         """
         if self.world.size > 1:
             return
@@ -84,10 +80,7 @@ class TrainingState:
 def build_state(
     config: ResolvedConfig, world: World, init: Callable[[GPT], None] = lambda model: None
 ) -> TrainingState:
-    """Build a model on its device, sharded over the ranks if it is to be, and its optimizers.
-
-    `init` changes the randomly initialized weights, before the model is moved or sharded.
-    """
+    """Build a placed model and its optimizers; `init` changes the weights before it is placed."""
     torch.manual_seed(config.seed)
     model = build_model(config.model)
     with world.share_errors():

@@ -5,12 +5,9 @@ from collections.abc import Callable
 
 
 class Stopwatch:
-    """Measures the seconds that a run spends on each activity.
+    """Measures the seconds per activity; a resumed run goes on from its `seconds` and `tokens`.
 
-    Args:
-        synchronize: Waits until the device has finished its work.
-        seconds: Seconds by activity that a resumed run has spent before.
-        tokens: Tokens that a resumed run has trained on before.
+    `synchronize` waits until the device has finished its work.
     """
 
     def __init__(
@@ -23,10 +20,7 @@ class Stopwatch:
         self._speed_tokens, self._speed_seconds = tokens, self.seconds["train"]
 
     def switch(self, activity: str | None) -> None:
-        """Attribute the time from now on to an activity, or to none.
-
-        Switching to the current activity does not wait for the device.
-        """
+        """Attribute the time from now on to an activity, or to none."""
         if activity != self._activity:
             self.read_train_seconds()
             self._activity = activity

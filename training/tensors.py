@@ -41,10 +41,7 @@ def open_safetensors(path: Path) -> Iterator:
 
 
 def copy_rows(file: Any, name: str, tensor: Tensor) -> None:
-    """Copy the first rows of a tensor in an open safetensors file into `tensor`.
-
-    If `tensor` is sharded, each rank copies its own part.
-    """
+    """Copy the first rows of a tensor in an open safetensors file into `tensor`, or its shard."""
     rows = file.get_slice(name)[: len(tensor)]
     if hasattr(tensor, "to_local"):
         rows = distribute_tensor(rows, tensor.device_mesh, tensor.placements, src_data_rank=None)

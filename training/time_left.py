@@ -14,7 +14,7 @@ class TimeLeft:
         self._first_seconds = 0.0  # of training until then, such as compiling
 
     def estimate(self, step: int) -> float | None:
-        """Return the estimated seconds from now on, or None before the first timed step.
+        """Return the estimated seconds left, None before the first timed step.
 
         Call it at each step, after its evaluation and before its snapshot.
         """
@@ -47,9 +47,6 @@ def count_due(every: int, after: int, config: Config) -> int:
 
 
 def count_evaluations(after: int, config: Config) -> int:
-    """Return how many measurements of a loss follow a step; -1 for all of the run.
-
-    At the last step two splits are measured: see `training.evaluate.evaluate`.
-    """
+    """Return how many measurements of a loss follow a step, -1 for all; two at the last step."""
     evaluations = count_due(config.eval.every, after, config)
     return evaluations + 1 if evaluations else 0

@@ -92,11 +92,7 @@ class WandbRecord:
 
 
 def check_wandb(config: WandbConfig) -> str:
-    """Return the mode of W&B: online, offline or disabled.
-
-    Raises:
-        UserError: If W&B rejects the project's name, or a setting of its own.
-    """
+    """Return the mode of W&B: online, offline or disabled."""
     if config.mode == "disabled":
         return config.mode
     try:
@@ -114,10 +110,7 @@ def check_wandb(config: WandbConfig) -> str:
 
 
 def resolve_mode(mode: str) -> str:
-    """Return online, offline or disabled: the more private of wandb.mode and W&B's own mode.
-
-    Without an API key a run is offline, because W&B would ask for one.
-    """
+    """Return the more private of wandb.mode and W&B's own mode; offline without an API key."""
     own = singleton().settings  # from environment variables and W&B's settings files
     if "disabled" in (mode, own.mode):
         return "disabled"
@@ -127,10 +120,7 @@ def resolve_mode(mode: str) -> str:
 
 
 def start(config: ResolvedConfig, run_dir: Path, log: Callable[[str], None]) -> Any:
-    """Start a W&B run and return it, or None if W&B is disabled or fails.
-
-    The run is offline if the server does not respond in time.
-    """
+    """Start a W&B run, offline if the server is slow; None if W&B is disabled or fails."""
     if config.wandb.mode == "disabled":
         return None
     with tolerate_errors("starting W&B", log):

@@ -21,11 +21,7 @@ from training.optimizers import Muon
 
 
 class Stopped(BaseException):
-    """A signal asked the run to stop. Like `KeyboardInterrupt`, it is not an `Exception`.
-
-    Attributes:
-        exit_status: 130 after SIGINT, 143 after SIGTERM.
-    """
+    """A signal asked the run to stop; `exit_status` is 130 after SIGINT, 143 after SIGTERM."""
 
     def __init__(self, exit_status: int) -> None:
         self.exit_status = exit_status
@@ -36,10 +32,6 @@ class World:
 
     As a context manager it notes SIGINT and SIGTERM for `check_stop`. A second Ctrl-C ends the
     process at once. After the last check, a signal ends the process when the block is left.
-
-    Args:
-        rank: Number of this process.
-        size: Number of processes.
     """
 
     def __init__(self, rank: int = 0, size: int = 1) -> None:
@@ -94,13 +86,10 @@ class World:
         return value
 
     def share_errors(self) -> AbstractContextManager:
-        """Raise an error of any rank on all ranks, with the name of its machine.
+        """Raise an error of any rank on all ranks; a user's mistake becomes a `SharedError`.
 
         All ranks wait for each other at the end of the block. It must contain nothing else that
         other ranks wait for.
-
-        Raises:
-            SharedError: If one of several ranks met an error that the user can fix.
         """
         return nullcontext()
 
