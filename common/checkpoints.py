@@ -61,7 +61,12 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Read a manifest and verify its own hash; raise `ValueError` if it is damaged."""
+    """Read the manifest of a checkpoint and verify its hash, but not the other files.
+
+    Raises:
+        ValueError: If the manifest is damaged; the message says how.
+        UserError: If it is of another format.
+    """
     try:
         text = (folder / MANIFEST_FILE).read_text(encoding="utf-8")
     except OSError as e:
@@ -83,7 +88,12 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def verify_checkpoint(folder: Path, names: Sequence[str] = CHECKPOINT_FILES) -> Manifest:
-    """Verify the hashes of these files, and return the manifest; raise `ValueError` if damaged."""
+    """Verify the hashes of these files of a checkpoint, and return its manifest.
+
+    Raises:
+        ValueError: If a file is damaged or missing; the message says how.
+        UserError: If the checkpoint is of another format.
+    """
     manifest = read_manifest(folder)
     for name in names:
         try:
@@ -172,7 +182,10 @@ def find_checkpoint(
 
 
 def best_saved_row(run_dir: Path) -> dict[str, float] | None:
-    """Return the metrics of the lowest validation loss from the manifests, which have a hash."""
+    """Return the metrics of the checkpoint with the lowest validation loss, or None.
+
+    They are those of the manifests, which have a hash; metrics.jsonl has none.
+    """
     for step in _best_first(run_dir):
         with suppress(ValueError):  # reported if this checkpoint is to be loaded
             metrics = read_manifest(step_folder(run_dir, step)).metrics

@@ -119,7 +119,7 @@ def split_document(parts: Iterable[str], size: int) -> Iterator[Piece]:
 
 
 def split_text(text: str, size: int) -> Iterator[Piece]:
-    """Cut a document in memory into pieces, as `_split_document` does."""
+    """Cut a document in memory into pieces, as `split_document` does."""
     parts = (text[start : start + size] for start in range(0, len(text), size))
     return split_document(parts, size)
 

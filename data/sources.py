@@ -146,7 +146,7 @@ def find_text_files(
     """Return the text files of a file, folder or glob, sorted by path.
 
     `exclude` has globs of paths to skip, separated by commas. Files that are not UTF-8 text are
-    skipped with a message; see `_walk` for what else is skipped.
+    skipped with a message; see `walk` for what else is skipped.
     """
     path = str(expand_home("data.path", path))
     if not os.path.isdir(path) and (os.path.exists(path) or not glob.has_magic(path)):

@@ -25,7 +25,8 @@ LOGITS_AT_ONCE = 1 << 25  # 128 MB in float32
 def score_tokens(model: GPT, ids: Sequence[int]) -> np.ndarray:
     """Return the losses in nats of all N + 1 tokens except the first: (N,) in float64.
 
-    The tokens are predicted in independent windows of block_size tokens.
+    The tokens are predicted in independent windows of block_size tokens. A loss that is not finite
+    raises `UserError`.
     """
     N = len(ids) - 1
     T = min(model.config.block_size, N)

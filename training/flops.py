@@ -100,7 +100,10 @@ def peak_flops(device: str, precision: str) -> float | None:
 
 @cache
 def measure_matmul_rate(device: str, precision: str) -> float:
-    """Return the operations per second of a device's fastest matrix product, measured once."""
+    """Return the operations per second of the fastest matrix product on a device.
+
+    It is measured once per process, and leaves the random state alone.
+    """
     rate = 0.0
     for size in GPU_MATRIX_SIZES if device.startswith("cuda") else CPU_MATRIX_SIZES:
         a = torch.ones(size, size, dtype=DTYPES[precision], device=device)
