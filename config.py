@@ -514,7 +514,7 @@ class ModelSource:
 
 @dataclass
 class Hardware:
-    """What a command computes on, and in which format."""
+    """The device of a command, and the floating-point format of its arithmetic."""
 
     device: str = setting("auto", "auto, cpu, cuda, cuda:N or mps")
     precision: str = setting(

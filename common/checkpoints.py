@@ -16,9 +16,9 @@ from common.files import (
     atomic_write,
     exists,
     is_folder,
-    is_sealed,
     list_folder,
     parse_step,
+    read_json_object,
     seal,
     sha256_of_file,
     step_name,
@@ -68,12 +68,9 @@ def read_manifest(folder: Path) -> Manifest:
         UserError: If it is of another format.
     """
     try:
-        text = (folder / MANIFEST_FILE).read_text(encoding="utf-8")
-    except OSError as e:
-        raise ValueError(f"{MANIFEST_FILE}: {e.strerror}") from None
-    if not is_sealed(text):
-        raise ValueError(f"{MANIFEST_FILE} was changed: its sha256 is missing or differs")
-    content = json.loads(text)
+        content = read_json_object(folder / MANIFEST_FILE, must_be_sealed=True)
+    except ValueError as e:
+        raise ValueError(f"{MANIFEST_FILE}: {e}") from None
     found_format = content.pop("format")
     if found_format != CHECKPOINT_FORMAT:
         raise UserError(

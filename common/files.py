@@ -66,19 +66,19 @@ def list_folder(folder: Path, pattern: str = "*") -> list[Path]:
     return [folder / name for name in sorted(names) if fnmatchcase(name, pattern)]
 
 
-def exists(path: Path, follow_links: bool = True) -> bool:
+def exists(path: Path) -> bool:
     """Return whether a path exists; raise `OSError` if that is unknown, unlike `Path.exists`."""
-    return bool(_mode(path, follow_links))
+    return bool(_mode(path))
 
 
-def is_folder(path: Path, follow_links: bool = True) -> bool:
+def is_folder(path: Path) -> bool:
     """Return whether a path is a folder; raise `OSError` if that is unknown."""
-    return stat.S_ISDIR(_mode(path, follow_links))
+    return stat.S_ISDIR(_mode(path))
 
 
-def _mode(path: Path, follow_links: bool) -> int:
+def _mode(path: Path) -> int:
     try:
-        return os.stat(path, follow_symlinks=follow_links).st_mode
+        return path.stat().st_mode
     except (FileNotFoundError, ValueError):  # no path contains a null character
         return 0
 

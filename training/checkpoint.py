@@ -292,7 +292,8 @@ def load_checkpoint(saved: SavedWeights) -> tuple[GPT, Tokenizer, Config]:
     config = read_config(saved.checkpoint / CONFIG_FILE)
     model_config = GPTConfig.from_settings(config.model)
     with open_safetensors(saved.weights) as file:
-        shapes = {name: list(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+        names = file.keys()
+        shapes = {name: list(file.get_slice(name).get_shape()) for name in names}
     # Before a wrong size takes all memory
     check_shapes(saved.weights, shapes, parameter_shapes(model_config))
     model = build_model(model_config)
