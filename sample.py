@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import os
-import re
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import cli
 from cli.config_file import read_config
-from cli.sample_config import SampleConfig, translate_prompt
+from cli.sample_config import SampleConfig
 from common.checkpoints import CONFIG_FILE, find_newest_run
 from common.errors import UserError
 from common.paths import expand_home, require_output_file
@@ -42,8 +41,7 @@ INSTRUCTIONS = f"type a prompt and press Enter; Ctrl-C stops a text, {END_KEYS} 
 
 def main() -> None:
     """Run the command line."""
-    argv = [translate_prompt(argument) for argument in sys.argv[1:]]
-    sample(cli.read_settings(argv, SampleConfig, "python sample.py"))
+    sample(cli.read_settings(sys.argv[1:], SampleConfig, "python sample.py"))
 
 
 def sample(config: SampleConfig) -> None:
@@ -58,34 +56,28 @@ def sample(config: SampleConfig) -> None:
         path = str(find_newest_run(Path("runs")))
     if is_terminal(sys.stderr):
         print_stderr("loading …")
-    import torch
-
     from interop import load
     from training.device import move_for_sampling, pick_device
 
     model, tokenizer = load(path, config.checkpoint, print_stderr, key)
     # A page of attention shows the model itself, not one with rounded weights.
     precision = config.precision if config.attention is None else "fp32"
-    n_threads = torch.get_num_threads()
     move_for_sampling(model, pick_device(config.device), precision)
-    try:
-        if config.score is not None:
-            write_score(config, model, tokenizer, text)
-            return
-        if config.interactive:
-            is_typed = is_terminal(sys.stdin)
-            print_stderr(f"{path}: {INSTRUCTIONS if is_typed else 'each line is a prompt'}")
-            continue_typed_prompts(config, model, tokenizer)
-            return
-        if not text and (text := task_prompt(expand_home(key, path), tokenizer)):
-            rest = model.config.block_size + 1 - len(tokenizer.encode(text))  # of its sequence
-            config = replace(config, max_new_tokens=min(rest, config.max_new_tokens))
-        print_stderr(f"{path}: {write_texts(config, model, tokenizer, text)}")
-    finally:
-        torch.set_num_threads(n_threads)  # a run that the same notebook trains depends on them
+    if config.score is not None:
+        write_score(config, model, tokenizer, text)
+        return
+    if config.interactive:
+        is_typed = is_terminal(sys.stdin)
+        print_stderr(f"{path}: {INSTRUCTIONS if is_typed else 'each line is a prompt'}")
+        _continue_typed_prompts(config, model, tokenizer)
+        return
+    if not text and (text := _task_prompt(expand_home(key, path), tokenizer)):
+        rest = model.config.block_size + 1 - len(tokenizer.encode(text))  # of its sequence
+        config = replace(config, max_new_tokens=min(rest, config.max_new_tokens))
+    print_stderr(f"{path}: {write_texts(config, model, tokenizer, text)}")
 
 
-def task_prompt(folder: Path, tokenizer: Tokenizer) -> str:
+def _task_prompt(folder: Path, tokenizer: Tokenizer) -> str:
     """Return the prompt of a run of generated data, such as 3+4=; "" for another model."""
     from data.synthetic import Task
 
@@ -104,10 +96,7 @@ def read_text(config: SampleConfig) -> str:
         return read_file("prompt_file", config.prompt_file).removesuffix("\n")
     if config.prompt == "-":
         return read_file("prompt", "-").removesuffix("\n")
-    prompt = normalize_text(config.prompt or "")
-    if re.fullmatch(r"@\S+", prompt):
-        print_stderr(f"note: there is no file {prompt[1:]}, so {prompt} itself is the prompt")
-    return prompt
+    return normalize_text(config.prompt or "")
 
 
 def read_file(key: str, path: str) -> str:
@@ -122,7 +111,7 @@ def read_file(key: str, path: str) -> str:
     return text
 
 
-def continue_typed_prompts(config: SampleConfig, model: GPT, tokenizer: Tokenizer) -> None:
+def _continue_typed_prompts(config: SampleConfig, model: GPT, tokenizer: Tokenizer) -> None:
     """Continue one line of stdin after the other until its end; text n has the seed `seed` + n.
 
     In a terminal, Ctrl-C stops only the current text, and a mistake is reported before the next
@@ -137,7 +126,7 @@ def continue_typed_prompts(config: SampleConfig, model: GPT, tokenizer: Tokenize
     while True:
         prompt = ""
         try:
-            prompt = read_prompt_line(PROMPT_MARK if is_typed else "")
+            prompt = _read_prompt_line(PROMPT_MARK if is_typed else "")
             if prompt:
                 settings = replace(config, seed=seed)
                 seed += config.num_samples
@@ -150,7 +139,7 @@ def continue_typed_prompts(config: SampleConfig, model: GPT, tokenizer: Tokenize
             if not is_typed:
                 raise
             if prompt:  # its text was stopped
-                write_now("\n", sys.stdout)
+                _write_now("\n", sys.stdout)
             else:
                 print_stderr(f"\n({END_KEYS} quits)")
         except UserError as e:
@@ -159,10 +148,10 @@ def continue_typed_prompts(config: SampleConfig, model: GPT, tokenizer: Tokenize
             print_stderr(f"error: {error_sentence(e)}")
 
 
-def read_prompt_line(mark: str) -> str:
+def _read_prompt_line(mark: str) -> str:
     """Ask for a prompt and return it; raise `EOFError` at the end of stdin."""
     if not is_terminal(sys.stdout):  # which gets the generated texts alone
-        write_now(mark, sys.stderr)
+        _write_now(mark, sys.stderr)
         mark = ""
     try:
         return normalize_text(input(mark))
@@ -205,17 +194,17 @@ def write_texts(config: SampleConfig, model: GPT, tokenizer: Tokenizer, prompt: 
             if config.num_samples > 1:
                 print_stderr(f"--- text {len(texts)} of {config.num_samples}")
             if is_terminal(sys.stdout) and is_terminal(sys.stderr):
-                write_now(prompt, sys.stderr)
-            for piece in stream_text(tokenizer, recorded(ids, texts[-1]), stops, max_documents):
-                write_now(piece, sys.stdout)
-            write_now("\n", sys.stdout)
+                _write_now(prompt, sys.stderr)
+            for piece in stream_text(tokenizer, _recorded(ids, texts[-1]), stops, max_documents):
+                _write_now(piece, sys.stdout)
+            _write_now("\n", sys.stdout)
     seconds = time.perf_counter() - start
 
     if config.attention is not None:
         shown = [*prompt_ids, *texts[0]][-block_size:]
         title = f"“{prompt}”" if prompt else f"Attention over {pluralize(len(shown), 'token')}"
         facts = {"title": title, "promptTokens": max(0, len(shown) - len(texts[0]))}
-        write_attention(config.attention, model, tokenizer, shown, facts)
+        _write_attention(config.attention, model, tokenizer, shown, facts)
     n_tokens = sum(len(ids) for ids in texts)
     speed = f", {format_speed(n_tokens / seconds)} tok/s" if n_tokens else ""
     return (
@@ -226,14 +215,13 @@ def write_texts(config: SampleConfig, model: GPT, tokenizer: Tokenizer, prompt: 
     )
 
 
-def recorded(ids: Iterable[int], record: list[int]) -> Iterator[int]:
-    """Yield ids, and append them to a list."""
+def _recorded(ids: Iterable[int], record: list[int]) -> Iterator[int]:
     for id in ids:
         record.append(id)
         yield id
 
 
-def write_now(text: str, stream: TextIO) -> None:
+def _write_now(text: str, stream: TextIO) -> None:
     """Write to a stream and flush it; control characters do not reach a terminal."""
     shown = printable(text) if is_terminal(stream) else text
     print(shown, end="", file=stream, flush=True)
@@ -274,10 +262,10 @@ def write_score(config: SampleConfig, model: GPT, tokenizer: Tokenizer, text: st
             },
         }
         attended = ids[: min(block_size, MAX_ATTENTION_TOKENS)]
-        write_attention(config.attention, model, tokenizer, attended, facts)
+        _write_attention(config.attention, model, tokenizer, attended, facts)
 
 
-def write_attention(
+def _write_attention(
     file: str, model: GPT, tokenizer: Tokenizer, tokens: list[int], facts: dict[str, Any]
 ) -> None:
     """Write a page of every head's attention; `facts` are those of `write_prompt_page`."""

@@ -5,7 +5,7 @@ python train.py --help                what can be set
 """
 
 import cli
-from common.terminal import Terminal, exit_on_error, first_line, printer, tolerate_errors
+from common.terminal import Terminal, error_sentence, exit_on_error, printer, tolerate_errors
 from common.torchrun import process_rank
 from config import Config, ResolvedConfig
 
@@ -105,7 +105,7 @@ def run(job: cli.Job) -> float:
             progress = read_progress(config, run_dir, log) if world.rank == 0 else None
             progress = world.broadcast(progress)
             if progress.first_step > config.max_steps:
-                return report_finished(config, run_dir, progress, log) if world.rank == 0 else nan
+                return _report_finished(config, run_dir, progress, log) if world.rank == 0 else nan
             with prepare(config, world, run_dir, progress) as prepared:
                 return train(prepared)
 
@@ -191,7 +191,7 @@ def train(run: Run) -> float:
                 inputs, targets = run.batches.batch(step - 1, world.rank, world.size)
                 result = train_step(state, step - 1, inputs, targets)
                 if is_due(config.log.every, step, config):
-                    row = training_metrics(run, step, result)
+                    row = _training_metrics(run, step, result)
 
             # Evaluate: the loss on the validation split
             if is_due(config.eval.every, step, config):
@@ -228,7 +228,7 @@ def train(run: Run) -> float:
         checkpoints.log(f"stopped after {pluralize(step, 'step')}; to resume: {command}")
         raise SystemExit(stopped.exit_status) from None
     except TorchDynamoException as e:
-        reason = first_line(e)[:200]
+        reason = error_sentence(e)[:200]
         raise UserError(f"torch.compile failed here ({reason}): use compile=false") from None
     return (checkpoints.best_row or {}).get("val/loss", nan)
 
@@ -303,8 +303,7 @@ def micro_batches(
         )
 
 
-def training_metrics(run: Run, step: int, result: StepResult) -> dict[str, float]:
-    """Return the metrics of the steps since the last logged one."""
+def _training_metrics(run: Run, step: int, result: StepResult) -> dict[str, float]:
     state = run.state
     speed = run.clock.speed(tokens_until(step, state.config))
     metrics = {"train/loss": state.mean_loss.read()}
@@ -318,7 +317,7 @@ def training_metrics(run: Run, step: int, result: StepResult) -> dict[str, float
     }
 
 
-def report_finished(
+def _report_finished(
     config: Config, run_dir: Path, progress: Progress, log: Callable[[str], None]
 ) -> float:
     """Return the best validation loss, nan without one; draw the page if a kill prevented that."""

@@ -41,8 +41,9 @@ from benchmarks.throughput import (
     random_batches,
     time_steps,
 )
-from common.terminal import first_line
-from config import GPU_VOCAB_MULTIPLE, PROFILE_WARM_UP_STEPS, ResolvedConfig
+from common.terminal import error_sentence
+from config import GPU_VOCAB_MULTIPLE, ResolvedConfig
+from training.profiling import WARM_UP_STEPS
 
 
 @dataclass
@@ -178,7 +179,7 @@ def profile_variant(size: str, variant: Variant, device: str, steps: int) -> str
     from training.world import World
 
     config = configure_variant(size, variant, device)
-    config = replace(config, profile=steps, max_steps=PROFILE_WARM_UP_STEPS + steps)
+    config = replace(config, profile=steps, max_steps=WARM_UP_STEPS + steps)
     configure_process(config)
     state = build_state(config, World(), lambda model: None)
     batches = random_batches(config)
@@ -209,7 +210,7 @@ def measure_rows(
             arguments = (options.size, variant, device, options.seconds)
             measured = run_in_process(measure_variant, *arguments)
         except Exception as e:  # of the other process: too little memory, an error of a compiler
-            yield name, {"error": first_line(e)}
+            yield name, {"error": error_sentence(e)}
             continue
         row = make_row(config, measured)
         if first_seconds is None:

@@ -1,22 +1,16 @@
 """Parse the command line of train.py: settings, presets and Hydra's options."""
 
 import argparse
-import glob
 import os
 import re
-import shlex
-import textwrap
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
 
 from cli.config_file import escape_interpolation
-from common.checkpoints import contains_run
 from common.errors import UserError, did_you_mean
-from common.paths import ONE_PATH
 from common.settings import iterate_settings
 from common.torchrun import is_under_torchrun
 from config import Config
@@ -24,7 +18,8 @@ from config import Config
 CONFIGS = Path(__file__).parents[1] / "configs"
 GROUPS = tuple(sorted(folder.name for folder in CONFIGS.iterdir() if folder.is_dir()))
 SETTINGS = {name: field for name, field, _ in iterate_settings(Config())}
-MAX_SHOWN_PATHS_CHARS = 200  # of the paths that a shell made of a glob
+# Settings whose value is a path.
+PATH_KEYS = ("data.path", "prompt_file", "score", "run_dir", "init_from")
 # Settings that a sweep refuses → what to do instead.
 REFUSED_IN_SWEEPS = {
     "run_dir": "each job has its own folder in the sweep's, which hydra.sweep.dir=PATH names",
@@ -80,42 +75,25 @@ def parse_command_line(argv: Sequence[str]) -> CommandLine:
     options = [argument for argument in argv if argument not in parsed.settings]
     if parsed.request:
         return CommandLine(list(argv), parsed.settings, options, is_for_hydra=True)
-    _refuse_several_paths(parsed.settings)
     settings = [_check_argument(argument, parsed.multirun) for argument in parsed.settings]
     return CommandLine(list(argv), settings, options, parsed.multirun, parsed.config_dir)
 
 
-def _refuse_several_paths(arguments: Sequence[str]) -> None:
-    """Raise `UserError` if a shell has expanded braces or a glob to several texts."""
-    paths = [argument for argument in arguments if argument.startswith("data.path=")]
-    paths += [argument for argument in arguments if "=" not in argument and names_files(argument)]
-    if len(set(paths)) > 1:
-        shown = textwrap.shorten(" ".join(paths), MAX_SHOWN_PATHS_CHARS, placeholder=" …")
-        raise UserError(f"{shown} cannot be combined: {ONE_PATH}")
-
-
 def _check_argument(argument: str, is_sweep: bool) -> str:
     """Return KEY=VALUE as Hydra takes it: a text is quoted, unless a sweep has several of them."""
-    key, equals, value = argument.partition("=")
+    key, _, value = argument.partition("=")
     is_hydras = key.startswith(("hydra.", "hydra/"))
     is_known = is_hydras or key in SETTINGS or key in GROUPS
-    if not equals or not is_known or is_nanogpt_setting(argument):
+    if not value or not is_known or is_nanogpt_setting(argument):
         raise unknown_setting(argument, [*SETTINGS, *GROUPS])
-    if not value:
-        raise UserError(f"{argument} has no value: write {key}=VALUE, or leave it out")
-    if is_hydras and not is_sweep:
-        raise UserError(f"{argument} has no effect on a single run: leave it out, or add -m")
-    if key == "sweep" and not is_sweep:
-        raise UserError(f"{argument} is a sweep: add -m")
+    if not is_sweep and (is_hydras or key == "sweep"):
+        raise UserError(f"{argument} is for a sweep: leave it out, or add -m")
     advice = REFUSED_IN_SWEEPS.get(key) or REFUSED_IN_SWEEPS.get(argument.lower())
     if is_sweep and advice:
         raise UserError(f"{argument} cannot be used in a sweep: {advice}")
-    if key == "hydra.sweep.dir" or (_is_text(key) and value != "null"):
-        has_several_texts = is_sweep and "," in value and key in SETTINGS
-        return argument if has_several_texts else f"{key}={quote(value)}"
-    if "," in value and not is_sweep:
-        raise UserError(f"{argument} has several values: add -m to train a run with each")
-    return argument
+    has_several_texts = is_sweep and "," in value and key in SETTINGS
+    is_quoted = key == "hydra.sweep.dir" or (_is_text(key) and value != "null")
+    return f"{key}={quote(value)}" if is_quoted and not has_several_texts else argument
 
 
 def _is_text(key: str) -> bool:
@@ -137,24 +115,6 @@ def is_nanogpt_setting(argument: str) -> bool:
     return argument in NANOGPT and not Path(argument.partition("=")[2]).exists()
 
 
-def names_run(argument: str) -> bool:
-    """Return whether an argument is the path of a run; an unreadable path is not."""
-    with suppress(OSError):
-        return contains_run(Path(argument))
-    return False
-
-
-def names_files(argument: str) -> bool:
-    """Return whether an argument is the path of a file, or of a folder that is not a run.
-
-    It may also be a glob that matches something.
-    """
-    with suppress(ValueError):  # no path contains a null character
-        exists = os.path.exists(argument) or any(glob.iglob(argument))
-        return exists and not names_run(argument)
-    return False
-
-
 def unknown_setting(
     argument: str, known: Iterable[str], command: str = "python train.py"
 ) -> UserError:
@@ -165,28 +125,12 @@ def unknown_setting(
         if nanogpt_name in NANOGPT:
             return UserError(f"{argument} is not a setting here: use {NANOGPT[nanogpt_name]}")
     known = list(known)
-    if argument.startswith("-") and key in known:
-        setting = name if equals else f"{key}=VALUE"
-        return UserError(f"{argument} is not an option: write {setting}, without dashes")
-    if argument in known:
-        return UserError(f"{argument} has no value: write {key}=VALUE")
-    if "run_dir" in known and names_run(argument):
-        return UserError(f"{argument} is a run without a setting: write run_dir={argument}")
-    if "data.path" in known and names_files(argument):
-        path = shlex.quote(argument)
-        return UserError(f"{argument} is a path: write data=text data.path={path}")
-    if "score" in known and names_files(argument):
-        path = shlex.quote(argument) if os.path.exists(argument) else "FILE"  # for a glob
-        return UserError(
-            f"{argument} is a path: write prompt_file={path} to continue a text, score={path} to "
-            f"score it, or init_from={path} to load a model"
-        )
-    suggestion = did_you_mean(key, known)
-    if not equals or not key or argument.startswith("-"):
-        return UserError(
-            f"{argument!r} is not of the form KEY=VALUE (quote values with spaces){suggestion}"
-        )
+    if key in known:
+        return UserError(f"{argument} is not of the form KEY=VALUE: write {key}=VALUE")
+    if not equals and os.path.lexists(argument):
+        choices = " or ".join(f"{path_key}=PATH" for path_key in PATH_KEYS if path_key in known)
+        return UserError(f"{argument} is a path without a setting: write {choices}")
     return UserError(
-        f"{argument.partition('=')[0]} is not a setting{suggestion or ';'} "
-        f"{command} --help lists all settings"
+        f"{argument} is not a setting{did_you_mean(key, known) or ';'} {command} --help lists all "
+        "settings, which are typed as KEY=VALUE"
     )

@@ -27,28 +27,29 @@ IMMUTABLE_ON_RESUME = (
 IMMUTABLE_IN_EVALUATION = ("model.", "tokenizer.", "init_from")
 # What init_from determines, so that an experiment does not change it when a run is resumed.
 SET_BY_START = ("init_from", "model", "tokenizer")
+# The settings that a model to start from determines.
+DETERMINED_BY_START = re.compile(r"(model|tokenizer)\b(?!\.(block_size|dropout|vocab_multiple)$)")
 LEARNING_RATES = ("optim.lr", "optim.muon_lr")  # init_from may lower them
 FINE_TUNING_SHARE = 0.1  # of a preset's learning rates, which damage pretrained models (LOG.md)
 
 
 def continue_or_adopt(
     requested: Config,
-    overrides: list[str],
+    keys: list[str],
     read_model: Callable[[str], Config],
     log: Callable[[str], None],
 ) -> Config:
     """Return the configuration of the continued run, or of one that starts from a model.
 
     A new run without `init_from` is trained as requested. `read_model` reads the shape and the
-    tokenizer of a model, and pins the commit of one on the hub.
+    tokenizer of a model, and pins the commit of one on the hub. `keys` are those that were typed.
     """
-    keys = [override.partition("=")[0] for override in overrides]
     run = _config_to_continue(requested)
     config = requested
     if requested.init_from and run and _has_same_start(run, requested):
-        config = _adopt(requested, overrides, run)  # the starting model is not needed any more
+        config = _adopt(requested, keys, run)  # the starting model is not needed any more
     elif requested.init_from:
-        config = _adopt(requested, overrides, read_model(requested.init_from))
+        config = _adopt(requested, keys, read_model(requested.init_from))
         if config.optim.lr != requested.optim.lr and not config.eval_only:
             log(
                 f"note: optim.lr={config.optim.lr:g} is a tenth of the preset's, which would "
@@ -60,7 +61,6 @@ def continue_or_adopt(
 
 
 def _config_to_continue(requested: Config) -> Config | None:
-    """Return the configuration of the run to be continued, or None for a new run."""
     if requested.run_dir is None or not (requested.resume or requested.eval_only):
         return None
     run_dir = Path(requested.run_dir)
@@ -135,37 +135,34 @@ def _continue_run(
     return config
 
 
-def _adopt(requested: Config, overrides: list[str], start: Config) -> Config:
+def _adopt(requested: Config, keys: list[str], start: Config) -> Config:
     """Return the configuration with the shape and tokenizer of the model that it starts from.
 
     If that model is pretrained, learning rates that are not typed are lowered.
     """
-    model = start.model
-    for override in overrides:
-        if override.startswith("model.block_size="):
-            if requested.model.block_size > model.block_size:
-                raise UserError(
-                    f"{override} exceeds the context length {model.block_size} of "
-                    f"init_from={start.init_from}: lower it, or leave it out"
-                )
-            model = replace(model, block_size=requested.model.block_size)
-        elif re.match(r"(model|tokenizer)[.=](?!(dropout|vocab_multiple)=)", override):
-            raise UserError(
-                f"{override} cannot be combined with init_from={start.init_from}, which "
-                "determines the model and the tokenizer: leave it out"
-            )
+    if conflicts := [key for key in keys if DETERMINED_BY_START.match(key)]:
+        raise UserError(
+            f"{' and '.join(conflicts)} cannot be combined with init_from={start.init_from}, which "
+            "determines the model and the tokenizer: leave them out"
+        )
     model = replace(
-        model,
+        start.model,
         dropout=requested.model.dropout,
         vocab_multiple=requested.model.vocab_multiple,
     )
+    if "model.block_size" in keys:
+        if requested.model.block_size > model.block_size:
+            raise UserError(
+                f"model.block_size={requested.model.block_size} exceeds the context length "
+                f"{model.block_size} of init_from={start.init_from}: lower it, or leave it out"
+            )
+        model = replace(model, block_size=requested.model.block_size)
     adopted = replace(requested, init_from=start.init_from, model=model, tokenizer=start.tokenizer)
-    typed = {override.partition("=")[0] for override in overrides}
     is_pretrained = start.run_dir is None  # not a run that began with random weights
     # A preset that names init_from has its own rates
-    if is_pretrained and "init_from" in typed and "optim.lr" not in typed:
+    if is_pretrained and "init_from" in keys and "optim.lr" not in keys:
         for key in LEARNING_RATES:
             rate = attrgetter(key)(requested)
-            if rate and key not in typed:
+            if rate and key not in keys:
                 adopted = adopted.with_value(key, float(f"{FINE_TUNING_SHARE * rate:.6g}"))
     return adopted

@@ -31,7 +31,6 @@ class ExploreConfig(Hardware, LoadConfig):
     def check(self) -> None:
         """Raise `UserError` if a value is out of bounds or settings contradict each other."""
         super().check()
-        self.check_device()
         if 0 < self.port < MIN_PORT:
             raise UserError(f"port={self.port} must be at least {MIN_PORT}, or 0 for any free port")
 

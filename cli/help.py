@@ -101,7 +101,6 @@ def settings_help(introduction: str, defaults: object) -> str:
 
 
 def _help_entry(assignment: str, description: str) -> str:
-    """Format KEY=VALUE and its description in two columns, wrapped to the terminal's width."""
     columns = shutil.get_terminal_size((100, 24)).columns
     return textwrap.fill(
         description,

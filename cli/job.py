@@ -11,7 +11,7 @@ from operator import attrgetter
 import hydra
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
-from hydra.errors import HydraException, MissingConfigException
+from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
@@ -26,11 +26,6 @@ from common.terminal import Terminal, error_sentence, printer, run_main
 from common.torchrun import process_rank
 from config import Config, TokenizerConfig
 
-# What to do if a group has no preset of a name.
-GROUP_HINTS = {
-    "data": "; for text of your own use data=text data.path={}",
-    "tokenizer": "; another encoding of tiktoken is tokenizer.name={}",
-}
 # A setting, another one that follows from it if it is null, and the property with its value then.
 DEPENDENT_SETTINGS = (
     ("model.n_embd", "model.mlp_hidden", "model.hidden_dim"),
@@ -104,10 +99,6 @@ def compose_settings(overrides: list[str], config_dir: str | None = None) -> Dic
     try:
         with initialize_config_dir(str(CONFIGS), version_base="1.3"):
             return compose("config", overrides, return_hydra_config=True)
-    except MissingConfigException as e:
-        group, _, name = (e.missing_cfg_file or "").partition("/")
-        hint = GROUP_HINTS.get(group, "").format(name)
-        raise UserError(error_sentence(e) + hint) from None
     except (HydraException, OmegaConfBaseException) as e:
         raise UserError(error_sentence(e)) from None
 
@@ -142,7 +133,7 @@ def configure(job: Job, read_model: ReadModel, log: Log = print) -> Job:
         config = replace(config, init_from=expand_model_name("init_from", config.init_from))
     config = _fit_to_task(config, job.keys, log)
     config = _fit_to_overrides(config, job.keys, log)
-    config = continue_or_adopt(config, job.overrides, read_model, log)
+    config = continue_or_adopt(config, job.keys, read_model, log)
     config.check()
     for key in job.keys:
         if key in SETTINGS and (reason := explain_unused(config, key, job.swept)):

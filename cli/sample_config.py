@@ -1,6 +1,5 @@
 """The settings of sample.py. Does not import torch."""
 
-import os
 from dataclasses import dataclass
 
 from common.errors import UserError
@@ -81,7 +80,6 @@ class SampleConfig(Hardware, LoadConfig):
     def check(self) -> None:
         """Raise `UserError` if a value is out of bounds or settings contradict each other."""
         super().check()
-        self.check_device()
         texts = ("prompt", "prompt_file", "score")
         used = [f"{name}=" for name in texts if getattr(self, name) is not None]
         if len(used) > 1:
@@ -93,17 +91,3 @@ class SampleConfig(Hardware, LoadConfig):
                 f"precision={self.precision} has no effect with attention={self.attention}, which "
                 "shows the weights as they are: leave it out"
             )
-
-
-def translate_prompt(argument: str) -> str:
-    """Translate prompt=@PATH, and nanoGPT's start=TEXT and start=FILE:PATH, to settings.
-
-    If there is no file PATH, prompt=@PATH stays a prompt, such as the decorator @property.
-    """
-    key, _, value = argument.partition("=")
-    if key.lstrip("-") == "start":
-        path = value.removeprefix("FILE:")
-        return f"prompt={value}" if path == value else f"prompt_file={path}"
-    if key == "prompt" and value[:1] == "@" and os.path.isfile(os.path.expanduser(value[1:])):
-        return f"prompt_file={value[1:]}"
-    return argument

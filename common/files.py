@@ -113,11 +113,6 @@ def seal(json_text: str) -> str:
     return f'{entries}{SEAL}{digest}"\n}}'
 
 
-def is_sealed(text: str) -> bool:
-    """Return whether a text is what `seal` returned, unchanged."""
-    return text == seal(text[: text.rfind(SEAL)] + "\n}")
-
-
 def read_json_object(path: Path, must_be_sealed: bool = False) -> dict:
     """Read a file of one JSON object, sealed if it must be; raise `ValueError` for any other."""
     try:
@@ -128,7 +123,7 @@ def read_json_object(path: Path, must_be_sealed: bool = False) -> dict:
         raise ValueError(getattr(e, "strerror", None) or e) from None
     if not isinstance(value, dict):
         raise ValueError("it does not contain a JSON object")
-    if must_be_sealed and not is_sealed(text):
+    if must_be_sealed and text != seal(text[: text.rfind(SEAL)] + "\n}"):
         raise ValueError("it was changed: its sha256 differs")
     return value
 

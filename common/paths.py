@@ -17,10 +17,6 @@ HUB_ADDRESS = re.compile(
     r"(?:(?:https?://)?(?:www\.)?(?:huggingface|hf)\.co/|hf://)([^/]+/[^/]+)(?:/tree/main)?/?"
 )
 GPT2_NAMES = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")  # of OpenAI's models on the hub
-ONE_PATH = (
-    "data.path takes one path, so for several files give their folder, data=text data.path=FOLDER, "
-    "or a glob in quotes, such as data=text data.path='FOLDER/*.txt'"
-)
 
 
 def expand_home(key: str, path: str) -> Path:
@@ -81,9 +77,6 @@ def require_path(path: str) -> None:
     """Raise `UserError` if data.path names no file or folder and is not a glob."""
     expanded = str(expand_home("data.path", path))
     if not os.path.exists(expanded) and not glob.has_magic(expanded):
-        advice = (
-            ONE_PATH
-            if set(path) & set(", ")
-            else "give the path of a text file or folder, or a glob"
+        raise UserError(
+            f"data.path={path} does not exist: give the path of a text file or folder, or a glob"
         )
-        raise UserError(f"data.path={path} does not exist: {advice}")

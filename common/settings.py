@@ -49,11 +49,10 @@ def check_settings(node: Any, prefix: str = "") -> None:
     """
     for name, field, value in iterate_settings(node, prefix):
         if value is not None:
-            check_value(name, value, field.metadata)
+            _check_value(name, value, field.metadata)
 
 
-def check_value(name: str, value: Any, limits: Any) -> None:
-    """Raise `UserError` if the value of a setting violates the limits that its field declares."""
+def _check_value(name: str, value: Any, limits: Any) -> None:
     choices = limits.get("choices")
     if choices and value not in choices:
         raise UserError(not_one_of(name, value, map(format_value, choices)))

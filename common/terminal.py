@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
-from hydra.errors import HydraException, MissingConfigException
+from hydra.errors import MissingConfigException
 from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 from rich.table import Table
@@ -40,8 +40,6 @@ def run_main(main: Callable[[], Result], help: Callable[[], str]) -> Result:
     if isinstance(sys.stdout, io.TextIOWrapper):  # otherwise of a notebook
         sys.stdout.reconfigure(errors="replace")  # characters that its encoding lacks
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises its errors, instead of printing them
-    # The lines of a script that was written on Windows end in a carriage return.
-    sys.argv[1:] = [argument.rstrip("\r") for argument in sys.argv[1:] if argument != "\r"]
 
     def print_help_or_run() -> Result:
         if {"-h", "--help"} & set(sys.argv[1:]):
@@ -85,38 +83,29 @@ def explain_error(error: BaseException) -> str | None:
         return f"{error.filename or 'the output'} cannot be read or written: {error.strerror}"
     if OUT_OF_MEMORY.search(f"{type(error).__name__}: {error}"):
         return (
-            f"not enough memory ({first_line(error)}): free some, or use a smaller model, "
+            f"not enough memory ({error_sentence(error)}): free some, or use a smaller model, "
             "batch_size or text"
         )
     return None
 
 
 def error_sentence(error: BaseException) -> str:
-    """Return an error's message in one line; those of Hydra, OmegaConf and YAML have several."""
+    """Return what an error says in one line, with its type unless it is about the user's input."""
     if isinstance(error, UserError):
         return printable(str(error), one_line=True)
     if isinstance(error, MissingConfigException) and error.options:
         group, _, name = (error.missing_cfg_file or "").partition("/")
         return not_one_of(group, name, error.options)
-    cause = error.__cause__
-    if isinstance(cause, OmegaConfBaseException):
-        error, cause = cause, None
-    text, _, place = str(error).partition("full_key:")
-    message = " ".join(text.split()) or type(error).__name__
-    if isinstance(error, HydraException) and cause:
-        message = f"{message}: {error_sentence(cause)}"
-    return f"{place.split()[0]}: {message}" if place.split() else message
-
-
-def first_line(error: BaseException) -> str:
-    """Return the first line of an error's message, or its type if it has none."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
-
-
-def error_reason(error: BaseException) -> str:
-    """Return the type of an error and the first line of its message; a `UserError` has no type."""
-    name, reason = type(error).__name__, first_line(error)
-    return reason if isinstance(error, UserError) or reason == name else f"{name}: {reason}"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    if isinstance(error.__cause__, OmegaConfBaseException):
+        error = error.__cause__
+    name = type(error).__name__
+    if not type(error).__module__.startswith(PARSER_PACKAGES):
+        return ": ".join([name, *str(error).strip().splitlines()[:1]])
+    text, _, key = str(error).partition("full_key:")
+    message = " ".join(text.split()) or name
+    return f"{key.split()[0]}: {message}" if key.split() else message
 
 
 @contextmanager
@@ -125,8 +114,7 @@ def tolerate_errors(activity: str, log: Callable[[str], None]) -> Iterator[None]
     try:
         yield
     except Exception as e:  # drawing, W&B and damaged files raise errors of many types
-        reason = getattr(e, "strerror", None) or error_reason(e)
-        log(f"warning: {activity} failed ({reason})")
+        log(f"warning: {activity} failed ({error_sentence(e)})")
 
 
 def discard_output() -> None:

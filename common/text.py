@@ -1,13 +1,10 @@
 """Format numbers and text for the terminal."""
 
+import re
 from math import floor, isfinite, log10
 
-# Control characters → visible signs in their place.
-CONTROL_SIGNS = {
-    **{code: 0x2400 + code for code in range(32)},
-    0x7F: 0x2421,
-    **dict.fromkeys(range(0x80, 0xA0), 0xFFFD),
-}
+# Control characters, which can change what a terminal shows, except tabs and line ends.
+CONTROL_CHARACTERS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 REPLACEMENT = "\ufffd"
 DEFAULT_DECIMALS = 2  # of a value without an error
 
@@ -68,9 +65,7 @@ def replace_surrogates(text: str) -> str:
 
 
 def printable(text: str, one_line: bool = False) -> str:
-    """Replace control characters by visible symbols; with `one_line` tabs and line ends too."""
+    """Replace control characters by U+FFFD; with `one_line` also tabs, line ends and the like."""
     if one_line:
-        text = text.translate(CONTROL_SIGNS)
         return "".join(char if char.isprintable() else REPLACEMENT for char in text)
-    keep = (ord("\t"), ord("\n"))
-    return text.translate({code: sign for code, sign in CONTROL_SIGNS.items() if code not in keep})
+    return CONTROL_CHARACTERS.sub(REPLACEMENT, text)

@@ -13,12 +13,8 @@ from common.errors import UserError
 
 CHUNK_BYTES = 1 << 20
 HEAD_BYTES = 1 << 12  # show what kind of file it is
+ADVICE = "convert text of another encoding, for example with iconv"
 GZIP_MAGIC = b"\x1f\x8b"
-# Other encodings of text that are in use; among all of them, a short text fits too many.
-OTHER_ENCODINGS = [
-    *("utf_16", "utf_16_le", "utf_16_be", "utf_32", "utf_32_le", "utf_32_be"),
-    *("cp1252", "cp1251", "koi8_r", "gb18030", "big5", "cp932", "euc_jp", "cp949"),
-]
 
 
 @contextmanager
@@ -31,16 +27,14 @@ def open_text(source: Path | bytes, name: str) -> Iterator[TextIO]:
     try:
         with _open_bytes(source) as file:
             content = _decompress(file)
-            head = content.peek(HEAD_BYTES)
-            if b"\0" in head:
-                raise UserError(f"{name} is not UTF-8 text; {_advise_conversion(head)}")
+            if b"\0" in content.peek(HEAD_BYTES):
+                raise UserError(f"{name} is binary or not UTF-8; {ADVICE}")
             yield io.TextIOWrapper(content, encoding="utf-8-sig")
     except UnicodeDecodeError as e:
         before = e.object[max(0, e.start - 20) : e.start].decode("utf-8", "replace")
-        surroundings = e.object[max(0, e.start - HEAD_BYTES) : e.start + HEAD_BYTES]
         raise UserError(
             f"{name} is not UTF-8 text: it has the byte {e.object[e.start]:#04x} after {before!r}; "
-            f"{_advise_conversion(surroundings)}"
+            f"{ADVICE}"
         ) from None
     except (OSError, EOFError, zlib.error) as e:
         reason = getattr(e, "strerror", None) or e
@@ -73,12 +67,3 @@ def _open_bytes(source: Path | bytes) -> io.BufferedReader:
 
 def _decompress(file: io.BufferedReader) -> gzip.GzipFile | io.BufferedReader:
     return gzip.GzipFile(fileobj=file) if file.peek(2)[:2] == GZIP_MAGIC else file
-
-
-def _advise_conversion(data: bytes) -> str:
-    from charset_normalizer import from_bytes  # only a wrong file needs it
-
-    match = from_bytes(data, cp_isolation=OTHER_ENCODINGS).best()
-    if match is None:
-        return "it seems to be binary or damaged: give a text file"
-    return f"it may be {match.encoding}: convert it to UTF-8, for example with iconv"

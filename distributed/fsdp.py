@@ -21,7 +21,7 @@ def apply_fsdp(model: GPT, config: ResolvedConfig, size: int) -> None:
     shape = (size // config.shard, config.shard)
     mesh = init_device_mesh(config.device, shape, mesh_dim_names=("copy", "shard"))
     if config.compile:
-        compile_parts(model)
+        _compile_parts(model)
     policy = MixedPrecisionPolicy()
     if config.precision != "fp32":
         dtype = DTYPES[config.precision]
@@ -34,7 +34,7 @@ def apply_fsdp(model: GPT, config: ResolvedConfig, size: int) -> None:
     fully_shard(model, mesh=mesh, reshard_after_forward=False, ignored_params=vectors)
 
 
-def compile_parts(model: GPT) -> None:
+def _compile_parts(model: GPT) -> None:
     """Compile each block, and the prediction after them, in place.
 
     FSDP2 calls its hooks between these parts; in a model compiled as a whole they would divide the

@@ -70,7 +70,6 @@ class OwnerMuon(Muon):
         return math.ceil(len(stack) / self._size)
 
     def _owned(self, stack: list[Tensor]) -> list[Tensor]:
-        """Return the matrices of a stack that this rank owns."""
         share = self._share(stack)
         return stack[self._rank * share : (self._rank + 1) * share]
 

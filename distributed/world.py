@@ -2,7 +2,6 @@
 
 import os
 import platform
-import re
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -18,7 +17,7 @@ from torch.optim import Optimizer
 
 from common.errors import SharedError
 from common.signals import STOP_SIGNALS, set_handlers
-from common.terminal import explain_error, first_line, print_stderr
+from common.terminal import explain_error, print_stderr
 from common.torchrun import count_processes
 from config import ResolvedConfig
 from distributed.fsdp import apply_fsdp
@@ -35,11 +34,6 @@ STEP_TIMEOUT = timedelta(minutes=10)
 # noticed at once nevertheless, because its connection closes.
 RANK_0_TIMEOUT = timedelta(days=1)
 SECONDS_BETWEEN_CHECKS = 1.0  # of stop signals; torchrun waits 30 s after it has sent one
-# Messages of gloo, which raises no error types of its own
-TIMED_OUT = re.compile("timed out|pair closure", re.IGNORECASE)
-CONNECTION_LOST = re.compile(
-    "connection (closed|reset|refused)|broken pipe|connectFullMesh", re.IGNORECASE
-)
 
 
 class DistributedWorld(World):
@@ -192,8 +186,7 @@ class DistributedWorld(World):
 def join(alone: bool) -> Iterator[World]:
     """Join the ranks that torchrun started, unless the run is to have one process.
 
-    An error that only this rank has met is printed, because only rank 0 prints at the end. A lost
-    connection to another rank raises `SharedError`.
+    An error that only this rank has met is printed, because only rank 0 prints at the end.
     """
     if count_processes(alone) == 1:
         yield World()
@@ -211,35 +204,15 @@ def join(alone: bool) -> Iterator[World]:
         world = DistributedWorld(rank, size, dist.new_group(backend="gloo", timeout=RANK_0_TIMEOUT))
         yield world
         world.wait()
+    except SharedError:
+        raise
     except Exception as e:
-        problem = _explain_lost_connection(e)
-        if problem is None:
-            _print_own_error(e, rank)
-            raise
-        raise SharedError(
-            f"{problem}, so this process of the run ends too ({first_line(e)[:200]}); see "
-            "torchrun's report for the reason, then continue from the last checkpoint with "
-            "resume=true."
-        ) from e
+        sentence = explain_error(e)
+        if rank > 0 and sentence:
+            print_stderr(f"error: {_rank_name(rank)}: {sentence}")
+        raise
     finally:
         dist.destroy_process_group()
-
-
-def _explain_lost_connection(error: Exception) -> str | None:
-    """Return what an error says of another process of the run; None for an error of this one."""
-    if not isinstance(error, RuntimeError) or isinstance(error, torch.OutOfMemoryError):
-        return None
-    if TIMED_OUT.search(str(error)):
-        return "another process of the run does not answer"
-    if isinstance(error, dist.DistError) or CONNECTION_LOST.search(str(error)):
-        return "another process of the run has ended"
-    return None
-
-
-def _print_own_error(error: Exception, rank: int) -> None:
-    sentence = explain_error(error)
-    if rank > 0 and sentence and not isinstance(error, SharedError):
-        print_stderr(f"error: {_rank_name(rank)}: {sentence}")
 
 
 def _rank_name(rank: int) -> str:

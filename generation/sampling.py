@@ -208,16 +208,16 @@ def stream_text(
             yield held_back + "\n"
             held_back = ""
         text = held_back + utf8_decoder.decode(tokenizer.token_bytes(id))
-        shown, rest = split_at_stop(text, stops)
+        shown, rest = _split_at_stop(text, stops)
         yield shown
         if rest is None:
             return
         held_back = rest
-    shown, rest = split_at_stop(held_back + utf8_decoder.decode(b"", final=True), stops)
+    shown, rest = _split_at_stop(held_back + utf8_decoder.decode(b"", final=True), stops)
     yield shown + (rest or "")
 
 
-def split_at_stop(text: str, stops: Sequence[str]) -> tuple[str, str | None]:
+def _split_at_stop(text: str, stops: Sequence[str]) -> tuple[str, str | None]:
     """Return what is shown of a text, and its end that may become a stop string.
 
     The second is None if a stop string is complete; the text is shown up to the first of these.

@@ -33,7 +33,6 @@ from training.flops import memory_metrics, tokens_until
 from training.profiling import StepProfiler
 from training.record import Record, print_losses, print_summary
 from training.stopwatch import Stopwatch
-from training.time_left import TimeLeft
 
 
 class Snapshot(NamedTuple):
@@ -62,7 +61,6 @@ class Observer:
         self.run_dir = run_dir
         self.clock = clock
         self.record = Record(config, run_dir, recorded_step)
-        self.time_left = TimeLeft(config, clock)
         self.record.progress_bar.show_activity("compiling" if config.compile else "starting")
         self.profiler = StepProfiler(config, run_dir, clock, max(0, recorded_step))
         self.snapshots = Snapshots(config, run_dir, text, validation.excerpt(ABLATION_TOKENS))
@@ -83,7 +81,7 @@ class Observer:
                 self.record.log(table)
                 self.record.log(f"trace    {self.profiler.path}, for https://ui.perfetto.dev")
         memory = memory_metrics(self.config.device) if row else {}
-        self.record.print_metrics({"step": step} | row | memory, self.time_left.estimate(step))
+        self.record.print_metrics({"step": step} | row | memory)
 
     def snapshot(self, model: GPT, step: int) -> Snapshot | None:
         """Measure every attention head, draw the attention grid, and log them to W&B.

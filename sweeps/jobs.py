@@ -37,7 +37,6 @@ from common.paths import expand_home, require_output_folder
 from common.settings import format_value
 from common.terminal import (
     Terminal,
-    error_reason,
     error_sentence,
     explain_error,
     print_stderr,
@@ -103,11 +102,11 @@ def run_sweep(command_line: cli.CommandLine, train: Callable[[cli.Job], float]) 
             if explain_error(e) and str(e):
                 raise
             raise UserError(
-                f"no job could be started ({error_reason(e)}): correct the settings of "
+                f"no job could be started ({error_sentence(e)}): correct the settings of "
                 "hydra.launcher and hydra.sweeper"
             ) from None
         launcher_failed = True  # jobs report their own errors: this one is of what starts them
-        print_stderr(f"error: {type(e).__name__}: {error_sentence(e)}")
+        print_stderr(f"error: {error_sentence(e)}")
 
     if _remove_if_empty(plan.folder):
         raise UserError(
@@ -221,7 +220,7 @@ def preview_sweep(command_line: cli.CommandLine, train: Callable[[cli.Job], floa
             printer(Terminal())(f"{title}  {output.getvalue().splitlines()[-1]}")
         except Exception as e:
             has_failed = True
-            print_stderr(f"{title}  error: {explain_error(e) or error_reason(e)}")
+            print_stderr(f"{title}  error: {explain_error(e) or error_sentence(e)}")
 
     with TemporaryDirectory() as folder:  # Hydra writes into a sweep's folder
         cli.run_hydra(preview_job, _hydra_arguments(command_line, Path(folder)))
@@ -329,7 +328,7 @@ def _describe_failure(error: BaseException, log_file: Path) -> str:
         return explanation
     with contextlib.suppress(OSError), log_file.open("a", encoding="utf-8") as file:
         traceback.print_exception(error, file=file)
-    return error_reason(error)
+    return error_sentence(error)
 
 
 def job_name(settings: dict[str, str]) -> str:

@@ -69,6 +69,8 @@ def pytest_collection_modifyitems(items):
     them. Slow tests come first so that no worker is left alone with them at the end.
     """
     for item in items:
+        if item.path.parent.name == "soak":
+            item.add_marker("soak")
         starts = {"command", "new_command", "finished_run", "swept", "chromium"} & set(
             item.fixturenames
         )
@@ -113,24 +115,12 @@ def _own_environment(shared):
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
+WORDS = "the glass model attends to every token before it and writes what follows é—λ"
+
+
 def write_text(folder: Path) -> None:
     rng = random.Random(0)
-    words = [
-        "the",
-        "glass",
-        "model",
-        "attends",
-        "to",
-        "every",
-        "token",
-        "before",
-        "it",
-        "and",
-        "writes",
-        "what",
-        "follows",
-        "é—λ",
-    ]
+    words = WORDS.split()
     lines = [" ".join(rng.choices(words, k=rng.randrange(4, 12))) for _ in range(270)]
     (folder / "words.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
@@ -287,25 +277,21 @@ def open_page(chromium):
 
     errors, contexts = [], []
 
+    def note_message(message):
+        if message.type in ("error", "warning"):
+            errors.append(message.text)
+
+    def note_request(request):
+        if not request.url.startswith(("file:", "data:", "blob:")):
+            errors.append(request.url)
+
     def open_page(path: Path, width: int = 1280, **context):
         contexts.append(chromium.new_context(viewport={"width": width, "height": 900}, **context))
         contexts[-1].set_offline(True)
         tab = contexts[-1].new_page()
-        tab.on(
-            "console",
-            lambda message: (
-                errors.append(message.text) if message.type in ("error", "warning") else None
-            ),
-        )
+        tab.on("console", note_message)
         tab.on("pageerror", lambda error: errors.append(str(error)))
-        tab.on(
-            "request",
-            lambda request: (
-                errors.append(request.url)
-                if not request.url.startswith(("file:", "data:", "blob:"))
-                else None
-            ),
-        )
+        tab.on("request", note_request)
         tab.goto(path.as_uri())
         expect(tab).not_to_have_title("GlassGPT")
         wait_until(

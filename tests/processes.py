@@ -98,12 +98,8 @@ def exec_script(
 class Process:
     """A fork of this process that runs `python SCRIPT ARGV` in a folder.
 
-    Args:
-        folder: its working directory, which gets out.txt and err.txt.
-        argv: the arguments of the script.
-        script: a file of the repository, or a module.
-        fault: called in the fork before the script starts, to make the product fail.
-        stdout: a file descriptor instead of out.txt.
+    The folder gets its output as out.txt and err.txt. `fault` is called in the fork before the
+    script starts, to make the product fail. `stdout` is a file descriptor instead of out.txt.
     """
 
     def __init__(
@@ -207,14 +203,8 @@ def run(
 ) -> subprocess.CompletedProcess:
     """Run a script to its end, like `subprocess.run`.
 
-    Args:
-        folder: its working directory, unless `cwd` names another.
-        script: a file of the repository, or a module.
-        argv: its arguments.
-        env: environment variables to set, or to remove if None.
-        input: its standard input, at most what a pipe holds.
-        cwd: its working directory.
-        text: return stdout and stderr as text rather than bytes.
+    `input` is its standard input, at most what a pipe holds; variables of `env` that are None are
+    removed.
     """
 
     def set_up():

@@ -7,9 +7,11 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import numpy as np
 import torch.distributed.fsdp  # noqa: F401  each rank would import it
 from omegaconf import OmegaConf
-from processes import Process
+from processes import Process, rows
+from safetensors.numpy import load_file
 
 import cli
 import training.wandb_record  # noqa: F401  too
@@ -137,3 +139,22 @@ def odd(text_file: Path, *more: str) -> list[str]:
         "attention.tokens=16",
         *more,
     ]
+
+
+def assert_same_steps(one: Path, other: Path, steps: int = 20):
+    """The losses of every step are within 1e-5, the checkpoints' tensors equal but for rounding."""
+    a, b = rows(one), rows(other)
+    assert [row["step"] for row in a] == [row["step"] for row in b] == list(range(steps + 1))
+    for key, near in (("train/loss", 1e-5), ("val/loss", 1e-5), ("train/grad_norm", 1e-4)):
+        mine, its = ({row["step"]: row[key] for row in run if key in row} for run in (a, b))
+        assert mine.keys() == its.keys()
+        assert max(abs(mine[step] - its[step]) for step in mine) < near
+    heads = [key for key in a[-1] if key.startswith("heads/")]
+    assert {key[6:16] for key in heads} > {"importance", "induction/"}
+    assert np.allclose(*([row[key] for key in heads] for row in (a[-1], b[-1])), atol=2e-3)
+    folders = [run / "checkpoints" / f"step_{steps:08d}" for run in (one, other)]
+    assert len({tuple(sorted(path.name for path in folder.iterdir())) for folder in folders}) == 1
+    for name in ("model.safetensors", "optimizer.safetensors"):
+        x, y = (load_file(folder / name) for folder in folders)
+        assert list(x) == list(y) and all(x[k].dtype == y[k].dtype for k in x)
+        assert all(np.allclose(x[k], y[k], rtol=1e-3, atol=1e-4) for k in x)

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, TINY
+from conftest import ROOT, TINY, soak
 from omegaconf import OmegaConf
 from processes import rows, tiny_arguments
 
@@ -69,14 +69,9 @@ def test_a_run_leaves_what_it_promises_and_says_what_to_do_next(command, tmp_pat
     assert said.returncode == 0 and run.name in said.stderr
 
 
-def test_resuming_a_finished_run_says_so_and_more_steps_extend_it(command, run):
+def test_resuming_a_finished_run_says_so(command, run):
     again = command("train.py", "run_dir=run", "resume=true")
     assert again.returncode == 0 and "is finished" in again.stdout
-    longer = command("train.py", "run_dir=run", "resume=true", "max_steps=14")
-    assert longer.returncode == 0, longer.stderr
-    assert [row["step"] for row in rows(run)] == list(range(15))
-    # what was typed first holds
-    assert read_config(run / "config.yaml").model.n_embd == 32
 
 
 def test_a_folder_that_is_not_empty_or_holds_no_run_is_refused(command, tmp_path, text_file):
@@ -93,47 +88,30 @@ def test_a_folder_that_is_not_empty_or_holds_no_run_is_refused(command, tmp_path
     assert not (tmp_path / "none").exists()
 
 
-def test_what_is_typed_on_resume_is_checked_against_the_run_and_not_against_the_defaults(
+def test_a_resumed_run_takes_the_same_settings_again_and_others_that_change_no_step(
     command, tmp_path, text_file, run
 ):
-    moved = tmp_path / "moved.txt"
-    moved.write_bytes(text_file.read_bytes())
-    done = command(
-        "train.py",
-        "run_dir=run",
-        "resume=true",
-        "accumulate=4",
-        "data=text",
-        f"data.path={moved}",
-        "model.n_layer=2",
-        "tokenizer=char",
-        "max_steps=13",
-    )
+    moved = shutil.copy(text_file, tmp_path / "moved.txt")
+    same = ["model.n_layer=2", "tokenizer=char", "accumulate=4", "max_steps=14"]
+    data = ["data=text", f"data.path={moved}"]
+    done = command("train.py", "run_dir=run", "resume=true", *same, *data)
     assert done.returncode == 0, done.stderr
-
-
-def test_other_windows_of_validation_are_refused_on_resume(command, run):
+    assert [row["step"] for row in rows(run)] == list(range(15))
+    assert read_config(run / "config.yaml").model.n_embd == 32
     done = command("train.py", "run_dir=run", "resume=true", "data.val_max_tokens=100")
     assert done.returncode == 1 and "data.val_max_tokens" in done.stderr
 
 
-def test_a_run_killed_before_its_first_checkpoint_is_started_again_with_resume_auto(
-    command, run, text_file
-):
-    for path in (run / "checkpoints").iterdir():
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
-    first_row = (run / "metrics.jsonl").read_text().partition("\n")[0]
-    (run / "metrics.jsonl").write_text(first_row + "\n")
+def test_a_run_without_a_checkpoint_is_refused_with_resume_true(command, run):
+    shutil.rmtree(run / "checkpoints")
+    (run / "metrics.jsonl").write_text("")
     refused = command("train.py", "run_dir=run", "resume=true")
     assert refused.returncode == 1 and "resume=auto" in refused.stderr
-    again = command("train.py", *tiny_arguments(text_file), "run_dir=run", "resume=auto")
-    assert again.returncode == 0
 
 
-@pytest.mark.parametrize("script", ["train.py --help", "sample.py --help"])
-def test_output_that_nobody_reads_on_is_no_error(script, tmp_path):
+def test_output_that_nobody_reads_on_is_no_error(tmp_path):
     done = subprocess.run(
-        f"'{sys.executable}' '{ROOT}'/{script} | head -1",
+        f"'{sys.executable}' '{ROOT}'/train.py --help | head -1",
         shell=True,
         capture_output=True,
         text=True,
@@ -162,25 +140,22 @@ def test_the_run_keeps_the_configuration_that_cfg_job_prints(command, text_file,
     assert differ <= {"device", "shard", *(f"model.{name}" for name in resolved)}
 
 
-@pytest.mark.parametrize(("alphabet", "block_size", "heads"), [("AC", 2, 1), ("ACGT", 5, 2)])
-def test_tiny_contexts_and_vocabularies_train_and_sample(
-    command, tmp_path, alphabet, block_size, heads
-):
-    (tmp_path / "dna.txt").write_text(alphabet * 40)
-    shape = [f"model.block_size={block_size}", f"model.n_head={heads}", "model.n_kv_head=1"]
+def test_tiny_contexts_and_vocabularies_train_and_sample(command, tmp_path):
+    (tmp_path / "dna.txt").write_text("AC" * 40)
+    shape = ["model.block_size=2", "model.n_head=1", "model.n_kv_head=1"]
     ngrams = ["model.n_layer=1", "model.ngrams=3", "model.ngram_count=2"]
     text = ["data=text", "data.path=dna.txt", "run_dir=run", "max_steps=2", "attention.every=1"]
     done = command("train.py", *TINY, *shape, *ngrams, *text)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "run" / "report.html").exists()
-    page = ["attention=page.html", f"prompt={alphabet[0]}", "max_new_tokens=9"]
+    page = ["attention=page.html", "prompt=A", "max_new_tokens=9"]
     for request in (page, ["score=dna.txt"]):
         done = command("sample.py", "run_dir=run", *request)
         assert done.returncode == 0, done.stderr
     assert (tmp_path / "page.html").exists()
 
 
-@pytest.mark.parametrize("task", ["markov", "modular"])  # of any length, and of a fixed one
+@pytest.mark.parametrize("task", ["markov", soak("modular")])  # of any length, and a fixed one
 def test_a_task_trains_resumes_and_samples(command, tmp_path, task):
     """All parts of a run work on generated sequences, and a resumed run has the same losses."""
     shape = [line for line in TINY if "tokenizer" not in line and "block_size" not in line]

@@ -234,7 +234,6 @@ def load_optimizer_tensors(optimizers: list[Optimizer], model: nn.Module, path: 
 
 
 def _state_of(optimizers: list[Optimizer]) -> Iterator[tuple[Optimizer, Tensor, str]]:
-    """Yield (optimizer, parameter, field) of everything that the optimizers store."""
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             for p in group["params"]:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from common.errors import UserError
-from common.terminal import first_line
+from common.terminal import error_sentence
 from common.text import pluralize
 from config import MIN_BF16_DECODING_WIDTH, ResolvedConfig
 from kernels import DTYPES
@@ -46,7 +46,8 @@ def pick_device(device: str, processes: int = 1) -> str:
     except (RuntimeError, AssertionError) as e:
         several = " or fewer processes" if processes > 1 else ""
         raise UserError(
-            f"device={device} is not available here ({first_line(e)}); use device=auto{several}."
+            f"device={device} is not available here ({error_sentence(e)}); use device=auto"
+            f"{several}."
         ) from None
     return device
 

@@ -77,7 +77,6 @@ def _open_same_text(
     progress: Progress,
     console: Terminal,
 ) -> Tokens:
-    """Prepare the text on rank 0, and open it on all ranks."""
     text = None
     if world.rank == 0:
         text = prepare_same_text(config, tokenizer, progress, console)

@@ -37,9 +37,7 @@ NUMBERS_PER_ATTENTION_WEIGHT = 3
 NUMBERS_PER_LOGIT = 8
 
 
-class StepMemory(NamedTuple):
-    """Bytes of the tensors of a training step."""
-
+class _StepMemory(NamedTuple):
     weights: int
     state: int  # of the optimizers
     fixed: int  # what else exists when the backward pass begins, whatever the batch
@@ -53,7 +51,7 @@ def memory_needed(config: ResolvedConfig, processes: int) -> float:
     Tracing the step takes a few seconds.
     """
     one_layer, two_layers = (
-        trace_step(
+        _trace_step(
             astuple(replace(config.model, n_layer=n)),
             config.optim.name,
             config.precision,
@@ -63,7 +61,7 @@ def memory_needed(config: ResolvedConfig, processes: int) -> float:
         for n in (1, 2)
     )
     layers, shard = config.model.n_layer, config.shard
-    step = StepMemory(*(extrapolate(*sizes, layers) for sizes in zip(one_layer, two_layers)))
+    step = _StepMemory(*(extrapolate(*sizes, layers) for sizes in zip(one_layer, two_layers)))
 
     gradients = step.weights / shard
     backward: float = step.fixed + config.micro_batch_size(processes) * step.per_sequence
@@ -97,13 +95,13 @@ def memory_bound(config: ResolvedConfig, processes: int) -> float:
 
 
 @cache
-def trace_step(
+def _trace_step(
     model_settings: tuple,
     optimizer_name: str,
     precision: str,
     device: str,
     checkpoint_activations: bool,
-) -> StepMemory:
+) -> _StepMemory:
     """Take a training step on tensors without data, and return the bytes of those tensors.
 
     `model_settings` are the fields of a `GPTConfig`. Only tensors of a GPU that torch can use are
@@ -142,7 +140,7 @@ def trace_step(
         rows = ceil(logits / (config.block_size * config.vocab_size))
         once, twice = (_track_peak(model, optimizers, partial(run_model, n * rows)) for n in (1, 2))
         peak_of_update = _track_peak(model, optimizers, update)
-    return StepMemory(
+    return _StepMemory(
         weights=weights,
         state=state,
         fixed=2 * once - twice - 2 * weights - state,

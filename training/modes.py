@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import timedelta
 from math import nan
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import numpy as np
 
 from cli.config_file import config_yaml
 from common.terminal import Terminal, printer
-from common.text import format_magnitude, pluralize
+from common.text import format_magnitude, format_minutes, pluralize
 from common.torchrun import count_processes
 from config import Config, ResolvedConfig
 from training import device
@@ -28,7 +27,6 @@ from training.plan import fits, print_run, process_memory, resolve
 from training.record import describe_task
 from training.run_folder import Progress, check_run_folder, read_progress
 from training.state import build_state
-from training.time_left import count_evaluations
 from training.wandb_record import check_wandb
 from training.world import World
 from variants import build_model
@@ -40,7 +38,6 @@ MAX_STEP_SECONDS = 5
 MAX_TIMING_SECONDS = 60
 # The first steps are slower, and the fastest of the others was interrupted least by other programs.
 WARM_UP_STEPS, TIMED_STEPS = 2, 5
-MAX_DURATION = 10**12  # of a run, in seconds; `timedelta` cannot hold much more
 
 
 def prepare_only(config: Config, open_weights: OpenWeights) -> float:
@@ -108,7 +105,7 @@ def dry_run(
     progress = read_progress(config, run_dir, log)
     processes = count_processes(alone=config.distributed == "none")
     device.pick_device(config.device, processes)
-    wandb_mode = check_wandb(config.wandb)
+    check_wandb(config.wandb)
     _, text = prepare_inputs(config, World(), run_dir, progress, open_weights)
     resolved = resolve(config, processes, text, progress.step)
     device.configure_process(resolved)
@@ -122,12 +119,7 @@ def dry_run(
     step_seconds, source = time_step(resolved, processes, train_step)
     duration = "unknown"
     if step_seconds is not None:
-        evaluations = count_evaluations(progress.recorded_step, config)
-        evaluated_tokens = evaluations * min(len(text.val), config.data.val_max_tokens)
-        # The forward pass takes a third of the operations of a step
-        evaluation_steps = evaluated_tokens / 3 / tokens_per_step(resolved)
-        seconds = round(step_seconds * (num_steps + evaluation_steps))
-        duration = str(timedelta(seconds=min(seconds, MAX_DURATION)))
+        duration = format_minutes(step_seconds * num_steps)
 
     memory_text = format_magnitude(memory, None, "B")
     flops = f"{num_tokens * flops_per_token:.2e} FLOPs"
@@ -137,13 +129,13 @@ def dry_run(
             f"{memory_text}, {flops}, {duration}"
         )
         return nan
-    log("\n" + config_yaml(fill_in(resolved, wandb_mode)))
+    log("\n" + config_yaml(resolved))
     print_run(log, resolved, parameters, text, processes)
     of_device = f"; there are {available / 1e9:,.1f} GB" if available else ""
     log(f"memory   about {memory_text} for a training step of each process{of_device}")
     log("         PyTorch (0.5 GB on a CPU), evaluation and snapshots of attention come on top")
     log(f"compute  {flops} for {pluralize(num_tokens, 'token')} in {pluralize(num_steps, 'step')}")
-    log(f"time     about {duration}, without snapshots of attention ({source})")
+    log(f"time     about {duration}, without evaluations and snapshots of attention ({source})")
     return nan
 
 
@@ -175,24 +167,3 @@ def time_step(
     step_seconds = min(seconds[WARM_UP_STEPS:] or seconds)
     eager = ", not compiled" if config.compile else ""
     return step_seconds, f"{1000 * step_seconds:,.0f} ms per step, timed{eager}"
-
-
-def fill_in(config: ResolvedConfig, wandb_mode: str) -> ResolvedConfig:
-    """Return a configuration with the values that `null` and `wandb.mode=auto` stand for."""
-    model, optim = config.model, config.optim
-    return replace(
-        config,
-        model=replace(
-            model,
-            n_kv_head=model.kv_heads,
-            head_dim=model.key_dim,
-            value_head_dim=model.value_dim,
-            mlp_hidden=model.hidden_dim or None,
-        ),
-        optim=replace(
-            optim,
-            muon_lr=optim.muon_peak_lr if optim.name == "muon" else None,
-            warmup_steps=optim.count_warmup_steps(config.max_steps),
-        ),
-        wandb=replace(config.wandb, mode=wandb_mode),
-    )

@@ -3,11 +3,8 @@
 import os
 from collections.abc import Callable
 from dataclasses import fields, replace
-from itertools import product
-from typing import Any
 
 from common.errors import UserError
-from common.settings import format_value
 from common.text import pluralize
 from config import GPU_VOCAB_MULTIPLE, Config, GPTConfig, ResolvedConfig
 from data.tokens import Tokens
@@ -36,7 +33,7 @@ def resolve(config: Config, processes: int, text: Tokens, steps_done: int = 0) -
     """
     device = pick_device(config.device, processes)
     settings = {field.name: getattr(config, field.name) for field in fields(config)}
-    model = resolve_model(config, text)
+    model = _resolve_model(config, text)
     if model.vocab_multiple is None:
         multiple = GPU_VOCAB_MULTIPLE if device.startswith("cuda") else 1
         model = replace(model, vocab_multiple=multiple)
@@ -53,11 +50,11 @@ def resolve(config: Config, processes: int, text: Tokens, steps_done: int = 0) -
     memory = process_memory(device, processes)
     shard = config.shard
     if isinstance(shard, str):
-        shard = pick_shard(resolved, processes, memory, count_processes_here(processes))
+        shard = pick_shard(resolved, processes, memory, _count_processes_here(processes))
     check_shard(shard, processes)
     resolved = replace(resolved, shard=shard)
     parameters, flops_per_token = model_size(resolved.model)
-    check_memory(resolved, parameters, memory)
+    _check_memory(resolved, parameters, memory)
 
     if config.compile == "auto":
         tokens = tokens_per_step(resolved) * (config.max_steps - steps_done)
@@ -66,9 +63,8 @@ def resolve(config: Config, processes: int, text: Tokens, steps_done: int = 0) -
     return resolved
 
 
-def resolve_model(config: Config, text: Tokens) -> GPTConfig:
-    """Return the model's settings with the vocabulary and the n-grams of the text."""
-    vocab_size = vocabulary_size(config, text)
+def _resolve_model(config: Config, text: Tokens) -> GPTConfig:
+    vocab_size = _vocabulary_size(config, text)
     model = GPTConfig.from_settings(replace(config.model, vocab_size=vocab_size))
     if text.ngrams is None:
         return model
@@ -81,7 +77,7 @@ def resolve_model(config: Config, text: Tokens) -> GPTConfig:
     return replace(model, ngram_rows=rows)
 
 
-def vocabulary_size(config: Config, text: Tokens) -> int:
+def _vocabulary_size(config: Config, text: Tokens) -> int:
     """Return the model's vocabulary size for a text, after checking that they fit together."""
     model = config.model
     vocab_size = text.tokenizer.vocab_size
@@ -127,8 +123,7 @@ def check_shard(shard: int, processes: int) -> None:
         )
 
 
-def count_processes_here(processes: int) -> int:
-    """Return how many of the processes of a run are on this machine."""
+def _count_processes_here(processes: int) -> int:
     return int(os.environ.get("LOCAL_WORLD_SIZE", 1)) if processes > 1 else 1
 
 
@@ -137,10 +132,10 @@ def process_memory(device: str, processes: int) -> float | None:
     memory = device_memory(device)
     if memory is None or device != "cpu":
         return memory
-    return memory / count_processes_here(processes)
+    return memory / _count_processes_here(processes)
 
 
-def check_memory(config: ResolvedConfig, parameters: int, memory: float | None) -> None:
+def _check_memory(config: ResolvedConfig, parameters: int, memory: float | None) -> None:
     """Raise `UserError` if weights and gradients alone exceed the memory of a process in bytes."""
     tensors, bytes_each = ("weights and their gradients", 8)
     if config.eval_only:
@@ -179,39 +174,13 @@ def fits(config: ResolvedConfig, processes: int, memory: float) -> bool:
     )
 
 
-def find_memory_remedy(config: ResolvedConfig, processes: int, memory: float) -> str:
-    """Say which settings, cheapest first, make a run fit the memory of each process, in bytes."""
-    rows = config.micro_batch_size(processes)
-    factors = [factor for factor in range(1, rows + 1) if rows % factor == 0]
-    shard = pick_shard(config, processes, memory, count_processes_here(processes))
-    choices = product(
-        sorted({config.checkpoint_activations, True}),
-        [factor * config.accumulate for factor in factors],
-        sorted({config.shard, max(config.shard, shard)}),
-    )
-    for checkpoint_activations, accumulate, shard in choices:
-        settings: dict[str, Any] = {
-            "shard": shard,
-            "accumulate": accumulate,
-            "checkpoint_activations": checkpoint_activations,
-        }
-        if fits(replace(config, **settings), processes, memory):
-            changes = [
-                f"{name}={format_value(value)}"
-                for name, value in settings.items()
-                if value != getattr(config, name)
-            ]
-            return f"set {' '.join(changes)}"
-    return "lower model.n_layer or model.n_embd, or start more processes with shard=auto"
-
-
 def should_compile(device: str, flops: float) -> bool:
     """Return whether a run of this many operations per process is worth compiling, and can be."""
     is_worth_it = flops >= MIN_FLOPS_TO_COMPILE.get(device.partition(":")[0], float("inf"))
     return is_worth_it and has_compiler()
 
 
-def on_machines() -> str:
+def _on_machines() -> str:
     """Return " on 2 machines" if torchrun started the processes on several, otherwise ""."""
     machines = int(os.environ.get("GROUP_WORLD_SIZE", 1))
     return f" on {machines} machines" if machines > 1 else ""
@@ -227,7 +196,7 @@ def print_run(
     """Print what is going to be trained, for how long and where."""
     step_tokens = tokens_per_step(config)
     epochs = config.max_steps * step_tokens / len(text.train)
-    machines = f"{processes} processes{on_machines()}, each " if processes > 1 else ""
+    machines = f"{processes} processes{_on_machines()}, each " if processes > 1 else ""
     mode = "compiled (takes a minute or two once)" if config.compile else "eager"
     known_epochs = f", {epochs:,.2f} epochs" if text.is_complete else ""
     log(f"model    {pluralize(parameters, 'parameter')}")
@@ -247,5 +216,6 @@ def print_run(
         log(
             f"note     a step needs about {needed / 1e9:,.1f} GB of memory; {config.device} has "
             f"{available / 1e9:,.1f} GB{' per process' if processes > 1 else ''}; "
-            + find_memory_remedy(config, processes, available)
+            "raise accumulate, set checkpoint_activations=true, start more processes with "
+            "shard=auto, or lower model.n_layer or model.n_embd"
         )

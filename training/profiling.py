@@ -5,13 +5,14 @@ from pathlib import Path
 
 from torch.profiler import profile
 
-from config import PROFILE_WARM_UP_STEPS, ResolvedConfig
+from config import ResolvedConfig
 from training.stopwatch import Stopwatch
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "9")  # torch's profiler prints nothing of its own
 
 TRACE_FILE = "trace.json.gz"
 TRAIN_STEP = "train_step"  # name of a training step in the trace
+WARM_UP_STEPS = 3  # before the first profiled one: code is compiled and memory allocated
 SHOWN_OPERATIONS = 10
 NAME_WIDTH = 30  # characters of an operation's name
 
@@ -22,7 +23,7 @@ class StepProfiler:
     def __init__(self, config: ResolvedConfig, run_dir: Path, clock: Stopwatch, step: int) -> None:
         self.path = run_dir / TRACE_FILE
         self._clock = clock
-        self._start = step + PROFILE_WARM_UP_STEPS
+        self._start = step + WARM_UP_STEPS
         self._end = min(self._start + config.profile, config.max_steps)
         self._sort_by = f"self_{'cpu' if config.device == 'cpu' else 'device'}_time_total"
         self._profile: profile | None = None

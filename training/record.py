@@ -11,7 +11,13 @@ from contextlib import AbstractContextManager
 from functools import cache
 from pathlib import Path
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Column
 
 from cli.config_file import config_yaml
@@ -34,6 +40,7 @@ SHOWN_METRICS: dict[str, Callable[[float], str]] = {
     "memory/peak_gib": "{:.1f} GiB".format,
 }
 BAR_METRICS = ("train/loss", "val/loss", "train/ms_per_step", "train/mfu")  # fit 80 columns
+SPEED_SECONDS = 600  # of the last steps, evaluations and snapshots, whose speed gives the time left
 LOSSES = ("train/loss", "val/loss", "val/bits_per_byte")
 
 
@@ -46,22 +53,27 @@ class ProgressBar:
             MofNCompleteColumn(table_column=Column(no_wrap=True)),
             BarColumn(bar_width=None),
             TextColumn("{task.fields[status]}"),
-            TextColumn("{task.fields[time_left]}", "progress.remaining"),
+            TimeRemainingColumn(),
+            TextColumn("left"),
+            speed_estimate_period=SPEED_SECONDS,
             console=console,
             transient=True,
             disable=not console.is_terminal,
         )
-        self._task = self.progress.add_task(
-            "", total=max_steps, completed=step, status="", time_left=""
-        )
+        self._task = self.progress.add_task("", total=max_steps, completed=step, status="")
         self._values: dict[str, str] = {}  # latest formatted value by metric
 
-    def advance(self, step: int, values: dict[str, str], time_left: str) -> None:
-        """Show the number of completed steps, the latest formatted values, and the time left."""
+    def advance(self, step: int, values: dict[str, str]) -> None:
+        """Show the number of completed steps and the latest formatted values."""
         self._values |= values
-        shown = [self._values[key] for key in BAR_METRICS if key in self._values]
-        status = " ".join(shown)
-        self.progress.update(self._task, completed=step, status=status, time_left=time_left)
+        status = " ".join(self._values[key] for key in BAR_METRICS if key in self._values)
+        self.progress.update(self._task, completed=step, status=status)
+
+    @property
+    def time_left(self) -> str:
+        """The time that the rest of the run takes at the speed of the last minutes."""
+        seconds = self.progress.tasks[self._task].time_remaining
+        return f"{'--:--' if seconds is None else format_minutes(seconds)} left"
 
     def show_activity(self, activity: str) -> None:
         """Show what the run does between two steps, until the next step."""
@@ -97,17 +109,16 @@ class Record:
         self.progress_bar.progress.stop()
         self.wandb.finish(failed=error_type is not None)
 
-    def print_metrics(self, row: dict, seconds_left: float | None) -> None:
+    def print_metrics(self, row: dict) -> None:
         """Show a step and its metrics: in the progress bar, and in a line if one is due."""
         values = {
             key: format_value(row[key]) for key, format_value in SHOWN_METRICS.items() if key in row
         }
-        time_left = f"{'--:--' if seconds_left is None else format_minutes(seconds_left)} left"
-        self.progress_bar.advance(row["step"], values, time_left)
+        self.progress_bar.advance(row["step"], values)
         if self.console.is_terminal:  # the bar shows the rest
             shown = [values[key] for key in LOSSES if key in values and "val/loss" in values]
         else:
-            shown = [*values.values(), time_left]
+            shown = [*values.values(), self.progress_bar.time_left]
         if values and shown:
             width = len(str(self.config.max_steps))
             self.log(f"step {row['step']:>{width}}  {'  '.join(shown)}")

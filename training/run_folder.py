@@ -1,6 +1,5 @@
 """The folder of a run: open and lock it, and find the step at which the run continues."""
 
-import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -10,8 +9,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from cli.config_file import read_config
-from common.checkpoints import CONFIG_FILE, Manifest, contains_run, find_checkpoint, saved_steps
+from common.checkpoints import Manifest, contains_run, find_checkpoint, saved_steps
 from common.errors import UserError
 from common.files import exists, list_folder
 from common.metrics import METRICS, read_rows
@@ -131,25 +129,6 @@ def read_progress(config: Config, run_dir: Path, log: Callable[[str], None]) -> 
     """Find the checkpoint that a run resumes from; none for a run that starts."""
     if not config.resume or not saved_steps(run_dir):
         return Progress()
-    folder, manifest = find_checkpoint(run_dir, "last", log)
-    if change := describe_rate_change(read_config(folder / CONFIG_FILE), config, manifest.step):
-        log(f"note: {change}")
+    _, manifest = find_checkpoint(run_dir, "last", log)
     is_recorded = any(row["step"] == manifest.step for row in read_rows(run_dir / METRICS))
     return Progress(manifest, manifest.step + 1 if is_recorded else manifest.step)
-
-
-def describe_rate_change(before: Config, now: Config, step: int) -> str | None:
-    """Return a sentence about the rate if a changed length changes the next step's; else None."""
-    from training.schedule import lr_factor  # imports torch
-
-    old, new = (
-        config.optim.lr * lr_factor(step, config.optim, config.max_steps)
-        for config in (before, now)
-    )
-    is_resized = now.max_steps != before.max_steps and step < now.max_steps
-    if not is_resized or math.isclose(old, new):
-        return None
-    return (
-        f"with max_steps={now.max_steps} in place of {before.max_steps}, the schedule continues at "
-        f"a learning rate of {new:.3g} in place of {old:.3g}"
-    )

@@ -22,7 +22,7 @@ class Stopwatch:
     def switch(self, activity: str | None) -> None:
         """Attribute the time from now on to an activity, or to none."""
         if activity != self._activity:
-            self.read_train_seconds()
+            self._read_train_seconds()
             self._activity = activity
 
     def metrics(self) -> dict[str, float]:
@@ -32,15 +32,7 @@ class Stopwatch:
             for activity, seconds in self.seconds.items()
         }
 
-    def peek(self) -> dict[str, float]:
-        """Return the seconds by activity so far, without waiting for the device."""
-        seconds = dict(self.seconds)
-        if self._activity is not None:
-            seconds[self._activity] += time.perf_counter() - self._started
-        return seconds
-
-    def read_train_seconds(self) -> float:
-        """Return the seconds of training so far, including the device's pending work."""
+    def _read_train_seconds(self) -> float:
         self._synchronize()
         now = time.perf_counter()
         if self._activity is not None:
@@ -50,7 +42,7 @@ class Stopwatch:
 
     def speed(self, tokens: int) -> float:
         """Return the training speed since the last call in tokens per second; `tokens` so far."""
-        seconds = self.read_train_seconds()
+        seconds = self._read_train_seconds()
         speed = (tokens - self._speed_tokens) / (seconds - self._speed_seconds)
         self._speed_tokens, self._speed_seconds = tokens, seconds
         return speed

@@ -14,7 +14,7 @@ from wandb.sdk.wandb_setup import singleton
 
 from common.errors import UserError
 from common.files import atomic_write
-from common.terminal import first_line, tolerate_errors
+from common.terminal import error_sentence, tolerate_errors
 from config import ResolvedConfig, WandbConfig
 from training.flops import model_size
 
@@ -97,9 +97,9 @@ def check_wandb(config: WandbConfig) -> str:
         return config.mode
     try:
         wandb.Settings(project=config.project)
-        return resolve_mode(config.mode)
+        return _resolve_mode(config.mode)
     except Exception as e:
-        reason = first_line(e)
+        reason = error_sentence(e)
         if isinstance(e, ValidationError):
             first = e.errors()[0]
             reason = f"{first['loc'][0]}={first['input']}: {first['msg']}"
@@ -109,7 +109,7 @@ def check_wandb(config: WandbConfig) -> str:
         ) from None
 
 
-def resolve_mode(mode: str) -> str:
+def _resolve_mode(mode: str) -> str:
     """Return the more private of wandb.mode and W&B's own mode; offline without an API key."""
     own = singleton().settings  # from environment variables and W&B's settings files
     if "disabled" in (mode, own.mode):
@@ -124,25 +124,25 @@ def start(config: ResolvedConfig, run_dir: Path, log: Callable[[str], None]) -> 
     if config.wandb.mode == "disabled":
         return None
     with tolerate_errors("starting W&B", log):
-        mode = resolve_mode(config.wandb.mode)
+        mode = _resolve_mode(config.wandb.mode)
         if mode == "disabled":
             return None
         run = None
         if mode == "online":
             with tolerate_errors("starting W&B online", log):
-                run = initialize(config, run_dir, "online")
+                run = _initialize(config, run_dir, "online")
         if run is None:
-            run = initialize(config, run_dir, "offline")
+            run = _initialize(config, run_dir, "offline")
             records = f"{shlex.quote(str(run_dir / 'wandb'))}/offline-run-*"
             log(f"W&B      recorded offline; upload it with: wandb sync {records}")
         with atomic_write(run_dir / ID_FILE) as part:
             part.write_text(run.id)
-        define_metrics(run)
+        _define_metrics(run)
         return run
     return None
 
 
-def initialize(config: ResolvedConfig, run_dir: Path, mode: str) -> Any:
+def _initialize(config: ResolvedConfig, run_dir: Path, mode: str) -> Any:
     """Start a W&B run. A resumed run continues under the id that its folder contains."""
     own = singleton().settings
     id_file = run_dir / ID_FILE
@@ -158,7 +158,7 @@ def initialize(config: ResolvedConfig, run_dir: Path, mode: str) -> Any:
     )
 
 
-def define_metrics(run: Any) -> None:
+def _define_metrics(run: Any) -> None:
     """Plot every metric over the step, and give the lowest validation loss to the summary."""
     run.define_metric("step")
     run.define_metric("*", step_metric="step")

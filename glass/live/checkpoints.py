@@ -20,7 +20,7 @@ from common.errors import UserError
 from common.files import exists
 from common.metrics import METRICS, read_rows
 from common.paths import expand_model_name
-from common.terminal import error_reason, tolerate_errors
+from common.terminal import error_sentence, tolerate_errors
 from common.text import REPLACEMENT
 from config import GPTConfig
 from data.tokenizer import Tokenizer, load_tokenizer
@@ -125,7 +125,7 @@ class RunFollower:
                 return None
             return self._load(steps[-1], model, explored)
         except (OSError, ValueError, UserError) as e:
-            problem = error_reason(e)
+            problem = error_sentence(e)
             if problem != self._last_problem:
                 self.log(f"note: {problem}; the page still shows step {explored.step:,}")
             self._last_problem = problem

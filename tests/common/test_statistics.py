@@ -41,14 +41,6 @@ def test_students_t_agrees_with_its_closed_forms(t):
     assert two_sided_p(t, 2) == pytest.approx(1 - abs(t) / sqrt(2 + t * t))
 
 
-def test_students_t_agrees_with_simulated_samples():
-    rng = np.random.default_rng(0)
-    samples = rng.standard_normal((400_000, 5))
-    t = samples.mean(1) / (samples.std(1, ddof=1) / sqrt(5))
-    for value in (1.0, 2.776, 5.0):
-        assert two_sided_p(value, 4) == pytest.approx((abs(t) >= value).mean(), abs=0.002)
-
-
 def test_welchs_difference_has_the_errors_of_both_samples():
     first, second = [1.0, 2.0, 3.0, 4.0], [2.0, 2.5, 3.0]
     difference = welch_difference(first, second)

@@ -7,13 +7,11 @@ import errno
 import os
 import resource
 import time
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import soak
 from processes import (
     KILL,
     Process,
@@ -34,27 +32,10 @@ from data.sources import find_text_files
 from glass.page.write import write_page
 from interop import read_starting_model
 from sweeps.jobs import open_sweep
-from sweeps.runs import is_sweep, read_sweep
 from training.checkpoint import load_run
 from training.run_folder import read_progress
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.mark.parametrize("where", ["locked/run", "file"])
-def test_a_folder_that_cannot_be_written_is_refused_before_the_text_is_prepared(
-    tmp_path, text_file, where, monkeypatch
-):
-    (tmp_path / "locked").mkdir()
-    (tmp_path / "locked").chmod(0o555)
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("GLASSGPT_CACHE", str(tmp_path / "cache"))
-    run_to_end(
-        tmp_path, *tiny_arguments(text_file, f"run_dir={where}"), status=1, fault=drop_privileges
-    )
-    (message,) = (tmp_path / "err.txt").read_text().splitlines()
-    assert where in message
-    assert not (tmp_path / "cache").exists()
 
 
 def test_a_second_run_in_a_folder_is_refused_until_the_first_has_ended(
@@ -105,19 +86,12 @@ def resume(tiny, run: Path):
 
 RUN = "runs/sweep/job"
 READERS = {  # the folder, and what reads it given the root, the run and a configuration
-    "read_progress": (f"{RUN}/checkpoints", lambda root, run, tiny: resume(tiny, run)),
-    "find_checkpoint": (f"{RUN}/checkpoints", lambda root, run, tiny: find_checkpoint(run)),
+    "resume": (f"{RUN}/checkpoints", lambda root, run, tiny: resume(tiny, run)),
     "load_run": (f"{RUN}/checkpoints", lambda root, run, tiny: load_run(run, 12)),
-    "page of checkpoints": (f"{RUN}/checkpoints", lambda root, run, tiny: write_page(run)),
-    "page of snapshots": (f"{RUN}/attention", lambda root, run, tiny: write_page(run)),
-    "is_sweep": ("runs/sweep", lambda root, run, tiny: is_sweep(run.parent)),
-    "read_sweep": ("runs/sweep", lambda root, run, tiny: read_sweep(run.parent)),
-    "open_sweep": ("runs/sweep", lambda root, run, tiny: open_sweep(str(run.parent), False)),
+    "page": (f"{RUN}/attention", lambda root, run, tiny: write_page(run)),
+    "sweep": ("runs/sweep", lambda root, run, tiny: open_sweep(str(run.parent), False)),
     "newest run": ("runs", lambda root, run, tiny: find_newest_run(root / "runs")),
-    "newest job": ("runs/sweep", lambda root, run, tiny: find_newest_run(root / "runs")),
     "texts": ("texts/sub", lambda root, run, tiny: find_text_files(f"{root}/texts", print)),
-    "glob": ("texts/sub", lambda root, run, tiny: find_text_files(f"{root}/**/*.txt", print)),
-    "two globs": ("texts/sub", lambda root, run, tiny: find_text_files(f"{root}/t*/*/*", print)),
 }
 
 
@@ -136,16 +110,11 @@ def test_no_reader_takes_a_folder_that_cannot_be_listed_for_an_empty_one(
 
     for function in originals:
         monkeypatch.setattr(os, function, partial(list_or_refuse, function))
-    for code in (errno.EACCES, errno.EIO, errno.ESTALE, errno.ENOTDIR):  # noqa: B007
+    for code in (errno.EACCES, errno.EIO):  # noqa: B007
         with pytest.raises((OSError, UserError)) as error:
             read(tmp_path, sweep / "job", tiny)
         assert str(tmp_path / name) in str(error.value)
-    code = errno.ENOENT
-    with suppress(UserError):  # an empty folder may be refused, but is no error of the system
-        read(tmp_path, sweep / "job", tiny)
     monkeypatch.undo()
-    (sweep / "job" / "report.html").unlink()
-    before.pop(sweep / "job" / "report.html")
     assert contents(tmp_path) == before
 
 
@@ -154,20 +123,16 @@ def make_unlistable(path: Path, how: str) -> None:
         path.chmod(0)
     else:
         path.rename(path.with_name("away"))
-        if how == "file":
-            path.touch()
 
 
-@pytest.mark.parametrize(
-    "how, mode", [("mode", "true"), ("file", "auto"), ("lost", "auto"), soak("mode", "auto")]
-)
+@pytest.mark.parametrize("how", ["mode", "lost"])
 def test_a_run_with_rows_never_starts_over_because_its_checkpoints_cannot_be_seen(
-    tmp_path, text_file, finished_run, how, mode
+    tmp_path, text_file, finished_run, how
 ):
     run = copy_after_8_steps(finished_run, tmp_path / "run")
     make_unlistable(run / "checkpoints", how)
     before = contents(run / "attention"), (run / "metrics.jsonl").read_bytes()
-    argv = tiny_arguments(text_file, f"resume={mode}")
+    argv = tiny_arguments(text_file, "resume=auto")
     run_to_end(tmp_path, *argv, status=1, fault=drop_privileges)
     (message,) = (tmp_path / "err.txt").read_text().splitlines()
     assert str(run.name) + "/checkpoints" in message
@@ -175,50 +140,24 @@ def test_a_run_with_rows_never_starts_over_because_its_checkpoints_cannot_be_see
     assert not (run / "metrics.jsonl.before").exists()
 
 
-def test_a_run_without_a_save_starts_over(tmp_path, text_file, finished_run):
-    first = Process(
-        tmp_path,
-        *tiny_arguments(text_file),
-        fault=fault_at_call(
-            training.device, "seed_micro_step", 3, lambda: os.kill(os.getpid(), KILL)
-        ),
-    )
-    assert first.wait() == -KILL and rows(tmp_path / "run")
-    run_to_end(tmp_path, *tiny_arguments(text_file, "resume=auto"))
-    assert_same_run(finished_run, tmp_path / "run")
-
-
-@pytest.mark.parametrize(
-    "how, name, status", [("mode", "attention", 0), ("file", "checkpoints", 1)]
-)
-def test_a_folder_that_becomes_unlistable_costs_a_note_and_not_the_run(
-    tmp_path, text_file, how, name, status
-):
+def test_a_folder_that_becomes_unlistable_costs_a_note_and_not_the_run(tmp_path, text_file):
     def fault():
         drop_privileges()
-        fault_at_call(training.device, "seed_micro_step", 6, make)()
+        folder = tmp_path / "run" / "attention"
+        fault_at_call(training.device, "seed_micro_step", 6, lambda: folder.chmod(0))()
 
-    def make():
-        make_unlistable(tmp_path / "run" / name, how)
-
-    output = run_to_end(tmp_path, *tiny_arguments(text_file), status=status, fault=fault)
-    assert f"run/{name}" in output and len(rows(tmp_path / "run")) >= 12
-    if name == "attention":  # without the last checkpoint, the status is 1
-        assert find_checkpoint(tmp_path / "run", "last", pytest.fail)[1].step == 12
+    output = run_to_end(tmp_path, *tiny_arguments(text_file), fault=fault)
+    assert "run/attention" in output and len(rows(tmp_path / "run")) >= 12
+    assert find_checkpoint(tmp_path / "run", "last", pytest.fail)[1].step == 12
 
 
 # --- memory ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "size", [["model.n_embd=1000000"], soak(["model.n_layer=10000", "model.n_embd=4096"])]
-)
-def test_a_model_larger_than_memory_is_refused_before_a_folder_is_created(
-    tmp_path, text_file, size
-):
-    run_to_end(tmp_path, *tiny_arguments(text_file, *size), status=1)
+def test_a_model_larger_than_memory_is_refused_before_a_folder_is_created(tmp_path, text_file):
+    run_to_end(tmp_path, *tiny_arguments(text_file, "model.n_embd=1000000"), status=1)
     (message,) = (tmp_path / "err.txt").read_text().splitlines()
-    assert size[0] in message
+    assert "model.n_embd=1000000" in message
     assert not (tmp_path / "run").exists()
 
 

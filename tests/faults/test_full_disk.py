@@ -8,7 +8,6 @@ from contextlib import suppress
 import pytest
 from conftest import mounted
 from processes import (
-    Process,
     assert_same_run,
     fault_at_call,
     rows,
@@ -75,20 +74,6 @@ def test_a_temporarily_full_disk_loses_no_step(tmp_path, text_file, small, finis
             for run in (finished_run, small)
         )
     )
-
-
-@pytest.mark.soak
-def test_a_closed_or_full_stdout_does_not_end_the_run(tmp_path, text_file):
-    argv = tiny_arguments(text_file, "attention.every=0", "max_steps=4")
-    reading, writing = os.pipe()
-    gone = Process(tmp_path, *argv, stdout=writing)
-    os.close(writing)
-    assert os.read(reading, 10)
-    os.close(reading)
-    assert gone.wait() == 0, gone.output()
-    full = Process(tmp_path, *argv, "run_dir=full", stdout=os.open("/dev/full", os.O_WRONLY))
-    assert full.wait() == 0, full.output()
-    assert rows(tmp_path / "full")[-1]["step"] == rows(tmp_path / "run")[-1]["step"] == 4
 
 
 def test_a_full_disk_while_text_is_prepared_is_a_one_line_error(

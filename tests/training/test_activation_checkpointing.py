@@ -1,10 +1,10 @@
 """Recomputed activations and padded products: the same steps in every kind of process."""
 
 from dataclasses import replace
-from functools import partial
 
 import pytest
 import torch
+from conftest import soak
 from models import random_tokens, small
 from ranks import in_ranks
 
@@ -38,18 +38,16 @@ def weights_after_steps(config: ResolvedConfig, world: World, steps: int = 3) ->
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("dropout", [0.0, 0.3])
-def test_checkpointed_activations_change_no_bit(precision, dropout):
-    model = replace(CONFIG.model, dropout=dropout)
+def test_checkpointed_activations_change_no_bit(precision):
     plain, checkpointed = (
-        weights_after_steps(replace(config, model=model, precision=precision), World())
+        weights_after_steps(replace(config, precision=precision), World())
         for config in (CONFIG, CHECKPOINTED)
     )
     assert torch.equal(plain, checkpointed)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shard", [1, 2])
+@pytest.mark.parametrize("shard", [2, soak(1)])
 def test_several_processes_recompute_the_same_bits_and_pad_within_rounding(tmp_path, shard):
     def work(world):
         plain, checkpointed, padded = (
@@ -63,19 +61,14 @@ def test_several_processes_recompute_the_same_bits_and_pad_within_rounding(tmp_p
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("size, shard", [(1, 1), (2, 1), (2, 2)])
-def test_compiled_steps_recompute_the_same_within_rounding(tmp_path, size, shard):
+def test_compiled_steps_recompute_the_same_within_rounding():
     model = replace(CONFIG.model, n_layer=2, dropout=0.0)
     eager = weights_after_steps(replace(CONFIG, model=model), World())
-    compiled = replace(CHECKPOINTED, model=model, compile=True, shard=shard)
-
-    def work(world):
-        return (weights_after_steps(compiled, world) - eager).abs().max().item()
-
-    assert max(in_ranks(tmp_path, size, work)) < 1e-5
+    compiled = weights_after_steps(replace(CHECKPOINTED, model=model, compile=True), World())
+    assert (compiled - eager).abs().max() < 1e-5
 
 
-def gradients(is_checkpointed, n_layer, compiler):
+def gradients(is_checkpointed, n_layer):
     """The gradients of a model with dropout, and how many numbers its forward pass keeps for the
     backward pass, without the weights and the states of random generators."""
     torch.manual_seed(0)
@@ -92,25 +85,14 @@ def gradients(is_checkpointed, n_layer, compiler):
 
     tokens = random_tokens(2, 16)
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        loss = compiler(model)(tokens, tokens)[1]
+        loss = model(tokens, tokens)[1]
     loss.backward()
     return [p.grad for p in model.parameters()], count
 
 
-@pytest.mark.parametrize(
-    "compiler",
-    [
-        pytest.param(lambda model: model, id="eager"),
-        pytest.param(
-            partial(torch.compile, backend="aot_eager_decomp_partition", fullgraph=True),
-            marks=pytest.mark.soak,
-            id="compiled",
-        ),
-    ],
-)
-def test_training_keeps_the_input_of_each_block_only(compiler):
+def test_training_keeps_the_input_of_each_block_only():
     plain, checkpointed = (
-        [gradients(is_checkpointed, n_layer, compiler) for n_layer in (2, 3)]
+        [gradients(is_checkpointed, n_layer) for n_layer in (2, 3)]
         for is_checkpointed in (False, True)
     )
     kept, kept_inputs = (deep[1] - shallow[1] for shallow, deep in (plain, checkpointed))

@@ -45,13 +45,8 @@ def test_checkpoints_are_found_by_best_last_and_step(run):
     assert pointer(run, "best") == min(losses, key=losses.get)
     assert find_checkpoint(run, "last")[1].step == 12
     assert find_checkpoint(run, "8")[1].step == find_checkpoint(run, 8)[1].step == 8
-
-
-@pytest.mark.slow
-def test_a_step_without_a_checkpoint_is_refused_with_those_that_exist(run):
-    with pytest.raises(UserError) as error:
+    with pytest.raises(UserError, match="8, 12"):
         load_run(run, 5)
-    assert "5" in str(error.value) and "8, 12" in str(error.value)
 
 
 @pytest.mark.slow

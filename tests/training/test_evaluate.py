@@ -71,11 +71,6 @@ def test_windows_cover_the_first_the_middle_and_the_last_document():
     assert {0, 29} <= documents and documents & {14, 15} and len(predicted) <= 50
 
 
-def test_an_excerpt_has_at_least_16_windows_from_the_first_to_the_last():
-    x, y = make_windows(300, 10).excerpt(30)
-    assert len(x) == 16 and x[0, 0] == 0 and y[-1].tolist()[-2:] == [299, NO_TARGET]
-
-
 @given(st.integers(2, 300), st.integers(1, 40), st.integers(1, 400))
 def test_windows_are_disjoint_consecutive_and_limited_in_number(length, block_size, max_tokens):
     windows = make_windows(length, block_size, val_max_tokens=max_tokens)

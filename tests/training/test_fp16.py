@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from conftest import soak
 from models import random_tokens, small
 from processes import assert_same_run, copy_after_8_steps, rows
 from ranks import in_ranks
@@ -13,7 +14,6 @@ from ranks import in_ranks
 from common.checkpoints import read_manifest
 from common.errors import UserError
 from config import OptimConfig, ResolvedConfig
-from kernels import autocast
 from train import train_step
 from training import device, loss_scale
 from training.loss_scale import GROWTH_INTERVAL, MIN_LOSS_SCALE, LossScaler
@@ -79,23 +79,6 @@ def test_the_gradients_are_those_of_float32_whatever_the_factor():
         close(measured, expected, rtol=2e-2, atol=1e-4)
 
 
-def test_scaling_keeps_small_gradients_that_fp16_loses():
-    """A factor of 2⁻²⁴ makes every gradient in fp16 smaller than the smallest number."""
-
-    def gradient_norm(factor: float) -> float:
-        state = make_state(model=small(n_layer=1))
-        state.scaler.factor = factor
-        with autocast("cpu", "fp16"):
-            loss = state.forward(random_tokens(2, 16), random_tokens(2, 16, seed=1))[1]
-        state.scaler.scale(loss * 2**-24).backward()
-        return state.model.blocks[0].attention.W_V.weight.grad.norm().item() / factor
-
-    exact = gradient_norm(2.0**24)
-    assert exact > 0
-    assert gradient_norm(2.0**16) == pytest.approx(exact, rel=0.1)
-    assert gradient_norm(1.0) != pytest.approx(exact, rel=0.5)
-
-
 def test_the_factor_doubles_after_many_steps_without_an_overflow():
     scaler = LossScaler(is_enabled=True)
     scaler.factor = 8.0
@@ -116,14 +99,6 @@ def test_gradients_that_overflow_with_the_smallest_factor_end_the_run():
     with pytest.raises(UserError, match=r"step 4: the gradient of token_embedding\.weight"):
         take_step(state, 3)
     close(weights(state), before, rtol=0, atol=0)
-
-
-def test_a_loss_that_is_not_finite_ends_the_run_although_the_gradients_are_not_finite_either():
-    state = make_state()
-    forward = state.forward
-    state = replace(state, forward=lambda *batch: (None, forward(*batch)[1] * math.nan))
-    with pytest.raises(UserError, match="step 1: the loss"):
-        take_step(state)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
@@ -171,7 +146,7 @@ def test_a_resumed_run_has_the_same_bits_and_goes_on_with_its_loss_scale(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shard", [1, 2])
+@pytest.mark.parametrize("shard", [2, soak(1)])
 def test_an_overflow_in_one_rank_skips_the_step_in_all(tmp_path, shard):
     def work(world: World) -> list:
         state = make_state(world, shard=shard)
@@ -200,13 +175,3 @@ def test_a_gpu_gets_the_format_that_its_tensor_cores_multiply(
     assert device.pick_precision("auto", "cuda") == precision
     assert device.has_tf32("cuda") == uses_tf32
     assert device.pick_precision("fp16", "cpu") == "fp16"
-
-
-def test_a_run_on_a_cpu_after_one_in_tf32_multiplies_in_float32():
-    config = ResolvedConfig(device="cpu", precision="fp32", model=small())
-    torch.set_float32_matmul_precision("high")  # an earlier job of a sweep
-    try:
-        device.configure_process(config)
-        assert torch.get_float32_matmul_precision() == "highest"
-    finally:
-        torch.set_float32_matmul_precision("highest")

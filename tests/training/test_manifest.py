@@ -65,12 +65,7 @@ def test_every_changed_byte_of_every_file_is_noticed(folder, name):
             verify_checkpoint(folder)
     path.write_bytes(original)
     verify_checkpoint(folder)
-
-
-@pytest.mark.parametrize("name", [*CHECKPOINT_FILES, MANIFEST_FILE])
-def test_a_missing_or_longer_file_is_noticed(folder, name):
-    path = folder / name
-    path.write_bytes(path.read_bytes() + b"\n")
+    path.write_bytes(original + b"\n")
     with pytest.raises(ValueError):
         verify_checkpoint(folder)
     path.unlink()

@@ -96,17 +96,10 @@ pytestmark = [
     "config",
     [
         change(CONFIG, LLAMA, precision="bf16"),
-        soak(
-            change(CONFIG, {"vocab_size": 9999, "vocab_multiple": 64}, checkpoint_activations=True)
-        ),
-        soak(CONFIG),
-        soak(change(CONFIG, {"dropout": 0.1, "qk_norm": True, "position": "rope"})),
-        soak(change(CONFIG, {"attention_gate": "channel", "smear_keys": True})),
-        soak(change(CONFIG, {"mlp": "none", "tie_embeddings": False}, precision="bf16")),
+        soak(change(CONFIG, {"vocab_size": 9999}, checkpoint_activations=True)),
+        soak(change(CONFIG, {"attention_gate": "channel", "smear_keys": True, "dropout": 0.1})),
         soak(change(WIDE, {}, accumulate=2, optim=MUON)),
         soak(change(CONFIG, LLAMA, precision="bf16", compile=True)),
-        soak(change(CONFIG, {"vocab_size": 20_000}, compile=True)),
-        soak(change(CONFIG, {}, compile=True, checkpoint_activations=True, precision="bf16")),
     ],
 )
 def test_the_peak_memory_of_one_process_is_close_to_the_estimate(tmp_path, config):
@@ -119,15 +112,9 @@ def test_the_peak_memory_of_one_process_is_close_to_the_estimate(tmp_path, confi
     "size, settings",
     [
         (2, {"shard": 2}),
-        soak(2, {}),
-        soak(2, {"optim": MUON}),
-        soak(4, {"optim": MUON, "precision": "bf16"}),
         soak(3, {"optim": MUON, "accumulate": 2}),
-        soak(2, {"optim": MUON, "shard": 2}),
         soak(4, {"optim": MUON, "shard": 2}),
-        soak(4, {"shard": 2, "precision": "bf16", "accumulate": 2}),
         soak(4, {"shard": 4, "checkpoint_activations": True}),
-        soak(2, {"shard": 2, "compile": True, "precision": "bf16"}),
     ],
 )
 def test_the_peak_memory_of_each_rank_is_close_to_the_estimate(tmp_path, size, settings):

@@ -3,7 +3,6 @@
 import hashlib
 import re
 import shutil
-import time
 from pathlib import Path
 
 import numpy as np
@@ -17,12 +16,10 @@ from processes import rows, tiny_arguments
 
 import data.tokens
 from common.errors import UserError
-from config import DataConfig, GPTConfig, ResolvedConfig, TokenizerConfig
+from config import DataConfig, GPTConfig, TokenizerConfig
 from data.splits import VALIDATION_PERIOD
 from interop import load
 from train import train_from
-from training import modes
-from training.modes import time_step
 from variants import build_model
 
 
@@ -68,8 +65,8 @@ def test_a_dry_run_names_the_size_of_the_run_and_writes_no_folder(
     vocab_size = len({*text_file.read_text(encoding="utf-8")})
     shape = {"block_size": 32, "n_layer": 2, "n_head": 2, "n_kv_head": 1, "n_embd": 32}
     settings = yaml.safe_load(re.search(r"run_dir: .*?\n\n", shown, re.DOTALL)[0])
-    assert settings["model"].items() >= {**shape, "vocab_size": vocab_size, "head_dim": 16}.items()
-    assert "auto" not in (settings["device"], settings["precision"], settings["wandb"]["mode"])
+    assert settings["model"].items() >= {**shape, "vocab_size": vocab_size}.items()
+    assert "auto" not in (settings["device"], settings["precision"])
     (parameters,) = re.findall(r"([\d,]+) parameters", shown)
     ((flops, tokens),) = re.findall(r"([\d.e+]+) FLOPs for ([\d,]+) tokens", shown)
     model = build_model(GPTConfig(**{name: settings["model"][name] for name in settings["model"]}))
@@ -80,18 +77,6 @@ def test_a_dry_run_names_the_size_of_the_run_and_writes_no_folder(
     attention = 2 * 2 * (16 + 16) * 32  # layers · heads · (d_k + d_v) · T
     assert float(flops) == pytest.approx(12 * 4 * 32 * 6 * (weights + attention), rel=0.01)
     assert not [*tmp_path.iterdir()]
-
-
-@pytest.mark.slow
-def test_a_dry_run_names_settings_with_which_a_run_fits_into_memory(text_file, capsys):
-    def plan(*settings):
-        train_from(*tiny_arguments(text_file), "device=cpu", "dry_run=true", *settings)
-        return re.findall(r"note +a step needs .*; set (.*)", capsys.readouterr().out)
-
-    too_large = ["batch_size=1000000", "optim.warmup_steps=0", "model.n_layer=100"]
-    (remedy,) = plan(*too_large)
-    assert plan(*too_large, *remedy.split()) == []
-    assert plan() == []
 
 
 @pytest.mark.slow
@@ -118,21 +103,6 @@ def test_a_dry_run_reads_only_the_beginning_of_a_large_text(tmp_path, monkeypatc
     )
     assert (len(text.train) + len(text.val), text.tokenizer.alphabet) == (400, "ABab")
     assert not text.is_complete and not (tmp_path / "cache").exists()
-
-
-@pytest.mark.parametrize("estimate", [0.01, None])
-def test_the_time_of_a_step_is_measured(monkeypatch, estimate):
-    monkeypatch.setattr(modes, "estimate_step_seconds", lambda config, processes: estimate)
-    model = GPTConfig(20, block_size=8, n_layer=1, n_head=1, n_embd=8)
-    config = ResolvedConfig(model=model, device="cpu", precision="fp32", batch_size=2)
-    shapes = set()
-
-    def step(state, number, inputs, targets):
-        shapes.add(inputs.shape)
-        time.sleep(0.02)
-
-    seconds, _ = time_step(config, 1, step)
-    assert 0.02 <= seconds < 0.1 and shapes == {(2, 8)}
 
 
 def test_a_dry_run_of_a_sweep_prints_one_line_per_job(command, tmp_path, text_file):

@@ -38,13 +38,6 @@ def test_orthogonalize_keeps_singular_vectors_and_equalizes_singular_values(
     assert ((new_values > 0.6) & (new_values < 1.3))[large].all()
 
 
-def test_orthogonalizing_a_batch_equals_orthogonalizing_each_matrix():
-    torch.manual_seed(0)
-    matrices = torch.randn(3, 8, 5)
-    one_by_one = torch.stack([orthogonalize(m[None])[0] for m in matrices])
-    assert torch.allclose(orthogonalize(matrices), one_by_one, atol=1e-6)
-
-
 def test_muon_follows_its_written_out_rule():
     torch.manual_seed(0)
     p = torch.nn.Parameter(torch.randn(6, 4))
@@ -108,9 +101,6 @@ def test_row_adagrad_follows_its_written_out_rule(sparse):
     assert torch.allclose(p, expected, atol=1e-6)
 
 
-NGRAMS = GPTConfig(11, block_size=8, n_layer=1, n_head=1, n_embd=4, ngrams=2, ngram_rows=5)
-
-
 def model_and_optimizers(name: str):
     torch.manual_seed(0)
     model = build_model(
@@ -126,16 +116,11 @@ def test_every_parameter_has_one_optimizer_and_only_matrices_decay(name):
     optimized = [id(p) for g in groups for p in g["params"]]
     assert sorted(optimized) == sorted(id(p) for p in model.parameters())
     assert all((p.dim() >= 2) == (g["weight_decay"] > 0) for g in groups for p in g["params"])
-
-
-def test_muon_optimizes_exactly_the_matrices_of_the_blocks():
-    model, optimizers = model_and_optimizers("muon")
-    (muon,) = [o for o in optimizers if isinstance(o, Muon)]
-    optimized = {id(p) for g in muon.param_groups for p in g["params"]}
-    names = {name for name, p in model.named_parameters() if id(p) in optimized}
-    matrices = ("attention.W_Q", "attention.W_K", "attention.W_V", "attention.W_O")
-    matrices += ("mlp.W_in", "mlp.W_out")
-    assert names == {f"blocks.{layer}.{name}.weight" for layer in range(2) for name in matrices}
+    names = {id(p): key for key, p in model.named_parameters()}
+    matrices = {key for key, p in model.blocks.named_parameters(prefix="blocks") if p.dim() == 2}
+    muon = [o for o in optimizers if isinstance(o, Muon)]
+    owned = {names[id(p)] for o in muon for g in o.param_groups for p in g["params"]}
+    assert owned == (matrices if name == "muon" else set())
 
 
 def test_each_optimizer_gets_its_settings():
@@ -183,13 +168,6 @@ def take_steps(model, optimizers, count: int, seed: int):
         for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad()
-
-
-def test_a_checkpoint_from_before_the_first_step_has_no_optimizer_state(tmp_path):
-    model, optimizers = model_and_optimizers("adamw")
-    save_file(dict(optimizer_tensors(optimizers, model)), tmp_path / "state.safetensors")
-    load_optimizer_tensors(optimizers, model, tmp_path / "state.safetensors")
-    assert not any(optimizer.state for optimizer in optimizers)
 
 
 @pytest.mark.parametrize("name", ["adamw", "muon"])

@@ -4,13 +4,11 @@ from dataclasses import asdict, replace
 from types import SimpleNamespace
 
 import pytest
-import yaml
 
 from common.errors import UserError
-from config import Config, GPTConfig, ModelConfig, ResolvedConfig
+from config import Config, ModelConfig
 from training import plan
-from training.memory import memory_needed
-from training.plan import find_memory_remedy, fits, resolve
+from training.plan import resolve
 
 
 def test_a_resolved_configuration_has_no_auto_and_resolves_to_itself(monkeypatch):
@@ -35,23 +33,3 @@ def test_a_text_shorter_than_the_context_is_refused():
         resolve(config, 1, text)
     assert "model.block_size=128" in str(error.value)
     assert "model.block_size=64" in str(error.value)  # the remedy
-
-
-@pytest.mark.parametrize("processes", [1, 4])
-def test_the_remedy_for_too_little_memory_is_enough_if_there_is_one(processes):
-    config = ResolvedConfig(
-        model=GPTConfig(1000, block_size=512, n_layer=8, n_embd=64),
-        device="cpu",
-        precision="fp32",
-        batch_size=8,
-    )
-    needed = memory_needed(config, processes)
-    changed = set()
-    for share in (0.9, 0.5, 0.25, 0.1):
-        remedy = find_memory_remedy(config, processes, share * needed)
-        if remedy.startswith("set "):
-            changes = yaml.safe_load(remedy[4:].replace(" ", "\n").replace("=", ": "))
-            assert fits(replace(config, **changes), processes, share * needed)
-            changed |= changes.keys()
-    assert "accumulate" in changed
-    assert "model.n_layer" in find_memory_remedy(config, processes, 0.01 * needed)

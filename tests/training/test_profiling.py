@@ -8,11 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from processes import assert_same_run, fault_at_call, rows
-from ranks import odd, trained
+from processes import assert_same_run, fault_at_call
 
 import training.device
-from common.errors import UserError
 from config import Config
 from training.profiling import SHOWN_OPERATIONS, TRAIN_STEP
 
@@ -59,36 +57,3 @@ def test_a_stopped_profile_is_made_again_by_the_resumed_run(
     assert not trace.exists()
     train_in_process(tiny, resume=True)  # from step 5, so that steps 9 to 12 are profiled
     assert count_traced_steps(tiny.run_dir) == 4
-
-    trace.unlink()
-    train_in_process(tiny, resume=True, max_steps=15)  # ends before the first step to profile
-    assert not trace.exists()
-    train_in_process(tiny, resume=True, max_steps=20)  # from step 15: steps 19 and 20
-    assert count_traced_steps(tiny.run_dir) == 2
-
-
-@pytest.mark.slow
-def test_only_rank_0_is_profiled(tmp_path, text_file):
-    argv = odd(text_file, "max_steps=7", "eval.every=0", "optim.name=muon")
-    output = trained(tmp_path, 2, *argv, "shard=2", "profile=3")
-    assert output.count(TABLE_END) == 1
-    assert count_traced_steps(tmp_path / "run") == 3
-
-
-@pytest.mark.slow
-def test_a_trace_that_cannot_be_written_does_not_end_the_run(
-    tiny: Config, train_in_process, capsys, monkeypatch
-):
-    tiny.profile, tiny.attention.every, run_dir = 2, 0, Path(tiny.run_dir)
-    monkeypatch.setattr(*(where := (training.device, "seed_micro_step")), getattr(*where))
-    fault_at_call(*where, 3, (run_dir / "trace.json.gz").mkdir)()
-    train_in_process(tiny)
-    assert "profiling failed (Is a directory)" in capsys.readouterr().out
-    assert rows(run_dir)[-1]["step"] == 12
-
-
-def test_a_run_too_short_for_its_profile_is_refused():
-    Config(profile=10, max_steps=13).check()
-    with pytest.raises(UserError, match=r"profile=10.*max_steps=13") as error:
-        Config(profile=10, max_steps=12).check()
-    assert "12" in str(error.value)

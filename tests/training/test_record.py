@@ -4,11 +4,14 @@ import io
 import json
 import subprocess
 import sys
+import threading
 from math import nan
+from pathlib import Path
 
 import pytest
 import wandb
 from conftest import TINY
+from filelock import FileLock
 from rich.text import Text
 
 from cli.config_file import read_config
@@ -18,7 +21,7 @@ from common.settings import iterate_settings
 from common.terminal import Terminal
 from common.text import format_with_error
 from config import WandbConfig
-from glass.heads.metrics import PLOTTED_HEADS, head_table, read_head_values, read_measurements
+from glass.heads.metrics import PLOTTED_HEADS, read_head_values
 from training.record import (
     BAR_METRICS,
     SHOWN_METRICS,
@@ -38,6 +41,17 @@ def test_a_folder_is_locked_by_one_run_and_removed_if_it_stays_empty(tiny):
             pass
         assert f"run_dir={path}" in str(error.value) and path.is_dir()
     assert not path.exists()
+
+
+def test_a_run_of_several_processes_waits_for_the_lock_of_a_lost_machine(tiny, monkeypatch):
+    monkeypatch.setattr("training.run_folder.count_processes", lambda alone: 2)
+    path = Path(tiny.run_dir)
+    path.mkdir()
+    lock = FileLock(path / ".lock", thread_local=False)
+    lock.acquire()
+    threading.Timer(0.5, lock.release).start()
+    with run_folder(tiny, "test"):
+        assert not lock.is_locked
 
 
 def test_a_resumed_run_keeps_the_rows_up_to_its_step_and_a_copy_of_all(tmp_path):
@@ -69,21 +83,6 @@ def test_a_resumed_run_keeps_the_snapshots_up_to_its_step_and_all_other_files(tm
         (tmp_path / name).touch()
     remove_snapshots_after(tmp_path, 4)
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(kept)
-
-
-def test_wandb_plots_neither_single_heads_nor_companions_of_metrics():
-    plotted = ["step", "val/loss", "probe/copying_gain", "faithfulness/circuit_and_layer_0"]
-    others = [
-        "heads/sink/L0H1",
-        "heads/sink_se/L0H1",
-        "heads/entropy_without_first/L0H0",
-        "emerged/sink/L0H1",
-        "circuit/L1H2",
-        "composition/induction/L1H0/keys/L0MLP",
-        "probe/copying_gain_se",
-        "faithfulness_se/circuit",
-    ]
-    assert list(filter(is_plotted, plotted + others)) == plotted
 
 
 def test_the_summary_of_a_run_gives_the_metrics_of_its_task_with_their_errors():
@@ -120,14 +119,23 @@ def test_the_progress_bar_fits_80_columns_and_shows_an_activity_until_the_next_s
 
     numbers = (2.5, 2.6, 3.4, 123456.0, 142.0, 0.45, 12.3)
     values = {key: show(number) for (key, show), number in zip(SHOWN_METRICS.items(), numbers)}
-    bar.advance(12000, values, "1:02:05 left")
+    bar.advance(12000, values)
     for shown in ("12000/24000", *(values[key] for key in BAR_METRICS)):
         assert shown in drawn()
-    assert drawn().endswith("1:02:05 left")
-    bar.show_activity("measuring head importance")
-    assert "12000/24000" in drawn() and "measuring head importance …" in drawn()
-    bar.advance(12001, {"train/loss": "loss 2.400"}, "1:02:04 left")
+    bar.show_activity("measuring importance")
+    assert "12000/24000" in drawn() and "measuring importance …" in drawn()
+    bar.advance(12001, {"train/loss": "loss 2.400"})
     assert "loss 2.400 val 2.600" in drawn() and "measuring" not in drawn()
+
+
+def test_the_time_left_is_that_of_the_remaining_steps_at_the_speed_so_far():
+    bar, now = ProgressBar(Terminal(file=io.StringIO()), max_steps=120), [0.0]
+    bar.progress.get_time = lambda: now[0]
+    assert bar.time_left == "--:-- left"
+    for step in range(21):
+        bar.advance(step, {})
+        now[0] += 3
+    assert bar.time_left == "05:00 left"
 
 
 def test_a_recurring_failure_is_noted_once_and_costs_nothing_else(tiny, tmp_path, capsys):
@@ -165,15 +173,12 @@ KEY = {"WANDB_API_KEY": "0" * 40}
     ("setting", "variables", "settings_file", "mode"),
     [
         ("auto", {}, "", "offline"),
-        ("auto", {"WANDB_API_KEY": ""}, "", "offline"),
         ("auto", KEY, "", "online"),
         ("auto", {}, f"api_key = {'0' * 40}", "online"),
         ("auto", KEY | {"WANDB_MODE": "offline"}, "", "offline"),
-        ("auto", KEY | {"WANDB_MODE": "dryrun"}, "", "offline"),
         ("auto", KEY | {"WANDB_MODE": "disabled"}, "", "disabled"),
         ("auto", KEY, "mode = offline", "offline"),
         ("offline", KEY, "", "offline"),
-        ("offline", KEY | {"WANDB_MODE": "disabled"}, "", "disabled"),
         ("online", {}, "", "offline"),
         ("online", KEY | {"WANDB_MODE": "offline"}, "", "offline"),
         ("disabled", KEY | {"WANDB_MODE": "online"}, "", "disabled"),
@@ -193,8 +198,6 @@ def test_the_more_private_of_the_setting_and_wandb_counts_then_the_key(
     ("project", "variables", "named"),
     [
         ("a/b", {}, "a/b"),
-        ("p" * 129, {}, "128"),
-        (None, {"WANDB_MODE": "OFFLINE"}, "mode=OFFLINE"),
         (None, {"WANDB_INIT_TIMEOUT": "soon"}, "init_timeout=soon"),
     ],
 )
@@ -243,7 +246,6 @@ def test_an_offline_wandb_record_contains_the_metrics_and_the_configuration(
     rows = read_rows(tmp_path / "run" / "metrics.jsonl")
     assert list(history) == list(range(7))
     for item, row in zip(history.values(), rows):
-        assert not any("_se/" in key or "_without_first/" in key for key in item)
         plotted = {key: value for key, value in row.items() if is_plotted(key)}
         for score, values in read_head_values(row, "heads").items():
             plotted[f"heads/{score}/max"] = max(values.values())
@@ -253,11 +255,6 @@ def test_an_offline_wandb_record_contains_the_metrics_and_the_configuration(
         image = record / "files" / history[step]["attention/map.path"]
         drawn = tmp_path / "run" / "attention" / f"step_{step:08d}.png"
         assert image.read_bytes() == drawn.read_bytes()
-        assert str(step) in history[step]["attention/map.caption"]
-        table = json.loads(
-            (record / "files" / history[step]["attention/head_scores.path"]).read_text()
-        )
-        assert table["data"] == head_table(read_measurements(rows[step])).rows
         assert sum(key.startswith("heads/sink/L") for key in history[step]) == PLOTTED_HEADS
     samples = json.loads((record / "files" / history[6]["samples.path"]).read_text())
     assert [step for step, _ in samples["data"]] == [0, 3, 6]

@@ -90,16 +90,6 @@ def test_extra_snapshots_are_the_same_after_a_stop(
     assert snapshot_steps(rows(tmp_path / "none")) == [12]
 
 
-def test_a_stopped_run_restores_the_signal_handlers(tiny: Config, train_in_process, monkeypatch):
-    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-    monkeypatch.setattr(*(where := (training.device, "seed_micro_step")), getattr(*where))
-    fault_at_call(*where, 3, lambda: os.kill(os.getpid(), signal.SIGTERM))()
-    with pytest.raises(SystemExit) as stopped:
-        train_in_process(tiny)
-    assert stopped.value.code == 143
-    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
-
-
 def test_the_last_step_is_logged_evaluated_captured_and_saved(tiny: Config, train_in_process):
     tiny.log.every = tiny.eval.every = tiny.checkpoint.every = tiny.attention.every = 0
     tiny.optim = replace(tiny.optim, name="muon", schedule="constant")

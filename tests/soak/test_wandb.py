@@ -11,7 +11,6 @@ from processes import Process, fault_at_call, rows, tiny_arguments
 
 import training.device
 
-pytestmark = pytest.mark.slow
 BUCKET = {
     "id": "b",
     "name": "r",
@@ -85,10 +84,7 @@ def train_online(tmp_path, text_file, monkeypatch, port, fault=lambda: None) -> 
     assert rows(tmp_path / "run")[-1]["train_seconds"] < 4
 
 
-@pytest.mark.parametrize(
-    "manner",
-    ["silent", *(pytest.param(manner, marks=pytest.mark.soak) for manner in ("broken", "absent"))],
-)
+@pytest.mark.parametrize("manner", ["silent", "broken", "absent"])
 def test_a_server_that_does_not_answer_delays_only_the_start(
     tmp_path, text_file, monkeypatch, manner
 ):
@@ -99,7 +95,6 @@ def test_a_server_that_does_not_answer_delays_only_the_start(
     assert list((tmp_path / "run" / "wandb").glob("offline-run-*"))
 
 
-@pytest.mark.soak
 @pytest.mark.parametrize("manner", ["silent", "broken"])
 def test_a_server_that_dies_during_a_run_neither_stops_nor_slows_it(
     tmp_path, text_file, monkeypatch, manner

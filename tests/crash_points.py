@@ -1,0 +1,248 @@
+"""Interrupt a job at a file operation: kill it, let the operation fail, or cut the power.
+
+What is on the disk then resumes to the files of an undisturbed job, or the job printed which write
+failed. strace injects the faults from outside.
+"""
+
+import errno
+import os
+import random
+import re
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from processes import KILL, Process, pointer, rows, rows_without_times, same_tensors, tiny_arguments
+
+from common.checkpoints import saved_steps
+
+needs_strace = pytest.mark.skipif(not shutil.which("strace"), reason="no strace")
+CALLS = [
+    "open",
+    "openat",
+    "creat",
+    "write",
+    "writev",
+    "pwrite64",
+    "sendfile",
+    "copy_file_range",
+    "truncate",
+    "ftruncate",
+    "fsync",
+    "rename",
+    "unlink",
+    "unlinkat",
+    "mkdir",
+    "rmdir",
+]
+WRITES = re.compile(r"O_(WRONLY|RDWR|CREAT)")
+JOBS = {
+    "run": ["checkpoint.keep=1", "run_dir=place/run", "optim=muon", "accumulate=2"],
+    "prepare": ["prepare_only=true"],
+    "sweep": [
+        "-m",
+        "seed=1,2",
+        "hydra.sweep.dir=place/sweep",
+        "max_steps=2",
+        "eval.every=1",
+        "checkpoint.every=1",
+        "attention.every=2",
+    ],
+}
+INJECTED_ERRORS = (errno.ENOSPC, errno.EIO)
+
+
+def argv_of(job: str, text_file: Path) -> list[str]:
+    arguments = tiny_arguments(text_file)
+    if job != "run":
+        arguments.remove("run_dir=run")
+    return [*arguments, *JOBS[job]]
+
+
+def traced(folder: Path, job: str, text_file: Path, *options: str) -> Process:
+    """Start the job in a folder, its main thread under strace from its first line on."""
+
+    def wait_for_strace():
+        while "TracerPid:\t0\n" in Path("/proc/self/status").read_text():
+            time.sleep(0.002)
+
+    os.environ["GLASSGPT_CACHE"] = str(folder / "place" / "cache")
+    process = Process(folder, *argv_of(job, text_file), fault=wait_for_strace)
+    strace = subprocess.Popen(
+        ["strace", "-y", "-s", "300", "-o", folder / "trace", *options, "-p", str(process.pid)],
+        stderr=subprocess.PIPE,
+    )
+    while strace.poll() is None and not process.ended():
+        time.sleep(0.01)
+    if strace.wait() and not process.ended():
+        process.signal(KILL)
+        process.wait()
+        pytest.skip(f"strace cannot attach here: {strace.stderr.read().decode().strip()}")
+    return process
+
+
+def resume(folder: Path, job: str, text_file: Path) -> str:
+    """Run the job's command again, a run or sweep with resume=auto, and return its output."""
+    os.environ["GLASSGPT_CACHE"] = str(folder / "place" / "cache")
+    more = [] if job == "prepare" else ["resume=auto"]
+    process = Process(folder, *argv_of(job, text_file), *more)
+    assert process.wait() == 0 and "Traceback" not in process.output(), process.output()
+    return process.output()
+
+
+def assert_same(job: str, whole: Path, other: Path, output: str) -> None:
+    """Check that the other folder holds what the undisturbed one does.
+
+    Snapshots, rows and checkpoints may be missing only if the output reports the injected error.
+    """
+    error_reported = any(os.strerror(code) in output for code in INJECTED_ERRORS)
+    runs = sorted(path.parent.relative_to(whole) for path in whole.glob("place/**/metrics.jsonl"))
+    for one, run in ((whole / name, other / name) for name in runs):
+        *_, step = steps = saved_steps(one)
+        for name in ("best", "last"):
+            assert pointer(run, name) == pointer(one, name)
+        assert saved_steps(run) == steps or (error_reported and saved_steps(run)[-1] == step)
+        for name in ("model", "optimizer"):
+            assert same_tensors(
+                *(
+                    path / "checkpoints" / f"step_{step:08d}" / f"{name}.safetensors"
+                    for path in (one, run)
+                )
+            )
+        remaining = rows_without_times(run)
+        assert remaining == [row for row in rows_without_times(one) if row in remaining]
+        names = [{p.name for p in path.glob("attention/*.npz")} for path in (one, run)]
+        assert names[1] <= names[0]
+        if not error_reported:
+            assert len(remaining) == len(rows(one)) and names[0] == names[1]
+            assert (run / "report.html").stat().st_size > 100_000
+    caches = [
+        {p.name: p.read_bytes() for p in path.glob("place/cache/*/*.bin")}
+        for path in (whole, other)
+    ]
+    assert caches[0] == caches[1] and len(caches[0]) == 2
+    assert not [p for p in other.glob("place/**/.*.part") if p.name != ".report.html.part"]
+    if job == "sweep":
+        assert (other / "place" / "sweep" / "sweep.csv").read_text().count("finished") == 2
+
+
+def run_undisturbed(folder: Path, job: str, text_file: Path) -> list[tuple[str, int]]:
+    """Run a job in a folder, and return the name and number of each call that writes."""
+    folder.mkdir()
+    calls = ",".join(f"?{call}" for call in CALLS)
+    process = traced(folder, job, text_file, "-e", f"trace={calls}")
+    assert process.wait() == 0, process.output()
+    counts, points = dict.fromkeys(CALLS, 0), []
+    for line in (folder / "trace").read_text(errors="replace").splitlines():
+        call = line.partition("(")[0]
+        counts[call] = counts.get(call, 0) + 1
+        opens = call in ("open", "openat")
+        if f"{folder}/place" in line and (not opens or WRITES.search(line)):
+            points.append((call, counts[call]))
+    return points
+
+
+def check_interruptions(root: Path, text_file: Path, job: str, sample: int | slice) -> None:
+    """Interrupt a job at a sample of its file operations, and check that it resumes."""
+    whole = root / "whole"
+    points = run_undisturbed(whole, job, text_file)
+    cases = [
+        (*point, how)
+        for n, point in enumerate(points)
+        for how in ("signal=KILL", ("error=ENOSPC", "error=EIO")[n % 2])
+    ]
+    chosen = random.Random(0).sample(cases, sample) if isinstance(sample, int) else cases[sample]
+    failures = []
+    for n, (call, k, how) in enumerate(chosen):
+        folder = root / f"{n}"
+        folder.mkdir()
+        fault = ["-e", f"trace={call}", "-e", f"inject={call}:{how}:when={k}"]
+        process = traced(folder, job, text_file, *fault)
+        try:
+            assert process.wait() in ((-KILL,) if "KILL" in how else (0, 1))
+            output = process.output()
+            assert "Traceback" not in output, output
+            assert_same(job, whole, folder, output + resume(folder, job, text_file))
+        except AssertionError as e:
+            failures.append(f"{call} {k} {how}: {process.status} {process.output()[-600:]} {e}")
+        shutil.rmtree(folder)
+    print(f"{job}: {len(points)} operations, {len(chosen)} of {len(cases)} cases")
+    assert not failures, "\n\n".join(failures)
+
+
+class Disk:
+    """Model of a disk whose power is lost.
+
+    Files keep what was synced. Folders keep the entries that were synced (`strictly`), or all
+    entries, as on a disk that only delays data.
+    """
+
+    def __init__(self, place: Path, out: Path):
+        self.place, self.out, self.files, self.folders = place, out, {}, {}
+        self.open_files, self.states, self.fsync = {}, [], os.fsync
+
+    def hold(self, path: str) -> int:
+        """Return the inode of a file, and keep it open so that no other file gets this number."""
+        number = os.lstat(path).st_ino
+        if number not in self.open_files:
+            self.open_files[number] = os.open(path, os.O_RDONLY)
+        return number
+
+    def sync(self, fd: int) -> None:
+        """Replace os.fsync: record what is on the disk now, and write it out if it is new."""
+        self.fsync(fd)
+        path = os.readlink(f"/proc/self/fd/{fd}")
+        if not path.startswith(str(self.place)):
+            return
+        if os.path.isdir(path):
+            entries = {e.name: (self.hold(e.path), e.is_dir()) for e in os.scandir(path)}
+            self.folders[self.hold(path)] = entries
+        else:
+            self.files[self.hold(path)] = Path(path).read_bytes()
+        for strictly in (True, False):
+            state = self.state(str(self.place), strictly)
+            if state not in self.states:
+                self.states.append(state)
+                self.keep(self.out / f"{len(self.states)}" / self.place.name, state)
+
+    def state(self, path: str, strictly: bool, number: int | None = None) -> dict:
+        number = self.hold(path) if number is None else number
+        entries = (
+            self.folders.get(number, {})
+            if strictly
+            else {e.name: (self.hold(e.path), e.is_dir()) for e in os.scandir(path)}
+        )
+        return {
+            name: self.state(f"{path}/{name}", strictly, child)
+            if is_folder
+            else self.files.get(child, b"")
+            for name, (child, is_folder) in entries.items()
+        }
+
+    def keep(self, folder: Path, state: dict) -> None:
+        folder.mkdir(parents=True)
+        for name, value in state.items():
+            if isinstance(value, dict):
+                self.keep(folder / name, value)
+            else:
+                (folder / name).write_bytes(value)
+
+
+def check_power_losses(root: Path, text_file: Path, sample: int | None) -> None:
+    """Cut the power of a run at some moments, or at all, and check that it resumes."""
+    whole, out = root / "whole", root / "lost"
+    (whole / "place").mkdir(parents=True)
+    os.environ["GLASSGPT_CACHE"] = str(whole / "place" / "cache")
+
+    def fault():
+        os.fsync = Disk(whole / "place", out).sync
+
+    process = Process(whole, *argv_of("run", text_file), fault=fault)
+    assert process.wait() == 0, process.output()
+    states = sorted(out.iterdir(), key=lambda path: int(path.name))
+    assert len(states) > 20
+    for folder in random.Random(1).sample(states, sample) if sample else states:
+        assert_same("run", whole, folder, resume(folder, "run", text_file))
+    print(f"{len(states)} states of the disk")
