@@ -79,12 +79,12 @@ def sample(config: SampleConfig) -> None:
 
 def _task_prompt(folder: Path, tokenizer: Tokenizer) -> str:
     """Return the prompt of a run of generated data, such as 3+4=; "" for another model."""
-    from data.synthetic import Task
+    from data.synthetic import make_task
 
     with suppress(UserError, OSError):
         config = read_config(folder / CONFIG_FILE)
         if config.data.source == "synthetic":
-            return tokenizer.decode(Task(config, tokenizer).prompt)
+            return tokenizer.decode(make_task(config, tokenizer).prompt)
     return ""
 
 

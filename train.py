@@ -42,7 +42,7 @@ from common.files import exists
 from common.metrics import METRICS
 from common.text import pluralize
 from data.batches import Batches
-from data.synthetic import Task
+from data.tasks.task import Task
 from distributed.world import join
 from glass.observer import Observer
 from glass.page.write import write_page

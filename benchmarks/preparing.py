@@ -66,7 +66,7 @@ def measure_preparing(path: str, cache: str, vocab_size: int) -> PreparingResult
     data, tokenizer = DataConfig(source="text", path=path), TokenizerConfig("bpe", vocab_size)
     tokens = prepare(data, tokenizer, lambda line: None)
     seconds = time.perf_counter() - start
-    return PreparingResult(seconds, tokens.bytes, len(tokens.train) + len(tokens.val))
+    return PreparingResult(seconds, tokens.size.bytes, len(tokens.train) + len(tokens.val))
 
 
 def main(argv: list[str]) -> list[dict]:

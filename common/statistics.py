@@ -1,7 +1,7 @@
 """Statistics over the seeds of an experiment: errors, tests, and times that may be censored."""
 
 from collections.abc import Sequence
-from math import atan, ceil, comb, cos, exp, hypot, inf, isfinite, lgamma, nan, pi, sqrt
+from math import atan, ceil, cos, exp, hypot, inf, isfinite, lgamma, nan, pi, sqrt
 from statistics import NormalDist, fmean, median, stdev
 from typing import NamedTuple
 
@@ -82,16 +82,6 @@ def two_sided_p(t: float, degrees: float) -> float:
     tail = width / 3 * sum(w * h for w, h in zip(weights, heights))
     half = exp(lgamma(degrees / 2) - lgamma((degrees + 1) / 2)) * sqrt(pi) / 2
     return min(1.0, tail / half)
-
-
-def fisher_p(count: int, total: int, other_count: int, other_total: int) -> float:
-    """Return the two-sided p-value of Fisher's exact test for two shares, such as 5/5 and 1/5."""
-    successes = count + other_count
-    lowest, highest = max(0, successes - other_total), min(total, successes)
-    ways = {
-        k: comb(total, k) * comb(other_total, successes - k) for k in range(lowest, highest + 1)
-    }
-    return sum(n for n in ways.values() if n <= ways[count]) / sum(ways.values())
 
 
 def censored_median(times: Sequence[float | None]) -> float:

@@ -4,14 +4,12 @@ import gzip
 import io
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from functools import partial
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO, cast
 
 from common.errors import UserError
 
-CHUNK_BYTES = 1 << 20
 HEAD_BYTES = 1 << 12  # show what kind of file it is
 ADVICE = "convert text of another encoding, for example with iconv"
 GZIP_MAGIC = b"\x1f\x8b"
@@ -49,14 +47,6 @@ def is_jsonl(path: Path) -> bool:
 def normalize_text(text: str) -> str:
     r"""Drop a byte-order mark from a text that was typed, and end its lines with \n."""
     return text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
-
-
-def contains_byte(path: Path, byte: bytes) -> bool:
-    """Return whether a file, decompressed, contains a byte; a damaged file does not."""
-    with suppress(EOFError, zlib.error, gzip.BadGzipFile), path.open("rb") as file:
-        chunks = iter(partial(_decompress(file).read, CHUNK_BYTES), b"")
-        return any(byte in chunk for chunk in chunks)
-    return False
 
 
 def _open_bytes(source: Path | bytes) -> io.BufferedReader:

@@ -1,7 +1,6 @@
 """Read a run's text from its files, in pieces of bounded size that no tokenizer would join."""
 
 import json
-import math
 import platform
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -23,12 +22,10 @@ from data.sources import (
 )
 
 PIECE_CHARS = 1 << 20  # bounds the memory of a piece to a few megabytes
-# Places in unbroken text that no splitting pattern joins: before the single space between two
-# words, and between a letter and the punctuation mark that ends a clause.
-CLAUSE_BREAK = re.compile(r"(?<=\S) (?=\S)|(?<=[^\W\d_])[.,;:!?。，、；：！？]")
-# A line end before a letter or a digit and after no white space, in reversed text.
+# Places that no splitting pattern joins, in reversed text: a line end before a letter or a digit,
+# after no white space; the single space between two words.
 REVERSED_LINE_BREAK = re.compile(r"(?<=[^\W_])\n(?=\S)")
-CLAUSE_BREAK_SEARCH_CHARS = 4096  # from the end of a text that has no line break
+REVERSED_WORD_BREAK = re.compile(r"(?<=\S) (?=\S)")
 MAX_SHOWN_RECORD_CHARS = 80  # of a faulty line of JSON, in its error message
 
 
@@ -46,7 +43,6 @@ class Corpus:
     name: str  # what the text is called in messages
     files: tuple[Path, ...]
     field: str  # of a .jsonl file that holds the text
-    max_chars: float = math.inf  # reading stops after the piece that reaches it
 
     def pieces(self) -> Iterator[Piece]:
         """Read the corpus in pieces of less than three times `PIECE_CHARS` characters.
@@ -56,19 +52,13 @@ class Corpus:
         Raises:
             UserError: A file cannot be read, is not UTF-8 text, or lacks the field.
         """
-        num_chars = 0
         for path in self.files:
             with open_text(path, str(path)) as file:
                 if is_jsonl(path):
-                    pieces = split_records(file, path, self.field, PIECE_CHARS)
+                    yield from split_records(file, path, self.field, PIECE_CHARS)
                 else:
                     parts = iter(partial(file.read, PIECE_CHARS), "")
-                    pieces = split_document(parts, PIECE_CHARS)
-                for piece in pieces:
-                    yield piece
-                    num_chars += len(piece.text)
-                    if num_chars >= self.max_chars:
-                        return
+                    yield from split_document(parts, PIECE_CHARS)
 
 
 def open_corpus(config: DataConfig, log: Callable[[str], None] = print) -> Corpus:
@@ -101,9 +91,9 @@ def split_document(parts: Iterable[str], size: int) -> Iterator[Piece]:
     """Cut one document into pieces of less than three times `size` characters.
 
     It is cut before a line that begins with a letter or a digit and follows a line that does not
-    end in white space. No splitting pattern joins text across such a place, so the pieces have the
-    same tokens as the document. There is at least one piece. Each of `parts` has at most `size`
-    characters.
+    end in white space, or if there is none, before a word. No splitting pattern joins text across
+    such a place, so the pieces have the same tokens as the document. There is at least one piece.
+    Each of `parts` has at most `size` characters.
     """
     begins_document = True
     text = ""
@@ -119,7 +109,7 @@ def split_document(parts: Iterable[str], size: int) -> Iterator[Piece]:
 
 
 def split_text(text: str, size: int) -> Iterator[Piece]:
-    """Cut a document in memory into pieces, as `split_document` does."""
+    """Cut a document in memory into pieces."""
     parts = (text[start : start + size] for start in range(0, len(text), size))
     return split_document(parts, size)
 
@@ -164,11 +154,10 @@ def _texts_of_value(value: Any, names: list[str]) -> list[str]:
 
 def _find_cut(text: str, size: int) -> int:
     """Return where to cut a text that goes on, or 0 to read more first."""
-    line_break = REVERSED_LINE_BREAK.search(text[::-1])
-    if line_break:
+    reversed_text = text[::-1]
+    if line_break := REVERSED_LINE_BREAK.search(reversed_text):
         return len(text) - line_break.start()
     if len(text) < 2 * size:
         return 0
-    search_start = len(text) - CLAUSE_BREAK_SEARCH_CHARS
-    breaks = [match.start() for match in CLAUSE_BREAK.finditer(text, search_start)]
-    return breaks[-1] if breaks else len(text)
+    word_break = REVERSED_WORD_BREAK.search(reversed_text)
+    return len(text) - word_break.end() if word_break else len(text)

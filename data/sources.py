@@ -33,11 +33,11 @@ EVERYTHING_BELOW = ("**", "*")
 def find_stdlib_files() -> tuple[Path, ...]:
     """Return the standard library's sources, sorted, without its tests and installed packages."""
     root = Path(sysconfig.get_path("stdlib"))
-    return tuple(sorted(walk(root, ("**", "*.py"), NOT_LIBRARY), key=Path.as_posix))
+    return tuple(sorted(_walk(root, ("**", "*.py"), NOT_LIBRARY), key=Path.as_posix))
 
 
-def walk(
-    root: Path, pattern: tuple[str, ...] = EVERYTHING_BELOW, exclude: Sequence[str] = ()
+def _walk(
+    root: Path, pattern: Sequence[str] = EVERYTHING_BELOW, exclude: Sequence[str] = ()
 ) -> Iterator[Path]:
     """Yield the files below a folder that match a glob, given as its parts.
 
@@ -66,7 +66,7 @@ def _raise_unless_removed(error: OSError) -> None:
         raise error
 
 
-def _matches(parts: tuple[str, ...], pattern: tuple[str, ...], is_folder: bool) -> bool:
+def _matches(parts: Sequence[str], pattern: Sequence[str], is_folder: bool) -> bool:
     """Return whether a file matches the parts of a glob, or a file below a folder can."""
     if not parts or not pattern:
         return not parts and is_folder == bool(pattern)
@@ -108,7 +108,7 @@ def download_dataset(name: str, subset: str | None, split: str, log: Callable[[s
     """Convert a dataset of the hub, or of a local folder, to a .jsonl file in the cache, once."""
     # A changed folder is another dataset
     folder = expand_home("data.name", name)
-    files = sorted(filter(Path.is_file, walk(folder))) if folder.is_dir() else []
+    files = sorted(filter(Path.is_file, _walk(folder))) if folder.is_dir() else []
     stamps = [(path.as_posix(), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
     identity = json.dumps([name, subset, split, stamps])
     key = hashlib.sha256(identity.encode()).hexdigest()[:KEY_LENGTH]
@@ -118,16 +118,16 @@ def download_dataset(name: str, subset: str | None, split: str, log: Callable[[s
         if file.exists():
             return file
         log(f"downloading {name} (kept in {cache_root()})")
-        try:
+        path = str(folder) if folder.is_dir() else name
+        try:  # downloads are kept in the library's own cache, where an interrupted one continues
             from datasets import load_dataset
+
+            rows = load_dataset(path, subset, split=split, cache_dir=str(build_folder))
         except ImportError:
             raise UserError(
                 "data=hf needs the library datasets, which is not installed; run "
                 "pip install datasets"
             ) from None
-        path = str(folder) if folder.is_dir() else name
-        try:  # downloads are kept in the library's own cache, where an interrupted one continues
-            rows = load_dataset(path, subset, split=split, cache_dir=str(build_folder))
         except Exception as e:  # the library and those below it raise errors of many classes
             reason = " ".join(str(e.__cause__ or e).split())
             raise UserError(
@@ -146,7 +146,7 @@ def find_text_files(
     """Return the text files of a file, folder or glob, sorted by path.
 
     `exclude` has globs of paths to skip, separated by commas. Files that are not UTF-8 text are
-    skipped with a message; see `walk` for what else is skipped.
+    skipped with a message; see `_walk` for what else is skipped.
     """
     path = str(expand_home("data.path", path))
     if not os.path.isdir(path) and (os.path.exists(path) or not glob.has_magic(path)):
@@ -155,7 +155,7 @@ def find_text_files(
     excluded = [part.strip().removeprefix("**/").rstrip("/") for part in (exclude or "").split(",")]
     texts: list[Path] = []
     problems: dict[str, str] = {}  # why a file is no text, by its name below the root
-    for file in sorted(walk(root, pattern, excluded), key=Path.as_posix):
+    for file in sorted(_walk(root, pattern, excluded), key=Path.as_posix):
         name = printable(file.relative_to(root).as_posix(), one_line=True)
         try:
             with open_text(ordinary_file(file), name) as content:

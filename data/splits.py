@@ -33,7 +33,7 @@ class CorpusSize:
 
     documents: int = 0
     characters: int = 0
-    bytes: int = 0
+    bytes: int = 0  # in UTF-8
     longest_document: int = 0  # in characters
 
 

@@ -8,36 +8,38 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from common.errors import UserError
 from common.files import read_json_object, seal, sha256_of_file, sync
 from common.text import pluralize
-from common.text_files import contains_byte, is_jsonl
-from config import Config, DataConfig, TokenizerConfig
+from common.text_files import is_jsonl
+from config import DataConfig, TokenizerConfig
 from data.cache import KEY_LENGTH, cache_root, locked_build_folder
 from data.corpus import Corpus, open_corpus
 from data.splits import (
     MIN_DOCUMENTS_TO_SPLIT,
     VALIDATION_PERIOD,
+    CorpusSize,
     SplitPiece,
     count_corpus,
     find_split_position,
     sample_training_text,
     split_corpus,
 )
-from data.synthetic import Task
 from data.tokenizer import Tokenizer, build_tokenizer, load_tokenizer, save_tokenizer
 
+if TYPE_CHECKING:
+    from data.tasks.task import Task
+
 TEXT_FORMAT = 2  # version of how text becomes tokens; part of the text's fingerprint
-CACHE_FORMAT = 2  # version of the files in a cache entry
+CACHE_FORMAT = 3  # version of the files in a cache entry
 TOKEN_FILES = ("train.bin", "val.bin", "tokenizer.json")
 META_FILE = "meta.json"
-FIGURES = ("documents", "characters", "bytes", "val_documents")
 # What `_open_entry` raises if an entry is absent or damaged.
 ENTRY_ERRORS = (OSError, ValueError, KeyError, TypeError, UserError)
 
@@ -51,32 +53,25 @@ class Tokens:
     tokenizer: Tokenizer
     fingerprint: str  # hash (hex) of the text and of the settings that determine its tokens
     name: str  # what the text is called in messages
-    documents: int
-    val_documents: int | None  # None if the text is split by position
-    characters: int
-    bytes: int  # of the text in UTF-8
+    size: CorpusSize
     folder: Path  # the cache entry
     ngrams: np.ndarray | None = None  # frequent ones, for a model with an n-gram table
-    is_complete: bool = True  # False if there is more text than this
-    task: Task | None = None  # generates the sequences, of which `train` and `val` are samples
+    task: "Task | None" = None  # generates the sequences, of which `train` and `val` are samples
 
     def summary(self) -> list[str]:
         """Describe the text and its tokens in lines of at most 80 columns."""
         if self.task:
             return self.task.summary()
-        tokens = len(self.train) + len(self.val)
-        if self.val_documents is None:
-            validation = "the last tenth of the characters for validation"
-        else:
-            validation = f"{self.val_documents:,} of them (one in ten) for validation"
-        beginning = "" if self.is_complete else "the beginning of "
+        size, tokens = self.size, len(self.train) + len(self.val)
+        by_document = find_split_position(size) is None
+        validation = "one document in ten" if by_document else "the last tenth of the characters"
         return [
-            f"text     {beginning}{self.name}",
-            f"         {pluralize(self.documents, 'document')}, {self.characters:,} characters",
-            f"         {validation}",
+            f"text     {self.name}",
+            f"         {pluralize(size.documents, 'document')}, {size.characters:,} characters",
+            f"         {validation} for validation",
             f"tokens   {len(self.train):,} for training, {len(self.val):,} for validation",
             f"         vocabulary {self.tokenizer.vocab_size:,}, "
-            f"{self.bytes / tokens:.2f} bytes per token",
+            f"{size.bytes / tokens:.2f} bytes per token",
         ]
 
 
@@ -85,22 +80,12 @@ def prepare(
     config: TokenizerConfig,
     log: Callable[[str], None] = print,
     tokenizer: Tokenizer | None = None,
-    max_chars: int | None = None,
 ) -> Tokens:
     """Turn the configured text into tokens, or open them if they are in the cache.
 
-    `tokenizer` is that of another model, used instead of the one that `config` describes. Of a text
-    with more bytes than `max_chars`, only about as many characters are read, and not cached.
+    `tokenizer` is that of another model, used instead of the one that `config` describes.
     """
     corpus = open_corpus(data, log)
-    if max_chars and sum(file.stat().st_size for file in corpus.files) > max_chars:
-        with TemporaryDirectory() as folder:
-            beginning = replace(corpus, max_chars=max_chars)
-            _write_entry(beginning, config, tokenizer, Path(folder))
-            tokens = _open_entry(Path(folder), corpus.name, fingerprint="")
-            train, val = np.array(tokens.train), np.array(tokens.val)  # in memory
-        return replace(tokens, train=train, val=val, is_complete=False)
-
     fingerprint = corpus_fingerprint(corpus, config)
     made_from = json.dumps([CACHE_FORMAT, fingerprint, tokenizer and tokenizer.to_json()])
     entry = cache_root() / hashlib.sha256(made_from.encode()).hexdigest()[:KEY_LENGTH]
@@ -138,9 +123,6 @@ def corpus_fingerprint(corpus: Corpus, config: TokenizerConfig) -> str:
         made_from.append(corpus.field)
     try:
         file_hashes = [sha256_of_file(file) for file in corpus.files]
-        # Older versions kept \r\n and \r as they are
-        if any(contains_byte(file, b"\r") for file in corpus.files if not is_jsonl(file)):
-            made_from.append("\n")
     except OSError as e:
         raise UserError(f"{e.filename} cannot be read ({e.strerror}); repair it") from None
     text = json.dumps(made_from) + "".join(file_hashes)
@@ -167,7 +149,6 @@ def encode_pieces(
 def _write_entry(
     corpus: Corpus, config: TokenizerConfig, tokenizer: Tokenizer | None, folder: Path
 ) -> None:
-    """Write all files of a cache entry, and wait until they are on the disk."""
     # Count and split the text, and learn a vocabulary
     size = count_corpus(corpus)
     split_position = find_split_position(size)
@@ -180,7 +161,6 @@ def _write_entry(
     # Write the ids of both splits, with a separator between documents
     dtype = _token_dtype(tokenizer)
     separator = [id for id in (tokenizer.end_of_text, tokenizer.begin_of_text) if id is not None]
-    val_documents = 0
     with (folder / "train.bin").open("wb") as train, (folder / "val.bin").open("wb") as val:
         pieces = split_corpus(corpus, split_position)
         for (is_train, _, begins_document), encoded in encode_pieces(tokenizer, pieces):
@@ -189,21 +169,10 @@ def _write_entry(
             if begins_document and file.tell():
                 ids = np.concatenate((np.array(separator, dtype=ids.dtype), ids))
             file.write(ids.astype(dtype).tobytes())
-            if begins_document and not is_train:
-                val_documents += 1
 
     # Describe and sync the files
-    figures = {
-        "documents": size.documents,
-        "characters": size.characters,
-        "bytes": size.bytes,
-        "val_documents": val_documents if split_position is None else None,
-    }
-    files = {
-        name: [(folder / name).stat().st_size, sha256_of_file(folder / name)]
-        for name in TOKEN_FILES
-    }
-    meta = json.dumps({"files": files, "figures": figures}, indent=1)
+    hashes = {name: sha256_of_file(folder / name) for name in TOKEN_FILES}
+    meta = json.dumps({"hashes": hashes, "size": asdict(size)}, indent=1)
     (folder / META_FILE).write_text(seal(meta))
     for path in (*folder.iterdir(), folder):
         sync(path)
@@ -213,8 +182,7 @@ def _open_entry(entry: Path, name: str, fingerprint: str) -> Tokens:
     """Open a cache entry; raise one of `ENTRY_ERRORS` if it is absent or damaged."""
     meta = read_json_object(entry / META_FILE, must_be_sealed=True)
     for file in TOKEN_FILES:
-        _, digest = meta["files"][file]
-        if sha256_of_file(entry / file) != digest:
+        if sha256_of_file(entry / file) != meta["hashes"][file]:
             raise ValueError(f"{file} has changed since it was written")
     tokenizer = load_tokenizer(entry / "tokenizer.json")
     dtype = _token_dtype(tokenizer)
@@ -224,8 +192,8 @@ def _open_entry(entry: Path, name: str, fingerprint: str) -> Tokens:
         tokenizer=tokenizer,
         fingerprint=fingerprint,
         name=name,
+        size=CorpusSize(**meta["size"]),
         folder=entry,
-        **{figure: meta["figures"][figure] for figure in FIGURES},
     )
 
 
@@ -237,24 +205,3 @@ def _map_ids(path: Path, dtype: np.dtype) -> np.ndarray:
     if path.stat().st_size == 0:
         return np.empty(0, dtype)
     return np.memmap(path, dtype=dtype, mode="r")
-
-
-def generate_tokens(config: Config, tokenizer: Tokenizer | None) -> Tokens:
-    """Return a task with samples of its sequences; every process makes the same ones."""
-    task = Task(config, tokenizer)
-    # Random probes draw tokens from `train`, so it lacks the begin symbol
-    train, val = task.training.tokens[:, int(config.data.begin) :], task.validation.tokens
-    return Tokens(
-        train=train.ravel(),
-        val=val.ravel(),
-        tokenizer=task.tokenizer,
-        fingerprint=task.fingerprint(),
-        name=f"data.task={config.data.task}",
-        documents=len(train) + len(val),
-        val_documents=len(val),
-        characters=train.size + val.size,
-        bytes=0,
-        folder=Path(),
-        is_complete=False,
-        task=task,
-    )

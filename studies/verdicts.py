@@ -9,7 +9,6 @@ from typing import NamedTuple, Protocol
 from common.statistics import (
     Difference,
     censored_median,
-    fisher_p,
     paired_difference,
     standard_error,
     welch_difference,
@@ -21,9 +20,8 @@ from studies.claims import (
     STUDIES,
     Claim,
     Coincidence,
-    CostsAtMost,
+    Comparison,
     Emergence,
-    Exceeds,
     Order,
     Quantity,
     Study,
@@ -99,6 +97,8 @@ class StudyResults:
             for arm in study.arms
         }
         self.emergences = {emergence.name: emergence for emergence in study.emergences}
+        tests = [test for claim in study.claims for test in claim.tests]
+        self.comparisons = [test for test in tests if isinstance(test, Comparison)]
 
     # --- measurements -----------------------------------------------------------------------------
 
@@ -110,24 +110,23 @@ class StudyResults:
         """Return the step of each event in a run, or None, by the metric of the event."""
         return {e.metric: find_step(run, e) for e in self.study.emergences}
 
-    def value(self, run: Run, metric: str) -> float | None:
+    def _value(self, run: Run, metric: str) -> float | None:
         """Return a metric at the end of a run; the last step for an event that did not happen."""
         if metric.startswith(STEP_OF):
             step = find_step(run, self.emergences[metric.removeprefix(STEP_OF)])
             return run.rows[-1]["step"] if step is None else step
         return next((row[metric] for row in reversed(run.rows) if metric in row), None)
 
-    def values(self, quantity: Quantity) -> list[float]:
-        """Return a quantity of each run that has it, in the order of the seeds."""
-        values = (self.value(run, quantity.metric) for run in self.runs[quantity.arm])
+    def _values(self, quantity: Quantity) -> list[float]:
+        values = (self._value(run, quantity.metric) for run in self.runs[quantity.arm])
         return [value for value in values if value is not None]
 
-    def difference(self, test: Exceeds | CostsAtMost) -> Difference:
+    def _difference(self, test: Comparison) -> Difference:
         """Return the difference of two quantities, of pairs if both are of the same runs."""
         if test.larger.arm != test.smaller.arm:
-            return welch_difference(self.values(test.larger), self.values(test.smaller))
+            return welch_difference(self._values(test.larger), self._values(test.smaller))
         metrics = test.larger.metric, test.smaller.metric
-        pairs = ([self.value(run, m) for m in metrics] for run in self.runs[test.larger.arm])
+        pairs = ([self._value(run, m) for m in metrics] for run in self.runs[test.larger.arm])
         complete = [(a, b) for a, b in pairs if a is not None and b is not None]
         return paired_difference([a for a, _ in complete], [b for _, b in complete])
 
@@ -139,27 +138,26 @@ class StudyResults:
             count, total = _count_events(self.steps(emergence, arm))
             if 2 * count <= total:
                 return Verdict(UNTESTABLE, f"{arm}: {emergence} in only {count} of {total} seeds.")
-        verdicts = [self.check(test) for test in claim.tests]
+        verdicts = [self._check(test) for test in claim.tests]
         for kind in (NOT_REPRODUCED, UNTESTABLE):
             for verdict in verdicts:
                 if verdict.verdict == kind:
                     return verdict
         return Verdict(REPRODUCED, " ".join(verdict.reason for verdict in verdicts))
 
-    def check(self, test: Exceeds | CostsAtMost | Order | Coincidence) -> Verdict:
-        """Return the verdict of one test of a claim."""
-        if isinstance(test, (Exceeds, CostsAtMost)):
-            counts = {side.arm: len(self.values(side)) for side in (test.larger, test.smaller)}
+    def _check(self, test: Comparison | Order | Coincidence) -> Verdict:
+        if isinstance(test, Comparison):
+            counts = {side.arm: len(self._values(side)) for side in (test.larger, test.smaller)}
         else:
             counts = {test.arm: len(self.runs[test.arm])}
         for arm, count in counts.items():
             if count < MIN_SEEDS:
                 return Verdict(UNTESTABLE, f"{arm}: {count} of at least {MIN_SEEDS} seeds.")
         match test:
-            case Exceeds():
-                return _check_excess(test, self.difference(test))
-            case CostsAtMost():
-                return _check_cost(test, self.difference(test))
+            case Comparison(at_most=True):
+                return _check_cost(test, self._difference(test))
+            case Comparison():
+                return _check_excess(test, self._difference(test))
             case Order():
                 return self._check_order(test)
             case Coincidence():
@@ -186,66 +184,41 @@ class StudyResults:
 
     def tables(self, extra_metrics: Sequence[str] = ()) -> list[ResultTable]:
         """Return the tables that have rows, with the metrics of the claims and the extra ones."""
-        compared = [quantity.metric for test in self._comparisons() for quantity in test[:2]]
+        compared = [quantity.metric for test in self.comparisons for quantity in test[:2]]
         metrics = dict.fromkeys([*compared, *extra_metrics])
         tables = [self._value_table(metric) for metric in metrics if STEP_OF not in metric]
-        tables += [self._emergence_table(), self._difference_table()]
-        return [table for table in tables if table.rows]
-
-    def _comparisons(self) -> list[Exceeds | CostsAtMost]:
-        tests = [test for claim in self.study.claims for test in claim.tests]
-        return [test for test in tests if isinstance(test, (Exceeds, CostsAtMost))]
+        return [table for table in (*tables, self._emergence_table()) if table.rows]
 
     def _value_table(self, metric: str) -> ResultTable:
         rows = []
-        for arm in self.study.arms:
-            values = self.values(Quantity(metric, arm.name))
+        for arm in self.runs:
+            values = self._values(Quantity(metric, arm))
             if not values:
                 continue
-            errors = self.values(Quantity(f"{metric}_se", arm.name))
+            errors = self._values(Quantity(f"{metric}_se", arm))
             mean = format_with_error(fmean(values), standard_error(values))
             within = f"{round(fmean(errors), 6):.2g}" if errors else "–"
-            rows.append([arm.name, " ".join(map(format_value, values)), mean, within])
-        columns = ["arm", self._seeds_heading(), "mean ± SE", "SE in a run"]
-        return ResultTable(METRIC_NAMES.get(metric, metric), columns, rows, text_columns=2)
-
-    def _is_censored(self, quantity: Quantity) -> bool:
-        """Return whether a quantity is the step of an event that some runs do not have."""
-        name = quantity.metric.removeprefix(STEP_OF)
-        return name in self.emergences and None in self.steps(name, quantity.arm)
-
-    def _seeds_heading(self) -> str:
+            rows.append([arm, " ".join(map(_format_value, values)), mean, within])
         seeds = {tuple(run.settings.get("seed", "") for run in runs) for runs in self.runs.values()}
-        return f"seed {', '.join(seeds.pop())}" if len(seeds) == 1 else "by seed"
+        by_seed = f"seed {', '.join(seeds.pop())}" if len(seeds) == 1 else "by seed"
+        columns = ["arm", by_seed, "mean ± SE", "SE in a run"]
+        return ResultTable(METRIC_NAMES.get(metric, metric), columns, rows, text_columns=2)
 
     def _emergence_table(self) -> ResultTable:
         rows: list[list[str]] = []
         for name in self.emergences:
-            first_steps = self.steps(name, self.study.arms[0].name)
-            for arm in self.study.arms:
-                steps = self.steps(name, arm.name)
+            event = name
+            for arm in self.runs:
+                steps = self.steps(name, arm)
                 if not steps:
                     continue
                 by_seed = " ".join("–" if step is None else f"{step:,}" for step in steps)
                 count, total = _count_events(steps)
-                p = "–"
-                if arm != self.study.arms[0] and first_steps:
-                    p = _format_p(fisher_p(*_count_events(first_steps), count, total))
-                event = "" if name in (row[0] for row in rows) else name
                 median = _format_step(censored_median(steps))
-                rows.append([event, arm.name, by_seed, median, f"{count} of {total}", p])
-        columns = ["event", "arm", "step by seed", "median", "seeds", "p"]
+                rows.append([event, arm, by_seed, median, f"{count} of {total}"])
+                event = ""  # only in its first row
+        columns = ["event", "arm", "step by seed", "median", "seeds"]
         return ResultTable("Emergence", columns, rows, text_columns=3)
-
-    def _difference_table(self) -> ResultTable:
-        rows = []
-        for test in self._comparisons():
-            difference = self.difference(test)
-            if isfinite(difference.value) and not self._is_censored(test.larger):
-                value = format_with_error(difference.value, difference.error)
-                texts = _format_errors(difference.in_errors), _format_p(difference.p_value)
-                rows.append([" − ".join(_name_sides(test)), value, *texts])
-        return ResultTable("Differences", ["difference", "mean ± SE", "in SE", "p"], rows)
 
     def page_content(self) -> dict:
         """Return what the page of the sweep shows of the study."""
@@ -274,17 +247,16 @@ def find_step(run: Run, emergence: Emergence) -> int | None:
 def _first_steps_of_phases(run: Run, metrics: Sequence[str]) -> list[int | None]:
     """Return for each metric the first step at which it is the lowest of all."""
     rows = [row for row in run.rows if all(metric in row for metric in metrics)]
-    lowest = [min(metrics, key=lambda metric: row[metric]) for row in rows]
-    return [
-        next((row["step"] for row, name in zip(rows, lowest) if name == metric), None)
-        for metric in metrics
-    ]
+    firsts: dict[str, int] = {}
+    for row in rows:
+        firsts.setdefault(min(metrics, key=lambda metric: row[metric]), row["step"])
+    return [firsts.get(metric) for metric in metrics]
 
 
 # --- verdicts -------------------------------------------------------------------------------------
 
 
-def _check_excess(test: Exceeds, difference: Difference) -> Verdict:
+def _check_excess(test: Comparison, difference: Difference) -> Verdict:
     value, error, _ = difference
     larger, smaller = _name_sides(test)
     by = format_with_error(value, error)
@@ -297,7 +269,7 @@ def _check_excess(test: Exceeds, difference: Difference) -> Verdict:
     return _too_uncertain(difference, f"{larger} exceeds {smaller} by {by}", value, test.margin)
 
 
-def _check_cost(test: CostsAtMost, difference: Difference) -> Verdict:
+def _check_cost(test: Comparison, difference: Difference) -> Verdict:
     value, error, _ = difference
     larger, smaller = _name_sides(test)
     by = f"{larger} exceeds {smaller} by {format_with_error(value, error)}"
@@ -338,7 +310,7 @@ def _name_event(emergence: Emergence) -> str:
     return f"{emergence.name} ({name[0].lower()}{name[1:]} {past} {emergence.threshold:g})"
 
 
-def _name_sides(test: Exceeds | CostsAtMost) -> tuple[str, str]:
+def _name_sides(test: Comparison) -> tuple[str, str]:
     """Return what is compared: "Loss: one layer" and "two layers", or two metrics of an arm."""
     larger, smaller = _metric_name(test.larger.metric), _metric_name(test.smaller.metric)
     if test.larger.arm == test.smaller.arm:
@@ -354,19 +326,11 @@ def _format_errors(in_errors: float) -> str:
     return f"{in_errors:.0f}" if abs(in_errors) >= 10 else f"{in_errors:.1f}"
 
 
-def _format_p(p: float) -> str:
-    if not isfinite(p):
-        return "–"
-    return "< 0.001" if p < 0.001 else f"{p:.2g}" if p < 0.1 else f"{p:.2f}"
-
-
-def format_value(value: float) -> str:
-    """Format one seed's value with three decimals, or without any from 100."""
+def _format_value(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3f}"
 
 
 def _format_step(step: float) -> str:
-    """Format a median step, or a dash if it lies past the end of the runs."""
     return f"{step:,.0f}" if isfinite(step) else "–"
 
 

@@ -11,15 +11,14 @@ from common.checkpoints import TOKENIZER_FILE, Manifest, step_folder
 from common.errors import UserError
 from common.terminal import Terminal, printer
 from config import Config
+from data.synthetic import generate_tokens
 from data.tokenizer import Tokenizer, load_tokenizer
-from data.tokens import Tokens, generate_tokens, open_tokens, prepare
+from data.tokens import Tokens, open_tokens, prepare
 from model import GPT
 from training.nonfinite import check_finite_weights
 from training.run_folder import Progress
 from training.world import World
 from variants import count_ngrams
-
-DRY_RUN_CHARS = 20_000_000  # that a dry run reads of a larger text
 
 
 class StartingWeights(NamedTuple):
@@ -99,12 +98,11 @@ def prepare_same_text(
     """Prepare the text and check that it is the one that a resumed run was trained on."""
     log = printer(console)
     given_tokenizer = tokenizer if config.init_from else None
-    max_chars = DRY_RUN_CHARS if config.dry_run and progress.manifest is None else None
     with console.status("preparing the text …"):
         if config.data.source == "synthetic":
             text = generate_tokens(config, tokenizer)
         else:
-            text = prepare(config.data, config.tokenizer, log, given_tokenizer, max_chars)
+            text = prepare(config.data, config.tokenizer, log, given_tokenizer)
         if progress.manifest and progress.manifest.fingerprint != text.fingerprint:
             raise UserError(
                 "the text, or how it is prepared, has changed since the run began (fingerprint "

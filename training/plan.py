@@ -198,10 +198,10 @@ def print_run(
     epochs = config.max_steps * step_tokens / len(text.train)
     machines = f"{processes} processes{_on_machines()}, each " if processes > 1 else ""
     mode = "compiled (takes a minute or two once)" if config.compile else "eager"
-    known_epochs = f", {epochs:,.2f} epochs" if text.is_complete else ""
+    known_epochs = "" if text.task else f", {epochs:,.2f} epochs"
     log(f"model    {pluralize(parameters, 'parameter')}")
     log(f"run      {pluralize(config.max_steps, 'step')} of {step_tokens:,} tokens{known_epochs}")
-    if epochs > MANY_EPOCHS and text.is_complete:
+    if epochs > MANY_EPOCHS and not text.task:
         log(
             f"note     each token is seen {epochs:,.0f} times, so overfitting is likely; give more "
             "text or fewer max_steps"

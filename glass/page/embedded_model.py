@@ -21,6 +21,7 @@ from common.checkpoints import (
 )
 from common.errors import UserError
 from common.files import ordinary_file, read_json_object
+from common.settings import format_value
 from config import GPTConfig
 from glass.heads.metrics import read_emergence
 from glass.heads.stored_weights import list_stored_weights, order_by_importance
@@ -29,7 +30,11 @@ from glass.page.pack import NGRAM_KEYS, Blobs, PackedWeights, pack_weights, to_b
 MAX_WEIGHTS_BYTES = 15_500_000  # of a page, for weights
 MAX_EMBEDDED_STEPS = 16  # of small models, so that their pages stay small
 # Values of settings that a page can run. A model with others is explored with explore.py.
-CAN_RUN = {"position": ("learned", "rope"), "norm": ("layernorm", "rmsnorm")}
+CAN_RUN = {
+    "position": ("learned", "rope"),
+    "norm": ("layernorm", "rmsnorm"),
+    "smear_keys": (False,),
+}
 TOKENIZERS = ("char", "bpe")  # kinds that a page can run
 
 
@@ -88,7 +93,7 @@ def embed_weights(model: EmbeddedModel | None, blobs: Blobs) -> dict[str, Any] |
     for name, values in CAN_RUN.items():
         value = getattr(model.config, name)
         if value not in values:
-            return {"cannotRun": f"model.{name}={value}"}
+            return {"cannotRun": f"model.{name}={format_value(value)}"}
     if model.size > MAX_WEIGHTS_BYTES:
         return {"bytes": model.size}
     tensors: list[tuple[str, tuple[int, ...]]] = []

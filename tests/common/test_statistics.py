@@ -1,38 +1,18 @@
 """Statistics over seeds, each against an independent computation."""
 
-from itertools import combinations
 from math import atan, inf, isnan, nan, pi, sqrt
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from common.statistics import (
     censored_median,
-    fisher_p,
     paired_difference,
     seeds_needed,
     standard_error,
     two_sided_p,
     welch_difference,
 )
-
-
-@given(st.integers(1, 6), st.integers(1, 6), st.data())
-def test_fishers_test_agrees_with_an_enumeration_of_all_assignments(total, other_total, data):
-    count = data.draw(st.integers(0, total))
-    other_count = data.draw(st.integers(0, other_total))
-    seeds, successes = range(total + other_total), count + other_count
-    in_first = [sum(k < total for k in chosen) for chosen in combinations(seeds, successes)]
-    likelihood = {k: in_first.count(k) for k in set(in_first)}
-    expected = sum(likelihood[k] <= likelihood[count] for k in in_first) / len(in_first)
-    assert fisher_p(count, total, other_count, other_total) == pytest.approx(expected)
-
-
-def test_counts_of_three_seeds_can_never_be_significant_but_those_of_five_can():
-    assert fisher_p(3, 3, 0, 3) == pytest.approx(0.1)
-    assert fisher_p(5, 5, 0, 5) == pytest.approx(2 / 252)
 
 
 @pytest.mark.parametrize("t", [0.0, 0.3, -1.7, 5.0, 28.0])

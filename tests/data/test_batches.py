@@ -14,11 +14,7 @@ seeds, steps = st.integers(0, 2**64), st.integers(0, 10**9)
 def sizes(draw):
     """Draw (number of tokens, block size, batch size)."""
     block = draw(st.integers(1, 24))
-    return (
-        draw(st.integers(block + 1, block * 12)) if block > 1 else draw(st.integers(2, 40)),
-        block,
-        draw(st.integers(1, 20)),
-    )
+    return draw(st.integers(block + 1, max(40, block * 12))), block, draw(st.integers(1, 20))
 
 
 def numbered_tokens(number):
@@ -29,15 +25,10 @@ def numbered_tokens(number):
 def epoch_starts(batches, epoch):
     """Return the starts of an epoch's windows in the order of visit."""
     first = epoch * batches.windows_per_epoch
-    steps = range(
-        first // batches.batch_size, (first + batches.windows_per_epoch) // batches.batch_size + 1
-    )
-    return np.concatenate([batches.window_starts(step) for step in steps])[
-        first % batches.batch_size :
-    ][: batches.windows_per_epoch]
-
-
-# --- one batch ------------------------------------------------------------------------------------
+    last = first + batches.windows_per_epoch
+    of_steps = range(first // batches.batch_size, last // batches.batch_size + 1)
+    starts = np.concatenate([batches.window_starts(step) for step in of_steps])
+    return starts[first % batches.batch_size :][: batches.windows_per_epoch]
 
 
 @given(size=sizes(), seed=seeds, step=steps, before=st.lists(steps, max_size=3))
@@ -62,7 +53,6 @@ def test_targets_are_the_next_tokens_also_at_the_end_of_the_text(size, seed, ste
     assert np.array_equal(inputs[:, 1:], targets[:, :-1])
 
 
-@pytest.mark.slow
 @given(size=sizes(), seed=seeds, step=steps, processes=st.integers(1, 8))
 def test_the_slices_of_all_processes_make_up_the_global_batch(size, seed, step, processes):
     number, block, batch = size
@@ -73,36 +63,12 @@ def test_the_slices_of_all_processes_make_up_the_global_batch(size, seed, step, 
         assert {len(part) for part in parts} == {batch}
 
 
-def test_a_batch_may_span_two_epochs():
-    batches = Batches(numbered_tokens(45), 10, 3, seed=5)  # 4 windows an epoch
-    starts = batches.window_starts(1)
-    assert np.array_equal(starts[:1], epoch_starts(batches, 0)[3:])
-    assert np.array_equal(starts[1:], epoch_starts(batches, 1)[:2])
-
-
 def test_a_batch_may_span_many_epochs():
     batches = Batches(numbered_tokens(45), 10, 21, seed=5)
     assert np.array_equal(
         batches.window_starts(0),
         np.concatenate([epoch_starts(batches, epoch) for epoch in range(6)])[:21],
     )
-
-
-def test_windows_wrap_around_the_end_of_the_text():
-    inputs, _ = Batches(numbered_tokens(100), 30, 300, seed=0).batch(0)
-    assert any(99 in row[:-1] and 0 in row[1:] for row in inputs)
-
-
-def test_memory_mapped_tokens_give_the_same_batches(tmp_path):
-    numbered_tokens(1000).astype(np.uint16).tofile(tmp_path / "train.bin")
-    mapped = np.memmap(tmp_path / "train.bin", dtype=np.uint16, mode="r")
-    for a, b in zip(
-        Batches(mapped, 16, 4, 1).batch(7), Batches(numbered_tokens(1000), 16, 4, 1).batch(7)
-    ):
-        assert np.array_equal(a, b) and a.dtype == np.int64
-
-
-# --- an epoch -------------------------------------------------------------------------------------
 
 
 @given(size=sizes(), seed=seeds, epoch=st.integers(0, 10**6))
@@ -116,57 +82,33 @@ def test_an_epoch_lays_windows_end_to_end_and_visits_each_once(size, seed, epoch
     assert max(gaps) == block + number % block
 
 
-@given(size=sizes(), seed=seeds, epoch=st.integers(0, 10**6))
-def test_no_token_occurs_twice_in_an_epoch(size, seed, epoch):
-    number, block, _ = size
-    batches = Batches(numbered_tokens(number), block, 1, seed)
-    tokens = np.concatenate(
-        [
-            batches.batch(epoch * batches.windows_per_epoch + n)[0][0]
-            for n in range(batches.windows_per_epoch)
-        ]
-    )
-    assert len(np.unique(tokens)) == len(tokens) == number // block * block
-
-
 @pytest.mark.slow
-def test_every_token_occurs_about_equally_often_over_many_epochs():
+def test_every_token_occurs_and_begins_a_window_about_equally_often_over_many_epochs():
     number, block, epochs = 97, 10, 3000
     batches = Batches(numbered_tokens(number), block, 9 * epochs, seed=3)
     inputs, _ = batches.batch(0)
     share = np.bincount(inputs.ravel(), minlength=number) / epochs
     left_out = 1 - 90 / 97
     assert abs(share - 90 / 97).max() < 5 * (left_out * (1 - left_out) / epochs) ** 0.5
-
-
-@pytest.mark.slow
-def test_every_token_begins_a_window_about_equally_often():
-    batches = Batches(numbered_tokens(97), 10, 9 * 5000, seed=3)
-    counts_of_starts = np.bincount(batches.window_starts(0), minlength=97)
-    expected = 9 * 5000 / 97
+    counts_of_starts = np.bincount(inputs[:, 0], minlength=97)
+    expected = 9 * epochs / 97
     assert abs(counts_of_starts - expected).max() < 5 * expected**0.5
 
 
-def test_epochs_differ_in_their_offset_and_in_their_order():
+def test_epochs_differ_in_their_offset_and_in_their_order_and_so_do_seeds():
     batches = Batches(numbered_tokens(100_003), 100, 16, seed=1337)
     epochs = [epoch_starts(batches, epoch) for epoch in range(20)]
     assert len({int(starts[0] % 100) for starts in epochs}) > 10
-    assert len({starts.min() for starts in epochs}) > 15
-    orders = {tuple(np.argsort(starts)) for starts in epochs}
-    assert len(orders) == 20
-
-
-def test_seeds_give_different_orders():
-    orders = {
-        tuple(Batches(numbered_tokens(1000), 10, 100, seed).window_starts(0)) for seed in range(50)
-    }
-    assert len(orders) == 50
+    assert len({tuple(np.argsort(starts)) for starts in epochs}) == 20
+    of_seeds = [
+        Batches(numbered_tokens(1000), 10, 100, seed).window_starts(0) for seed in range(50)
+    ]
+    assert len({tuple(starts) for starts in of_seeds}) == 50
 
 
 def test_adjacent_windows_are_not_visited_consecutively():
     starts = epoch_starts(Batches(numbered_tokens(100_000), 10, 16, seed=1337), 0) // 10
-    steps = np.diff(starts)
-    assert (abs(steps) <= 1).mean() < 0.01
+    assert (abs(np.diff(starts)) <= 1).mean() < 0.01
     assert abs(np.corrcoef(np.arange(len(starts)), starts)[0, 1]) < 0.05
 
 
@@ -177,51 +119,20 @@ def key(seed):
     return np.random.SeedSequence(seed).generate_state(FEISTEL_ROUNDS + 1, np.uint64)
 
 
-@pytest.mark.parametrize("seed", [0, 1, 1337])
-def test_permute_is_a_permutation_for_every_small_size(seed):
+def test_permute_is_a_permutation_for_every_small_size():
     for size in range(1, 301):
-        assert np.array_equal(
-            np.sort(permute(np.arange(size), size, key(seed))), np.arange(size)
-        ), size
+        assert np.array_equal(np.sort(permute(np.arange(size), size, key(1))), np.arange(size))
 
 
-@given(size=st.integers(1, 5000), seed=seeds)
-def test_permute_is_a_permutation(size, seed):
-    assert np.array_equal(np.sort(permute(np.arange(size), size, key(seed))), np.arange(size))
-
-
-@pytest.mark.parametrize("size", [2**20, 2**20 + 1, 10**9 + 7, 2**32, 2**40 + 3, 10**15])
+@pytest.mark.parametrize("size", [2**20, 2**20 + 1, 10**9 + 7, 2**40 + 3])
 def test_permute_of_a_large_size_stays_in_range_without_repetition(size):
-    index = np.unique(
-        np.concatenate(
-            (
-                np.arange(1000),
-                size - 1 - np.arange(1000),
-                np.random.default_rng(0).integers(0, size, 20_000),
-            )
-        )
-    )
+    drawn = np.random.default_rng(0).integers(0, size, 20_000)
+    index = np.unique(np.concatenate((np.arange(1000), size - 1 - np.arange(1000), drawn)))
     image = permute(index, size, key(7))
     assert image.min() >= 0 and image.max() < size
     assert len(np.unique(image)) == len(index)
     assert abs(image.mean() / size - 0.5) < 0.02
-
-
-@given(
-    size=st.integers(1, 2**40),
-    seed=seeds,
-    picks=st.lists(st.floats(0, 1, exclude_max=True), min_size=1, max_size=9),
-)
-def test_the_image_of_an_index_does_not_depend_on_the_other_indices(size, seed, picks):
-    index = np.array([int(pick * size) for pick in picks])
-    one_by_one = [permute(index[n : n + 1], size, key(seed))[0] for n in range(len(index))]
-    assert permute(index, size, key(seed)).tolist() == one_by_one
-
-
-def test_permute_does_not_change_its_argument():
-    index = np.arange(50, dtype=np.uint64)
-    permute(index, 50, key(0))
-    assert np.array_equal(index, np.arange(50))
+    assert permute(index[5:6], size, key(7)) == image[5]
 
 
 def test_every_order_of_four_is_about_equally_likely():

@@ -7,7 +7,6 @@ import os
 import sys
 import sysconfig
 import urllib.request
-from http.client import HTTPException
 from pathlib import Path
 from urllib.error import URLError
 
@@ -42,47 +41,20 @@ def relative_names(files, folder):
 def test_the_standard_library_is_sorted_and_has_no_tests_or_installed_packages(
     tmp_path, monkeypatch
 ):
-    root = write(
-        tmp_path / "tests",  # folders above the library do not matter
-        "b.py",
-        "a.py",
-        "json/z.py",
-        "json/__init__.py",
-        "test/test_a.py",
-        "json/tests/t.py",
-        "idlelib/idle_test/t.py",
-        "site-packages/numpy.py",
-        "dist-packages/x.py",
-        "json/__pycache__/z.py",
-        "testing.py",
-        "notes.txt",
-    )
+    library = ("b.py", "a.py", "json/z.py", "testing.py")
+    others = ("test/test_a.py", "json/tests/t.py", "site-packages/numpy.py", "notes.txt")
+    root = write(tmp_path / "tests", *library, *others)  # folders above the library do not matter
     monkeypatch.setattr(sysconfig, "get_path", lambda name: str(root))
-    assert relative_names(find_stdlib_files(), root) == [
-        "a.py",
-        "b.py",
-        "json/__init__.py",
-        "json/z.py",
-        "testing.py",
-    ]
+    assert relative_names(find_stdlib_files(), root) == sorted(library)
 
 
 # --- the user's files -----------------------------------------------------------------------------
 
 
 def test_a_folder_gives_all_files_below_it_sorted_except_hidden_ones(tmp_path):
-    write(
-        tmp_path,
-        "b.txt",
-        "a/z.md",
-        "a/deep/er/x",
-        ".hidden.txt",
-        ".git/config",
-        "a/.secret/y.txt",
-        "B.txt",
-    )
+    hidden = (".hidden.txt", ".git/config", "a/.secret/y.txt")
+    write(tmp_path, "b.txt", "a/z.md", "a/deep/er/x", "B.txt", *hidden)
     corpus = text_corpus(tmp_path)
-    assert relative_names(corpus.files, tmp_path) == ["B.txt", "a/deep/er/x", "a/z.md", "b.txt"]
     assert documents(corpus) == ["B.txt", "a/deep/er/x", "a/z.md", "b.txt"]
     assert documents(text_corpus(tmp_path / ".git")) == [".git/config"]  # named explicitly
 
@@ -105,14 +77,13 @@ def test_a_path_with_special_characters_is_the_file_of_that_name(path, name, tmp
 
 def test_files_that_are_not_text_are_skipped_and_three_of_them_are_named(tmp_path):
     write(tmp_path, "text.txt", "sub/more.txt")
-    long_text = b"x" + "é".encode() * 700_000  # the part that is checked ends within an é
-    (tmp_path / "long.txt").write_bytes(long_text)
-    for name, content in {
+    others = {
+        "long.txt": b"x" + "é".encode() * 700_000,  # the part that is checked ends within an é
         "sub/z.txt": b"caf\xe9",
         "escape\x1b[31m": b"a\0b",
         "b.gz": gzip.compress(b"cut off" * 99)[:20],
-        "c.png": b"\x89PNG\r\n\0\0",
-    }.items():
+    }
+    for name, content in others.items():
         (tmp_path / name).write_bytes(content)
     os.mkfifo(tmp_path / "pipe")  # reading it would wait for a writer
     (tmp_path / "zone").symlink_to(tmp_path / "missing")
@@ -120,8 +91,7 @@ def test_files_that_are_not_text_are_skipped_and_three_of_them_are_named(tmp_pat
     corpus = text_corpus(tmp_path, log.append)
     assert relative_names(corpus.files, tmp_path) == ["long.txt", "sub/more.txt", "text.txt"]
     (line,) = log
-    for part in (str(tmp_path), " 6 files", "b.gz", "c.png", "escape\ufffd[31m"):
-        assert part in line
+    assert " 5 files" in line and "b.gz" in line and "escape␛[31m" in line
     assert "z.txt" not in line and "\x1b" not in line
 
 
@@ -136,18 +106,9 @@ def test_linked_folders_are_skipped_and_linked_files_are_read(tmp_path):
 
 def test_runs_sweeps_and_the_cache_are_skipped_unless_they_are_named(tmp_path, monkeypatch):
     monkeypatch.setenv("GLASSGPT_CACHE", str(tmp_path / "cached"))
-    write(
-        tmp_path,
-        "a.txt",
-        "runs/one/config.yaml",
-        "runs/one/metrics.jsonl",
-        "runs/two/config.yaml",
-        "runs/two/checkpoints/last",
-        "sweep/multirun.yaml",
-        "sweep/lr=1/job.json",
-        "cached/tinyshakespeare.txt",
-        "settings/config.yaml",
-    )
+    run = ("runs/one/config.yaml", "runs/one/metrics.jsonl")
+    sweep = ("sweep/multirun.yaml", "sweep/lr=1/job.json")
+    write(tmp_path, "a.txt", *run, *sweep, "cached/tinyshakespeare.txt", "settings/config.yaml")
     for path in (str(tmp_path), f"{tmp_path}/**"):
         files = find_text_files(path, refuse_to_log)
         assert relative_names(files, tmp_path) == ["a.txt", "settings/config.yaml"]
@@ -160,7 +121,6 @@ def test_runs_sweeps_and_the_cache_are_skipped_unless_they_are_named(tmp_path, m
     "path, exclude, remaining",
     [
         ("", "drafts, *.log,f?*.md", ["a.txt", "sub/deep/d.txt"]),
-        ("", "**/drafts/,*.log,*.md,", ["a.txt", "sub/deep/d.txt"]),
         ("", "sub/*,drafts,?.log,f*", ["a.txt"]),
         ("/*", "*.log,*.md", ["a.txt"]),
         ("/**/*.txt", "drafts", ["a.txt", "sub/deep/d.txt"]),
@@ -180,12 +140,9 @@ def test_globs_exclude_further_files(tmp_path, path, exclude, remaining):
         ("text", "nowhere.txt"),
         ("text", "*.txt"),
         ("text", "~nobody-of-that-name/a.txt"),
-        ("text", "x" * 300),
         ("text", "empty"),
         ("text", "binary"),
         ("text", "pipe"),
-        ("shakespeare", "pipe"),
-        ("shakespeare", "empty"),
         ("shakespeare", "no.txt"),
     ],
 )
@@ -200,12 +157,6 @@ def test_a_path_without_text_is_refused_by_name(tmp_path, monkeypatch, source, p
     message = str(error.value)
     assert f"data.path={path} " in message and "\n" not in message
     assert "a.bin" in message or path != "binary"
-
-
-def test_a_folder_of_text_in_another_encoding_is_refused_with_that_encoding(tmp_path):
-    (tmp_path / "a.txt").write_text("The glass model", encoding="utf-16")
-    with pytest.raises(UserError, match=r"a\.txt.*utf_16"):
-        find_text_files(str(tmp_path), refuse_to_log)
 
 
 # --- tiny Shakespeare -----------------------------------------------------------------------------
@@ -250,16 +201,12 @@ def test_shakespeare_is_downloaded_once_and_again_if_it_is_damaged(serve, cache)
     assert not list(cache.glob("*.part"))
 
 
+WRONG = b"<html>Log in to this network</html>"
+
+
 @pytest.mark.parametrize(
     "body, reason",
-    [
-        (
-            b"<html>Log in to this network</html>",
-            hashlib.sha256(b"<html>Log in to this network</html>").hexdigest(),
-        ),
-        (URLError("no route"), "no route"),
-        (HTTPException("no HTTP"), "no HTTP"),
-    ],
+    [(WRONG, hashlib.sha256(WRONG).hexdigest()), (URLError("no route"), "no route")],
 )
 def test_another_text_than_shakespeare_is_refused_and_not_kept(serve, cache, body, reason):
     serve(body)
@@ -279,11 +226,8 @@ def dataset(tmp_path):
     """A folder in the form of a dataset of the hub, with two splits."""
     folder = tmp_path / "stories"
     folder.mkdir()
-    for name, texts in (
-        ("train-0", STORIES[:150]),
-        ("train-1", STORIES[150:]),
-        ("validation", ["the other split"]),
-    ):
+    parts = {"train-0": STORIES[:150], "train-1": STORIES[150:], "validation": ["the other split"]}
+    for name, texts in parts.items():
         talk = [[{"role": "user", "content": "Why?"}]] * len(texts)
         table = pyarrow.table({"number": range(len(texts)), "story": texts, "talk": talk})
         pyarrow.parquet.write_table(table, folder / f"{name}.parquet")
@@ -293,12 +237,6 @@ def dataset(tmp_path):
 def read_rows(folder, log=ignore, **settings) -> list[str]:
     config = DataConfig(source="hf", name=str(folder), **{"field": "story", **settings})
     return documents(open_corpus(config, log))
-
-
-@pytest.mark.slow
-def test_a_dataset_has_the_texts_of_the_configured_split_in_their_order(dataset):
-    assert read_rows(dataset) == STORIES
-    assert read_rows(dataset, split="validation") == ["the other split"]
 
 
 def test_a_dataset_is_converted_once_and_again_when_it_changes(dataset, cache, monkeypatch):
@@ -311,6 +249,7 @@ def test_a_dataset_is_converted_once_and_again_when_it_changes(dataset, cache, m
     assert sorted(path.suffix for path in cache.iterdir()) == [".jsonl", ".lock"]
     (dataset / "train-1.parquet").unlink()
     assert read_rows(dataset) == STORIES[:150]
+    assert read_rows(dataset, split="validation") == ["the other split"]
 
 
 @pytest.mark.parametrize("setting, value", [("split", "test"), ("subset", "german")])

@@ -9,63 +9,50 @@ from hypothesis import strategies as st
 
 from common.errors import UserError
 from config import TASK_SYMBOLS, Config, DataConfig, ModelConfig
-from data.synthetic import BATCH, CHARACTERS, VALIDATION, Task, walk
+from data.synthetic import generate_tokens, make_task
+from data.tasks.markov import walk
+from data.tasks.task import BATCH, CHARACTERS, VALIDATION
 from data.tokenizer import CharTokenizer
-from data.tokens import generate_tokens
 from glass.heads.probes import make_probes
 
-TASKS = list(TASK_SYMBOLS)
+EVERY_TASK = pytest.mark.parametrize("task", list(TASK_SYMBOLS))
 seeds, steps = st.integers(0, 2**63 - 1), st.integers(0, 10**9)
 
 
 def config_of(task, block_size=40, seed=1, batch_size=8, **data):
     data = DataConfig(source="synthetic", task=task, **{"val_max_tokens": 2000} | data)
-    return Config(
-        model=ModelConfig(vocab_size=None, block_size=data.sequence_length or block_size),
-        data=data,
-        seed=seed,
-        batch_size=batch_size,
-    )
+    model = ModelConfig(vocab_size=None, block_size=data.sequence_length or block_size)
+    return Config(model=model, data=data, seed=seed, batch_size=batch_size)
 
 
 def task_of(*args, **settings):
     config = config_of(*args, **settings)
     config.check()
-    return Task(config)
+    return make_task(config)
 
 
-# --- every task -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("task", TASKS)
+@EVERY_TASK
 @given(seed=seeds, step=steps, before=st.lists(steps, max_size=2), begin=st.booleans())
 def test_a_batch_depends_only_on_the_seed_and_the_step(task, seed, step, before, begin):
     used = task_of(task, seed=seed, begin=begin)
     for other in before:
         used.batch(other)
     inputs, targets = used.batch(step)
-    fresh = task_of(task, seed=seed, begin=begin).batch(step)
-    assert np.array_equal(inputs, fresh[0]) and np.array_equal(targets, fresh[1])
-    assert inputs.shape == targets.shape == (8, used.block_size)
-    assert inputs.dtype == targets.dtype == np.int64
+    fresh = task_of(task, seed=seed, begin=begin)
+    for array, slices in zip(
+        (inputs, targets), zip(fresh.batch(step, 0, 2), fresh.batch(step, 1, 2))
+    ):
+        assert np.array_equal(array, np.concatenate(slices))
+        assert array.dtype == np.int64 and array.shape == (8, used.block_size)
     counted = targets[:, :-1] >= 0
     assert np.array_equal(targets[:, :-1][counted], inputs[:, 1:][counted])
     assert inputs.min() >= 0 and inputs.max() < used.tokenizer.vocab_size
 
 
-@pytest.mark.parametrize("task", TASKS)
-def test_the_slices_of_all_processes_make_up_the_batch(task):
-    whole = task_of(task).batch(3)
-    parts = zip(*(task_of(task).batch(3, rank, 4) for rank in range(4)))
-    for array, slices in zip(whole, parts):
-        assert np.array_equal(array, np.concatenate(slices))
-
-
-@pytest.mark.parametrize("task", TASKS)
+@EVERY_TASK
 def test_seeds_steps_and_streams_give_different_sequences(task):
     batches = [task_of(task, seed=seed).batch(step)[0] for seed in (1, 2) for step in (0, 1)]
-    texts = {batch.tobytes() for batch in batches}
-    assert len(texts) == 4
+    assert len({batch.tobytes() for batch in batches}) == 4
     a_task = task_of(task)
     assert not np.array_equal(a_task.training.tokens[:8], a_task.validation.tokens[:8])
 
@@ -79,28 +66,21 @@ def test_validation_has_no_sequence_of_a_batch(task):
         assert held_out.isdisjoint(row.tobytes() for row in a_task.generate(BATCH, 8, step).tokens)
 
 
-@pytest.mark.parametrize("task", TASKS)
-def test_the_begin_symbol_comes_first_and_nowhere_else(task):
-    a_task = task_of(task, begin=True)
-    tokens, is_counted = a_task.validation
-    plain = task_of(task, block_size=39).validation
-    assert (tokens[:, 0] == a_task.begin_id).all()
-    assert (tokens[:, 1:] != a_task.begin_id).all()
-    assert a_task.tokenizer.decode([a_task.begin_id]) == "^"
-    assert is_counted[:, 1:].sum(1).tolist()[:5] == plain.is_counted.sum(1).tolist()[:5]
-
-
-@pytest.mark.parametrize("task", TASKS)
-def test_symbols_are_written_as_characters_in_order(task):
+@EVERY_TASK
+def test_the_begin_symbol_comes_first_and_symbols_are_written_as_characters_in_order(task):
     a_task = task_of(task, symbols=100, begin=True)
+    tokens, is_counted = a_task.validation
+    plain = task_of(task, symbols=100, block_size=39).validation
+    assert (tokens[:, 0] == a_task.begin_id).all() and (tokens[:, 1:] != a_task.begin_id).all()
+    assert is_counted[:, 1:].sum(1).tolist()[:5] == plain.is_counted.sum(1).tolist()[:5]
+    assert a_task.tokenizer.decode([a_task.begin_id]) == "^"
     spelled = a_task.tokenizer.decode(a_task.symbol_ids)
-    assert spelled.removesuffix("+=") == CHARACTERS[:100]
-    assert spelled.isprintable()
+    assert spelled.removesuffix("+=") == CHARACTERS[:100] and spelled.isprintable()
 
 
 @pytest.mark.parametrize(
     ("task", "begin", "length"),
-    [("passages", False, 1), ("passages", True, 1), ("modular", True, 5), ("recall", False, 17)],
+    [("passages", True, 1), ("modular", True, 5), ("recall", False, 17)],
 )
 def test_a_prompt_ends_before_the_first_token_that_counts(task, begin, length):
     a_task = task_of(task, begin=begin)
@@ -116,34 +96,27 @@ def test_probes_of_a_task_are_sequences_and_draw_no_begin_symbol():
     assert (probes.random != text.task.begin_id).all() and len(probes.repeated)
 
 
-def test_a_model_that_lacks_a_symbol_is_refused():
-    with pytest.raises(UserError, match=r"symbol 2 of data\.task=markov"):
-        Task(config_of("markov"), CharTokenizer("01"))
-
-
-def test_a_model_brings_its_tokenizer():
-    alphabet = "zyx 0123456789abcdefghijklmnopqrstuvwABCDEFGHIJKLMNOPQRSTUVWXYZ"
+def test_a_model_brings_its_tokenizer_which_must_have_every_symbol():
     config = config_of("markov", seed=4)
-    own, given = Task(config), Task(config, CharTokenizer(alphabet))
+    own, given = make_task(config), make_task(config, CharTokenizer("zyx 0123456789"))
     texts = [task.tokenizer.decode(task.batch(0)[0][0]) for task in (own, given)]
     assert texts[0] == texts[1]
+    with pytest.raises(UserError, match="'2'"):
+        make_task(config, CharTokenizer("01"))
 
 
-def test_the_fingerprint_of_a_task_does_not_change_between_versions():
+def test_the_fingerprint_covers_settings_and_seed_and_does_not_change_between_versions():
     assert task_of("modular").fingerprint()[:16] == "3d68b6e789d909fb"
-
-
-def test_the_fingerprint_covers_settings_and_seed():
     config = config_of("markov")
+    fingerprint = make_task(config).fingerprint()
     same = replace(config, max_steps=7, data=replace(config.data, symbols=3))
-    fingerprint = generate_tokens(config, None).fingerprint
-    assert generate_tokens(same, None).fingerprint == fingerprint
-    changed = [
+    assert make_task(same).fingerprint() == fingerprint
+    for changed in (
         replace(config, seed=2),
         replace(config, data=replace(config.data, concentration=2)),
         replace(config, model=replace(config.model, block_size=41)),
-    ]
-    assert fingerprint not in {generate_tokens(other, None).fingerprint for other in changed}
+    ):
+        assert make_task(changed).fingerprint() != fingerprint
 
 
 # --- passages -------------------------------------------------------------------------------------
@@ -176,7 +149,6 @@ def test_passages_follow_transitions_that_are_fixed_for_the_seed():
 # --- Markov chains --------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 @given(seed=st.integers(0, 1000), shared=st.booleans())
 def test_chains_have_the_transition_probabilities_that_are_given(seed, shared):
     random = np.random.default_rng(seed)
@@ -192,60 +164,50 @@ def test_chains_have_the_transition_probabilities_that_are_given(seed, shared):
 
 
 @pytest.mark.slow
-def test_each_chain_has_transitions_of_its_own():
+@pytest.mark.parametrize("concentration", [0.3, 5.0])
+def test_each_chain_has_transitions_of_its_own(concentration):
     """With a Dirichlet concentration c, pairs of equal transitions are expected to agree more."""
-    for concentration in (0.3, 1.0, 5.0):
-        task = task_of("markov", block_size=400, concentration=concentration)
-        tokens = task.generate(BATCH, 300).tokens
-        counts = np.zeros((300, 3, 3))
-        rows = np.repeat(np.arange(300), 400)
-        np.add.at(counts, (rows, tokens[:, :-1].ravel(), tokens[:, 1:].ravel()), 1)
-        n = counts.sum(-1)
-        # E[k (k - 1)] / (n (n - 1)) is E[p²] = (c + 1) / (3 (3 c + 1)) for Dirichlet(c, c, c)
-        pairs = (counts * (counts - 1)).sum(-1) / 3
-        is_enough = n > 30
-        estimates = pairs[is_enough] / (n * (n - 1))[is_enough]
-        expected = (concentration + 1) / (3 * (3 * concentration + 1))
-        error = estimates.std() / len(estimates) ** 0.5
-        assert abs(estimates.mean() - expected) < 6 * error
+    task = task_of("markov", block_size=400, concentration=concentration)
+    tokens = task.generate(BATCH, 300).tokens
+    counts = np.zeros((300, 3, 3))
+    rows = np.repeat(np.arange(300), 400)
+    np.add.at(counts, (rows, tokens[:, :-1].ravel(), tokens[:, 1:].ravel()), 1)
+    n = counts.sum(-1)
+    # E[k (k - 1)] / (n (n - 1)) is E[p²] = (c + 1) / (3 (3 c + 1)) for Dirichlet(c, c, c)
+    pairs = (counts * (counts - 1)).sum(-1) / 3
+    is_enough = n > 30
+    estimates = pairs[is_enough] / (n * (n - 1))[is_enough]
+    expected = (concentration + 1) / (3 * (3 * concentration + 1))
+    error = estimates.std() / len(estimates) ** 0.5
+    assert abs(estimates.mean() - expected) < 6 * error
 
 
-# --- modular addition -----------------------------------------------------------------------------
+# --- modular addition and recall ------------------------------------------------------------------
 
 
 @given(P=st.integers(2, 40), share=st.floats(0.2, 0.8), seed=seeds)
 def test_sums_are_split_by_unordered_pairs(P, share, seed):
     task = task_of("modular", symbols=P, train_share=share, seed=seed)
     sides = []
-    value_of = {int(id): value for value, id in enumerate(task.symbol_ids)}
     for sequences in (task.training, task.validation):
-        values = np.vectorize(value_of.get)(sequences.tokens)
-        a, plus, b, equals, c = values.T
+        a, plus, b, equals, c = task.symbols_of(sequences).numpy().T
         assert (plus == P).all() and (equals == P + 1).all()
         assert np.array_equal(c, (a + b) % P)
         assert (sequences.is_counted == [False, False, False, True]).all()
         sides.append(set(zip(a.tolist(), b.tolist())))
         assert len(sides[-1]) == len(a)
     training, validation = sides
-    assert training.isdisjoint(validation)
-    assert len(training | validation) == P * P
+    assert training.isdisjoint(validation) and len(training | validation) == P * P
     assert {(b, a) for a, b in training} == training
-    unordered = {frozenset(pair) for pair in training}
-    assert len(unordered) == round(share * P * (P + 1) / 2)
-    text = task.tokenizer.decode(task.training.tokens[0])
-    assert text[1] + text[3] == "+=" and text[0] in CHARACTERS
+    assert len({frozenset(pair) for pair in training}) == round(share * P * (P + 1) / 2)
 
 
 def test_a_batch_of_sums_holds_each_training_pair_equally_often():
     num_pairs = len(task_of("modular", symbols=7).training.tokens)
     task = task_of("modular", symbols=7, batch_size=2 * num_pairs + 3)
-    inputs, _ = task.batch(5)
-    rows, counts = np.unique(inputs, axis=0, return_counts=True)
+    rows, counts = np.unique(task.batch(5)[0], axis=0, return_counts=True)
     assert len(rows) == num_pairs and set(counts) == {2, 3}
     assert {row.tobytes() for row in rows} == {row.tobytes() for row in task.training.inputs.copy()}
-
-
-# --- recall ---------------------------------------------------------------------------------------
 
 
 @given(seed=seeds, symbols=st.integers(4, 60), data=st.data())

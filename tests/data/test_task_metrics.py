@@ -1,7 +1,6 @@
 """Metrics of tasks against loops over single tokens, and for models with a known behavior."""
 
 import math
-from dataclasses import replace
 from itertools import chain, pairwise
 
 import numpy as np
@@ -9,9 +8,10 @@ import pytest
 import torch
 
 from config import Config, DataConfig, ModelConfig
-from data import task_metrics
-from data.synthetic import Task
-from data.task_metrics import Predictions, fourier_share, summarize
+from data.synthetic import make_task
+from data.tasks import task as tasks
+from data.tasks.modular import fourier_share
+from data.tasks.task import Predictions, Task, average
 from model import GPT
 from tests.models import lively, small
 from variants import build_model
@@ -20,10 +20,10 @@ V, L, H, T = 5, 2, 3, 20
 PERIODS = (3, 4, 5, 6, 7, 7)
 
 
-def make_task(name: str, block_size: int = T, **data) -> Task:
+def task_of(name: str, block_size: int = T, **data) -> Task:
     settings = {"source": "synthetic", "task": name, "val_max_tokens": 12 * block_size} | data
     model = ModelConfig(None, block_size=block_size)
-    return Task(Config(model=model, data=DataConfig(**settings), batch_size=4))
+    return make_task(Config(model=model, data=DataConfig(**settings), batch_size=4))
 
 
 def make_model(task: Task, **changes) -> GPT:
@@ -47,11 +47,6 @@ def random_predictions(symbols: np.ndarray, begin: bool) -> Predictions:
     )
 
 
-def metrics_of(readings: dict) -> dict[str, float]:
-    sums = {name: (r.values * r.is_counted).sum(-1).numpy() for name, r in readings.items()}
-    return summarize(sums, {name: r.is_counted.sum(-1).numpy() for name, r in readings.items()})
-
-
 def flatten(lists: list[list]) -> list:
     return list(chain.from_iterable(lists))
 
@@ -71,17 +66,13 @@ def expect_means(metrics: dict[str, float], expected: dict[str, list[list[float]
 
 def passages() -> np.ndarray:
     """Six rows of T symbols that repeat after `PERIODS` symbols."""
-    rng = np.random.default_rng(1)
-    rows = []
-    for period in PERIODS:
-        passage = rng.permutation(8)[:period]  # no symbol twice
-        rows.append(np.resize(passage, T))
-    return np.stack(rows)
+    rng = np.random.default_rng(1)  # no symbol twice in a passage
+    return np.stack([np.resize(rng.permutation(8)[:period], T) for period in PERIODS])
 
 
 def test_metrics_of_passages_equal_those_of_loops_over_tokens():
     symbols, p = passages(), random_predictions(passages(), begin=True)
-    readings = task_metrics.read_passages(p, DataConfig(min_period=2, max_period=8))
+    readings = task_of("passages", min_period=2, max_period=8).read(p)
     weights, begin = p.weights.numpy(), p.begin_weights.numpy()
     induction = np.zeros((L, H, len(symbols), T))
     for row, period in enumerate(PERIODS):
@@ -106,7 +97,7 @@ def test_metrics_of_passages_equal_those_of_loops_over_tokens():
     head = strongest(induction, repeated)
     attention_sum = weights.sum(-1) + begin
     expect_means(
-        metrics_of(readings),
+        average([readings]),
         {
             "first_loss": rows(p.loss, first),
             "repeated_loss": rows(p.loss, repeated),
@@ -122,25 +113,10 @@ def test_metrics_of_passages_equal_those_of_loops_over_tokens():
 
 def test_a_symbol_that_occurs_twice_in_a_passage_is_found():
     symbols = np.array([[0, 1, 2, 3, 4, 5, 4, 6] * 2 + [0, 1, 2, 3]])
-    p = random_predictions(symbols, begin=True)
-    readings = task_metrics.read_passages(p, DataConfig(min_period=8, max_period=8))
+    task = task_of("passages", min_period=8, max_period=8)
+    readings = task.read(random_predictions(symbols, begin=True))
     (is_counted,) = readings["sink_nothing_to_find"].is_counted
     assert is_counted.nonzero().flatten().tolist() == [4, 5, 7]
-
-
-def test_an_induction_head_and_a_sink_have_the_highest_scores():
-    p = random_predictions(passages(), begin=True)
-    weights, begin = torch.zeros_like(p.weights), torch.zeros_like(p.begin_weights)
-    weights[0, 1, :, range(1, T), range(T - 1)] = 1  # a previous-token head
-    for row, period in enumerate(PERIODS):
-        weights[1, 2, row, range(period, T), range(1, T - period + 1)] = 1
-        begin[1, 2, row, :period] = 1
-    p = replace(p, weights=weights, begin_weights=begin)
-    readings = task_metrics.read_passages(p, DataConfig(min_period=3, max_period=7))
-    metrics = metrics_of(readings)
-    ones = ("induction", "previous_token", "sink_nothing_to_find", "attention_sum_nothing_to_find")
-    assert all(metrics[name] == 1 for name in ones)
-    assert metrics["sink_something_to_find"] == 0
 
 
 def count_strategies(symbols: np.ndarray, pseudocount: float) -> dict[str, np.ndarray]:
@@ -157,16 +133,10 @@ def count_strategies(symbols: np.ndarray, pseudocount: float) -> dict[str, np.nd
 
 
 def test_metrics_of_markov_chains_equal_those_of_loops_over_tokens():
-    task = make_task("markov", symbols=V, concentration=0.5)
-    symbols = task_metrics.number_symbols(task, task.validation)[:6, :-1].numpy()
+    task = task_of("markov", symbols=V, concentration=0.5)
+    symbols = task.symbols_of(task.validation)[:6, :-1].numpy()
     p = random_predictions(symbols, begin=False)
     strategies = count_strategies(symbols, 0.5)
-    training = task_metrics.number_symbols(task, task.training).tolist()
-    flat = flatten(training)
-    pairs = [pair for sequence in training for pair in pairwise(sequence)]
-    strategies["text_unigram"] = np.array([[[flat.count(v) for v in range(V)]]]) / len(flat)
-    table = np.array([[pairs.count((a, b)) for b in range(V)] for a in range(V)])
-    strategies["text_bigram"] = (table / table.sum(-1, keepdims=True))[symbols]
     late = range(5, T)
     expected = {}
     for name, q in strategies.items():
@@ -182,46 +152,29 @@ def test_metrics_of_markov_chains_equal_those_of_loops_over_tokens():
             same[:, row, i] = weights[-1, :, row, i, keys].sum(0)
     same = same[..., 5:]
     expected["same_state"] = same[same.mean((1, 2)).argmax()].tolist()
-    expect_means(metrics_of(task_metrics.read_markov(p, task)), expected)
-
-
-def test_a_model_that_predicts_a_strategy_has_no_divergence_from_it():
-    task = make_task("markov", symbols=V)
-    symbols = task_metrics.number_symbols(task, task.validation)[:6, :-1].numpy()
-    for name, strategy in count_strategies(symbols, 1.0).items():
-        p = replace(
-            random_predictions(symbols, begin=False), log_p=torch.from_numpy(strategy).log()
-        )
-        metrics = metrics_of(task_metrics.read_markov(p, task))
-        others = {"uniform", "unigram", "bigram"} - {name}
-        assert metrics[f"kl_{name}"] == pytest.approx(0, abs=1e-6)
-        assert all(metrics[f"kl_{other}"] > 0.01 for other in others)
+    expect_means(average([task.read(p)]), expected)
 
 
 @pytest.mark.parametrize("begin", [False, True])
 @pytest.mark.parametrize("name", ["passages", "markov"])
 def test_a_pass_of_a_model_is_read_the_same_in_many_batches(name, begin, monkeypatch):
-    task = make_task(name, begin=begin, min_period=3, max_period=8)
+    task = task_of(name, begin=begin, min_period=3, max_period=8)
     model = make_model(task).train()
     random_state = torch.get_rng_state()
     at_once = task.measure(model)
-    monkeypatch.setattr(task_metrics, "MAX_VALUES", 1)  # one sequence at a time
+    monkeypatch.setattr(tasks, "MAX_VALUES", 1)  # one sequence at a time
     assert task.measure(model) == pytest.approx(at_once, abs=1e-5)
     assert model.training and torch.equal(random_state, torch.get_rng_state())
     assert ("task/sink_nothing_to_find" in at_once) == (begin and name == "passages")
 
 
 def test_some_sequences_are_measured_during_a_run_and_all_at_its_end(monkeypatch):
-    task = make_task("recall", 15, pairs=4)
+    task = task_of("recall", 15, pairs=4)
     model = make_model(task)
     counts = []
-    predict = task_metrics.predict
-    monkeypatch.setattr(
-        task_metrics,
-        "predict",
-        lambda *args: counts.append(len(args[2].tokens)) or predict(*args),
-    )
-    monkeypatch.setattr(task_metrics, "MAX_TOKENS", 5 * 15)
+    predict = task.predict
+    task.predict = lambda *args: counts.append(len(args[1].tokens)) or predict(*args)
+    monkeypatch.setattr(tasks, "MAX_TOKENS", 5 * 15)
     some, everything = task.measure(model), task.measure(model, is_last=True)
     assert counts == [5, 12]
     assert some["task/recall_loss_se"] > everything["task/recall_loss_se"] > 0
@@ -237,7 +190,7 @@ def test_some_sequences_are_measured_during_a_run_and_all_at_its_end(monkeypatch
 def test_losses_of_a_model_are_those_of_the_tokens_that_its_task_counts(
     name, block_size, settings, prefixes
 ):
-    task = make_task(name, block_size, **settings)
+    task = task_of(name, block_size, **settings)
     model = make_model(task)
     metrics = task.measure(model)
     for prefix, split in prefixes.items():

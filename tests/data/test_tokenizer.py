@@ -20,6 +20,7 @@ from data.tokenizer import (
     PATTERNS,
     BPETokenizer,
     CharTokenizer,
+    HFTokenizer,
     encode_prompt,
     load_tiktoken,
     load_tokenizer,
@@ -133,19 +134,8 @@ def test_the_character_tokenizer_decodes_any_text_exactly(text):
     assert ids == [alphabet.index(c) for c in text] and tokenizer.decode(ids) == text
     assert tokenizer.vocab_size == len(alphabet) and tokenizer.end_of_text is None
     assert b"".join(map(tokenizer.token_bytes, ids)) == text.encode()
-
-
-@given(alphabet=texts, text=texts)
-@example(alphabet="abc", text="ab\nab")
-def test_the_first_character_outside_the_alphabet_is_refused_by_name(alphabet, text):
-    unknown = [c for c in text if c not in alphabet]
-    if unknown:
-        with pytest.raises(UserError) as error:
-            CharTokenizer(alphabet).encode(text)
-        assert repr(unknown[0]) in str(error.value)
-        assert f" {len(set(alphabet))} " in str(error.value)
-    else:
-        assert CharTokenizer(alphabet).decode(CharTokenizer(alphabet).encode(text)) == text
+    with pytest.raises(UserError, match="'Ω'"):
+        CharTokenizer(text.replace("Ω", "")).encode(text + "Ω")
 
 
 @pytest.mark.parametrize(
@@ -170,50 +160,28 @@ def test_a_saved_tokenizer_gives_the_same_ids(tokenizer, tmp_path):
 @pytest.mark.parametrize(
     "content",
     [
-        b"",
         json.dumps(TRAINED.to_json())[:-9].encode(),
-        b"(dp0",
         b"[]",
-        b"null",
-        b"{}",
         b'{"kind": "words"}',
-        b'{"kind": "char"}',
-        b"\xff\xfe",
         b'{"kind": "char", "alphabet": 5}',
-        b'{"kind": "bpe", "tokens": []}',
-        *(
-            json.dumps({**BYTES.to_json(), **changed}).encode()
-            for changed in ({"pattern": "("}, {"pattern": 5}, {"tokens": ["*"]}, {"tokens": [5]})
-        ),
-        None,
+        json.dumps(BYTES.to_json() | {"pattern": "("}).encode(),
+        json.dumps(BYTES.to_json() | {"tokens": ["*"]}).encode(),
     ],
 )
 def test_a_file_without_a_tokenizer_is_refused_by_name(content, tmp_path):
-    if content is not None:
-        (tmp_path / "tokenizer.json").write_bytes(content)
+    (tmp_path / "tokenizer.json").write_bytes(content)
     with pytest.raises(UserError) as error:
         load_tokenizer(tmp_path / "tokenizer.json")
     assert str(tmp_path / "tokenizer.json") in str(error.value)
 
 
-def saved_hf(changed: dict) -> dict:
-    """A saved tokenizer of the `tokenizers` library whose description is changed."""
-    library = Tokenizer(models.BPE(BYTE_IDS | {"ab": 256}, [("a", "b")]))
+def test_dropout_of_a_tokenizer_is_off_and_half_a_surrogate_pair_is_replaced(tmp_path):
+    ids = {token: id for id, token in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    library = Tokenizer(models.BPE(ids | {"ab": 256}, [("a", "b")], dropout=0.5))
     library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     library.decoder = decoders.ByteLevel()
-    description = json.loads(library.to_str())
-    model = description["model"] | changed.pop("model", {})
-    text = json.dumps({**description, **changed, "model": model})
-    return {"kind": "hf", "tokenizer": text, "end_of_text": None}
-
-
-BYTE_IDS = {token: id for id, token in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
-
-
-def test_dropout_of_a_tokenizer_is_off_and_half_a_surrogate_pair_is_replaced(tmp_path):
-    file = tmp_path / "tokenizer.json"
-    file.write_text(json.dumps(saved_hf({"model": {"dropout": 0.5}})))
-    tokenizer = load_tokenizer(file)
+    save_tokenizer(HFTokenizer(library.to_str()), tmp_path / "tokenizer.json")
+    tokenizer = load_tokenizer(tmp_path / "tokenizer.json")
     assert tokenizer.encode("ab" * 50) == 50 * [256]
     assert tokenizer.decode(tokenizer.encode("a\udcff")) == "a\ufffd"
 
@@ -224,22 +192,15 @@ def test_gpt2_has_the_ids_of_tiktoken(monkeypatch, tmp_path):
     ours, theirs = load_tiktoken("gpt2"), tiktoken.get_encoding("gpt2")
     assert ours.vocab_size == theirs.n_vocab == 50257
     assert ours.end_of_text == theirs.eot_token == 50256
-    for text in (
-        SAMPLE,
-        SAMPLE * 20,
-        Path(__file__).read_text(encoding="utf-8"),
-        f"a{END_OF_TEXT}",
-        "",
-    ):
+    for text in (SAMPLE * 20, Path(__file__).read_text(encoding="utf-8"), f"a{END_OF_TEXT}", ""):
         assert ours.encode(text) == theirs.encode_ordinary(text)
         assert ours.decode(ours.encode(text)) == text
     assert all(
         ours.token_bytes(id) == theirs.decode_single_token_bytes(id) for id in range(0, 50256, 97)
     )
     save_tokenizer(ours, tmp_path / "tokenizer.json")
-    assert load_tokenizer(tmp_path / "tokenizer.json").encode(SAMPLE) == theirs.encode_ordinary(
-        SAMPLE
-    )
+    loaded = load_tokenizer(tmp_path / "tokenizer.json")
+    assert loaded.encode(SAMPLE) == theirs.encode_ordinary(SAMPLE)
 
 
 def test_gpt2_without_a_network_names_the_variable_to_set(tmp_path, monkeypatch):

@@ -5,13 +5,12 @@ import re
 import shutil
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import astuple, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from corpora import ignore
-from filelock import FileLock
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -70,13 +69,14 @@ def cache_entries(cache):
     return [p.parent for p in cache.glob("*/meta.json")]
 
 
-@pytest.mark.parametrize("config", [CHAR, SMALL_BPE], ids=["char", "bpe"])
-@given(
-    text=st.text(
-        st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=2
-    ).filter(lambda t: len(set(normalize_text(t))) > 1)
+bounded_texts = st.text(
+    st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=2
 )
+
+
 @pytest.mark.slow
+@pytest.mark.parametrize("config", [CHAR, SMALL_BPE], ids=["char", "bpe"])
+@given(text=bounded_texts.filter(lambda text: len(set(normalize_text(text))) > 1))
 def test_the_last_tenth_of_the_characters_validates_and_both_splits_make_up_the_text(
     config, text, tmp_path_factory
 ):
@@ -85,7 +85,7 @@ def test_the_last_tenth_of_the_characters_validates_and_both_splits_make_up_the_
     text = normalize_text(text)
     tokens = prepare(DataConfig(source="text", path=str(file)), config, ignore)
     assert decode_splits(tokens) == (text[: len(text) * 9 // 10], text[len(text) * 9 // 10 :])
-    assert (tokens.characters, tokens.bytes, tokens.documents) == (len(text), len(text.encode()), 1)
+    assert astuple(tokens.size)[:3] == (1, len(text), len(text.encode()))
 
 
 def test_bpe_does_not_learn_from_the_validation_split(write):
@@ -98,7 +98,7 @@ def test_bpe_does_not_learn_from_the_validation_split(write):
 def test_end_of_text_separates_documents(folder):
     separator, texts = "<|endoftext|>", ["ab" * 45, "", "c" * 95, "d" * 5, "e" * 5]
     tokens = prepare(folder(*texts), SMALL_BPE, ignore)
-    assert tokens.documents == 5
+    assert tokens.size.documents == 5
     assert decode_splits(tokens) == (
         f"{texts[0]}{separator}{'c' * 85}",
         f"{'c' * 10}{separator}ddddd{separator}eeeee",
@@ -109,41 +109,31 @@ def test_end_of_text_separates_documents(folder):
     )
 
 
-def numbered_documents(count: int) -> list[str]:
-    return [f"document {n:03} says {n * n}\n" for n in range(count)]
-
-
 @pytest.mark.parametrize("config", [CHAR, SMALL_BPE], ids=["char", "bpe"])
 def test_one_document_of_every_ten_validates_and_it_is_always_the_same(
     config, folder, monkeypatch, cache
 ):
-    texts = numbered_documents(125)
+    texts = [f"document {n:03} says {n * n}\n" for n in range(125)]
     source = folder(*texts)
     tokens = prepare(source, config, ignore)
-    sides = [
-        [int(n) for n in re.findall(r"document (\d+)", side)] for side in decode_splits(tokens)
-    ]
+    parts = decode_splits(tokens)
+    sides = [[int(n) for n in re.findall(r"document (\d+)", part)] for part in parts]
     assert sorted(sides[0] + sides[1]) == list(range(125))
-    assert all(side == sorted(side) for side in sides)
     assert [n // 10 for n in sides[1]][:12] == list(range(12))
-    for side, part in zip(sides, decode_splits(tokens)):
+    for side, part in zip(sides, parts):
         assert part.replace("<|endoftext|>", "") == "".join(texts[n] for n in side)
         assert part.count("<|endoftext|>") == (0 if config is CHAR else len(side) - 1)
     assert len({n % 10 for n in sides[1]}) > 3  # drawn at random
-    assert tokens.val_documents == len(sides[1])
-    assert f" {len(sides[1])} " in tokens.summary()[2]
     monkeypatch.setenv("GLASSGPT_CACHE", str(cache.with_name("other")))
-    assert decode_splits(prepare(source, config, ignore)) == decode_splits(tokens)
+    assert decode_splits(prepare(source, config, ignore)) == parts
 
 
 @pytest.mark.parametrize(
-    "symbols, dtype",
-    [(2, "uint8"), (256, "uint8"), (257, "uint16"), (65536, "uint16"), (65537, "uint32")],
+    "symbols, dtype", [(256, "uint8"), (257, "uint16"), (65536, "uint16"), (65537, "uint32")]
 )
 def test_ids_have_the_smallest_dtype_that_holds_the_vocabulary(symbols, dtype, write):
-    alphabet = "".join(chr(c) for c in range(32, symbols + 4000) if not 0xD800 <= c < 0xE000)[
-        :symbols
-    ]
+    characters = (chr(c) for c in range(32, symbols + 4000) if not 0xD800 <= c < 0xE000)
+    alphabet = "".join(characters)[:symbols]
     tokens = prepare(write(alphabet), CHAR, ignore)
     assert tokens.tokenizer.vocab_size == symbols
     assert tokens.train.dtype == tokens.val.dtype == dtype
@@ -188,13 +178,8 @@ def flip_a_byte(file: Path) -> None:
 
 @pytest.mark.parametrize(
     "damage",
-    [
-        flip_a_byte,
-        lambda f: f.unlink(),
-        lambda f: os.truncate(f, f.stat().st_size - 1),
-        lambda f: os.truncate(f, f.stat().st_size + 1),
-    ],
-    ids=["a byte", "missing", "shorter", "longer"],
+    [flip_a_byte, Path.unlink, lambda f: os.truncate(f, f.stat().st_size - 1)],
+    ids=["a byte", "missing", "shorter"],
 )
 @pytest.mark.parametrize("name", ["train.bin", "val.bin", "tokenizer.json"])
 def test_a_damaged_cache_entry_is_reported_and_prepared_again(name, damage, write, cache):
@@ -206,14 +191,13 @@ def test_a_damaged_cache_entry_is_reported_and_prepared_again(name, damage, writ
     assert decode_splits(prepare(write(PROSE), SMALL_BPE, pytest.fail)) == intact
 
 
-@pytest.mark.parametrize("figure", ["bytes", "characters", "documents"])
-def test_a_changed_figure_of_a_cache_entry_is_reported_and_counted_again(figure, write, cache):
+def test_a_changed_size_in_a_cache_entry_is_reported_and_counted_again(write, cache):
     intact, log = prepare(write(PROSE), CHAR, ignore), []
     (entry,) = cache_entries(cache)
     meta = (entry / "meta.json").read_text()
-    (entry / "meta.json").write_text(re.sub(rf'("{figure}": )', r"\g<1>9", meta))
+    (entry / "meta.json").write_text(meta.replace('"bytes": ', '"bytes": 9'))
     again = prepare(write(PROSE), CHAR, log.append)
-    assert getattr(again, figure) == getattr(intact, figure)
+    assert again.size == intact.size
     assert len(log) == 1 and str(entry) in log[0]
 
 
@@ -222,22 +206,7 @@ def test_the_fingerprint_of_a_text_does_not_change_between_versions(write):
     assert prepare(write(PROSE), CHAR, ignore).fingerprint[:16] == "336477e4d9c65baf"
 
 
-def test_a_text_that_an_older_version_read_differently_has_another_fingerprint(write):
-    tokens = prepare(write(PROSE.replace("\n", "\r\n")), CHAR, ignore)
-    assert "".join(decode_splits(tokens)) == PROSE
-    assert tokens.fingerprint[:16] != "3bfc1dccfdd0570e"  # with both characters of a line end
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda file: file.write_text(PROSE * 2),
-        replace_a_word,
-        lambda file: file.write_text("☃" + PROSE),
-        lambda file: file.unlink(),
-    ],
-    ids=["longer", "same size", "a new character", "gone"],
-)
+@pytest.mark.parametrize("change", [replace_a_word, Path.unlink], ids=["same size", "gone"])
 @pytest.mark.parametrize("function", ["build_tokenizer", "save_tokenizer"])
 def test_text_that_changes_while_it_is_prepared_is_refused_and_not_kept(
     function, change, write, cache, monkeypatch
@@ -252,7 +221,7 @@ def test_text_that_changes_while_it_is_prepared_is_refused_and_not_kept(
     monkeypatch.setattr(data.tokens, function, change_before)
     with pytest.raises(UserError) as error:
         prepare(source, CHAR, ignore)
-    assert source.path in str(error.value) or "☃" in str(error.value)
+    assert source.path in str(error.value)
     assert [p for p in cache.iterdir() if p.is_dir()] == []
 
 
@@ -266,60 +235,35 @@ def test_the_tokenizer_of_another_model_is_used_and_characters_it_lacks_are_refu
     assert "'Ω'" in str(error.value)
 
 
-def test_folders_of_killed_processes_are_removed_from_the_cache_and_no_others(write, cache):
-    abandoned, in_use, *others = (
-        cache / name
-        for name in (
-            "0123456789abcdef.ab_1cd2e.part",
-            "fedcba9876543210.ab_1cd2e.part",
-            "thesis.part",
-            ".notes.part",
-            "0123456789.x.part",
-            "0123456789abcdef.part",
-        )
-    )
-    for part in (abandoned, in_use, *others):
-        part.mkdir(parents=True)
-        (part / "train.bin").write_bytes(b"x")
-    with FileLock(cache / "fedcba9876543210.lock"):
-        prepare(write(PROSE), CHAR, ignore)
-    assert not abandoned.exists()
-    assert all((folder / "train.bin").exists() for folder in (in_use, *others))
+def test_what_a_killed_process_left_is_removed_when_its_text_is_prepared(write, cache):
+    prepare(write(PROSE), CHAR, ignore)
+    (entry,) = cache_entries(cache)
+    abandoned = entry.with_suffix(".part")
+    entry.rename(abandoned)
+    prepare(write(PROSE), CHAR, ignore)
+    assert cache_entries(cache) == [entry] and not abandoned.exists()
 
 
 SCRIPT = """
-import os, sys, time
+import sys, time
 import data.tokens
 from config import DataConfig, TokenizerConfig
-{preparation}
-config = TokenizerConfig(name="bpe", vocab_size=280)
-log = lambda line: print(line, flush=True)
-tokens = data.tokens.prepare(DataConfig(source="text", path=sys.argv[1]), config, log)
-print(len(tokens.train), tokens.fingerprint)
-assert not {{"torch", "training", "datasets"}} & {{*sys.modules}}
-"""
-SAVE_SLOWLY = """
 save = data.tokens.save_tokenizer
-def slow(*args):
+def save_slowly(*args):
     time.sleep(0.5)
     save(*args)
-data.tokens.save_tokenizer = slow
+data.tokens.save_tokenizer = save_slowly
+config = TokenizerConfig(name="bpe", vocab_size=280)
+tokens = data.tokens.prepare(DataConfig(source="text", path=sys.argv[1]), config, print)
+print(len(tokens.train), tokens.fingerprint)
+assert not {"torch", "datasets"} & {*sys.modules}
 """
-
-
-def start_process(config, preparation=""):
-    return subprocess.Popen(
-        [sys.executable, "-c", SCRIPT.format(preparation=preparation), config.path],
-        cwd=ROOT,
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
 
 
 @pytest.mark.slow
 def test_two_processes_that_prepare_the_same_text_do_it_once(write, cache):
-    pair = [start_process(write(PROSE), SAVE_SLOWLY) for _ in range(2)]
+    command = [sys.executable, "-c", SCRIPT, write(PROSE).path]
+    pair = [subprocess.Popen(command, cwd=ROOT, text=True, stdout=-1, stderr=-1) for _ in range(2)]
     out, errors = zip(*(p.communicate(timeout=60) for p in pair))
     assert [p.returncode for p in pair] == [0, 0], errors
     assert "".join(out).count(f"kept in {cache}") == 1
@@ -327,15 +271,18 @@ def test_two_processes_that_prepare_the_same_text_do_it_once(write, cache):
     assert len(cache_entries(cache)) == 1
 
 
+LINES = "".join(
+    f"def name_{n}(x):\n    return {n} * x  # "
+    f"{'é' * (n % 5)}\n\n{'word ' * (n % 3)}\nlast \r\n{n}\n"
+    for n in range(400)
+)
+
+
+@pytest.mark.parametrize("text", [LINES, " ".join(LINES.split())], ids=["lines", "one line"])
 @pytest.mark.parametrize("pattern", ["code", "gpt2"])
 def test_text_in_many_pieces_has_the_tokens_of_the_text_in_one_piece(
-    pattern, write, cache, monkeypatch
+    pattern, text, write, cache, monkeypatch
 ):
-    text = "".join(
-        f"def name_{n}(x):\n    return {n} * x  # "
-        f"{'é' * (n % 5)}\n\n{'word ' * (n % 3)}\nlast \r\n{n}\n"
-        for n in range(400)
-    )
     config = replace(SMALL_BPE, pattern=pattern)
     one_piece = prepare(write(text), config, ignore)
     monkeypatch.setenv("GLASSGPT_CACHE", str(cache.with_name("other")))

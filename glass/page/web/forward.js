@@ -11,7 +11,6 @@ import {
   project,
   rotateHeads,
   sizesOf,
-  smearKeys,
 } from "./layers.js";
 import { embedNgrams } from "./ngrams.js";
 
@@ -92,7 +91,6 @@ export class ForwardPass {
     this.layers = Array.from({ length: sizes.L }, () => ({
       x: new GrowingRows(), // input of the block, (T, C)
       k: new GrowingRows(), // keys, (T, G, d_k)
-      plainKeys: new GrowingRows(), // keys before they are smeared and rotated, (T, G, d_k)
       v: new GrowingRows(), // values, (T, G, d_v)
       gathered: new GrowingRows(), // per-head outputs before W_O, (T, H, d_v)
       mlp: new GrowingRows(), // what the MLP wrote, (T, C)
@@ -139,9 +137,8 @@ export class ForwardPass {
     const { L, C, G, d_k, d_v } = this.sizes;
     Object.assign(this, { ids: base.ids, hidden: base.hidden, measuredNorms: 0, predictions: [] });
     for (let l = layer; l < L; l++) {
-      const { k, plainKeys, v } = base.layers[l];
+      const { k, v } = base.layers[l];
       this.layers[l].k.write(0, k.data.subarray(0, start * G * d_k));
-      this.layers[l].plainKeys.write(0, plainKeys.data.subarray(0, start * G * d_k));
       this.layers[l].v.write(0, v.data.subarray(0, start * G * d_v));
     }
     this.output.write(0, base.output.data.subarray(0, start * C));
@@ -197,12 +194,7 @@ export class ForwardPass {
     this.tap("residual", l, x, start);
     const normalized = norm(weights, config, `${block}.norm_1`, x);
     const q = project(weights, config, name, "Q", normalized, n).y;
-    let k = project(weights, config, name, "K", normalized, n).y;
-    if (config.smear_keys) {
-      layer.plainKeys.write(start * G * d_k, k);
-      const plain = this.rowsOf(layer.plainKeys, G * d_k);
-      k = smearKeys(weights, config, name, plain, start, this.hidden);
-    }
+    const k = project(weights, config, name, "K", normalized, n).y;
     layer.x.write(start * C, x);
     layer.k.write(start * G * d_k, rotateHeads(config, k, G, start));
     layer.v.write(start * G * d_v, linear(weights, `${name}.W_V`, normalized, n));

@@ -239,39 +239,6 @@ export function project(weights, config, name, which, x, n) {
 }
 
 /**
- * Return the share of a token's own key in its smeared key; the rest is the previous token's key.
- *
- * @param {Weights} weights
- * @param {string} name - Of the attention layer.
- * @param {number} group - Key/value head.
- */
-export const ownKeyShare = (weights, name, group) => sigmoid(weights[`${name}.smear`].data[group]);
-
-/**
- * Mix each token's key with that of the token before (smeared keys, Olsson et al. 2022).
- *
- * @param {Weights} weights
- * @param {object} config
- * @param {string} name - Of the attention layer.
- * @param {Float32Array} keys - Of all tokens (T, G, d_k), before rotation.
- * @param {number} start - First token whose smeared key is returned.
- * @param {number[]} hidden - Tokens that the keys of later tokens do not contain.
- * @returns {Float32Array} (T - start, G, d_k)
- */
-export function smearKeys(weights, config, name, keys, start, hidden) {
-  const { G, d_k } = sizesOf(config);
-  const width = G * d_k;
-  const smeared = keys.slice(start * width);
-  for (let k = 0; k < smeared.length; k++) {
-    const t = start + Math.floor(k / width);
-    const share = ownKeyShare(weights, name, Math.floor((k % width) / d_k));
-    const previous = t > 0 && !hidden.includes(t - 1) ? keys[(start - 1) * width + k] : 0;
-    smeared[k] = share * smeared[k] + (1 - share) * previous;
-  }
-  return smeared;
-}
-
-/**
  * Multiply what the heads gather by their gates, in place, if they have gates (Qiu et al. 2025).
  *
  * @param {Weights} weights

@@ -9,7 +9,7 @@ import { colorIndex } from "./colors.js";
 import { bdi, el } from "./dom.js";
 import { formatNumber, formatSigned, shortenToken } from "./format.js";
 import { headGridLayout, headName } from "./labels.js";
-import { hasMlps, hasSmearedKeys } from "./page_state.js";
+import { hasMlps } from "./page_state.js";
 import { term } from "./terms.js";
 
 /** Contributions that have a bar of their own. */
@@ -329,9 +329,6 @@ export function drawScoreAttribution(host, terms, title) {
     note(
       `The attention score before the softmax, minus its mean over the visible tokens, is ${formatSigned(sumOfValues(terms))}. ` +
         "It is a sum over pairs: what wrote the query × what wrote the key.",
-      hasSmearedKeys
-        ? " “Previous” is what wrote the key of the token before, in smeared keys."
-        : "",
     ),
     barList(largestBars(bars, MAX_BARS)),
   );

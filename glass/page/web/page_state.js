@@ -58,9 +58,6 @@ export const groups = data.groups && H % data.groups === 0 ? data.groups : H;
 /** Whether the model's heads have sink logits, so that the weights on tokens sum to less than 1. */
 export const hasSink = Boolean(data.modelConfig?.attention_sink);
 
-/** Whether each key contains that of the token before. */
-export const hasSmearedKeys = Boolean(data.modelConfig?.smear_keys);
-
 /** What the model is validated on. */
 export const validationName = data.config?.some(
   ([name, value]) => name === "data.source" && value === "synthetic",

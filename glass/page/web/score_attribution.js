@@ -5,15 +5,7 @@
  */
 
 import { repeatRow } from "./forward.js";
-import {
-  modelScales,
-  norm,
-  normalize,
-  ownKeyShare,
-  project,
-  rotaryFrequencies,
-  rotate,
-} from "./layers.js";
+import { modelScales, norm, normalize, project, rotaryFrequencies, rotate } from "./layers.js";
 
 /**
  * Attribute the pre-softmax score of cell (i, j) to pairs of components.
@@ -24,9 +16,8 @@ import {
  * @param {number} i - Query token.
  * @param {number} j - Key token.
  * @returns {{query: string, key: string, value: number}[]} One term per component that wrote the
- *   query and component that wrote the key; in smeared keys, those of the previous token are terms of
- *   their own. They sum to the score minus its mean over the tokens
- *   that are not hidden from the query. Norms have the scales of the whole residual stream.
+ *   query and component that wrote the key. They sum to the score minus its mean over the tokens that
+ *   are not hidden from the query. Norms have the scales of the whole residual stream.
  */
 export function attributeScore(pass, layer, head, i, j) {
   const { H, G, d_k } = pass.sizes;
@@ -75,19 +66,16 @@ function projectComponents(pass, layer, which, head, tokens) {
   const { data: W } = weights[`${name}.W_${which}.weight`];
   const qkGain = weights[`${name}.norm_${which.toLowerCase()}.weight`]?.data;
   const frequencies = config.position === "rope" ? rotaryFrequencies(config, d_k) : null;
-  const isSmeared = which === "K" && config.smear_keys;
-  const ownShare = isSmeared ? ownKeyShare(weights, name, head) : 1;
 
-  /** Project a token of normalized rows (T, C), or of zeros, as a share of the vector of token t. */
-  const projectToken = (rows, bias, token, t, share) => {
+  /** Project token t of normalized rows (T, C), or of zeros. */
+  const projectToken = (rows, bias, t) => {
     const vector = new Float64Array(d_k);
-    if (token < 0 || (token < t && pass.hidden.includes(token))) return vector;
     for (let n = 0; n < d_k; n++) {
       const row = (head * d_k + n) * C;
       let sum = bias ? bias[head * d_k + n] : 0;
-      for (let k = 0; rows && k < C; k++) sum += rows[token * C + k] * W[row + k];
+      for (let k = 0; rows && k < C; k++) sum += rows[t * C + k] * W[row + k];
       const gain = qkGain ? qkGain[n] : 1;
-      vector[n] = share * (qkScales ? sum * qkScales.scales[token * heads + head] * gain : sum);
+      vector[n] = qkScales ? sum * qkScales.scales[t * heads + head] * gain : sum;
     }
     if (frequencies) rotate(vector, 0, t, frequencies);
     return vector;
@@ -95,11 +83,7 @@ function projectComponents(pass, layer, which, head, tokens) {
 
   const projected = [];
   const addComponent = (component, rows, bias) => {
-    const vectors = tokens.map(t => projectToken(rows, bias, t, t, ownShare));
-    projected.push({ name: component, vectors });
-    if (!isSmeared) return;
-    const previous = tokens.map(t => projectToken(rows, bias, t - 1, t, 1 - ownShare));
-    projected.push({ name: `previous ${component}`, vectors: previous });
+    projected.push({ name: component, vectors: tokens.map(t => projectToken(rows, bias, t)) });
   };
   const inputGain = weights[`${block}.norm_1.weight`]?.data;
   for (const component of pass.components()) {

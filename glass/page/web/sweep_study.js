@@ -12,16 +12,12 @@ import { explainMetric } from "./terms.js";
 
 /** What the columns of the result tables mean. */
 const COLUMNS = {
-  "mean ± SE": "Mean over the seeds, or difference of two means, with its standard error.",
+  "mean ± SE": "Mean over the seeds with its standard error.",
   "SE in a run":
     "Typical standard error of one seed's value, because it is measured on a sample of sequences.",
   median:
     "Median over the seeds; one without the event counts as later than the end of the run. A dash: later than that.",
   seeds: "Number of seeds in which the event has happened.",
-  "in SE": "The difference divided by its standard error.",
-  p:
-    "Probability of such a difference by chance: by a t-test for means, by Fisher's exact test for numbers of seeds " +
-    "(against the first arm).",
 };
 
 /**

@@ -95,13 +95,11 @@ export const TASK_CHARTS = [
     title: "Divergence from strategies (nats)",
     explanation:
       "KL(strategy ‖ model): 0 if the model predicts exactly what a strategy does. Unigrams are the frequencies of " +
-      "all states, bigrams those of the states that follow the current one; in context, of the sequence so far.",
+      "all states of the sequence so far, bigrams those of the states that follow the current one.",
     metrics: {
       kl_uniform: "all states alike",
       kl_unigram: "in-context unigrams",
       kl_bigram: "in-context bigrams",
-      kl_text_unigram: "unigrams of the training text",
-      kl_text_bigram: "bigrams of the training text",
     },
   },
   {

@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from models import configs, in_browser, lively, page_weights, random_tokens, small
+from models import in_browser, lively, page_configs, page_weights, random_tokens, small
 
 from data.tokenizer import PATTERNS, CharTokenizer, load_tiktoken, train_bpe
 from generation.decoder import window_start
@@ -103,7 +103,7 @@ def next_token_losses(logits, ids) -> np.ndarray:
 @pytest.mark.slow
 @in_browser
 @given(
-    configs,
+    page_configs,
     st.sampled_from([13, 16]),
     st.lists(st.tuples(st.integers(0, 1), st.integers(0, 3)), max_size=3),
     st.lists(st.integers(0, 10), max_size=3, unique=True),

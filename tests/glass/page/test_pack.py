@@ -140,7 +140,5 @@ def test_the_predictions_of_the_newest_snapshots_are_kept(count):
 
 
 def test_a_page_names_the_setting_that_it_cannot_run():
-    config = small()
-    config.position = "alibi"
-    model = EmbeddedModel(config, {"kind": "char"}, 1, {})
-    assert embed_weights(model, Blobs()) == {"cannotRun": "model.position=alibi"}
+    model = EmbeddedModel(small(smear_keys=True), {"kind": "char"}, 1, {})
+    assert embed_weights(model, Blobs()) == {"cannotRun": "model.smear_keys=true"}

@@ -1,0 +1,1 @@
+"""Generated tasks: each draws its sequences and measures how a model solves it."""
