@@ -17,8 +17,8 @@ class ExploreConfig(Hardware, LoadConfig):
 
     checkpoint: str = setting(
         "last",
-        "checkpoint to load: last, best, or a step number; with last, newer checkpoints are "
-        "shown while the run trains",
+        "checkpoint to load: last, best, or a step number; with last, the page shows the newest "
+        "each time it is loaded",
     )
     prompt: str | None = setting(
         None, "text that the page shows first; null: an example", literal=True

@@ -32,23 +32,23 @@ class Explorer(Process):
         _, _, rest = self.page().partition('<script type="application/json" id="data">')
         return json.loads(rest.partition("</script>")[0])
 
-    def frames(self, request: str, **parameters) -> list[tuple[str, object]]:
-        """Return the frames that answer a request."""
+    def post(self, body: dict):
+        """Return the response to a request."""
         origin = "http://" + urlsplit(self.address).netloc
-        body = json.dumps({"request": request, **parameters}).encode()
-        post = urllib.request.Request(f"{self.address}ask", body, {"Origin": origin})
-        with urllib.request.urlopen(post, timeout=SECONDS) as response:
-            return decode_frames(response.read())
+        request = urllib.request.Request(f"{self.address}ask", json.dumps(body).encode())
+        request.add_header("Origin", origin)
+        return urllib.request.urlopen(request, timeout=SECONDS)
 
     def ask(self, request: str, **parameters):
         """Return the answer of a request, without its parts."""
-        kind, value = self.frames(request, **parameters)[-1]
+        with self.post({"request": request, **parameters}) as response:
+            kind, value = decode_frames(response.read())[-1]
         assert kind == "answer", value
         return value
 
     def read(self, text: str) -> dict:
         """Return the answer of `read` for a text, at the step that is shown."""
-        ids, step = self.ask("encode", text=text), self.ask("version")["step"]
+        ids, step = self.ask("encode", text=text), self.data()["step"]
         return self.ask("read", ids=ids, step=step, off=[], hidden=[])
 
 

@@ -32,7 +32,7 @@ class Interventions(NamedTuple):
         if not self.hidden:
             return None
         is_hidden = torch.zeros(1, length, dtype=torch.bool, device=device)
-        is_hidden[0, list(self.hidden)] = True
+        is_hidden[0, [j for j in self.hidden if j < length]] = True
         return is_hidden
 
     def mask(self, length: int, device: torch.device, start: int = 0) -> Tensor | None:

@@ -12,10 +12,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from common.errors import UserError
 from common.terminal import explain_error, print_stderr
 
-ARRAY_TYPES = {"float32": "<f4", "float16": "<f2", "int32": "<i4"}
+ARRAY_TYPES = ("float32", "float16")
 ALIGNMENT = 4  # bytes; a Float32Array of JavaScript begins at a multiple of it
 
 
@@ -30,13 +29,11 @@ def encode_frame(kind: Literal["part", "answer", "error"], value: Any) -> bytes:
 
     def add_array(array: object) -> dict[str, str | int]:
         if not isinstance(array, np.ndarray) or array.dtype.name not in ARRAY_TYPES:
-            found = getattr(array, "dtype", type(array).__name__)
-            raise TypeError(f"a value of type {found} cannot be sent: {array!r}")
-        name = array.dtype.name
+            raise TypeError(f"a value of {type(array).__name__} cannot be sent: {array!r}")
         offset = len(binary)
-        binary.extend(array.astype(ARRAY_TYPES[name], copy=False).tobytes())
+        binary.extend(array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes())
         binary.extend(bytes(-len(binary) % ALIGNMENT))
-        return {"array": name, "offset": offset, "length": array.size}
+        return {"array": array.dtype.name, "offset": offset, "length": array.size}
 
     text = json.dumps({kind: value}, default=add_array, allow_nan=False).encode()
     return struct.pack("<II", len(text), len(binary)) + text + binary
@@ -49,5 +46,4 @@ def encode_error(error: Exception) -> bytes:
         print_stderr("".join(traceback.format_exception(error)))
         reason = f"{type(error).__name__} in explore.py: see the terminal for the details"
         return encode_frame("error", {"name": "InternalError", "message": reason})
-    name = type(error).__name__ if isinstance(error, UserError) else "UserError"
-    return encode_frame("error", {"name": name, "message": explanation})
+    return encode_frame("error", {"name": type(error).__name__, "message": explanation})

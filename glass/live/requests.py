@@ -1,11 +1,12 @@
 """Answer the page's requests about a model.
 
-Requests of the same name in glass/page/web/requests.js, which runs in the page, mean the same.
+A function returns the answer, or yields parts. Those that run the model get the text of the request
+as it was read. Requests of the same name in glass/page/web/requests.js mean the same.
 """
 
 import random
-from collections.abc import Callable, Generator
-from functools import partial
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,39 +15,34 @@ import torch
 from common.errors import UserError
 from generation.decoder import window_start
 from generation.sampling import Sampling, draw_tokens
+from glass.heads import analysis
 from glass.heads.ablation import iterate_head_effects, iterate_token_effects
-from glass.heads.logit_attribution import attribute_logits, find_promoted_tokens
+from glass.heads.capture import ForwardPass, capture, in_float32
+from glass.heads.findings import summarize
+from glass.heads.interventions import Interventions
+from glass.heads.logit_attribution import (
+    PREDICTED_TOKENS,
+    attribute_logits,
+    find_promoted_tokens,
+)
+from glass.heads.metrics import flatten
+from glass.heads.patching import Contrast, Patching, measure_logit_difference
+from glass.heads.results import Head
 from glass.heads.score_attribution import attribute_score
-from glass.live.jobs import Requests
 from glass.live.parameters import Parameters, max_tokens
-from glass.live.patch_requests import contrast, patch_cells
-from glass.live.reading import to_float32
-from glass.live.session import Session
+from glass.live.session import Reading, Session, to_float32
+from glass.page.write import measured_scores
+from kernels import in_float32_or_finer
 
-Handler = Callable[[Session, Parameters], Generator[Any, None, Any]]
+Parts = Iterator[dict[str, Any]]
 
 MAX_PART_BYTES = 2_000_000  # of attention patterns in float16
-MAX_ARRAY_NUMBERS = 1 << 24  # of logits or attention maps that are asked for as a whole
-MAX_CONTINUED_TOKENS = 1000
 MAX_SCORE_TERMS = 2000  # of one attention score; the smallest beyond these are added up
-
-
-def answer_alone(respond: Callable[[Session, Parameters], Any]) -> Handler:
-    """Return the handler of a request that is answered without parts."""
-
-    def handle(session: Session, parameters: Parameters) -> Generator[Any, None, Any]:
-        yield from ()
-        return respond(session, parameters)
-
-    return handle
-
-
-# --- requests that are answered at once -----------------------------------------------------------
 
 
 def encode(session: Session, parameters: Parameters) -> list[int]:
     """Return the ids of a text: begin-of-text first, if there is one; none for an empty text."""
-    ids = session.tokenizer.encode(parameters.text("text"))
+    ids = session.tokenizer.encode(parameters.text)
     begin_of_text = session.tokenizer.begin_of_text
     if not ids or begin_of_text is None:
         return ids
@@ -55,31 +51,23 @@ def encode(session: Session, parameters: Parameters) -> list[int]:
 
 def decode(session: Session, parameters: Parameters) -> str:
     """Return the text of ids without begin-of-text."""
-    return session.decode(parameters.ids("ids"))
+    return _decode_text(session, parameters.ids)
+
+
+def _decode_text(session: Session, ids: list[int]) -> str:
+    begins = ids[:1] == [session.tokenizer.begin_of_text]
+    return session.tokenizer.decode(ids[1:] if begins else ids)
 
 
 def token_texts(session: Session, parameters: Parameters) -> list[str]:
     """Return the text of each token."""
-    return [session.spell_token(id) for id in parameters.ids("ids")]
+    texts = session.spell_tokens(parameters.ids)
+    return [texts[id] for id in parameters.ids]
 
 
-def version(session: Session, parameters: Parameters) -> dict[str, Any]:
-    """Return what a page compares with what it shows, to notice that there is something new."""
-    return {
-        "version": session.version,
-        "step": session.step,
-        "isFollowing": session.explored.is_following,
-    }
-
-
-# --- predictions and attention maps ---------------------------------------------------------------
-
-
-def read(session: Session, parameters: Parameters) -> dict[str, Any]:
+def read(session: Session, parameters: Parameters, reading: Reading) -> dict[str, Any]:
     """Return predictions and value norms; `was` has the predictions without interventions."""
-    request = parameters.model_input(session.step)
-    reading = session.read(request)
-    next_ids = reading.predict().next_ids
+    _, next_ids = reading.predict()
     norms, largest = reading.measure_norms()
     results = {
         "norms": to_float32(norms),
@@ -90,8 +78,8 @@ def read(session: Session, parameters: Parameters) -> dict[str, Any]:
         "was": None,
         "words": session.spell_tokens(next_ids.flatten().tolist()),
     }
-    if any(request.interventions):
-        plain = session.read(request.without_interventions())
+    if any(parameters.interventions):
+        plain = session.read(parameters.ids)
         results["was"] = {
             "chances": plain.log_probabilities(next_ids).exp().tolist(),
             "losses": plain.losses(),
@@ -99,83 +87,61 @@ def read(session: Session, parameters: Parameters) -> dict[str, Any]:
     return results
 
 
-def patterns(session: Session, parameters: Parameters) -> Generator[Any, None, None]:
+def patterns(session: Session, parameters: Parameters, reading: Reading) -> Parts:
     """Yield the attention weights of some heads as lower triangles, row after row, in float16."""
-    request, heads = parameters.model_input(session.step), parameters.heads("heads")
-    weights = session.read(request).forward.weights[:, 0]  # (L, H, T, T)
-    T = len(request.ids)
+    weights = reading.forward.weights[:, 0].flatten(0, 1)  # (L · H, T, T)
+    T = len(parameters.ids)
     rows, columns = torch.tril_indices(T, T, device=weights.device)
     heads_per_part = max(1, MAX_PART_BYTES // (2 * len(rows)))
-    for start in range(0, len(heads), heads_per_part):
-        some = heads[start : start + heads_per_part]
-        maps = torch.stack([weights[head][rows, columns] for head in some])
-        yield {
-            "heads": [layer * session.model.config.n_head + number for layer, number in some],
-            "maps": maps.half().cpu().numpy(),
-        }
+    for start in range(0, len(parameters.heads), heads_per_part):
+        heads = parameters.heads[start : start + heads_per_part]
+        maps = torch.stack([weights[head][rows, columns] for head in heads])
+        yield {"heads": heads, "maps": maps.half().cpu().numpy()}
 
 
-def logits(session: Session, parameters: Parameters) -> np.ndarray:
+def logits(session: Session, parameters: Parameters, reading: Reading) -> np.ndarray:
     """Return the logits (T, V)."""
-    request = parameters.model_input(session.step)
-    _check_size("logits", len(request.ids) * session.model.head.out_features)
-    return to_float32(session.model.head(session.read(request).final_states()))
+    return to_float32(session.model.head(reading.final_states()))
 
 
-def maps(session: Session, parameters: Parameters) -> np.ndarray:
+def maps(session: Session, parameters: Parameters, reading: Reading) -> np.ndarray:
     """Return the attention weights (L, H, T, T)."""
-    request = parameters.model_input(session.step)
-    config = session.model.config
-    _check_size("attention maps", config.n_layer * config.n_head * len(request.ids) ** 2)
-    return to_float32(session.read(request).forward.weights[:, 0])
+    return to_float32(reading.forward.weights[:, 0])
 
 
-def _check_size(name: str, count: int) -> None:
-    if count > MAX_ARRAY_NUMBERS:
-        raise UserError(
-            f"the {name} of this text contain {count:,} numbers, more than "
-            f"{MAX_ARRAY_NUMBERS:,}: use a shorter text"
-        )
-
-
-def continue_text(session: Session, parameters: Parameters) -> Generator[Any, None, None]:
+def continue_text(session: Session, parameters: Parameters, reading: Reading) -> Parts:
     """Continue the text token by token; beyond `max_tokens` only its end is read."""
-    request = parameters.model_input(session.step)
-    temperature = parameters.number("temperature")
-    count = parameters.integer("maxTokens", MAX_CONTINUED_TOKENS)
-    ids, maximum = list(request.ids), max_tokens(session.model.config)
+    ids, maximum = list(parameters.ids), max_tokens(session.model.config)
+    ablated, hidden = parameters.interventions
 
     @torch.inference_mode(False)  # later requests change the reading's tensors in place
     @torch.no_grad()
     def next_logits(tokens: torch.Tensor) -> torch.Tensor:
         start = window_start(tokens.shape[1], maximum)
-        reading = session.read(request.window(tokens[0].tolist(), start))
-        return session.model.head(reading.final_states(-1))  # (1, V)
+        still_hidden = tuple(j - start for j in hidden if j >= start)
+        latest = session.read(tokens[0, start:].tolist(), Interventions(ablated, still_hidden))
+        return session.model.head(latest.final_states(-1))  # (1, V)
 
     prompt = torch.tensor([ids], device=session.model.head.weight.device)  # (1, T)
-    sampling = Sampling(temperature, vocab_size=session.tokenizer.vocab_size)
-    for token in draw_tokens(next_logits, prompt, count, sampling, [random.getrandbits(64)]):
+    sampling = Sampling(parameters.temperature, vocab_size=session.tokenizer.vocab_size)
+    seeds = [random.getrandbits(64)]
+    for token in draw_tokens(next_logits, prompt, parameters.max_tokens, sampling, seeds):
         ids.append(int(token))
-        yield {"ids": list(ids), "text": session.decode(ids)}
+        yield {"ids": list(ids), "text": _decode_text(session, ids)}
 
 
-# --- explanations ---------------------------------------------------------------------------------
-
-
-def break_down(session: Session, parameters: Parameters) -> dict[str, Any]:
+def break_down(session: Session, parameters: Parameters, reading: Reading) -> dict[str, Any]:
     """Return the logit lens and the direct logit attribution of the prediction after token i."""
-    request = parameters.model_input(session.step)
-    i = parameters.integer("i", len(request.ids) - 1)
-    head = parameters.head("of")
-    forward = session.read(request).forward.first_tokens(i + 2)
+    i, (layer, number) = parameters.i, parameters.of
+    forward = reading.forward.first_tokens(i + 2)
     attribution = attribute_logits(session.model, forward, first=i)
     predicted = [id for id in attribution.predicted_ids[i].tolist() if id >= 0]
-    targets = [*request.ids[i + 1 : i + 2], *predicted[:1]][:1] + predicted
-    promoted = find_promoted_tokens(session.model, forward, head.layer, [head.number], first=i)
+    targets = [*parameters.ids[i + 1 : i + 2], *predicted[:1]][:1] + predicted
+    promoted = find_promoted_tokens(session.model, forward, layer, [number], first=i)
     writes = [id for id in promoted[0, i].tolist() if id >= 0]
     return {
         "i": i,
-        "of": list(head),
+        "of": [layer, number],
         "targets": targets,
         "lens": attribution.logit_lens[:, i],
         "direct": attribution.logit_attribution[:, i, : len(targets)].tolist(),
@@ -184,23 +150,23 @@ def break_down(session: Session, parameters: Parameters) -> dict[str, Any]:
     }
 
 
-def head_effects(session: Session, parameters: Parameters) -> Generator[Any, None, None]:
+def head_effects(session: Session, parameters: Parameters, reading: Reading) -> Parts:
     """Yield the loss increase in nats of the token after i without each head (zero ablation)."""
-    request = parameters.model_input(session.step)
-    i = parameters.integer("i", len(request.ids) - 2)
-    forward, H = session.read(request).forward, session.model.config.n_head
-    target, interventions = request.ids[i + 1], request.first_tokens(i + 1).interventions
-    for layer, nats in iterate_head_effects(session.model, forward, i, target, interventions):
+    i, H = parameters.i, session.model.config.n_head
+    if i + 1 >= len(parameters.ids):
+        raise UserError(f"i={i} is the last token: no token follows")
+    forward, target = reading.forward, parameters.ids[i + 1]
+    effects = iterate_head_effects(session.model, forward, i, target, parameters.interventions)
+    for layer, nats in effects:
         yield {"heads": list(range(layer * H, (layer + 1) * H)), "nats": nats.astype(np.float32)}
 
 
-def token_effects(session: Session, parameters: Parameters) -> Generator[Any, None, None]:
+def token_effects(session: Session, parameters: Parameters, reading: Reading) -> Parts:
     """Yield, for each token j, the effects of hiding it on the later predictions, in nats."""
-    request = parameters.model_input(session.step)
-    forward = session.read(request).forward
-    for hidden, loss, kl in iterate_token_effects(session.model, forward, request.interventions):
+    forward, interventions = reading.forward, parameters.interventions
+    for hidden, loss, kl in iterate_token_effects(session.model, forward, interventions):
         for row in reversed(range(len(hidden))):
-            if hidden[row] not in request.interventions.hidden:
+            if hidden[row] not in interventions.hidden:
                 yield {
                     "j": hidden[row],
                     "effects": loss[row:, row].astype(np.float32),
@@ -208,13 +174,13 @@ def token_effects(session: Session, parameters: Parameters) -> Generator[Any, No
                 }
 
 
-def explain_score(session: Session, parameters: Parameters) -> list[dict[str, Any]]:
+def explain_score(session: Session, parameters: Parameters, reading: Reading) -> list[dict]:
     """Return the terms of one attention score."""
-    request, head = parameters.model_input(session.step), parameters.layer_and_head()
-    i = parameters.integer("i", len(request.ids) - 1)
-    j = parameters.integer("j", i)
-    forward = session.read(request).forward
-    terms = attribute_score(session.model, forward, head, i, j, request.interventions.hidden)
+    i, j, head = parameters.i, parameters.j, Head(parameters.layer, parameters.head)
+    if j > i:
+        raise UserError(f"token {i} attends to no later token: j={j}")
+    forward, hidden = reading.forward, parameters.interventions.hidden
+    terms = attribute_score(session.model, forward, head, i, j, hidden)
     if len(terms) <= MAX_SCORE_TERMS:
         return [term._asdict() for term in terms]
     terms = sorted(terms, key=lambda term: -abs(term.value))
@@ -223,51 +189,77 @@ def explain_score(session: Session, parameters: Parameters) -> list[dict[str, An
     return [*kept, {"query": "others", "key": "others", "value": rest}]
 
 
-# --- scores of the heads --------------------------------------------------------------------------
+def contrast(session: Session, parameters: Parameters, reading: Reading) -> dict[str, Any]:
+    """Return the three runs' logit differences and the patched run's likeliest next tokens."""
+    corrupted, patching = _patch(session, parameters, reading)
+    probabilities = in_float32_or_finer(patching.logits()).softmax(dim=-1)  # (V,)
+    top = probabilities.topk(min(PREDICTED_TOKENS, len(probabilities)))
+    next_ids = top.indices.tolist()
+
+    def difference(forward: ForwardPass) -> float:
+        x = forward.residuals[-1, 0, parameters.i]
+        return measure_logit_difference(session.model, x, patching.contrast).item()
+
+    return {
+        "clean": difference(reading.forward),
+        "corrupted": difference(corrupted),
+        "patched": patching.logit_difference(),
+        "next": [{"id": id, "chance": chance} for id, chance in zip(next_ids, top.values.tolist())],
+        "words": session.spell_tokens(next_ids),
+    }
 
 
-def measure_heads(session: Session, parameters: Parameters) -> Generator[Any, None, None]:
+def patch_cells(session: Session, parameters: Parameters, reading: Reading) -> Parts:
+    """Yield, for each cell, the logit difference with its activation and those kept patched."""
+    _, patching = _patch(session, parameters, reading)
+    is_residual = parameters.kind == "residual"
+    measured = patching.patch_residuals() if is_residual else patching.patch_components()
+    for cells, values in measured:
+        yield {"cells": cells.tolist(), "values": values.astype(np.float32)}
+
+
+def _patch(
+    session: Session, parameters: Parameters, reading: Reading
+) -> tuple[ForwardPass, Patching]:
+    """Run the corrupted text, and the patched one."""
+    if len(parameters.corrupted) != len(parameters.ids):
+        raise UserError("choose a clean and a corrupted text with equal numbers of tokens")
+    interventions = parameters.interventions
+    corrupted = session.read(parameters.corrupted, interventions, "corrupted").forward
+    source, base = reading.forward, corrupted
+    if parameters.direction == "noising":
+        source, base = base, source
+    answer = Contrast(parameters.i, parameters.answer, parameters.wrong)
+    kept = parameters.patched
+    return corrupted, Patching(session.model, source, base, answer, kept, interventions)
+
+
+def measure_heads(session: Session, parameters: Parameters, reading: Reading) -> Iterator[str]:
     """Measure the scores of all heads for the page; yield a line of progress before each stage."""
-    ids = parameters.text_ids("ids")
-    for line in session.measure_heads(ids):
-        yield {"line": line}
+    model = in_float32(session.model)
+    text = capture(model, np.array([parameters.ids]))
+    measurements = yield from analysis.measure_heads(model, session.tokenizer, text)
+    scores = measured_scores(session.explored.step, flatten(measurements), summarize(measurements))
+    session.explored = replace(session.explored, scores=scores)
 
 
-IMMEDIATE: dict[str, Callable[[Session, Parameters], Any]] = {
+TOKENIZER_REQUESTS: dict[str, Callable[[Session, Parameters], Any]] = {
     "encode": encode,
     "decode": decode,
     "tokenTexts": token_texts,
-    "version": version,
 }
 
-HANDLERS: dict[str, Handler] = {
-    "read": answer_alone(read),
+MODEL_REQUESTS: dict[str, Callable[[Session, Parameters, Reading], Any]] = {
+    "read": read,
     "patterns": patterns,
-    "logits": answer_alone(logits),
-    "maps": answer_alone(maps),
+    "logits": logits,
+    "maps": maps,
     "continue": continue_text,
-    "breakDown": answer_alone(break_down),
+    "breakDown": break_down,
     "headEffects": head_effects,
     "tokenEffects": token_effects,
-    "explainScore": answer_alone(explain_score),
-    "contrast": answer_alone(contrast),
+    "explainScore": explain_score,
+    "contrast": contrast,
     "patchCells": patch_cells,
     "measureHeads": measure_heads,
 }
-
-
-def make_requests(session: Session) -> Requests:
-    """Return the functions that answer the requests of a session's page."""
-    config = session.model.config
-
-    def answer(name: str, values: dict[str, Any]) -> object:
-        return IMMEDIATE[name](session, Parameters(values, config))
-
-    @torch.no_grad()
-    def handle(name: str, values: dict[str, Any]) -> Generator[Any, None, Any]:
-        return (yield from HANDLERS[name](session, Parameters(values, config)))
-
-    return Requests(
-        immediate={name: partial(answer, name) for name in IMMEDIATE},
-        handlers={name: partial(handle, name) for name in HANDLERS},
-    )

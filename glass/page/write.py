@@ -78,7 +78,6 @@ class ExploredModel:
     config: GPTConfig
     step: int = 0  # of the checkpoint; 0 for a model outside of a run
     max_steps: int | None = None  # of the run; None for a model outside of a run
-    is_following: bool = False  # whether newer checkpoints are loaded as the run saves them
     prompt: str = ""  # the text that is shown first
     scores: HeadScores | None = None  # None: the heads are measured when the reader asks for it
 
@@ -155,7 +154,7 @@ def write_prompt_page(
     return _write_with_attention(Path(path), content, [snapshot], PROBES[:1], model)
 
 
-def render_explore_page(explored: ExploredModel, version: int, max_tokens: int) -> str:
+def render_explore_page(explored: ExploredModel, max_tokens: int) -> str:
     """Return the HTML of a page that asks its server, with texts of at most `max_tokens` tokens."""
     content = {
         "kind": "explore",
@@ -174,8 +173,6 @@ def render_explore_page(explored: ExploredModel, version: int, max_tokens: int) 
         "server": {
             "maxTokens": max_tokens,
             "prompt": explored.prompt,
-            "version": version,
-            "isFollowing": explored.is_following,
             "canMeasure": explored.scores is None,
         },
     }

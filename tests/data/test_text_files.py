@@ -38,35 +38,26 @@ def test_a_text_is_the_same_wherever_it_is_read(
         assert read_text(SampleConfig(prompt="-")) == text.removesuffix("\n")
 
 
-def zipped() -> bytes:
-    archive = io.BytesIO()
-    with zipfile.ZipFile(archive, "w") as file:
-        file.writestr("a.txt", "text")
-    return archive.getvalue()
+TEXTS = [
+    "To be, or not to be.\n",
+    "Быть или не быть — вот в чём вопрос\n",
+    "生存還是毀滅，這是個問題。\n" * 3,
+]
 
 
-@pytest.mark.parametrize(
-    ("content", "encoding"),
-    [
-        ("Le château à côté d'une forêt où dort l'évêque.\n".encode("cp1252"), "cp1252"),
-        ("これはテキスト\n".encode("shift-jis"), "cp932"),
-        ("Быть или не быть — вот в чём вопрос\n".encode("cp1251"), "cp1251"),
-        ("Glass".encode("utf-16-le"), "utf_16_le"),
-        ("Быть или не быть\n".encode("utf-16"), "utf_16"),
-        ("生存還是毀滅，這是個問題。\n".encode("utf-32-be"), "utf_32_be"),
-        (b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", None),
-        (b"a long text with one null byte\0" * 2, None),
-        (zipped(), None),
-        (b"abc\0def", None),
-    ],
-    ids=lambda value: "content" if isinstance(value, bytes) else value,  # an archive has the time
-)
-def test_a_conversion_is_advised_for_text_and_not_for_binary_files(content, encoding):
-    with pytest.raises(UserError) as error, open_text(content, "mine") as file:
-        file.read()
-    message = str(error.value)
-    assert "mine" in message and ("iconv" in message) == bool(encoding)
-    assert f" {encoding}:" in message or not encoding
+@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize("size", [16, 32])
+@pytest.mark.parametrize("order", ["le", "be", "marked"])
+def test_text_of_wide_characters_is_refused_with_its_encoding(tmp_path, text, size, order):
+    file = tmp_path / "a.txt"
+    file.write_bytes(text.encode(f"utf-{size}" if order == "marked" else f"utf-{size}-{order}"))
+    for read in (
+        lambda: documents(text_corpus(file)),
+        lambda: read_text(SampleConfig(score=str(file))),
+    ):
+        with pytest.raises(UserError) as error:
+            read()
+        assert str(file) in str(error.value)
 
 
 def test_a_device_that_does_not_end_is_refused():

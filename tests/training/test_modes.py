@@ -15,11 +15,7 @@ from filelock import FileLock
 from processes import rows, tiny_arguments
 
 from common.errors import UserError
-<<<<<<< HEAD
-from config import DataConfig, GPTConfig, TokenizerConfig
-=======
 from config import GPTConfig
->>>>>>> j_data
 from data.splits import VALIDATION_PERIOD
 from interop import load
 from train import train_from
@@ -96,32 +92,6 @@ def test_a_dry_run_refuses_what_the_run_would_refuse(tmp_path, monkeypatch, text
             train_from(*TINY, "data=text", *settings, "dry_run=true")
 
 
-<<<<<<< HEAD
-def test_a_dry_run_reads_only_the_beginning_of_a_large_text(tmp_path, monkeypatch):
-    monkeypatch.setenv("GLASSGPT_CACHE", str(tmp_path / "cache"))
-    for name in ("a", "b", "c"):
-        (tmp_path / "texts").mkdir(exist_ok=True)
-        (tmp_path / "texts" / name).write_text(f"{name}{name.upper()}" * 100)
-    text = data.tokens.prepare(
-        DataConfig("text", str(tmp_path / "texts")), TokenizerConfig("char"), max_chars=300
-    )
-    assert (len(text.train) + len(text.val), text.tokenizer.alphabet) == (400, "ABab")
-    assert not text.is_complete and not (tmp_path / "cache").exists()
-=======
-@pytest.mark.parametrize("estimate", [0.01, None])
-def test_the_time_of_a_step_is_measured(monkeypatch, estimate):
-    monkeypatch.setattr(modes, "estimate_step_seconds", lambda config, processes: estimate)
-    model = GPTConfig(20, block_size=8, n_layer=1, n_head=1, n_embd=8)
-    config = ResolvedConfig(model=model, device="cpu", precision="fp32", batch_size=2)
-    shapes = set()
-
-    def step(state, number, inputs, targets):
-        shapes.add(inputs.shape)
-        time.sleep(0.02)
-
-    seconds, _ = time_step(config, 1, step)
-    assert 0.02 <= seconds < 0.1 and shapes == {(2, 8)}
->>>>>>> j_data
 
 
 def test_a_dry_run_of_a_sweep_prints_one_line_per_job(command, tmp_path, text_file):

@@ -48,7 +48,7 @@ export function followRun(status, { step, maxSteps, seconds }, isBusy) {
  * @param {number} delay - In milliseconds.
  * @param {() => boolean} isBusy - Whether the page must not reload.
  */
-export function reloadWhenIdle(delay, isBusy) {
+function reloadWhenIdle(delay, isBusy) {
   const due = performance.now() + delay;
   let lastInput = performance.now();
   const noteInput = () => {

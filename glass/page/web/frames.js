@@ -7,7 +7,6 @@ const HEADER_BYTES = 8; // the lengths of the JSON and of the binary part, littl
 /** Arrays of the binary part by the name of their type. */
 const ARRAYS = {
   float32: (buffer, offset, length) => new Float32Array(buffer.slice(offset, offset + 4 * length)),
-  int32: (buffer, offset, length) => new Int32Array(buffer.slice(offset, offset + 4 * length)),
   float16: (buffer, offset, length) => decodeHalves(new DataView(buffer, offset, 2 * length)),
 };
 

@@ -18,7 +18,7 @@ async function measureHeads() {
   $("measure-heads").textContent = "Stop";
   $("measure-status").textContent = "waiting for the model …";
   try {
-    const answer = await askModel("measureHeads", ownText.ids, {}, ({ line }) => {
+    const answer = await askModel("measureHeads", ownText.ids, {}, line => {
       $("measure-status").textContent = line;
     });
     if (answer !== undefined) reloadPage();

@@ -9,7 +9,6 @@ import { $, el } from "./dom.js";
 import { isModelBusy } from "./engine.js";
 import { drawFindings } from "./findings.js";
 import { followRun, reloadPage, restoreScroll } from "./follow_run.js";
-import { followServer } from "./follow_server.js";
 import { formatCount, formatNumber, pluralize } from "./format.js";
 import { setTitle, setUpTheme, showStep } from "./frame.js";
 import { focusSelectedHead, revealSelectedHead, setUpHeadGrid } from "./head_grid.js";
@@ -255,9 +254,8 @@ function setUpContents() {
 
 /** Reload the page when there is a newer one. */
 function follow() {
-  const isModelUsed = () => ownText.isReading || ownText.isContinuing || isModelBusy();
-  if (hasServer) followServer($("alive"), data.server, isModelUsed);
   if (data.kind !== "run") return;
+  const isModelUsed = () => ownText.isReading || ownText.isContinuing || isModelBusy();
   const isPlaying = () => $("play").getAttribute("aria-label") === "pause";
   const run = { ...data, seconds: totalSeconds() };
   followRun($("alive"), run, () => isPlaying() || isModelUsed());

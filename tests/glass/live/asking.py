@@ -1,17 +1,23 @@
 """Ask a session as its page does, without a server."""
 
-from glass.live.requests import make_requests
+import json
+from collections.abc import Iterator
+
+import torch
+
+from glass.live.parameters import check_text, read_parameters
+from glass.live.requests import MODEL_REQUESTS, TOKENIZER_REQUESTS
 from glass.live.session import Session
 
 
+@torch.no_grad()
 def ask(session: Session, name: str, **parameters):
     """The parts and the answer of a request."""
-    requests = make_requests(session)
-    if name in requests.immediate:
-        return [], requests.immediate[name](parameters)
-    parts, results = [], requests.handlers[name](parameters)
-    while True:
-        try:
-            parts.append(next(results))
-        except StopIteration as end:
-            return parts, end.value
+    config = session.model.config
+    checked = read_parameters(json.dumps({"request": name, **parameters}).encode(), config)
+    if name in TOKENIZER_REQUESTS:
+        return [], TOKENIZER_REQUESTS[name](session, checked)
+    check_text(checked, session.explored.step, config)
+    reading = session.read(checked.ids, checked.interventions)
+    answer = MODEL_REQUESTS[name](session, checked, reading)
+    return (list(answer), None) if isinstance(answer, Iterator) else ([], answer)

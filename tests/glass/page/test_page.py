@@ -61,7 +61,7 @@ def test_a_served_page_has_the_scores_of_one_step_and_may_ask_its_server(tmp_pat
     explored = page.ExploredModel(HOSTILE[0], PROMPTED.config, 24, 30, prompt=HOSTILE[0])
     path = tmp_path / "served.html"
     for known in (scores, None):
-        path.write_text(page.render_explore_page(replace(explored, scores=known), 3, 32))
+        path.write_text(page.render_explore_page(replace(explored, scores=known), 32))
         content, blobs = read_back(path)
         assert (content["title"], content["server"]["prompt"]) == (HOSTILE[0], HOSTILE[0])
         assert (content["steps"], content["maxSteps"], content["shape"]) == ([24], 30, [2, 4])

@@ -1,0 +1,154 @@
+"""Load a model, and answer the requests of its page, one at a time."""
+
+import threading
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from cli.explore_config import ExploreConfig
+from common.checkpoints import saved_steps
+from common.errors import UserError
+from common.files import exists
+from common.metrics import METRICS, read_rows
+from common.paths import expand_model_name
+from common.terminal import tolerate_errors
+from common.text import REPLACEMENT
+from data.tokenizer import Tokenizer
+from glass.live.frames import encode_error, encode_frame
+from glass.live.parameters import Parameters, check_text, max_tokens, read_parameters
+from glass.live.requests import MODEL_REQUESTS, TOKENIZER_REQUESTS
+from glass.live.session import Session
+from glass.page.snapshots import list_snapshots
+from glass.page.write import ExploredModel, read_scores, render_explore_page
+from interop.loading import load_model
+from kernels import DTYPES
+from training.device import pick_device
+
+PROMPT_TOKENS = 32  # of a run's text that are shown first
+# Shown first if there is no text of a run. A likely next token is one of two names.
+EXAMPLE_PROMPT = "When Mary and John went to the store, John gave a drink to"
+
+
+class Canceled(Exception):
+    """The client has stopped waiting for the answer that is being computed."""
+
+
+class Explorer:
+    """A model on loan to one request at a time."""
+
+    def __init__(self, settings: ExploreConfig, log: Callable[[str], None]) -> None:
+        """Load the model that the settings name."""
+        self.settings, self.log = settings, log
+        self._lock = threading.Lock()  # held while the model runs
+        self._is_canceled: Callable[[], bool] = lambda: False  # of the request that it runs for
+        self._is_closed = False
+        self.session = load_session(settings, log, self._check_canceled)
+
+    def page(self) -> str:
+        """Return the HTML of the page, after loading a newer checkpoint if the run has one."""
+        run = self.session.followed_run
+        with tolerate_errors("loading the newest checkpoint", self.log):
+            if run is not None and saved_steps(run)[-1:] != [self.session.explored.step]:
+                with self._lock:
+                    self.session = load_session(self.settings, self.log, self._check_canceled)
+        return render_explore_page(self.session.explored, max_tokens(self.session.model.config))
+
+    @torch.no_grad()
+    def answer(self, body: bytes, is_canceled: Callable[[], bool]) -> Generator[bytes, None, None]:
+        """Yield the frames that answer a request; end soon after `is_canceled` returns True."""
+        try:
+            parameters = read_parameters(body, self.session.model.config)
+            if parameters.request in TOKENIZER_REQUESTS:
+                respond = TOKENIZER_REQUESTS[parameters.request]
+                yield encode_frame("answer", respond(self.session, parameters))
+            elif parameters.request in MODEL_REQUESTS:
+                with self._lock:
+                    self._is_canceled = is_canceled
+                    self._check_canceled()
+                    yield from self._run_model(parameters)
+            else:
+                raise UserError(f"there is no request {parameters.request}")
+        except Canceled:
+            return
+        except Exception as e:
+            yield encode_error(e)
+
+    def _run_model(self, parameters: Parameters) -> Iterator[bytes]:
+        session = self.session
+        check_text(parameters, session.explored.step, session.model.config)
+        reading = session.read(parameters.ids, parameters.interventions)
+        answer = MODEL_REQUESTS[parameters.request](session, parameters, reading)
+        if isinstance(answer, Iterator):
+            for part in answer:
+                yield encode_frame("part", part)
+            answer = None
+        yield encode_frame("answer", answer)
+
+    def _check_canceled(self) -> None:
+        if self._is_closed or self._is_canceled():
+            raise Canceled
+
+    def close(self) -> None:
+        """Stop the request that is being answered, and let no other use the model."""
+        self._is_closed = True
+        self._lock.acquire()
+
+
+def load_session(
+    settings: ExploreConfig,
+    log: Callable[[str], None],
+    check_canceled: Callable[[], None] = lambda: None,
+) -> Session:
+    """Load the model that the settings name; the model calls `check_canceled` before each block.
+
+    Raises:
+        UserError: If it cannot be read, or the prompt has a character that it does not have.
+    """
+    key = "run_dir" if settings.init_from is None else "init_from"
+    name = getattr(settings, key)
+    log(f"loading {name} …")
+    device = pick_device(settings.device)
+    model, tokenizer, run = load_model(name, settings.checkpoint, "last", log, key)
+    precision = "fp32" if settings.precision == "auto" else settings.precision
+    model.to(device, DTYPES[precision])
+
+    path = Path(expand_model_name(key, name))
+    explored = ExploredModel(path.resolve().name if exists(path) else name, model.config)
+    run_dir = followed_run = None
+    if run is not None:
+        run_dir = None if run.path.is_copy else run.path.folder
+        if settings.checkpoint == "last" and run.path.which in (None, "last"):
+            followed_run = run_dir
+        explored = replace(
+            explored,
+            title=run.path.folder.resolve().name,
+            step=run.step,
+            max_steps=run.config.max_steps,
+        )
+
+    if run_dir is not None:
+        with tolerate_errors(f"reading the scores in {run_dir / METRICS}", log):
+            rows = [row for row in read_rows(run_dir / METRICS) if row["step"] <= explored.step]
+            explored = replace(explored, scores=read_scores(rows))
+
+    prompt = settings.prompt
+    if prompt is None:
+        prompt = find_prompt(tokenizer, run_dir)
+    tokenizer.encode(prompt)  # raises UserError for an unknown character
+    explored = replace(explored, prompt=prompt)
+    return Session(model, tokenizer, explored, followed_run, check_canceled)
+
+
+def find_prompt(tokenizer: Tokenizer, run_dir: Path | None) -> str:
+    """Return the start of the text that a run's newest snapshot is about, or an example."""
+    snapshots = [] if run_dir is None else list_snapshots(run_dir)
+    text = snapshots[-1].probes.get("text") if snapshots else None
+    if text is not None and text.ids:
+        return tokenizer.decode(text.ids[:PROMPT_TOKENS]).rstrip(REPLACEMENT)  # half a character
+    try:
+        tokenizer.encode(EXAMPLE_PROMPT)
+    except UserError:  # the model lacks one of its characters
+        return ""
+    return EXAMPLE_PROMPT

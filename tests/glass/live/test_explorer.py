@@ -1,0 +1,211 @@
+"""The explorer shows the model that the settings name, and answers one request at a time."""
+
+import json
+import shutil
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from frame_reader import decode_frames
+from models import small
+from run_folders import TEXT, write_run
+
+from cli.explore_config import ExploreConfig
+from common.checkpoints import MODEL_FILE, step_folder
+from common.errors import UserError
+from data.tokenizer import PATTERNS, BPETokenizer, CharTokenizer
+from glass.live.explorer import EXAMPLE_PROMPT, Explorer, find_prompt, load_session
+from interop import save_hf
+from training.checkpoint import load_run
+from variants import build_model
+
+SECONDS = 10  # that no answer of a passing test takes
+
+
+@pytest.fixture
+def run(tmp_path) -> Path:
+    """A run in runs/ with checkpoints of steps 3 and 6, of which the first is the best."""
+    write_run(tmp_path / "runs" / "mine")
+    return tmp_path / "runs" / "mine"
+
+
+def load(**settings):
+    return load_session(ExploreConfig(**settings), print)
+
+
+@pytest.mark.parametrize(
+    "path, checkpoint, step, is_followed",
+    [
+        ("", "last", 6, True),
+        ("", "best", 3, False),
+        ("", "3", 3, False),
+        ("checkpoints/last", "last", 6, True),
+        ("checkpoints/best", "last", 3, False),
+        ("checkpoints/step_00000003", "last", 3, False),
+    ],
+)
+def test_the_checkpoint_of_a_run_is_chosen(run, path, checkpoint, step, is_followed):
+    session = load(init_from=str(run / path), checkpoint=checkpoint)
+    assert (session.explored.title, session.explored.step) == ("mine", step)
+    assert (session.followed_run is not None) == is_followed
+    expected = load_run(run, step)[0].tensors()
+    tensors = session.model.tensors().items()
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in tensors)
+
+
+def test_a_checkpoint_outside_of_its_run_is_not_followed(run, tmp_path):
+    copy = shutil.copytree(step_folder(run, 3), tmp_path / "copy")
+    session = load(init_from=str(copy))
+    assert (session.explored.title, session.explored.step) == ("copy", 3)
+    assert session.followed_run is None
+
+
+def test_the_model_of_another_library_has_no_steps(tmp_path):
+    save_hf(build_model(small(vocab_size=8)), tmp_path / "theirs", CharTokenizer("abcdefgh"))
+    explored = load(init_from=str(tmp_path / "theirs")).explored
+    assert (explored.title, explored.max_steps, explored.scores) == ("theirs", None, None)
+
+
+def test_a_prompt_with_an_unknown_character_is_a_mistake(run):
+    assert load(run_dir=str(run), prompt="abba").explored.prompt == "abba"
+    with pytest.raises(UserError, match="'x'"):
+        load(run_dir=str(run), prompt="abx")
+
+
+def test_the_example_is_shown_if_the_model_can_read_it():
+    every_byte = BPETokenizer(PATTERNS["gpt2"], [bytes([b]) for b in range(256)], 256)
+    assert find_prompt(every_byte, None) == EXAMPLE_PROMPT
+    assert find_prompt(CharTokenizer(TEXT), None) == ""
+
+
+@pytest.fixture
+def explorer(run):
+    return Explorer(ExploreConfig(run_dir=str(run)), print)
+
+
+def frames(explorer, request="read", is_canceled=lambda: False, **parameters):
+    body = {"request": request, "ids": [0, 1, 0], "step": 6, **parameters}
+    return decode_frames(b"".join(explorer.answer(json.dumps(body).encode(), is_canceled)))
+
+
+def assert_works(explorer):
+    assert [kind for kind, _ in frames(explorer)] == ["answer"]
+
+
+def test_an_answer_follows_its_parts(explorer):
+    *parts, (kind, answer) = frames(explorer, "continue", maxTokens=3)
+    assert [(kind, len(part["ids"])) for kind, part in parts] == [("part", n) for n in (4, 5, 6)]
+    assert (kind, answer) == ("answer", None)
+
+
+@pytest.mark.parametrize(
+    "body, name",
+    [
+        (b'{"request": "nobody"}', "UserError"),
+        (b'{"request": "read", "step": 6, "ids": [9999]}', "UserError"),
+        (b'{"request": "read", "step": 5, "ids": [1]}', "StepChanged"),
+        (b'{"request": ["read"]}', "UserError"),
+        (b"", "UserError"),
+        (b"null", "UserError"),
+        (b"\xff", "UserError"),
+        (b"[" * 400_000, "UserError"),
+        (b'{"request":' * 80_000, "UserError"),
+        (b'{"request": "read", "ids": [' + b"9" * 5000 + b"]}", "UserError"),
+    ],
+    ids=range(10),
+)
+def test_a_wrong_request_becomes_an_error_frame(explorer, body, name, capsys):
+    [(kind, error)] = decode_frames(b"".join(explorer.answer(body, lambda: False)))
+    assert (kind, error["name"]) == ("error", name)
+    assert "Traceback" not in capsys.readouterr().err
+    assert_works(explorer)
+
+
+def test_a_bug_becomes_an_error_frame_without_details(explorer, capsys, monkeypatch):
+    monkeypatch.setattr(explorer.session.model, "head", None)
+    [(kind, error)] = frames(explorer)
+    assert (kind, error["name"]) == ("error", "InternalError")
+    assert "Traceback" in capsys.readouterr().err
+
+
+class Client:
+    """Asks for an endless answer in a thread, and can go away or stop reading."""
+
+    def __init__(self, explorer):
+        self.is_gone = self.is_reading = False
+        self.started, self.resume = threading.Event(), threading.Event()
+        self.thread = threading.Thread(target=self.read, args=(explorer,), daemon=True)
+        self.thread.start()
+
+    def read(self, explorer):
+        request = {"request": "continue", "ids": [0, 1], "step": 6, "maxTokens": 1000}
+        for _ in explorer.answer(json.dumps(request).encode(), lambda: self.is_gone):
+            self.started.set()
+
+    def has_ended(self):
+        self.thread.join(SECONDS)
+        return not self.thread.is_alive()
+
+
+def test_a_request_waits_for_the_one_before_and_ends_when_its_client_is_gone(explorer):
+    first, second = Client(explorer), Client(explorer)
+    assert first.started.wait(SECONDS) or second.started.wait(SECONDS)
+    assert frames(explorer, "encode", text="ab") == [("answer", [0, 1])]  # needs no model
+    first.is_gone = second.is_gone = True
+    assert first.has_ended() and second.has_ended()
+    assert_works(explorer)
+
+
+def test_a_client_that_is_gone_before_its_turn_gets_nothing(explorer):
+    assert frames(explorer, is_canceled=lambda: True) == []
+    assert_works(explorer)
+
+
+def test_closing_ends_the_request_that_is_being_answered(explorer):
+    client = Client(explorer)
+    assert client.started.wait(SECONDS)
+    explorer.close()
+    assert client.has_ended()
+
+
+def shown_step(explorer) -> int:
+    content = explorer.page().split('id="data">')[1].split("</script>")[0]
+    return json.loads(content)["step"]
+
+
+def test_the_page_shows_the_newest_checkpoint_when_it_is_loaded(run, tmp_path, capsys):
+    later = step_folder(run, 6).rename(tmp_path / "later")
+    explorer = Explorer(ExploreConfig(run_dir=str(run)), print)
+    before = explorer.session
+    assert shown_step(explorer) == 3 and explorer.session is before
+    shutil.copytree(later, step_folder(run, 6))
+    assert shown_step(explorer) == 6
+    expected = load_run(run, 6)[0].tensors()
+    tensors = explorer.session.model.tensors().items()
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in tensors)
+    [(_, error)] = frames(explorer, step=3)
+    assert error["name"] == "StepChanged"
+    assert_works(explorer)
+
+
+def damage(run: Path) -> None:
+    path = step_folder(run, 6) / MODEL_FILE
+    path.write_bytes(path.read_bytes()[:-1] + b"\0")
+
+
+def remove_weights(run: Path) -> None:
+    (step_folder(run, 6) / MODEL_FILE).unlink()
+
+
+@pytest.mark.parametrize("harm", [damage, remove_weights, shutil.rmtree])
+def test_a_checkpoint_that_cannot_be_read_is_reported_and_the_one_before_shown(run, tmp_path, harm):
+    later = step_folder(run, 6).rename(tmp_path / "later")
+    lines = []
+    explorer = Explorer(ExploreConfig(run_dir=str(run)), lines.append)
+    lines.clear()
+    shutil.copytree(later, step_folder(run, 6))
+    harm(run)
+    assert shown_step(explorer) == 3
+    assert str(run) in "".join(lines)
+    assert [kind for kind, _ in frames(explorer, step=3)] == ["answer"]
