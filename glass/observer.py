@@ -17,12 +17,10 @@ from glass.heads.findings import summarize_run
 from glass.heads.metrics import (
     StrongestHeads,
     composition_table,
-    emergence_metrics,
     flatten,
     head_table,
     read_latest,
 )
-from glass.heads.results import Measurements
 from glass.heads.snapshot import ABLATION_TOKENS, Snapshots
 from glass.heads.stored_weights import prune_stored_weights
 from glass.page.write import write_page
@@ -38,7 +36,7 @@ from training.stopwatch import Stopwatch
 class Snapshot(NamedTuple):
     """The results of a snapshot that are written with the metrics of its step."""
 
-    measurements: Measurements
+    metrics: dict[str, float]
     sample: str | None  # a generated text; None at snapshots without an attention grid
 
 
@@ -93,19 +91,28 @@ class Observer:
         model, previous = in_float32(model), read_latest(self.record.rows)
         if not self.snapshots.is_regular(step) and not self.snapshots.has_changed(model, previous):
             return None
-        is_last = step == self.config.max_steps
+        is_last, has_grid = step == self.config.max_steps, self.snapshots.is_grid_due(step)
         activity = "measuring head importance" if is_last else "measuring attention"
         self.record.progress_bar.show_activity(activity)
-        wandb = self.record.wandb
+        wandb, sample = self.record.wandb, None
         with exact_float32():
             measurements, arrays = self.snapshots.measure(model, step, previous)
-            if self.snapshots.is_grid_due(step):
+            metrics = flatten(measurements)
+            if has_grid:
                 self._draw_grid(step, arrays["text"])
-            wandb.log_table("attention/head_scores", *head_table(measurements))
+            wandb.log_table("attention/head_scores", *head_table(metrics))
             wandb.log_table("attention/composition", *composition_table(measurements))
-            wandb.log(self.strongest_heads.select(measurements))
-            self._save(model, step, measurements, arrays)
-            return Snapshot(measurements, self._generate_sample(model, step))
+            wandb.log(self.strongest_heads.select(metrics))
+            with self.record.tolerate_errors(f"saving a snapshot in {self.snapshots.folder}"):
+                path = self.snapshots.path(step, ".npz")
+                save_snapshot(path, step, self.snapshots.probes, arrays)
+            with self.record.tolerate_errors("saving the weights of a snapshot"):
+                save_weights(self.snapshots.path(step, ".safetensors"), model)
+                prune_stored_weights(self.snapshots.folder, measurements.emergence.emerged)
+            if has_grid:
+                with self.record.tolerate_errors("generating a sample text"):
+                    sample = self.snapshots.sample(model)
+        return Snapshot(metrics, sample)
 
     def _draw_grid(self, step: int, maps: np.ndarray) -> None:
         tokens, groups = self.snapshots.probes.text_tokens, self.config.model.kv_heads
@@ -117,31 +124,10 @@ class Observer:
             caption = f"attention patterns of all heads {after}"
             self.record.wandb.log_image("attention/map", path, caption)
 
-    def _save(
-        self,
-        model: GPT,
-        step: int,
-        measurements: Measurements,
-        arrays: dict[str, np.ndarray],
-    ) -> None:
-        with self.record.tolerate_errors(f"saving a snapshot in {self.snapshots.folder}"):
-            path = self.snapshots.path(step, ".npz")
-            save_snapshot(path, step, self.snapshots.probes, arrays)
-        with self.record.tolerate_errors("saving the weights of a snapshot"):
-            save_weights(self.snapshots.path(step, ".safetensors"), model)
-            prune_stored_weights(self.snapshots.folder, measurements.emergence.emerged)
-
-    def _generate_sample(self, model: GPT, step: int) -> str | None:
-        if not self.snapshots.is_grid_due(step):
-            return None
-        with self.record.tolerate_errors("generating a sample text"):
-            return self.snapshots.sample(model)
-        return None
-
     def write(self, step: int, row: dict[str, float], snapshot: Snapshot | None) -> None:
         """Write the metrics of a step, if there are any; redraw the page at regular snapshots."""
         if snapshot:
-            row = row | flatten(snapshot.measurements)
+            row = row | snapshot.metrics
             if snapshot.sample is not None:
                 self.record.write_sample(step, snapshot.sample)
         if row:
@@ -150,11 +136,11 @@ class Observer:
             row = {"step": step, "tokens": tokens} | row | self.clock.metrics()
             self.record.write(row | memory_metrics(self.config.device))
         if snapshot and self.snapshots.is_regular(step):
-            self._draw_page(snapshot.measurements)
+            self._draw_page(step)
 
-    def _draw_page(self, measurements: Measurements) -> None:
+    def _draw_page(self, step: int) -> None:
         self.clock.switch("attention")
-        page, wandb, step = self.run_dir / "report.html", self.record.wandb, measurements.step
+        page, wandb = self.run_dir / "report.html", self.record.wandb
         with self.record.tolerate_errors(f"drawing {page}"):
             if not page.exists():
                 self.record.log(f"page     {page} (open it in a browser; it updates itself)")
@@ -170,7 +156,8 @@ class Observer:
                 wandb.log_html("findings", "".join(paragraphs))
             wandb.commit(step)
             if is_last:
-                emerged = emergence_metrics(measurements)
+                row = self.record.rows[-1]
+                emerged = {key: row[key] for key in row if key.startswith("emerged/")}
                 wandb.summarize({**emerged, "findings": "\n".join(findings)})
 
     def print_summary(self) -> None:

@@ -3,14 +3,15 @@
 import math
 from dataclasses import replace
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 
 from config import GPTConfig
-from glass.heads.capture import ForwardPass
-from glass.heads.interventions import Interventions, chain_taps
+from glass.heads.capture import capture
+from glass.heads.interventions import NO_INTERVENTIONS
 from variants import build_model
 
 # Fewer examples than usual, for tests that build a model for each.
@@ -191,17 +192,6 @@ def random_tokens(*shape, seed=0):
     return torch.randint(VOCAB_SIZE, shape, generator=torch.Generator().manual_seed(seed))
 
 
-@torch.no_grad()
-def captured_with(model, ids, interventions=None):
+def captured_with(model, ids, interventions=NO_INTERVENTIONS):
     """The activations of a pass over ids (T,) with some heads ablated and some tokens hidden."""
-    interventions = interventions or Interventions()
-    tokens = torch.as_tensor(ids)[None]
-    T, layers = tokens.shape[1], range(model.config.n_layer)
-    x = model.embed(tokens, hidden=interventions.is_hidden(T, tokens.device))
-    stored = {name: [] for name in ("residual", "k", "v", "heads", "weights")}
-    stored["residual"].append(x)
-    taps = {(name, layer): stored[name].append for name in stored for layer in layers}
-    taps = chain_taps(interventions.taps(), taps)
-    with model.evaluating():
-        model.run_blocks(tokens, None, interventions.mask(T, tokens.device), taps, (0, x))
-    return ForwardPass(tokens, *(torch.stack(values) for values in stored.values()))
+    return capture(model, np.asarray(ids)[None], interventions)

@@ -3,23 +3,20 @@
 Each effect is measured by running the model; earlier layers and tokens are not recomputed.
 """
 
-from collections.abc import Iterator
-from functools import partial
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from generation import KVCache
 from generation.scoring import max_logit_rows, token_losses
 from glass.heads import scores
-from glass.heads.cached_pass import rewind_cache
-from glass.heads.capture import ForwardPass, next_tokens
-from glass.heads.interventions import NO_INTERVENTIONS, Interventions, chain_taps
+from glass.heads.capture import ForwardPass, next_tokens, rerun
+from glass.heads.interventions import NO_INTERVENTIONS, Interventions, chain_taps, replace_heads
 from glass.heads.results import Estimates
 from kernels import autocast, in_float32_or_finer
-from model import GPT, Taps
+from model import GPT
 
 MAX_TOKENS_PER_PASS = 4096
 # A pass recomputes all tokens after its first hidden one. Hiding a quarter as many tokens in one
@@ -47,24 +44,20 @@ class HeadAblation(NamedTuple):
 def ablate_heads(model: GPT, x: Tensor, y: Tensor, precision: str = "fp32") -> HeadAblation:
     """Compute the losses for inputs x and targets y (W, T), with and without each head."""
     losses, losses_without = [], []
-    with model.evaluating(), autocast(x.device.type, precision):
+    with autocast(x.device.type, precision):
         for tokens, targets in zip(x[:, None], y[:, None]):  # (1, T)
-            residuals: list[Tensor] = []
-            layers = range(model.config.n_layer)
-            taps: Taps = {("residual", layer): residuals.append for layer in layers}
-            taps["embedding", 0] = residuals.append
-            model.run_blocks(tokens, taps=taps)
+            _, values = model.run_with_cache(tokens, "embedding", "residual")
+            residuals = list(values.values())  # L + 1 of (1, T, C)
             losses.append(token_losses(model, residuals[-1], targets))
-            losses_without.append(_losses_without_heads(model, tokens, targets, residuals))
+            by_layer = _iterate_losses_without_heads(model, tokens, targets, residuals)
+            losses_without.append(torch.stack(list(by_layer)))  # (L, H, T)
     return HeadAblation(
         torch.cat(losses).cpu().numpy(), torch.stack(losses_without, dim=2).cpu().numpy()
     )
 
 
 def head_importance(ablation: HeadAblation) -> Estimates:
-    """Compute head importance (L, H): the increase of the mean loss when a head's output is zeroed.
-
-    In nats/token over all targets, with its standard error over windows.
+    """Compute the increase (L, H) of the mean loss in nats/token when a head's output is zeroed.
 
     Reference: Michel et al. 2019, "Are Sixteen Heads Really Better than One?".
     """
@@ -74,34 +67,12 @@ def head_importance(ablation: HeadAblation) -> Estimates:
 
 
 @torch.no_grad()
-def measure_head_effects(
-    model: GPT, forward: ForwardPass, max_rows: int | None = None
-) -> np.ndarray:
-    """Measure the loss increase (L, H, T) in nats after each token of a text without each head.
-
-    `max_rows` limits the batch size; None chooses one that fits. The last increase is nan.
-    """
-    targets = next_tokens(forward.tokens)  # (1, T)
-    residuals = list(forward.residuals)
-    with model.evaluating():
-        without = _losses_without_heads(model, forward.tokens, targets, residuals, max_rows)
-    return (without - token_losses(model, residuals[-1], targets)).cpu().numpy()
-
-
-def _losses_without_heads(
-    model: GPT,
-    tokens: Tensor,
-    targets: Tensor,
-    residuals: list[Tensor],
-    max_rows: int | None = None,
-) -> Tensor:
-    """Compute the losses (L, H, T) of one text with each head zeroed."""
-    max_rows = max_rows or rows_per_pass(model, tokens.shape[1])
-    losses = []
-    for layer in range(model.config.n_layer):
-        for x in _run_without_heads(model, tokens, residuals[layer], layer, max_rows):
-            losses.append(token_losses(model, x, targets.expand(len(x), -1)))
-    return torch.cat(losses).unflatten(0, (model.config.n_layer, model.config.n_head))
+def measure_head_effects(model: GPT, forward: ForwardPass) -> np.ndarray:
+    """Measure the loss increase (L, H, T) in nats after each token without each head; last: nan."""
+    targets, residuals = next_tokens(forward.tokens), list(forward.residuals)
+    by_layer = _iterate_losses_without_heads(model, forward.tokens, targets, residuals)
+    increases = torch.stack(list(by_layer)) - token_losses(model, residuals[-1], targets)
+    return increases.cpu().numpy()
 
 
 @torch.no_grad()
@@ -112,49 +83,41 @@ def iterate_head_effects(
     target: int,
     interventions: Interventions = NO_INTERVENTIONS,
 ) -> Iterator[tuple[int, np.ndarray]]:
-    """Yield each layer, and the loss increases (H,) in nats at `target` without each of its heads.
+    """Yield each layer, and the loss increases (H,) in nats of `target` without each of its heads.
 
-    The target is predicted after token i; later tokens are not run. `forward` ran with the same
-    `interventions`, whose hidden tokens are at most i.
+    The target is predicted after token i. `forward` ran with the same `interventions`, whose hidden
+    tokens are at most i.
     """
     forward = forward.first_tokens(i + 1)
-    ids = torch.tensor([target], device=forward.tokens.device)
-    loss = token_losses(model, forward.residuals[-1, :, -1], ids)  # (1,)
-    max_rows = rows_per_pass(model, i + 1)
-    with model.evaluating():
-        for layer in range(model.config.n_layer):
-            effects = []
-            for x in _run_without_heads(
-                model, forward.tokens, forward.residuals[layer], layer, max_rows, interventions
-            ):
-                effects.append(token_losses(model, x[:, -1], ids.expand(len(x))) - loss)
-            yield layer, torch.cat(effects).cpu().numpy()
+    tokens, residuals = forward.tokens, list(forward.residuals)
+    targets = torch.tensor([[target]], device=tokens.device)
+    loss = token_losses(model, residuals[-1][:, -1:], targets)  # (1, 1)
+    by_layer = _iterate_losses_without_heads(model, tokens, targets, residuals, interventions)
+    for layer, losses in enumerate(by_layer):
+        yield layer, (losses - loss)[:, 0].cpu().numpy()
 
 
-def _run_without_heads(
+def _iterate_losses_without_heads(
     model: GPT,
     tokens: Tensor,
-    x: Tensor,
-    layer: int,
-    max_rows: int,
+    targets: Tensor,
+    residuals: Sequence[Tensor],
     interventions: Interventions = NO_INTERVENTIONS,
 ) -> Iterator[Tensor]:
-    """Yield final residual streams (n ≤ max_rows, T, C), each row without one head of a layer.
+    """Yield, for each layer, the losses (H, n) of the last n tokens with each head zeroed.
 
-    The passes begin with the layer's input x (1, T, C).
+    `tokens` is (1, T), `targets` (1, n). `residuals` has the layers' inputs (1, T, C).
     """
-    mask = interventions.mask(tokens.shape[1], tokens.device)
-    for heads in torch.arange(model.config.n_head).split(max_rows):
-        ablate: Taps = {("heads", layer): partial(_zero_heads, heads)}
-        taps = chain_taps(ablate, interventions.taps())
-        yield model.run_blocks(tokens, mask=mask, taps=taps, entry=(layer, x))
-
-
-def _zero_heads(heads: Tensor, y: Tensor) -> Tensor:
-    """Tap: copy y (1, T, H, d_v) once for each of `heads`, whose output is zero in its copy."""
-    y = y.repeat(len(heads), 1, 1, 1)
-    y[torch.arange(len(heads)), :, heads] = 0
-    return y
+    T, n = tokens.shape[1], targets.shape[1]
+    mask = interventions.mask(T, tokens.device)
+    for layer in range(model.config.n_layer):
+        losses = []
+        for heads in torch.arange(model.config.n_head)[:, None].split(rows_per_pass(model, T)):
+            taps = chain_taps(replace_heads(layer, heads.tolist(), 0.0), interventions.taps())
+            with model.evaluating():
+                x = model.run_blocks(tokens, mask=mask, taps=taps, entry=(layer, residuals[layer]))
+            losses.append(token_losses(model, x[:, -n:], targets.expand(len(x), -1)))
+        yield torch.cat(losses)
 
 
 # --- attention knockout of tokens -----------------------------------------------------------------
@@ -171,14 +134,10 @@ class TokenEffects(NamedTuple):
 
 
 @torch.no_grad()
-def measure_token_effects(
-    model: GPT, forward: ForwardPass, first: int = 0, max_rows: int | None = None
-) -> TokenEffects:
+def measure_token_effects(model: GPT, forward: ForwardPass, first: int = 0) -> TokenEffects:
     """Measure how each prediction of one text depends on each earlier token (attention knockout).
 
-    A hidden token is masked from all later queries, in all layers and heads, from later n-grams and
-    from the smeared key of the next token. Tokens before `first` are neither hidden nor explained.
-    `max_rows` limits the batch size; None chooses one that fits.
+    Tokens before `first` are neither hidden nor explained. See `Interventions` for hidden tokens.
 
     Reference: Geva et al. 2023, "Dissecting Recall of Factual Associations".
     """
@@ -186,7 +145,7 @@ def measure_token_effects(
     dtype = torch.promote_types(forward.residuals.dtype, torch.float32)
     effects = torch.full((2, T, T), torch.nan, dtype=dtype).numpy()
     effects[:, first:, first:] = 0
-    for hidden, loss, kl in iterate_token_effects(model, forward, first=first, max_rows=max_rows):
+    for hidden, loss, kl in iterate_token_effects(model, forward, first=first):
         effects[:, hidden.start + 1 :, hidden.start : hidden.stop] = loss, kl
     effects[0, -1] = np.nan
     return TokenEffects(*effects)
@@ -198,32 +157,33 @@ def iterate_token_effects(
     forward: ForwardPass,
     interventions: Interventions = NO_INTERVENTIONS,
     first: int = 0,
-    max_rows: int | None = None,
 ) -> Iterator[tuple[range, np.ndarray, np.ndarray]]:
     """Yield effects like `measure_token_effects`, the last tokens first, under `interventions`.
 
-    Yields:
-        The R tokens hidden in turn; and their effects on the loss and on the prediction (KL
-        divergence) after each later token, (S, R) with S = T - hidden.start - 1, in nats. The last
-        loss is nan.
+    Yields R tokens hidden in turn, and their effects on the loss and on the prediction (KL) after
+    each of the S tokens that follow the first of them, (S, R) each. The last loss is nan.
     """
-    T = forward.tokens.shape[1]
+    tokens, T = forward.tokens, forward.tokens.shape[1]
     log_p = _log_probabilities(model, forward.residuals[-1, 0, first:])  # (T - first, V)
-    targets = next_tokens(forward.tokens)[0]  # (T,)
-    for hidden in reversed(list(_plan_passes(model, first, T, max_rows))):
-        log_q = _predict_with_hidden_tokens(model, forward, hidden, interventions)
+    targets = next_tokens(tokens)[0]  # (T,)
+    positions = torch.arange(T, device=tokens.device)
+    for hidden in reversed(list(_plan_passes(model, first, T))):
         after = hidden.start + 1
-        effects = _compare_predictions(log_p[after - first :], log_q, targets[after:], hidden)
+        is_hidden = positions == positions[hidden.start : hidden.stop, None]  # (R, T)
+        is_hidden[:, list(interventions.hidden)] = True
+        x = rerun(model, forward, after, taps=interventions.taps(), is_hidden=is_hidden)
+        log_q = _log_probabilities(model, x)  # (R, S, V)
+        effects = _compare_predictions(log_p[after - first :], log_q, targets[after:])
         effects[0, -1] = torch.nan
         loss, kl = effects.cpu().numpy()
         yield hidden, loss, kl
 
 
-def _plan_passes(model: GPT, start: int, length: int, max_rows: int | None) -> Iterator[range]:
+def _plan_passes(model: GPT, start: int, length: int) -> Iterator[range]:
     while start < length - 1:
         recomputed = length - start - 1
         rows = min(
-            max_rows or rows_per_pass(model, recomputed),
+            rows_per_pass(model, recomputed),
             max(MIN_HIDDEN_TOKENS, recomputed // RECOMPUTED_PER_HIDDEN_TOKEN),
         )
         hidden = range(start, min(length - 1, start + rows))
@@ -231,46 +191,17 @@ def _plan_passes(model: GPT, start: int, length: int, max_rows: int | None) -> I
         start = hidden.stop
 
 
-def _predict_with_hidden_tokens(
-    model: GPT, forward: ForwardPass, hidden: range, interventions: Interventions
-) -> Tensor:
-    """Return log-probabilities (R, S, V) after `hidden.start`; row r also hides token hidden[r]."""
-    tokens, R, first = forward.tokens, len(hidden), hidden.start + 1
-    T = tokens.shape[1]
-    positions = torch.arange(T, device=tokens.device)
-    queries = positions[first:, None]  # (S, 1)
-    hidden_positions = positions[hidden.start : hidden.stop, None, None]  # (R, 1, 1)
-    is_hidden = positions == hidden_positions[:, :, 0]  # (R, T)
-    is_hidden_from_query = is_hidden[:, None] & (queries > hidden_positions)  # (R, S, T)
-    mask = (positions <= queries) & ~is_hidden_from_query  # (R, S, T)
-    if interventions.hidden:
-        mask &= interventions.mask(T, tokens.device, first)
-        is_hidden |= interventions.is_hidden(T, tokens.device)
-
-    cache = KVCache(model.config, R, T, tokens.device, forward.k.dtype)
-    cache.keys.copy_(forward.k)
-    cache.values.copy_(forward.v)
-    rewind_cache(model, cache, forward.residuals, first)
-
-    cached, recomputed = tokens.expand(R, -1).tensor_split([first], dim=1)  # (R, first), (R, S)
-    with model.evaluating():
-        x = model.embed(recomputed, cached, is_hidden)
-        x = model.run_blocks(recomputed, cache, mask[:, None], interventions.taps(), entry=(0, x))
-    return _log_probabilities(model, x)
-
-
-def _compare_predictions(log_p: Tensor, log_q: Tensor, targets: Tensor, hidden: range) -> Tensor:
+def _compare_predictions(log_p: Tensor, log_q: Tensor, targets: Tensor) -> Tensor:
     """Return the loss increase and the KL divergence, stacked (2, S, R), in nats.
 
-    `log_p` (S, V) is of the unchanged text, `log_q` (R, S, V) hides token hidden[r] in row r.
+    `log_p` (S, V) is of the unchanged text; row r of `log_q` (R, S, V) hides the r-th token.
     """
     R, S, _ = log_q.shape
     ids = targets.clamp(min=0)[:, None]  # (S, 1)
     loss = log_p.gather(1, ids)[:, 0] - log_q.gather(2, ids.expand(R, -1, 1))[..., 0]  # (R, S)
     p = log_p.exp()
     kl = (p * log_p).sum(-1) - torch.einsum("sv,rsv->rs", p, log_q)  # (R, S)
-    # Row r hides token hidden.start + r, which affects only predictions after later tokens. The
-    # first prediction follows token hidden.start + 1.
+    # A token affects only predictions after later ones. The first one follows the second token.
     offsets = torch.arange(max(R, S), device=log_q.device)
     is_unaffected = offsets[:S] < offsets[:R, None]  # (R, S)
     return torch.stack((loss, kl)).masked_fill(is_unaffected, 0).mT

@@ -5,6 +5,7 @@ Training snapshots, `sample.py attention=…` and the Python API share this code
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -13,10 +14,11 @@ from common.errors import UserError
 from common.text import pluralize
 from data.tokenizer import Tokenizer, encode_prompt
 from generation.sampling import NON_FINITE_PREDICTIONS
-from glass.heads import capture, composition, scores
+from glass.heads import composition, scores
+from glass.heads.capture import ForwardPass, capture, in_float32, snapshot_arrays, value_norms
 from glass.heads.circuit import find_induction_circuit, reported_copying_gain
 from glass.heads.emergence import threshold, update_emergence
-from glass.heads.faithfulness import IsolatedHeads, measure_faithfulness
+from glass.heads.faithfulness import measure_faithfulness, measure_isolated_gains
 from glass.heads.logit_attribution import (
     copying_scores,
     count_explained_tokens,
@@ -68,19 +70,17 @@ def analyze(
 
     Only the last `block_size` tokens of the text are used.
     """
-    model = capture.in_float32(model)
+    model = in_float32(model)
     given_ids = encode_prompt(tokenizer, text) if isinstance(text, str) else text
     ids = np.array(given_ids[-model.config.block_size :])
-    text_pass = capture.capture(model, ids[None])
+    text_pass = capture(model, ids[None])
     measurements = _call_with_lines(measure_heads(model, tokenizer, text_pass), log)
-    norms = capture.value_norms(model, text_pass.v)[:, 0]
     arrays = {
         "text": text_pass.weights[:, 0].cpu().numpy(),
-        "text_value_norms": norms.cpu().numpy(),
+        "text_value_norms": value_norms(model, text_pass.v)[:, 0].cpu().numpy(),
         "text_ids": ids,
         "text_tokens": np.array(spell_tokens(tokenizer, ids)),
     }
-
     count = count_explained_tokens(model, len(ids))
     of_all = f", the last of {len(ids):,}" if count < len(ids) else ""
     log(f"attention: token and head effects on {pluralize(count, 'prediction')}{of_all}")
@@ -89,7 +89,7 @@ def analyze(
 
 
 def measure_heads(
-    model: GPT, tokenizer: Tokenizer, text: capture.ForwardPass
+    model: GPT, tokenizer: Tokenizer, text: ForwardPass
 ) -> Generator[str, None, Measurements]:
     """Measure every head on random tokens, drawn from the model's predictions on a text.
 
@@ -99,11 +99,9 @@ def measure_heads(
     length = min(RANDOM_ROW_TOKENS, model.config.block_size)
     probes = make_probes(expected, expected, tokenizer, length, seed=0)
     windows = probes.control if len(probes.control) else probes.windows
-
     yield "attention: scores of every head on random tokens"
     run = ProbeRun(model, replace(probes, windows=windows), text)
     head_scores = run.score_heads()
-
     yield "attention: composition of the strongest heads"
     measurements = run.measure(0, head_scores)
     emergence = update_emergence(measurements, measurements, run.window_length)
@@ -124,7 +122,7 @@ def _call_with_lines(
 
 
 @torch.no_grad()
-def draw_expected_tokens(model: GPT, text: capture.ForwardPass, vocab_size: int) -> np.ndarray:
+def draw_expected_tokens(model: GPT, text: ForwardPass, vocab_size: int) -> np.ndarray:
     """Sample `EXPECTED_TOKENS` ids from the mean of the model's predictions on a text."""
     logits = model.head(model.norm(text.residuals[-1, 0]))  # (T, V)
     probabilities = logits[:, :vocab_size].double().softmax(dim=-1).mean(dim=0).cpu().numpy()
@@ -137,29 +135,34 @@ def draw_expected_tokens(model: GPT, text: capture.ForwardPass, vocab_size: int)
 class ProbeRun:
     """Run a model on all probes, and compute measurements from these forward passes."""
 
-    def __init__(self, model: GPT, probes: Probes, text: capture.ForwardPass | None = None) -> None:
-        self.model, self.probes = model, probes
+    def __init__(self, model: GPT, probes: Probes, text: ForwardPass | None = None) -> None:
+        self.model, self.periods = model, probes.periods
         # Whether fewer heads and components are measured.
         self.is_large = model.num_parameters() > LARGE_MODEL_PARAMETERS
-        self.text = capture.capture(model, probes.text[None]) if text is None else text
-        self.random = capture.capture(model, probes.random)
-        self._control = capture.split_random_rows(self.random)[2]
+        self.text = capture(model, probes.text[None]) if text is None else text
+        self.random = capture(model, probes.random)
+        self._control = self._random_rows(2)
         is_control = probes.windows is probes.control
-        self._windows = self._control if is_control else capture.capture(model, probes.windows)
-        self.arrays = capture.snapshot_arrays(model, self.text, self.random)
+        self._windows = self._control if is_control else capture(model, probes.windows)
+        self.arrays = snapshot_arrays(model, self.text, self.random)
         self.window_length = self._windows.tokens.shape[1]  # tokens in each scored window
-        self._has_random_rows = len(probes.periods) > 0
+
+    def _random_rows(self, *kinds: int) -> ForwardPass:
+        """Select the repeated (0), reshuffled (1) or control rows (2) of the random ones."""
+        rows = np.arange(len(self.random.tokens)).reshape(3, -1)  # (3, P)
+        return self.random.rows(rows[list(kinds)].ravel())
 
     def score_heads(self) -> Scores:
         """Compute every score of every head, except head importance."""
-        head_scores = scores.score_heads(
+        readings = scores.readings(
             self._windows.weights.cpu().numpy(),
             self.arrays.get("repeated"),
             self.arrays.get("control"),
-            self.probes.periods,
+            self.periods,
             self.model.config.attention_sink,
         )
-        if self._has_random_rows:
+        head_scores = {name: scores.mean_and_error(values) for name, values in readings.items()}
+        if len(self.periods):
             mean, error = head_scores["induction"]
             measured = np.ones(mean.shape, bool)
             if self.is_large:  # measure induction heads only
@@ -174,11 +177,11 @@ class ProbeRun:
         measurements = Measurements(step, head_scores)
         emergence = update_emergence(previous, measurements, self.window_length)
         measurements = replace(measurements, emergence=emergence)
-        if not self._has_random_rows:
+        if not len(self.periods):
             return measurements
         names = ("repeated_loss", "reshuffled_loss", "repeated_correct")
         repeated, reshuffled, correct = (
-            scores.second_half_means(self.arrays[name], self.probes.periods) for name in names
+            scores.second_half_means(self.arrays[name], self.periods) for name in names
         )
         return replace(
             measurements,
@@ -196,13 +199,11 @@ class ProbeRun:
         for name, count in most.items():
             minimum = threshold(name, self.window_length)
             heads[name] = strongest_heads(head_scores[name], minimum)[:count]
-        P = len(self.probes.periods)
-        repeated_and_control = [*range(P), *range(2 * P, 3 * P)]
         shares = composition.measure_composition(
             self.model,
             self._windows,
-            self.random.rows(repeated_and_control),
-            self.probes.periods,
+            self._random_rows(0, 2),
+            self.periods,
             heads,
             MAX_COMPONENTS_OF_LARGE_MODEL if self.is_large else None,
         )
@@ -214,12 +215,12 @@ class ProbeRun:
         """Measure the induction circuit's faithfulness; None if no copying gain is reported."""
         if reported_copying_gain(measurements) is None:
             return None
-        repeated_and_reshuffled = self.random.rows(range(2 * len(self.probes.periods)))
-        isolated = IsolatedHeads(self.model, repeated_and_reshuffled, self.probes.periods)
-        circuit = find_induction_circuit(measurements)
-        finds_sufficient = finds_sufficient and not self.is_large
+        rows, config = self._random_rows(0, 1), self.model.config
         return measure_faithfulness(
-            isolated.copying_gains, isolated.all_heads, circuit, finds_sufficient
+            partial(measure_isolated_gains, self.model, rows, self.periods),
+            [Head(*index) for index in np.ndindex(config.n_layer, config.n_head)],
+            find_induction_circuit(measurements),
+            finds_sufficient and not self.is_large,
         )
 
 

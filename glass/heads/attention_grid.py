@@ -1,7 +1,6 @@
 """Draw the attention grid: one image with the attention maps of all heads."""
 
 import re
-from typing import NamedTuple
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
@@ -19,32 +18,19 @@ TEXT_COLOR = (29, 27, 38)
 NOTE_COLOR = (99, 95, 109)
 FRAME_COLOR = (59, 111, 181)
 
-MAX_GRID_WIDTH = 1800  # pixels of a layer's maps; tokens are thinned to fit
-MIN_GRID_WIDTH = 620  # pixels, so that the title fits
-MAX_CELL = 10  # pixels per side of the square of one weight
-MIN_LABELED_CELL = 7  # pixels; token labels on smaller squares would be illegible
+# All in pixels
+MAX_GRID_WIDTH = 1800  # of a layer's maps; larger ones are drawn smaller
+MIN_GRID_WIDTH = 620  # so that the title fits
+MAX_CELL = 10  # side of the square of one weight
+MIN_LABELED_CELL = 7  # token labels on smaller squares would be illegible
+MARGIN = 16
+HEADER_HEIGHT = 74
+HEAD_GAP = 14  # between maps of a layer; doubled between groups
+LAYER_GAP = 34  # between layers, which leaves room for the names of the heads
+
 MIN_SINK_WEIGHT = 0.01  # more than the rounding of float16 weights can leave
-MARGIN = 16  # pixels
-HEADER_HEIGHT = 74  # pixels
-HEAD_GAP = 14  # pixels between maps of a layer; doubled between groups
-LAYER_GAP = 34  # pixels between layers, which leave room for the names of the heads
 MAX_LABEL = 12  # characters of a token label
 VISIBLE_SPACES = str.maketrans({"\n": "\\n", "\r": "\\r", "\t": "\\t", " ": "·"})
-
-
-class Layout(NamedTuple):
-    """Pixel positions of the maps in an attention grid."""
-
-    width: int  # of one attention map
-    side: int  # height of one attention map
-    lefts: np.ndarray  # edges of the maps in a layer, one per head, (H,)
-    tops: np.ndarray  # edges of the maps, one per layer, (L,)
-
-    @property
-    def size(self) -> tuple[int, int]:
-        """Width and height of the image, in pixels."""
-        width, height = int(self.lefts[-1]) + self.width + 20, int(self.tops[-1]) + self.side + 20
-        return max(MIN_GRID_WIDTH, width), height
 
 
 def draw_attention_grid(
@@ -57,65 +43,45 @@ def draw_attention_grid(
     less than 1, a last column shows the rest: the sink's.
     """
     L, H, T, _ = maps.shape
-    sink = 1 - maps.sum(axis=-1, dtype=np.float32)  # (L, H, T)
+    sink = 1 - maps.sum(axis=-1, keepdims=True, dtype=np.float32)  # (L, H, T, 1)
     has_sink = bool(sink.max() > MIN_SINK_WEIGHT)
-    cell = min(MAX_CELL, max(1, MAX_GRID_WIDTH // (max(L, H) * T)))
-    if max(L, H) * T > MAX_GRID_WIDTH:
-        count = max(1, MAX_GRID_WIDTH // max(L, H))
-        kept = np.linspace(0, T, count, endpoint=False).astype(int)
-        maps, tokens = maps[:, :, kept[:, None], kept], [tokens[i] for i in kept]
-        sink = sink[..., kept]
     if has_sink:
-        maps = np.concatenate((maps, sink[..., None]), axis=-1)  # (L, H, T, T + 1)
+        maps = np.concatenate((maps, sink), axis=-1)  # (L, H, T, T + 1)
+    cell = min(MAX_CELL, MAX_GRID_WIDTH // (max(L, H) * T))
+    side = cell * T or MAX_GRID_WIDTH // max(L, H)  # height of a map
+    width = side * maps.shape[-1] // T
     labels = [token_label(token) for token in tokens] if cell >= MIN_LABELED_CELL else []
     font = ImageFont.load_default(max(8, cell))
     label_width = max((int(font.getlength(label)) for label in labels), default=8)
-    side, width = cell * maps.shape[-2], cell * maps.shape[-1]
-    layout = _make_layout((L, H), (width, side), groups, label_width)
-
-    image = Image.new("RGB", layout.size, "white")
-    pen = ImageDraw.Draw(image)
-    _write_header(pen, title, is_grouped=groups < H, has_sink=has_sink)
-    for layer, top in enumerate(layout.tops.tolist()):
-        for head, left in enumerate(layout.lefts.tolist()):
-            pixels = Image.fromarray(colorize(maps[layer, head]))
-            size = (layout.width, layout.side)
-            image.paste(pixels.resize(size, Image.Resampling.NEAREST), (left, top))
-            name = f"L{layer}H{head}"
-            pen.text((left, top - 15), name, fill=TEXT_COLOR, font=ImageFont.load_default(11))
-        for row, label in enumerate(labels):
-            place = (layout.lefts[0] - 6, top + (row + 0.5) * cell)
-            pen.text(place, label, fill=TEXT_COLOR, font=font, anchor="rm")
-        if groups < H:
-            _frame_groups(pen, layout, top, groups)
-    return image
-
-
-def _make_layout(
-    shape: tuple[int, int], size: tuple[int, int], groups: int, label_width: int
-) -> Layout:
-    (L, H), (width, side) = shape, size
     lefts = MARGIN + label_width + np.arange(H) * (width + HEAD_GAP)
     if groups < H:
         lefts = lefts + np.arange(H) // (H // groups) * HEAD_GAP
     tops = HEADER_HEIGHT + np.arange(L) * (side + LAYER_GAP)
-    return Layout(width, side, lefts, tops)
 
-
-def _write_header(pen: ImageDraw.ImageDraw, title: str, is_grouped: bool, has_sink: bool) -> None:
+    size = max(MIN_GRID_WIDTH, int(lefts[-1]) + width + 20), int(tops[-1]) + side + 20
+    image = Image.new("RGB", size, "white")
+    pen = ImageDraw.Draw(image)
     pen.text((MARGIN, 8), title, fill=TEXT_COLOR, font=ImageFont.load_default(15))
     note = "First tokens of the validation data; row: query token, column: key token"
     if has_sink:
         note += "; last column: sink"
-    if is_grouped:
+    if groups < H:
         note += "; frame: heads that share keys and values"
     pen.text((MARGIN, 30), note, fill=NOTE_COLOR, font=ImageFont.load_default(11))
-
-
-def _frame_groups(pen: ImageDraw.ImageDraw, layout: Layout, top: int, groups: int) -> None:
-    for lefts in layout.lefts.reshape(groups, -1).tolist():
-        box = (lefts[0] - 5, top - 18, lefts[-1] + layout.width + 4, top + layout.side + 4)
-        pen.rectangle(box, outline=FRAME_COLOR)
+    for layer, top in enumerate(tops.tolist()):
+        for head, left in enumerate(lefts.tolist()):
+            pixels = Image.fromarray(colorize(maps[layer, head]))
+            image.paste(pixels.resize((width, side), Image.Resampling.NEAREST), (left, top))
+            name = f"L{layer}H{head}"
+            pen.text((left, top - 15), name, fill=TEXT_COLOR, font=ImageFont.load_default(11))
+        for row, label in enumerate(labels):
+            place = (lefts[0] - 6, top + (row + 0.5) * cell)
+            pen.text(place, label, fill=TEXT_COLOR, font=font, anchor="rm")
+        if groups < H:
+            for of_group in lefts.reshape(groups, -1).tolist():
+                box = (of_group[0] - 5, top - 18, of_group[-1] + width + 4, top + side + 4)
+                pen.rectangle(box, outline=FRAME_COLOR)
+    return image
 
 
 def colorize(A: np.ndarray) -> np.ndarray:

@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,12 @@ from safetensors.torch import save as safetensors_bytes
 from torch import Tensor
 
 from common.files import atomic_write
+from generation import KVCache
 from generation.scoring import max_logit_rows, token_losses
+from glass.heads.interventions import NO_INTERVENTIONS, Interventions, chain_taps, mask_hidden
 from glass.heads.probes import Probes
-from model import GPT, SelfAttention, Taps
+from kernels import in_float32_or_finer
+from model import GPT, SelfAttention, Taps, tap
 
 PATTERNS = ("text", "repeated", "control")  # arrays of attention patterns, saved as float16
 MAX_SAVED_PARAMETERS = 20_000_000  # no weights are saved for larger models
@@ -50,16 +54,102 @@ class ForwardPass:
 
 
 @torch.no_grad()
-def capture(model: GPT, ids: np.ndarray) -> ForwardPass:
-    """Run the model on ids (B, T) and record the activations; its mode does not change."""
-    tokens = torch.from_numpy(ids).to(model.head.weight.device)
-    names, layers = ("residual", "k", "v", "heads", "weights"), range(model.config.n_layer)
-    stored: dict[str, list[Tensor]] = {name: [] for name in names}
-    taps: Taps = {(name, layer): stored[name].append for name in names for layer in layers}
-    taps["embedding", 0] = stored["residual"].append
+def capture(
+    model: GPT,
+    ids: np.ndarray,
+    interventions: Interventions = NO_INTERVENTIONS,
+    taps: Taps | None = None,
+) -> ForwardPass:
+    """Run the model on ids (B, T) and record the activations. `taps` act before `interventions`."""
+    forward = allocate_pass(model, *ids.shape)
+    forward.tokens.copy_(torch.from_numpy(ids))
+    record(model, forward, interventions, taps)
+    return forward
+
+
+def allocate_pass(model: GPT, rows: int, length: int) -> ForwardPass:
+    """Allocate the arrays of a forward pass over B rows of T tokens."""
+    c, new = model.config, model.head.weight.new_zeros
+    L, H, G = c.n_layer, c.n_head, c.kv_heads
+    return ForwardPass(
+        tokens=new(rows, length, dtype=torch.int64),
+        residuals=new(L + 1, rows, length, c.n_embd),
+        k=new(L, rows, G, length, c.key_dim),
+        v=new(L, rows, G, length, c.value_dim),
+        heads=new(L, rows, length, H, c.value_dim),
+        weights=in_float32_or_finer(new(L, rows, H, length, length)),
+    )
+
+
+def record(
+    model: GPT,
+    forward: ForwardPass,
+    interventions: Interventions,
+    taps: Taps | None = None,
+    start: int = 0,
+) -> None:
+    """Compute the activations of the tokens from `start` on, and store them in `forward`."""
+    stores: Taps = {("embedding", 0): partial(_store, forward.residuals[0, :, start:])}
+    for layer in range(model.config.n_layer):
+        stores["k", layer] = partial(_store, forward.k[layer, :, :, start:])
+        stores["v", layer] = partial(_store, forward.v[layer, :, :, start:])
+        stores["weights", layer] = partial(_store, forward.weights[layer, :, :, start:])
+        stores["heads", layer] = partial(_store, forward.heads[layer, :, start:])
+        stores["residual", layer] = partial(_store, forward.residuals[layer + 1, :, start:])
+    is_hidden = interventions.is_hidden(forward.tokens.shape[1], forward.tokens.device)
+    taps = chain_taps(taps or {}, interventions.taps(), stores)
+    rerun(model, forward, start, taps=taps, is_hidden=is_hidden)
+
+
+def _store(buffer: Tensor, value: Tensor) -> None:
+    buffer.copy_(value)
+
+
+@torch.no_grad()
+def rerun(
+    model: GPT,
+    forward: ForwardPass,
+    start: int = 0,
+    entry: tuple[int, Tensor] | None = None,
+    taps: Taps | None = None,
+    is_hidden: Tensor | None = None,
+) -> Tensor:
+    """Run a pass again from a token and a layer on; return the final residual stream (n, S, C).
+
+    Args:
+        model: The model, which runs in evaluation mode.
+        forward: The pass, which has the keys and values of the tokens before `start`.
+        start: First of the S tokens that are run.
+        entry: A layer and n inputs (n, S, C) of it. None: the embeddings of the tokens.
+        taps: Functions that record or replace values of the S tokens.
+        is_hidden: Boolean (n or 1, T), True for tokens that no later token may read.
+    """
+    n, mask = len(forward.tokens), mask_hidden(is_hidden, start)
+    if entry is None:
+        if is_hidden is not None:
+            n = len(is_hidden)
+        before, tokens = forward.tokens.expand(n, -1).tensor_split([start], dim=1)
+        entry = 0, tap(taps, "embedding", 0, model.embed(tokens, before, is_hidden))
+    x = entry[1]
+    cache = _cache_before(model, forward, start, len(x)) if start else None
+    tokens = forward.tokens[:, start:].expand(len(x), -1)  # (n, S)
     with model.evaluating():
-        model.run_blocks(tokens, taps=taps)
-    return ForwardPass(tokens, *(torch.stack(stored[name]) for name in names))
+        return model.run_blocks(tokens, cache, mask, taps, entry)
+
+
+def _cache_before(model: GPT, forward: ForwardPass, start: int, rows: int) -> KVCache:
+    """Return a cache with the keys and values of the tokens before `start`, in equal rows."""
+    k = forward.k
+    cache = KVCache(model.config, rows, forward.tokens.shape[1], k.device, k.dtype)
+    cache.keys[:, :, :, :start] = k[:, :, :, :start]
+    cache.values[:, :, :, :start] = forward.v[:, :, :, :start]
+    cache.length = start
+    if model.config.smear_keys:  # the next key is mixed with the last one
+        rotary = model.rotary_at(start - 1, start)
+        last = forward.residuals[:, :, start - 1 : start].expand(-1, rows, -1, -1)
+        for layer, block in enumerate(model.blocks):
+            block.attention.project(block.norm_1(last[layer]), rotary, cache)  # stores these keys
+    return cache
 
 
 def in_float32(model: GPT) -> GPT:
@@ -71,7 +161,7 @@ def in_float32(model: GPT) -> GPT:
 
 @torch.no_grad()
 def correct_predictions(model: GPT, x: Tensor, targets: Tensor) -> Tensor:
-    """Return 1 where the likeliest next token is the target, else 0; see `token_losses`."""
+    """Return 1 where the likeliest next token is the target, else 0; nan where the target is -1."""
     some = x.flatten(0, -2).split(max_logit_rows(model))
     likeliest = torch.cat([model.head(model.norm(rows)).argmax(dim=-1) for rows in some])
     is_correct = likeliest.view(targets.shape) == targets
@@ -83,18 +173,23 @@ def next_tokens(tokens: Tensor) -> Tensor:
     return F.pad(tokens[..., 1:], (0, 1), value=-1)
 
 
-def residual_writes(attention: SelfAttention, heads: Tensor) -> Tensor:
-    """Return what each head adds to the residual stream: heads (…, H, d_v) → (…, H, C)."""
-    W_O = attention.W_O.weight.unflatten(1, heads.shape[-2:])  # (C, H, d_v)
-    return torch.einsum("...hd,chd->...hc", heads, W_O)
+def residual_writes(
+    attention: SelfAttention, heads: Tensor, matrix: Tensor | None = None
+) -> Tensor:
+    """Return what each head adds to the residual stream: heads (…, H, d_v) → (…, H, C).
+
+    With a `matrix` (C, D), what it adds is multiplied by it: (…, H, D).
+    """
+    W_O = attention.W_O.weight.to(heads.dtype).T  # (H · d_v, C)
+    W = W_O if matrix is None else W_O @ matrix
+    return torch.einsum("...hd,hdc->...hc", heads, W.unflatten(0, heads.shape[-2:]))
 
 
 @torch.no_grad()
 def value_norms(model: GPT, v: Tensor, gram: Tensor | None = None) -> Tensor:
     """Return ‖v_j W_O‖ (L, B, H, T) for each head and token j, from values v (L, B, G, T, d_v).
 
-    This is the norm of a head's output, before gates, if it attends to token j only. The
-    value-weighted attention map is the attention weight times this norm.
+    A value-weighted attention map is the weights times these norms, which ignore gates.
 
     Reference: Kobayashi et al. 2020, "Attention is Not Only a Weight".
     """
@@ -114,32 +209,21 @@ def output_gram(model: GPT) -> Tensor:
     return torch.stack(of_layers)
 
 
-def split_random_rows(random: ForwardPass) -> tuple[ForwardPass, ForwardPass, ForwardPass]:
-    """Split the pass over all random rows into repeated, reshuffled and control rows."""
-    repeated, reshuffled, control = np.split(np.arange(len(random.tokens)), 3)
-    return random.rows(repeated), random.rows(reshuffled), random.rows(control)
-
-
 def snapshot_arrays(model: GPT, text: ForwardPass, random: ForwardPass) -> dict[str, np.ndarray]:
     """Return the arrays that a snapshot saves, of a text (1, T) and random rows (3 P, T_r).
 
-    Returns:
-        Attention patterns `text` (L, H, T, T), `repeated` and `control` (L, P, H, T_r, T_r).
-        `text_value_norms` (L, H, T) and `repeated_value_norms` (L, P, H, T_r): see `value_norms`.
-        Next-token losses `repeated_loss`, `reshuffled_loss` (P, T_r) in nats, and whether the
-        likeliest token is the next one, `repeated_correct` (P, T_r); the last of a row is nan.
+    They are attention patterns (…, H, T, T), value norms (…, H, T), losses (P, T_r) in nats, and
+    whether the likeliest token is the next one (P, T_r); the last of a row is nan.
     """
     arrays = {"text": text.weights[:, 0], "text_value_norms": value_norms(model, text.v)[:, 0]}
-    if len(random.tokens):
-        repeated, reshuffled, control = split_random_rows(random)
-        arrays["repeated"] = repeated.weights
-        arrays["control"] = control.weights
-        arrays["repeated_value_norms"] = value_norms(model, repeated.v)
-        for name, rows in (("repeated_loss", repeated), ("reshuffled_loss", reshuffled)):
-            arrays[name] = token_losses(model, rows.residuals[-1], next_tokens(rows.tokens))
-        arrays["repeated_correct"] = correct_predictions(
-            model, repeated.residuals[-1], next_tokens(repeated.tokens)
-        )
+    if P := len(random.tokens) // 3:
+        x, targets = random.residuals[-1], next_tokens(random.tokens)
+        arrays["repeated"] = random.weights[:, :P]
+        arrays["control"] = random.weights[:, 2 * P :]
+        arrays["repeated_value_norms"] = value_norms(model, random.v[:, :P])
+        arrays["repeated_loss"] = token_losses(model, x[:P], targets[:P])
+        arrays["reshuffled_loss"] = token_losses(model, x[P : 2 * P], targets[P : 2 * P])
+        arrays["repeated_correct"] = correct_predictions(model, x[:P], targets[:P])
     return {name: value.cpu().numpy() for name, value in arrays.items()}
 
 
@@ -150,6 +234,7 @@ def save_snapshot(path: Path, step: int, probes: Probes, arrays: dict[str, np.nd
         "text_ids": probes.text,
         "text_tokens": probes.text_tokens,
         "window_ids": probes.windows,
+        **arrays,
     }
     if len(probes.periods):
         saved |= {
@@ -159,7 +244,6 @@ def save_snapshot(path: Path, step: int, probes: Probes, arrays: dict[str, np.nd
             "repeated_tokens": probes.repeated_tokens,
             "repeated_periods": probes.periods,
         }
-    saved |= arrays
     saved |= {name: arrays[name].astype(np.float16) for name in PATTERNS if name in arrays}
     with atomic_write(path) as part, part.open("wb") as file:
         np.savez(file, **saved)

@@ -1,9 +1,8 @@
 """Select the heads of a circuit from statistically significant measurements."""
 
 from statistics import NormalDist
-from typing import NamedTuple
 
-from glass.heads.results import Estimate, Head, Measurements, parse_head
+from glass.heads.results import CompositionShare, Estimate, Head, Measurements, parse_head
 
 READINGS = 16  # windows or rows from which each standard error is estimated
 MAX_NAMED_HEADS = 2  # heads of one kind that findings name and circuits include
@@ -13,20 +12,10 @@ MIN_REPORTED_GAIN_NATS = 0.1
 MIN_REPORTED_GAIN_ERRORS = 3
 
 
-class UpstreamHead(NamedTuple):
-    """An upstream head on whose output the score of another (downstream) head depends."""
-
-    head: Head
-    input: str  # of the downstream head, through which it depends: "queries" or "keys"
-    share: Estimate  # of the downstream head's score that is lost when the upstream head is ablated
-    is_previous_token_head: bool  # whether the upstream head passes the previous-token threshold
-
-
 def max_errors_by_chance(count: int) -> float:
     """Return the 5% significance bound, in standard errors, for the largest of `count` means.
 
-    If all true means are 0, the largest mean of `READINGS` readings exceeds it with at most this
-    probability: Student's t with Bonferroni correction, by its series in the normal quantile.
+    It is Student's t with Bonferroni correction, by its series in the normal quantile.
     """
     z = NormalDist().inv_cdf(1 - 0.05 / max(1, count))
     freedom = READINGS - 1
@@ -61,30 +50,34 @@ def find_active_heads(
     return active[:most]
 
 
-def find_upstream_head(measurements: Measurements, score: str, head: Head) -> UpstreamHead | None:
-    """Return the upstream head on which a head's score depends most; None if none is significant.
+def find_upstream_head(
+    measurements: Measurements, score: str, head: Head
+) -> CompositionShare | None:
+    """Return the share of the upstream head on which a head's score depends most.
 
     For an induction head, previous-token heads come first: they mark each key with its predecessor.
+    None if no share is significant.
     """
-    previous_token_heads = find_active_heads(measurements, "previous_token")
-    candidates = []
-    for entry in measurements.composition:
-        upstream = parse_head(entry.upstream)
-        if (
-            upstream is not None
-            and (entry.score, entry.head) == (score, head)
-            and entry.input != "values"  # values do not decide where a head attends
-            and entry.share.exceeds(MIN_UPSTREAM_SHARE, errors=0)
-        ):
-            is_previous = upstream in previous_token_heads
-            candidates.append(UpstreamHead(upstream, entry.input, entry.share, is_previous))
+    shares = [
+        entry
+        for entry in measurements.composition
+        if (entry.score, entry.head) == (score, head)
+        and parse_head(entry.upstream)
+        and entry.input != "values"  # values do not decide where a head attends
+        and entry.share.exceeds(MIN_UPSTREAM_SHARE, errors=0)
+    ]
     if score == "induction":
-        candidates = [one for one in candidates if one.is_previous_token_head] or candidates
-    strongest = max(candidates, key=lambda one: one.share.value, default=None)
+        shares = [one for one in shares if is_previous_token_head(measurements, one)] or shares
+    strongest = max(shares, key=lambda one: one.share.value, default=None)
     comparisons = 2 * len(measurements.scored_heads(score))  # queries and keys of every head
     if strongest is None or not strongest.share.exceeds(errors=max_errors_by_chance(comparisons)):
         return None
     return strongest
+
+
+def is_previous_token_head(measurements: Measurements, share: CompositionShare) -> bool:
+    """Return whether the upstream component of a share is a strong previous-token head."""
+    return parse_head(share.upstream) in find_active_heads(measurements, "previous_token")
 
 
 def find_induction_circuit(measurements: Measurements) -> list[Head]:
@@ -92,6 +85,6 @@ def find_induction_circuit(measurements: Measurements) -> list[Head]:
     heads = set(find_active_heads(measurements, "induction"))
     for strongest in find_active_heads(measurements, "induction", most=1):
         upstream = find_upstream_head(measurements, "induction", strongest)
-        if upstream is not None:
-            heads.add(upstream.head)
+        if upstream and (head := parse_head(upstream.upstream)):
+            heads.add(head)
     return sorted(heads)

@@ -5,8 +5,6 @@ queries, keys or values, and the layers between are recomputed.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -14,7 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from glass.heads import scores
-from glass.heads.capture import ForwardPass, residual_writes
+from glass.heads.capture import ForwardPass
+from glass.heads.components import Component, components
+from glass.heads.interventions import replace_heads
 from glass.heads.results import CompositionShare, Estimates, Head
 from model import GPT, Taps, causal_mask
 from variants import gates_of
@@ -25,37 +25,6 @@ MAX_MEASURED_HEADS = 4  # the strongest heads per score
 MIN_RECORDED_SHARE = 0.05
 # Large models: direct shares on every fourth row select the components to recompute.
 PRESELECTION_STRIDE = 4
-
-
-class Component(NamedTuple):
-    """A component that writes to the residual stream: the embedding, a head or an MLP."""
-
-    name: str  # "embedding", a head such as "L0H1", or an MLP such as "L0MLP"
-    tap: str  # the tap of the model that can replace its output: "embedding", "heads" or "mlp"
-    layer: int = -1  # -1 for the embedding
-    head: int = -1  # index in the layer; -1 for the embedding or an MLP
-
-
-def _components_below(model: GPT, layer: int) -> list[Component]:
-    components = [Component("embedding", "embedding")]
-    for lower in range(layer):
-        for head in range(model.config.n_head):
-            components.append(Component(str(Head(lower, head)), "heads", lower, head))
-        if model.config.mlp != "none":
-            components.append(Component(f"L{lower}MLP", "mlp", lower))
-    return components
-
-
-class Rows(NamedTuple):
-    """The rows on which a score is measured."""
-
-    forward: ForwardPass  # over W windows of text, or over P repeated and then P control rows
-    periods: np.ndarray | None  # of the repeated rows, (P,); None for windows of text
-
-    def thinned(self) -> "Rows":
-        """Return every `PRESELECTION_STRIDE`-th row."""
-        some = slice(None, None, PRESELECTION_STRIDE)
-        return Rows(self.forward.rows(some), None if self.periods is None else self.periods[some])
 
 
 @torch.no_grad()
@@ -75,9 +44,8 @@ def measure_composition(
     component. The previous-token score is measured on `windows` of the text, the prefix-matching
     score on `random`: P repeated rows with `periods` (P,), then P control rows.
 
-    If `max_components` is given, only so many per score, those with the largest direct shares on a
-    quarter of the rows, are propagated through the layers between. Components with at least one
-    share of 0.05 and two standard errors are returned.
+    Of each score, only the `max_components` with the largest direct shares on a quarter of the rows
+    are measured. Components with at least one share of 0.05 and two standard errors are returned.
 
     Reference: Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits"; Wang et al.
     2022, "Interpretability in the Wild"; Goldowsky-Dill et al. 2023, "Localizing Model Behavior
@@ -85,32 +53,43 @@ def measure_composition(
     """
     shares: list[CompositionShare] = []
     for score, measured in heads.items():
-        rows = Rows(windows, None) if score == "previous_token" else Rows(random, periods)
-        by_layer = _group_by_layer(measured)
-        if not by_layer:
+        is_on_windows = score == "previous_token"
+        forward, of_rows = (windows, None) if is_on_windows else (random, periods)
+        readers = _make_readers(model, measured, forward, of_rows)
+        if not readers:
             continue
-        top = max(by_layer)
-        readers = {layer: Reader(model, layer, by_layer[layer], rows) for layer in by_layer}
-        components = _components_below(model, top)
-        if max_components is not None and len(components) > max_components:
-            largest = _largest_direct_shares(model, by_layer, rows.thinned())
-            components = sorted(components, key=lambda one: largest[one])[-max_components:]
-        with model.evaluating():
-            for component in components:
-                inputs = _inputs_without(model, rows.forward, component, top)
+        selected = None
+        if max_components is not None:
+            largest = _largest_direct_shares(model, measured, forward, of_rows)
+            selected = sorted(largest, key=largest.__getitem__)[-max_components:]
+        top = max(readers)
+        for component, written in _upstream_components(model, forward, top):
+            if selected is None or component in selected:
+                inputs = _inputs_without(model, forward, component, written, top)
                 for layer, recomputed, direct in inputs:
                     if layer in readers:
                         shares += _shares(score, component, readers[layer], recomputed, direct)
     return shares
 
 
-def _group_by_layer(heads: Sequence[Head]) -> dict[int, list[int]]:
-    """Return sorted head numbers by layer, without layer 0, which reads the embedding only."""
+def _make_readers(
+    model: GPT, heads: Sequence[Head], forward: ForwardPass, periods: np.ndarray | None
+) -> dict[int, "Reader"]:
+    """Return the readers by layer, without layer 0, which reads the embedding only."""
     by_layer: dict[int, list[int]] = {}
-    for head in sorted(heads):
-        if head.layer > 0:
-            by_layer.setdefault(head.layer, []).append(head.number)
-    return by_layer
+    for layer, number in sorted(heads):
+        by_layer.setdefault(layer, []).append(number)
+    by_layer.pop(0, None)
+    return {n: Reader(model, n, by_layer[n], forward, periods) for n in by_layer}
+
+
+def _upstream_components(
+    model: GPT, forward: ForwardPass, top: int
+) -> Iterator[tuple[Component, Tensor]]:
+    kinds = ("embedding", "head") if model.config.mlp == "none" else ("embedding", "head", "MLP")
+    for component, written in components(model, forward, top):
+        if component.kind in kinds:
+            yield component, written
 
 
 def _shares(
@@ -126,78 +105,70 @@ def _shares(
         head = Head(reader.layer, reader.heads[n])
         for number, name in enumerate(INPUTS):
             share, direct_share = lost.at((number, n)), lost_directly.at((number, n))
-            yield CompositionShare(score, head, name, component.name, share, direct_share)
+            yield CompositionShare(score, head, name, str(component), share, direct_share)
 
 
 def _largest_direct_shares(
-    model: GPT, by_layer: dict[int, list[int]], rows: Rows
+    model: GPT, heads: Sequence[Head], forward: ForwardPass, periods: np.ndarray | None
 ) -> dict[Component, float]:
-    largest: dict[Component, float] = {}
-    for layer, heads in by_layer.items():
-        reader = Reader(model, layer, heads, rows)
-        for component in _components_below(model, layer):
-            written = _writes_of(model, rows.forward, component)
-            x = rows.forward.residuals[layer] - written + _mean_over_tokens(written)
-            lost = reader.lost_shares(x).mean  # (3, n)
-            largest[component] = max(largest.get(component, 0.0), np.nanmax(lost[:2]))  # Q, K
+    some = slice(None, None, PRESELECTION_STRIDE)
+    forward, periods = forward.rows(some), None if periods is None else periods[some]
+    readers = _make_readers(model, heads, forward, periods)
+    largest = {}
+    for component, written in _upstream_components(model, forward, max(readers)):
+        largest[component] = 0.0
+        for layer, reader in readers.items():
+            if component.layer < layer:
+                lost = reader.lost_shares(_without(forward, layer, written)).mean  # (3, n)
+                largest[component] = max(largest[component], np.nanmax(lost[:2]))  # Q, K
     return largest
 
 
-def _writes_of(model: GPT, forward: ForwardPass, component: Component) -> Tensor:
-    residuals, layer = forward.residuals, component.layer
-    if component.tap == "embedding":
-        return residuals[0]
-    heads = residual_writes(model.blocks[layer].attention, forward.heads[layer])  # (B, T, H, C)
-    if component.tap == "heads":
-        return heads[:, :, component.head]
-    # The MLP and the bias of W_O; mean ablation leaves the constant bias unchanged.
-    return residuals[layer + 1] - residuals[layer] - heads.sum(dim=2)
+def _without(forward: ForwardPass, layer: int, written: Tensor) -> Tensor:
+    """Return a layer's input (B, T, C) in which what was written is replaced by its mean."""
+    return forward.residuals[layer] - written + written.mean(dim=(0, 1))
 
 
 def _inputs_without(
-    model: GPT, forward: ForwardPass, component: Component, top: int
+    model: GPT, forward: ForwardPass, component: Component, written: Tensor, top: int
 ) -> Iterator[tuple[int, Tensor, Tensor]]:
     """Mean-ablate a component, and yield each later layer up to `top` with two inputs (B, T, C).
 
-    For the first input the layers between are recomputed, for the second they are not.
+    The layers between are recomputed for the first input, but not for the second.
     """
-    residuals, first = forward.residuals, max(0, component.layer)
-    rotary = model.rotary_at(0, residuals.shape[2])
-    written = _writes_of(model, forward, component)
-    mean = _mean_over_tokens(written)
-    x = residuals[first]  # (B, T, C)
-    if component.tap == "embedding":
-        x = mean
-        yield 0, x, x
-    if component.tap == "mlp":  # nothing comes between an MLP and the next layer
-        first = component.layer + 1
-        x = residuals[first] - written + mean
+    first = component.layer
+    if component.kind == "head":
+        x = forward.residuals[first]
+        mean = forward.heads[first].mean(dim=(0, 1))  # (H, d_v)
+        taps = replace_heads(first, [[component.number]], mean)
+    else:  # nothing comes between the embedding or an MLP and the next layer
+        first += 1
+        x, taps = _without(forward, first, written), Taps()
         yield first, x, x
-    taps: Taps = {("heads", component.layer): partial(_mean_ablate, component.head)}
+    rotary = model.rotary_at(0, x.shape[1])
     for layer in range(first, top):
-        x = model.blocks[layer](x, rotary, taps=taps)
-        yield layer + 1, x, residuals[layer + 1] - written + mean
-
-
-def _mean_ablate(head: int, outputs: Tensor) -> Tensor:
-    outputs = outputs.clone()
-    outputs[:, :, head] = _mean_over_tokens(outputs[:, :, head])
-    return outputs
-
-
-def _mean_over_tokens(x: Tensor) -> Tensor:
-    return x.mean(dim=(0, 1)).expand_as(x)
+        with model.evaluating():
+            x = model.blocks[layer](x, rotary, taps=taps)
+        yield layer + 1, x, _without(forward, layer + 1, written)
 
 
 class Reader:
     """Recompute n heads of one layer with a patched input to their queries, keys or values.
 
-    A reading is a head's score on one of R rows: W windows of text, or P repeated rows.
+    A reading is a head's score on one of R rows: W windows of text, or P repeated rows, if there
+    are `periods` (P,).
     """
 
-    def __init__(self, model: GPT, layer: int, heads: list[int], rows: Rows) -> None:
-        c, forward = model.config, rows.forward
-        self.layer, self.heads, self.periods = layer, heads, rows.periods
+    def __init__(
+        self,
+        model: GPT,
+        layer: int,
+        heads: list[int],
+        forward: ForwardPass,
+        periods: np.ndarray | None,
+    ) -> None:
+        c = model.config
+        self.layer, self.heads, self.periods = layer, heads, periods
         self.groups = [head // (c.n_head // c.kv_heads) for head in heads]
         self.block = model.blocks[layer]
         T = forward.tokens.shape[1]

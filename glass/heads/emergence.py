@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from glass.heads.results import Emergence, Head, Measurements
+from glass.heads.results import Emergence, Measurements
 
 # Thresholds, as shares of the range from the score of uniform attention to 1.
 THRESHOLD_SHARES = {
@@ -28,9 +28,9 @@ def update_emergence(
 ) -> Emergence:
     """Return the steps at which heads emerged and were lost, updated with the current snapshot.
 
-    A head emerges at the first snapshot at which it passes the threshold, if it also passes at the
-    next one; this step never changes later. It is lost when its score falls below the threshold by
-    more than two standard errors, until it passes again. Scored windows have `length` tokens.
+    A head emerges at the first of two snapshots in a row at which it passes the threshold; this
+    step never changes later. It is lost when its score falls below the threshold by more than two
+    standard errors, until it passes again. Scored windows have `length` tokens.
     """
     if previous is None:
         return Emergence()
@@ -39,16 +39,13 @@ def update_emergence(
     for score in THRESHOLD_SHARES:
         minimum = threshold(score, length)
         for head in current.scored_heads(score):
-            passes = _passes(current, score, head, minimum)
-            if passes and _passes(previous, score, head, minimum):
-                emerged.setdefault(score, {}).setdefault(head, previous.step)
-            if passes:
+            value, error = current.score(score, head)
+            value_before, error_before = previous.score(score, head)
+            # Comparisons with an unknown value (nan) are False
+            if value - error >= minimum:
                 lost.get(score, {}).pop(head, None)
-            elif head in emerged.get(score, {}) and current.score(score, head).is_below(minimum):
+                if value_before - error_before >= minimum:
+                    emerged.setdefault(score, {}).setdefault(head, previous.step)
+            elif head in emerged.get(score, {}) and minimum - value > 2 * error:
                 lost.setdefault(score, {}).setdefault(head, previous.step)
     return Emergence(emerged, lost)
-
-
-def _passes(measurements: Measurements, score: str, head: Head, minimum: float) -> bool:
-    value, error = measurements.score(score, head)
-    return value - error >= minimum  # False if either is unknown (nan)

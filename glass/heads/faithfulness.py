@@ -1,17 +1,16 @@
 """Measure the faithfulness of a circuit: the behavior that remains if it works alone."""
 
 import math
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Collection
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from generation.scoring import token_losses
 from glass.heads import scores
 from glass.heads.ablation import rows_per_pass
 from glass.heads.capture import ForwardPass, next_tokens
+from glass.heads.interventions import replace_heads
 from glass.heads.results import Estimate, Faithfulness, Head
 from model import GPT, Taps
 
@@ -21,44 +20,45 @@ SUFFICIENT_SHARE = 0.9  # of the copying gain, which a sufficient set of heads k
 ALL_ROWS, SELECTION_ROWS, HELD_OUT_ROWS = slice(None), slice(0, None, 2), slice(1, None, 2)
 
 
-class IsolatedHeads:
-    """Run a model with only some heads active; all other heads output their mean over tokens."""
+def measure_isolated_gains(
+    model: GPT,
+    forward: ForwardPass,
+    periods: np.ndarray,
+    heads: Collection[Head],
+    rows: slice = ALL_ROWS,
+) -> np.ndarray:
+    """Return the copying gain in nats of some of P rows, with only `heads` active.
 
-    def __init__(self, model: GPT, forward: ForwardPass, periods: np.ndarray) -> None:
-        """Take a pass over P repeated, then P reshuffled rows, and the repeats' periods (P,)."""
-        self.model, self.forward, self.periods = model, forward, periods
-        shape = model.config.n_layer, model.config.n_head
-        self.all_heads = [Head(*index) for index in np.ndindex(shape)]
-
-    def copying_gains(self, heads: list[Head], rows: slice = ALL_ROWS) -> np.ndarray:
-        """Return the copying gain in nats of some of the P rows, with only `heads` active."""
-        tokens = self.forward.tokens.unflatten(0, (2, -1))[:, rows].flatten(0, 1)
-        repeated, reshuffled = np.split(self.losses(heads, tokens), 2)
-        return scores.copying_gains(repeated, reshuffled, self.periods[rows])
-
-    @torch.no_grad()
-    def losses(self, heads: list[Head], rows: Tensor) -> np.ndarray:
-        """Return losses in nats of token rows (B, T) with only `heads` active; the last is nan."""
-        forward = self.forward
-        works = torch.zeros_like(forward.heads[:, 0, 0, :, :1], dtype=torch.bool)  # (L, H, 1)
-        for head in heads:
-            works[head] = True
-        means = forward.heads.mean(dim=(1, 2))  # (L, H, d_v)
-        taps: Taps = {
-            ("heads", layer): partial(_ablate_others, works[layer], means[layer])
-            for layer in range(len(means))
-        }
-        losses = []
-        with self.model.evaluating():
-            for tokens in rows.split(rows_per_pass(self.model, rows.shape[1])):
-                x = self.model.run_blocks(tokens, taps=taps)
-                losses.append(token_losses(self.model, x, next_tokens(tokens)))
-        return torch.cat(losses).cpu().numpy()
+    `forward` is the pass over P repeated, then P reshuffled rows.
+    """
+    chosen = np.arange(len(forward.tokens)).reshape(2, -1)[:, rows].ravel()
+    repeated, reshuffled = np.split(measure_isolated_losses(model, forward, heads, chosen), 2)
+    return scores.copying_gains(repeated, reshuffled, periods[rows])
 
 
-def _ablate_others(works: Tensor, means: Tensor, y: Tensor) -> Tensor:
-    """Tap: replace the outputs y (B, T, H, d_v) of inactive heads by their means (H, d_v)."""
-    return torch.where(works, y, means)
+@torch.no_grad()
+def measure_isolated_losses(
+    model: GPT, forward: ForwardPass, heads: Collection[Head], rows: np.ndarray
+) -> np.ndarray:
+    """Return the losses (n, T) in nats of n rows of a pass with only `heads` active.
+
+    Every other head outputs its mean over all tokens of the pass. The last loss of a row is nan.
+    """
+    means = forward.heads.mean(dim=(1, 2))  # (L, H, d_v)
+    taps: Taps = {}
+    for layer in range(model.config.n_layer):
+        numbers = range(model.config.n_head)
+        if others := [number for number in numbers if Head(layer, number) not in heads]:
+            taps |= replace_heads(layer, [others], means[layer])
+    first = min((layer for _, layer in taps), default=model.config.n_layer)
+    losses = []
+    with model.evaluating():
+        for some in torch.from_numpy(rows).split(rows_per_pass(model, forward.tokens.shape[1])):
+            tokens = forward.tokens[some]
+            entry = first, forward.residuals[first, some]
+            x = model.run_blocks(tokens, taps=taps, entry=entry)
+            losses.append(token_losses(model, x, next_tokens(tokens)))
+    return torch.cat(losses).cpu().numpy()
 
 
 def measure_faithfulness(

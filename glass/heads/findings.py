@@ -1,8 +1,8 @@
 """State what a run's measurements show about its attention heads, with their evidence.
 
-Each function looks for one kind of finding at the latest snapshot and states it in sentences, which
-are the same in the terminal, on the page and in W&B. Findings exceed two standard errors. The most
-important heads are corrected for multiple comparisons.
+Each function looks for one kind of finding at the latest snapshot and states it in sentences.
+Findings exceed two standard errors; the most important heads are corrected for multiple
+comparisons.
 """
 
 import math
@@ -14,31 +14,26 @@ from common.text import format_with_error, pluralize
 from glass.heads.circuit import (
     MAX_NAMED_HEADS,
     MIN_REPORTED_GAIN_NATS,
-    UpstreamHead,
     find_active_heads,
     find_upstream_head,
+    is_previous_token_head,
     is_reported_gain,
     max_errors_by_chance,
     reported_copying_gain,
 )
-from glass.heads.metrics import GainAt, read_gain_history, read_latest
-from glass.heads.results import Estimate, Head, Measurements
+from glass.heads.metrics import read_gain_history, read_latest
+from glass.heads.results import CompositionShare, Estimate, Head, Measurements
 
 MAX_FINDINGS = 6
 FULL_ATTENTION = 0.5  # with a smaller score, a head attends "in part"
 MIN_REPORTED_IMPORTANCE_NATS = 0.01
-# If more heads than this are not distinguishable from the most important one, none is reported.
-MAX_MOST_IMPORTANT_HEADS = 3
+MAX_MOST_IMPORTANT_HEADS = 3  # if more are not distinguishable from the first, none is reported
 MIN_FAITHFULNESS_ALONE = 0.8  # below this share, layer 0 is added to the circuit
 MIN_REPORTED_FAITHFULNESS = 0.5  # below this share, nothing is reported
-# A model has learned to copy if it predicts at least this share of repeated random tokens.
-LEARNED_ACCURACY = 0.5
-# A share is called "all" of something only if it is known to within this distance.
-MAX_ERROR_OF_ALL = 0.1
+LEARNED_ACCURACY = 0.5  # of repeated random tokens, from which copying counts as learned
+MAX_ERROR_OF_ALL = 0.1  # a share is "all" of something only if it is known to within this
 
-
-# The scores whose heads are reported, in order of interest → the name of such a head, and the token
-# that it attends to.
+# Scores whose heads are reported, in order of interest → the kind of head, what it attends to.
 PHENOMENA = {
     "induction": ("Induction head", "whatever followed the current token last time"),
     "previous_token": ("Previous-token head", "the previous token"),
@@ -66,14 +61,17 @@ def summarize_run(rows: list[dict]) -> list[Finding]:
     return [] if latest is None else summarize(latest, read_gain_history(rows))
 
 
-def summarize(latest: Measurements, gain_history: Sequence[GainAt] = ()) -> list[Finding]:
+def summarize(
+    latest: Measurements, gain_history: Mapping[int, Estimate] | None = None
+) -> list[Finding]:
     """Return the significant findings of the latest snapshot, the most important first.
 
-    `gain_history` has the copying gain at every snapshot of the run, the latest one included.
+    `gain_history` has the copying gain at the step of every snapshot, the latest one included.
     """
-    snapshots = [gain.step for gain in gain_history]
+    history = gain_history or {}
+    snapshots = list(history)
     induction, *others = (_find_attention(latest, score, snapshots) for score in PHENOMENA)
-    headline = induction or _find_copying(latest, gain_history)
+    headline = induction or _find_copying(latest, history)
     attention = [finding for finding in (headline, *others) if finding is not None]
     candidates = [
         *attention[:1],
@@ -98,35 +96,43 @@ def _find_attention(latest: Measurements, score: str, snapshots: Sequence[int]) 
     if len(snapshots) > 1:
         steps = latest.emergence.emerged[score]
         emerged = {head: format_emergence(steps[head], snapshots) for head in heads}
-
-    details = []
-    for head in heads:
-        facts = [f"score {format_with_error(*latest.score(score, head))}"]
-        copying = latest.score("copying", head)
-        if score == "induction" and copying.is_known:
-            facts.append(f"copying score {format_with_error(*copying)}")
-        if head in emerged:
-            facts.append(f"emerged {emerged[head]}")
-        if source := upstream[head]:
-            lost = f"{_format_percent(source.share)} of the score is lost"
-            facts.append(f"{lost} when {source.head} is ablated in its {source.input}")
-        details.append(f"{head}: {', '.join(facts)}")
-
+    details = [
+        _describe_head(latest, score, head, upstream[head], emerged.get(head)) for head in heads
+    ]
     if score == "induction":
-        gain = reported_copying_gain(latest)
-        sentences += _state_upstream_heads(upstream)
+        gain, accuracy = reported_copying_gain(latest), latest.repeated_accuracy
+        for head, source in upstream.items():
+            sentences += _state_upstream(latest, source, "It" if len(heads) == 1 else str(head))
         if gain is not None:
-            sentences += _state_circuit_share(latest, upstream)
+            is_one_head = len(heads) == 1 and not any(upstream.values())
+            sentences += _state_circuit_share(latest, is_one_head)
+            details = _list_copying(latest, gain) + details
         if len(set(emerged.values())) == 1:
             sentences.append(f"Emerged {emerged[heads[0]]}.")
         else:
             sentences += [f"{head} emerged {interval}." for head, interval in emerged.items()]
-        if gain is not None:
-            details = _list_copying(latest, gain) + details
-            accuracy = latest.repeated_accuracy
-            if accuracy is not None and not _is_learned(accuracy):
-                sentences.append(f"So far {_state_accuracy(accuracy)}.")
+        if gain is not None and accuracy is not None and not _is_learned(accuracy):
+            sentences.append(f"So far {_state_accuracy(accuracy)}.")
     return Finding(title, " ".join(sentences), details, _names(heads))
+
+
+def _describe_head(
+    latest: Measurements,
+    score: str,
+    head: Head,
+    source: CompositionShare | None,
+    emerged: str | None,
+) -> str:
+    facts = [f"score {format_with_error(*latest.score(score, head))}"]
+    copying = latest.score("copying", head)
+    if score == "induction" and copying.is_known:
+        facts.append(f"copying score {format_with_error(*copying)}")
+    if emerged is not None:
+        facts.append(f"emerged {emerged}")
+    if source is not None:
+        lost = f"{_format_percent(source.share)} of the score is lost"
+        facts.append(f"{lost} when {source.upstream} is ablated in its {source.input}")
+    return f"{head}: {', '.join(facts)}"
 
 
 def _state_target(latest: Measurements, score: str, heads: Sequence[Head], target: str) -> str:
@@ -142,20 +148,15 @@ def _state_target(latest: Measurements, score: str, heads: Sequence[Head], targe
     return f"{sentence}."
 
 
-def _state_upstream_heads(upstream: Mapping[Head, UpstreamHead | None]) -> list[str]:
-    sentences = []
-    for head, source in upstream.items():
-        if source is not None:
-            subject = "It" if len(upstream) == 1 else head
-            kind = "the previous-token head " if source.is_previous_token_head else ""
-            lost = f"{100 * source.share.value:.0f}% of its score is lost without it"
-            sentences.append(f"{subject} reads from {kind}{source.head} ({lost}).")
-    return sentences
+def _state_upstream(latest: Measurements, source: CompositionShare | None, head: str) -> list[str]:
+    if source is None:
+        return []
+    kind = "the previous-token head " if is_previous_token_head(latest, source) else ""
+    lost = f"{100 * source.share.value:.0f}% of its score is lost without it"
+    return [f"{head} reads from {kind}{source.upstream} ({lost})."]
 
 
-def _state_circuit_share(
-    latest: Measurements, upstream: Mapping[Head, UpstreamHead | None]
-) -> list[str]:
+def _state_circuit_share(latest: Measurements, is_one_head: bool) -> list[str]:
     """State the circuit's share of the gain, with layer 0 if its share alone is too small."""
     faithfulness = latest.faithfulness
     if faithfulness is None:
@@ -165,7 +166,6 @@ def _state_circuit_share(
     if not share.exceeds(MIN_REPORTED_FAITHFULNESS):
         return []
     active = "Together with layer 0" if includes_layer_0 else "Without other heads"
-    is_one_head = len(upstream) == 1 and not any(upstream.values())
     subject = f"{active} {'it accounts' if is_one_head else 'they account'}"
     percent = _format_percent(share)
     if abs(share.value - 1) <= 2 * share.error <= MAX_ERROR_OF_ALL:
@@ -174,7 +174,7 @@ def _state_circuit_share(
     return [f"{subject} for {percent} of the in-context copying gain{lowered}."]
 
 
-def _find_copying(latest: Measurements, history: Sequence[GainAt]) -> Finding | None:
+def _find_copying(latest: Measurements, history: Mapping[int, Estimate]) -> Finding | None:
     """State that the model copies in context without a detected induction head."""
     gain, accuracy = reported_copying_gain(latest), latest.repeated_accuracy
     if gain is None:
@@ -184,11 +184,10 @@ def _find_copying(latest: Measurements, history: Sequence[GainAt]) -> Finding | 
         f"{format_with_error(*gain)} nats/token"
     )
     emerged = ""
-    # The gain is dated when it was first reported at two successive snapshots. Later snapshots
-    # never change the date.
-    for (step, first), (_, second) in pairwise(history):
+    # The first report at two successive snapshots counts: later ones never change it.
+    for (step, first), (_, second) in pairwise(history.items()):
         if is_reported_gain(first) and is_reported_gain(second):
-            interval = format_emergence(step, [snapshot.step for snapshot in history])
+            interval = format_emergence(step, list(history))
             emerged = f" The gain passed {MIN_REPORTED_GAIN_NATS} nats {interval}."
             break
     if accuracy is None:

@@ -1,5 +1,6 @@
-"""Interventions on a forward pass: heads that are ablated and tokens that are hidden."""
+"""Interventions on a forward pass: heads that are replaced or ablated, and hidden tokens."""
 
+from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -22,10 +23,11 @@ class Interventions(NamedTuple):
 
     def taps(self) -> Taps:
         """Return the taps that ablate the heads."""
-        numbers: dict[int, list[int]] = {}
-        for layer, number in self.ablated:
-            numbers.setdefault(layer, []).append(number)
-        return {("heads", layer): partial(_zero_heads, heads) for layer, heads in numbers.items()}
+        taps: Taps = {}
+        for layer in {head.layer for head in self.ablated}:
+            numbers = [head.number for head in self.ablated if head.layer == layer]
+            taps |= replace_heads(layer, [numbers], 0.0)
+        return taps
 
     def is_hidden(self, length: int, device: torch.device) -> Tensor | None:
         """Return which of `length` tokens are hidden, boolean (1, T); None if none is."""
@@ -35,23 +37,43 @@ class Interventions(NamedTuple):
         is_hidden[0, [j for j in self.hidden if j < length]] = True
         return is_hidden
 
-    def mask(self, length: int, device: torch.device, start: int = 0) -> Tensor | None:
-        """Return the mask (T - start, T) of queries from `start` on; None if no token is hidden."""
-        is_hidden = self.is_hidden(length, device)
-        if is_hidden is None:
-            return None
-        positions = torch.arange(length, device=device)
-        queries = positions[start:, None]  # (T - start, 1)
-        return (positions < queries) & ~is_hidden | (positions == queries)
+    def mask(self, length: int, device: torch.device) -> Tensor | None:
+        """Return the mask (1, 1, T, T) that hides the tokens; None if none is hidden."""
+        return mask_hidden(self.is_hidden(length, device))
 
 
 NO_INTERVENTIONS = Interventions()
 
 
-def _zero_heads(heads: list[int], y: Tensor) -> Tensor:
-    y = y.clone()
-    y[:, :, heads] = 0
-    return y
+def replace_heads(layer: int, heads: Sequence[Sequence[int]], values: Tensor | float) -> Taps:
+    """Return the tap that replaces the outputs of some heads of a layer.
+
+    Args:
+        layer: Layer of the heads.
+        heads: Numbers of the heads: heads[r] in row r of a batch, heads[0] in all rows if there
+            is no other list. A batch of one row is copied for each list.
+        values: Outputs that replace those of the heads, broadcast to (B, T, H, d_v).
+    """
+
+    def replace(y: Tensor) -> Tensor:
+        is_replaced = torch.zeros(len(heads), y.shape[2], dtype=torch.bool, device=y.device)
+        for row, numbers in enumerate(heads):
+            is_replaced[row, list(numbers)] = True
+        return torch.where(is_replaced[:, None, :, None], values, y)
+
+    return {("heads", layer): replace}
+
+
+def mask_hidden(is_hidden: Tensor | None, start: int = 0) -> Tensor | None:
+    """Return the mask (R, 1, T - start, T) of queries from `start` on; None: causal.
+
+    In row r, no later query may attend to a token that is hidden, `is_hidden` (R, T).
+    """
+    if is_hidden is None:
+        return None
+    positions = torch.arange(is_hidden.shape[1], device=is_hidden.device)
+    queries = positions[start:, None]  # (S, 1)
+    return (positions < queries) & ~is_hidden[:, None, None] | (positions == queries)
 
 
 def chain_taps(*some: Taps) -> Taps:

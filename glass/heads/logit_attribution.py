@@ -13,6 +13,7 @@ from data.tokenizer import Tokenizer
 from generation.scoring import max_logit_rows, token_losses
 from glass.heads.ablation import measure_head_effects, measure_token_effects
 from glass.heads.capture import ForwardPass, next_tokens, residual_writes
+from glass.heads.components import components
 from glass.heads.probes import spell_token
 from glass.heads.results import Estimates
 from glass.heads.scores import mean_and_error
@@ -37,10 +38,9 @@ class LogitAttribution(NamedTuple):
     biases together. An MLP that the model does not have contributes 0.
     """
 
-    # The five most probable next tokens and their probabilities, (T, 5); id -1 if the vocabulary
-    # has fewer.
+    # The five most probable next tokens, (T, 5); -1 if the vocabulary has fewer.
     predicted_ids: np.ndarray
-    predicted_probs: np.ndarray
+    predicted_probs: np.ndarray  # (T, 5)
     # Next-token loss in nats from the embedding and from the output of each block, through the
     # final norm, (L + 1, T); nan for the last token.
     logit_lens: np.ndarray
@@ -60,14 +60,10 @@ def explain_predictions(
 ) -> dict[str, np.ndarray]:
     """Measure how the predictions of one text depend on its tokens, heads and components.
 
-    Only the last `count_explained_tokens` tokens are explained; before them the arrays hold nan,
-    or the id -1.
-
-    Returns:
-        Snapshot arrays: `token_effect` and `token_effect_kl` (T, T), `head_effect` (L, H, T; all
-        nan if it takes too long), the fields of `LogitAttribution`, and
-        `promoted_and_suppressed_ids` (L, H, T, 6), see `find_promoted_tokens`. `named_ids` lists
-        the token ids in these arrays, and `named_tokens` their spelling.
+    Returns snapshot arrays: `token_effect` and `token_effect_kl` (T, T), `head_effect` (L, H, T;
+    all nan if it takes too long), the fields of `LogitAttribution`, `promoted_and_suppressed_ids`
+    (L, H, T, 6), and `named_ids` and `named_tokens`, which spell the ids in these arrays. Before
+    the last `count_explained_tokens` tokens they hold nan, or the id -1.
     """
     c, T = model.config, forward.tokens.shape[1]
     first = T - count_explained_tokens(model, T)
@@ -76,13 +72,11 @@ def explain_predictions(
     head_effects = np.full((c.n_layer, c.n_head, T), np.nan, np.float32)
     if T * c.n_layer * c.n_head * model.num_parameters() <= MAX_HEAD_EFFECT_COST:
         head_effects = measure_head_effects(model, forward)
-    heads = range(c.n_head)
-    of_layers = [
-        find_promoted_tokens(model, forward, layer, heads, first) for layer in range(c.n_layer)
-    ]
-    promoted = np.stack(of_layers)  # (L, H, T, 6)
-    listed = [attribution.predicted_ids.ravel(), promoted.ravel()]
-    named_ids = np.unique(np.concatenate(listed))
+    heads, layers = range(c.n_head), range(c.n_layer)
+    promoted = np.stack(
+        [find_promoted_tokens(model, forward, layer, heads, first) for layer in layers]
+    )  # (L, H, T, 6)
+    named_ids = np.union1d(attribution.predicted_ids, promoted)
     named_ids = named_ids[named_ids >= 0]
     named_tokens = []
     for id in named_ids.tolist():
@@ -104,30 +98,32 @@ def explain_predictions(
 def attribute_logits(model: GPT, forward: ForwardPass, first: int = 0) -> LogitAttribution:
     """Compute the direct logit attribution and the logit lens of one text, from token `first` on.
 
-    For the tokens before it, numbers are nan and ids are -1.
-
     Reference: Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits"
     (attribution); nostalgebraist 2020, "Interpreting GPT: the logit lens".
     """
     # Below, T counts the tokens from `first` on.
     tokens, residuals = forward.tokens[0, first:], forward.residuals[:, 0, first:]  # (L + 1, T, C)
-    L = model.config.n_layer
     logits = model.head(model.norm(residuals[-1]))  # (T, V)
     predicted_ids = _largest_ids(logits, PREDICTED_TOKENS)  # (T, 5)
     following = next_tokens(tokens)
     following = torch.where(following < 0, predicted_ids[:, 0], following)  # (T)
 
-    logit_lens = token_losses(model, residuals, following.expand(L + 1, -1))
+    logit_lens = token_losses(model, residuals, following.expand(len(residuals), -1))
     logit_lens[:, -1] = torch.nan
 
     # With the scale of the final norm fixed, logits are linear in the outputs of embedding, heads
     # and MLPs. The remainder of the logits comes from biases.
-    heads = forward.heads[:, 0, first:]  # (L, T, H, d_v)
-    writes = _component_writes(model, residuals, heads)  # (1 + L (H + 1), T, C)
+    writes = torch.stack(
+        [
+            written[0]
+            for component, written in components(model, forward, tokens=slice(first, None))
+            if component.kind != "bias"
+        ]
+    )  # (K - 1, T, C)
     writes = scale_like_norm(model.norm, writes, residuals[-1])
     attributed_ids = torch.cat((following[:, None], predicted_ids), dim=1).clamp(min=0)  # (T, 6)
     W_U = model.head.weight
-    centered = W_U[attributed_ids] - W_U.mean(dim=0)  # (T, 6, C)
+    centered = (W_U[attributed_ids] - W_U.mean(dim=0)).to(writes.dtype)  # (T, 6, C)
     contributions = torch.einsum("ptc,tkc->ptk", writes, centered)
     centered_logits = logits.gather(1, attributed_ids) - logits.mean(dim=1, keepdim=True)
     biases = centered_logits - contributions.sum(dim=0)  # (T, 6)
@@ -142,25 +138,14 @@ def attribute_logits(model: GPT, forward: ForwardPass, first: int = 0) -> LogitA
     )
 
 
-def _component_writes(model: GPT, residuals: Tensor, head_outputs: Tensor) -> Tensor:
-    """Return the outputs of embedding, heads and MLPs in the residual stream, (K - 1, T, C)."""
-    writes = [residuals[0]]
-    for layer, block in enumerate(model.blocks):
-        heads = residual_writes(block.attention, head_outputs[layer])  # (T, H, C)
-        mlp = residuals[layer + 1] - residuals[layer] - heads.sum(dim=1)  # (T, C)
-        bias = block.attention.W_O.bias
-        writes += [*heads.unbind(1), mlp if bias is None else mlp - bias]
-    return torch.stack(writes)
-
-
 @torch.no_grad()
 def find_promoted_tokens(
     model: GPT, forward: ForwardPass, layer: int, heads: Sequence[int], first: int = 0
 ) -> np.ndarray:
     """Find the tokens whose logits N heads of a layer directly raise and lower most.
 
-    Returns the ids (N, T, 6) of the three that rise most, then of the three that fall most. They
-    are -1 for the tokens before `first`, or if the vocabulary has fewer than three.
+    Returns the ids (N, T, 6) of the three that rise most, then of the three that fall most; -1
+    before `first`, or if the vocabulary has fewer than three.
     """
     x = forward.residuals[-1, 0, first:]  # (S, C)
     writes = residual_writes(model.blocks[layer].attention, forward.heads[layer, 0, first:])
@@ -190,10 +175,7 @@ def _to_numpy(values: Tensor, token_axis: int, first: int) -> np.ndarray:
 
 
 def scale_like_norm(norm: nn.Module, writes: Tensor, x: Tensor) -> Tensor:
-    """Apply the final norm to outputs of components (…, T, C), with the scale that it gives x.
-
-    With a fixed scale, LayerNorm and RMSNorm are linear; their bias is not added.
-    """
+    """Apply a norm without its bias to writes (…, T, C), with the scale that it gives x."""
     if isinstance(norm, nn.LayerNorm):
         writes = writes - writes.mean(dim=-1, keepdim=True)
     return writes * norm_scales(norm, x) * norm.weight
@@ -213,8 +195,8 @@ def copying_scores(model: GPT, forward: ForwardPass, measured: np.ndarray) -> Es
     """Compute copying scores (L, H) and their errors over rows; nan for heads not in `measured`.
 
     A head's output v_j W_O for token j goes through the final norm and the output layer. The score
-    is the share of tokens whose own logit is among the ten highest, minus the share whose own logit
-    is among the ten lowest, for about eight evenly spaced tokens of each row.
+    is the share of tokens whose own logit is among the ten highest, minus the share of those among
+    the ten lowest, for about eight evenly spaced tokens of each row.
 
     Reference: cf. Olsson et al. 2022, "In-context Learning and Induction Heads".
     """

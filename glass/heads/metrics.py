@@ -23,12 +23,11 @@ from glass.heads.results import (
 
 # Prefixes of the metrics that snapshots measure.
 SNAPSHOT_PREFIXES = ("heads/", "emerged/", "lost/", "composition/", "probe/", "faithfulness")
-# Heads of each score whose lines W&B plots.
-PLOTTED_HEADS = 3
+PLOTTED_HEADS = 3  # of each score, whose lines W&B plots
 # Measurements on random rows, each with its error.
 PROBE_MEASUREMENTS = ("copying_gain", "repeated_loss", "repeated_accuracy")
 FAITHFULNESS_SETS = ("none", "circuit", "circuit_and_layer_0", "sufficient")
-_HEAD_KEY = re.compile(r"(heads|emerged|lost)/(\w+)/(L\d+H\d+)")
+_HEAD_KEY = re.compile(r"((?:heads|emerged|lost)/\w+)/(L\d+H\d+)")
 _COMPOSITION_KEY = re.compile(r"composition/(previous_token|induction)/(L\d+H\d+)/(\w+)/(\w+)")
 
 
@@ -38,11 +37,17 @@ _COMPOSITION_KEY = re.compile(r"composition/(previous_token|induction)/(L\d+H\d+
 def flatten(measurements: Measurements) -> dict[str, float]:
     """Convert measurements to flat metrics, without unknown values."""
     row: dict[str, float] = {}
-    for name, values in _head_columns(measurements).items():
-        row |= {f"{name}/{head}": value for head, value in values.items()}
+    for score, (mean, error) in measurements.scores.items():
+        row |= _flatten_table(f"heads/{score}", mean)
+        if not score.endswith(COMPANION_SUFFIXES):
+            row |= _flatten_table(f"heads/{score}_se", error)
+    emergence = measurements.emergence
+    for kind, steps in (("emerged", emergence.emerged), ("lost", emergence.lost)):
+        for score, heads in steps.items():
+            row |= {f"{kind}/{score}/{head}": step for head, step in heads.items()}
     for name in PROBE_MEASUREMENTS:
         if (estimate := getattr(measurements, name)) is not None:
-            row |= _flatten_estimate(f"probe/{name}", "", estimate)
+            row |= {f"probe/{name}": estimate.value, f"probe/{name}_se": estimate.error}
     for entry in measurements.composition:
         place = f"/{entry.head}/{entry.input}/{entry.upstream}"
         for suffix, (value, error) in (("", entry.share), ("_direct", entry.direct)):
@@ -52,50 +57,23 @@ def flatten(measurements: Measurements) -> dict[str, float]:
         row |= {f"circuit/{head}": 1 for head in measurements.faithfulness.circuit_heads}
         row |= {f"sufficient/{head}": 1 for head in measurements.faithfulness.sufficient_heads}
         for name in FAITHFULNESS_SETS:
-            share = getattr(measurements.faithfulness, name)
-            row |= _flatten_estimate("faithfulness", f"/{name}", share)
-    return row
+            value, error = getattr(measurements.faithfulness, name)
+            row |= {f"faithfulness/{name}": value, f"faithfulness_se/{name}": error}
+    return {key: value for key, value in row.items() if math.isfinite(value)}
 
 
-def _flatten_estimate(name: str, suffix: str, estimate: Estimate) -> dict[str, float]:
-    both = {f"{name}{suffix}": estimate.value, f"{name}_se{suffix}": estimate.error}
-    return {key: value for key, value in both.items() if math.isfinite(value)}
-
-
-def _head_columns(measurements: Measurements) -> dict[str, dict[Head, float]]:
-    scores, emergence = measurements.scores, measurements.emergence
-    tables = {f"heads/{score}": estimates.mean for score, estimates in scores.items()}
-    for score, estimates in scores.items():
-        if not score.endswith(COMPANION_SUFFIXES):
-            tables[f"heads/{score}_se"] = estimates.error
-    columns = {name: _finite_values(table) for name, table in tables.items()}
-    for kind, steps in (("emerged", emergence.emerged), ("lost", emergence.lost)):
-        columns |= {f"{kind}/{score}": dict(heads) for score, heads in steps.items()}
-    return columns
-
-
-def _finite_values(table: np.ndarray) -> dict[Head, float]:
-    return {
-        Head(*index): float(value) for index, value in np.ndenumerate(table) if math.isfinite(value)
-    }
+def _flatten_table(name: str, table: np.ndarray) -> dict[str, float]:
+    return {f"{name}/{Head(*index)}": float(value) for index, value in np.ndenumerate(table)}
 
 
 # --- metrics to measurements ----------------------------------------------------------------------
 
 
-class GainAt(NamedTuple):
-    """The copying gain at the snapshot of a step."""
-
-    step: int
-    gain: Estimate  # in nats/token; nan if it was not measured
-
-
-def read_gain_history(rows: list[dict]) -> list[GainAt]:
-    """Return the copying gain at every snapshot of a run."""
-    key = "probe/copying_gain"
-    return [
-        GainAt(row["step"], _read_estimate(row, key, f"{key}_se")) for row in rows if is_scored(row)
-    ]
+def read_gain_history(rows: list[dict]) -> dict[int, Estimate]:
+    """Return the copying gain in nats/token at the step of every snapshot; nan if not measured."""
+    return {
+        row["step"]: _read_estimate(row, "probe/copying_gain") for row in rows if is_scored(row)
+    }
 
 
 def read_latest(rows: list[dict]) -> Measurements | None:
@@ -106,18 +84,14 @@ def read_latest(rows: list[dict]) -> Measurements | None:
 
 def read_measurements(row: dict) -> Measurements:
     """Convert a row of metrics to measurements: the inverse of `flatten`."""
-    on_random_rows = {
-        name: _read_estimate(row, f"probe/{name}", f"probe/{name}_se")
-        for name in PROBE_MEASUREMENTS
-        if f"probe/{name}" in row
-    }
+    names = [name for name in PROBE_MEASUREMENTS if f"probe/{name}" in row]
     return Measurements(
         step=row["step"],
         scores=_read_scores(row),
         emergence=Emergence(read_emergence(row, "emerged"), read_emergence(row, "lost")),
         composition=tuple(_read_composition(row)),
         faithfulness=_read_faithfulness(row),
-        **on_random_rows,
+        **{name: _read_estimate(row, f"probe/{name}") for name in names},
     )
 
 
@@ -135,24 +109,24 @@ def read_head_values(row: dict, group: str) -> dict[str, dict[Head, float]]:
     `group` is "heads" for the scores, "emerged" or "lost" for the steps at which that happened.
     """
     finite_values = {}
-    for score, values in _all_head_values(row, group).items():
+    for score, values in _read_columns(row, group).items():
         finite = {head: value for head, value in values.items() if math.isfinite(value)}
         if finite and not score.endswith(COMPANION_SUFFIXES):
             finite_values[score] = finite
     return finite_values
 
 
-def _all_head_values(row: dict, group: str) -> dict[str, dict[Head, float]]:
+def _read_columns(row: dict, group: str) -> dict[str, dict[Head, float]]:
     values: dict[str, dict[Head, float]] = defaultdict(dict)
     for key, value in row.items():
         match = _HEAD_KEY.fullmatch(key) if key.startswith(group) else None
-        if match and (head := parse_head(match[3])):
-            values[match[2]][head] = value
+        if match and (head := parse_head(match[2])):
+            values[match[1].removeprefix(f"{group}/")][head] = value
     return dict(values)
 
 
 def _read_scores(row: dict) -> dict[str, Estimates]:
-    values = _all_head_values(row, "heads")
+    values = _read_columns(row, "heads")
     heads = {head for by_head in values.values() for head in by_head}
     shape = tuple(1 + max(indices) for indices in zip(*heads))  # (n_layer, n_head)
 
@@ -166,8 +140,8 @@ def _read_scores(row: dict) -> dict[str, Estimates]:
     return {name: Estimates(table(name), table(f"{name}_se")) for name in names}
 
 
-def _read_estimate(row: dict, value_key: str, error_key: str) -> Estimate:
-    return Estimate(row.get(value_key, math.nan), row.get(error_key, math.nan))
+def _read_estimate(row: dict, name: str, place: str = "") -> Estimate:
+    return Estimate(row.get(f"{name}{place}", math.nan), row.get(f"{name}_se{place}", math.nan))
 
 
 def _read_composition(row: dict) -> Iterator[CompositionShare]:
@@ -177,8 +151,8 @@ def _read_composition(row: dict) -> Iterator[CompositionShare]:
             continue
         score, name, read, upstream = match.groups()
         prefix, place = f"composition/{score}", f"/{name}/{read}/{upstream}"
-        share = _read_estimate(row, key, f"{prefix}_se{place}")
-        direct = _read_estimate(row, f"{prefix}_direct{place}", f"{prefix}_direct_se{place}")
+        share = _read_estimate(row, prefix, place)
+        direct = _read_estimate(row, f"{prefix}_direct", place)
         yield CompositionShare(score, head, read, upstream, share, direct)
 
 
@@ -190,10 +164,7 @@ def _read_faithfulness(row: dict) -> Faithfulness | None:
         heads = (parse_head(key.removeprefix(name)) for key in row if key.startswith(name))
         return tuple(filter(None, heads))
 
-    shares = (
-        _read_estimate(row, f"faithfulness/{name}", f"faithfulness_se/{name}")
-        for name in FAITHFULNESS_SETS
-    )
+    shares = (_read_estimate(row, "faithfulness", f"/{name}") for name in FAITHFULNESS_SETS)
     return Faithfulness(heads_of("circuit/"), heads_of("sufficient/"), *shares)
 
 
@@ -205,30 +176,18 @@ def is_snapshot_metric(key: str) -> bool:
     return key.startswith(SNAPSHOT_PREFIXES)
 
 
-def emergence_metrics(measurements: Measurements) -> dict[str, float]:
-    """Return the metrics that hold steps of emergence."""
-    return {
-        f"emerged/{score}/{head}": step
-        for score, steps in measurements.emergence.emerged.items()
-        for head, step in steps.items()
-    }
-
-
 class StrongestHeads:
     """Selects the heads that W&B plots: of each score those with the highest values so far."""
 
     def __init__(self, rows: Iterable[dict]) -> None:
         self._highest: dict[str, dict[Head, float]] = defaultdict(dict)
-        for row in filter(is_scored, rows):
-            self.select(read_measurements(row))
+        for row in rows:
+            self.select(row)
 
-    def select(self, measurements: Measurements) -> dict[str, float]:
+    def select(self, row: dict) -> dict[str, float]:
         """Return the metrics of the next snapshot: of the selected heads, and each maximum."""
         selected = {}
-        for score, estimates in measurements.scores.items():
-            values = _finite_values(estimates.mean)
-            if not values or score.endswith(COMPANION_SUFFIXES):
-                continue
+        for score, values in read_head_values(row, "heads").items():
             selected[f"heads/{score}/max"] = max(values.values())
             highest = self._highest[score]
             for head, value in values.items():
@@ -245,13 +204,11 @@ class Table(NamedTuple):
     rows: list[list]
 
 
-def head_table(measurements: Measurements) -> Table:
+def head_table(row: dict) -> Table:
     """Return the scores, standard errors and steps of emergence of every head, a row for each."""
-    columns = {
-        name.removeprefix("heads/"): values
-        for name, values in _head_columns(measurements).items()
-        if values
-    }
+    columns = _read_columns(row, "heads")
+    for kind in ("emerged", "lost"):
+        columns |= {f"{kind}/{score}": heads for score, heads in _read_columns(row, kind).items()}
     heads = sorted({head for values in columns.values() for head in values})
     rows = [[str(head), *(values.get(head) for values in columns.values())] for head in heads]
     return Table(["head", *columns], rows)

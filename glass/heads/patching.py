@@ -9,13 +9,17 @@ prediction; the other direction (noising) finds those that it needs.
     for cells, logit_differences in patching.patch_components():
         ...  # cells (n, 2): layer and head, or layer and n_head for the MLP
 
+Any other metric is a function of the logits (n, V) of the prediction, such as the loss of token 7:
+
+    Patching(model, source, base, contrast, metric=lambda logits: -logits.log_softmax(-1)[:, 7])
+
 Reference: Vig et al. 2020, "Causal Mediation Analysis for Interpreting Neural NLP"; Meng et al.
 2022, "Locating and Editing Factual Associations in GPT"; Heimersheim & Nanda 2024, "How to Use and
 Interpret Activation Patching".
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal, NamedTuple
@@ -24,18 +28,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from common.text import pluralize
-from generation import KVCache
 from glass.heads.ablation import rows_per_pass
-from glass.heads.cached_pass import rewind_cache
-from glass.heads.capture import ForwardPass
-from glass.heads.interventions import NO_INTERVENTIONS, Interventions, chain_taps
-from glass.heads.results import parse_head
+from glass.heads.capture import ForwardPass, capture, rerun
+from glass.heads.interventions import NO_INTERVENTIONS, Interventions, chain_taps, replace_heads
 from kernels import in_float32_or_finer
 from model import GPT, Taps
 
 # Larger passes are no faster on a CPU, and their first results come later.
 MAX_TOKENS_PER_STREAMED_PASS = 256
+
+Kind = Literal["residual", "head", "mlp"]
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,7 @@ class Patch:
     of layer 2 at all tokens) or L2MLP (the output of the MLP of layer 2 at all tokens).
     """
 
-    kind: Literal["residual", "head", "mlp"]
+    kind: Kind
     layer: int
     index: int  # token of a residual patch, number of a head, 0 for an MLP
 
@@ -58,13 +60,11 @@ class Patch:
 
 def parse_patch(name: str) -> Patch | None:
     """Parse a name such as L3T5, L2H1 or L2MLP; None if it does not name a patch."""
-    if head := parse_head(name):
-        return Patch("head", *head)
-    if match := re.fullmatch(r"L(\d{1,3})T(\d{1,7})", name, re.ASCII):
-        return Patch("residual", int(match[1]), int(match[2]))
-    if match := re.fullmatch(r"L(\d{1,3})MLP", name, re.ASCII):
-        return Patch("mlp", int(match[1]), 0)
-    return None
+    match = re.fullmatch(r"L(\d{1,3})(T|H|MLP)(\d{0,7})", name, re.ASCII)
+    if match is None or (match[2] == "MLP") == bool(match[3]):
+        return None
+    kinds: dict[str, Kind] = {"T": "residual", "H": "head", "MLP": "mlp"}
+    return Patch(kinds[match[2]], int(match[1]), int(match[3] or 0))
 
 
 class Contrast(NamedTuple):
@@ -76,10 +76,10 @@ class Contrast(NamedTuple):
 
 
 class CellValues(NamedTuple):
-    """Logit differences with one more activation patched, for n activations (cells)."""
+    """The metric with one more activation patched, for n activations (cells)."""
 
     cells: np.ndarray  # layer and column (n, 2): a token, or a head, or n_head for the MLP
-    logit_differences: np.ndarray  # (n,)
+    values: np.ndarray  # (n,)
 
 
 @torch.no_grad()
@@ -105,45 +105,45 @@ class Patching:
         contrast: Contrast,
         kept: Sequence[Patch] = (),
         interventions: Interventions = NO_INTERVENTIONS,
+        metric: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
-        """Run the base with the `kept` patches, which belong to all runs like the interventions."""
+        """Prepare the base with the `kept` patches, which belong to all runs like interventions.
+
+        `metric` is a function of the logits (n, V) of the prediction that returns n values; None:
+        the difference of the logits that `contrast` names.
+        """
         T = contrast.position + 1
         if (length := min(source.tokens.shape[1], base.tokens.shape[1])) < T:
             raise ValueError(
                 f"contrast.position={contrast.position} is not in a text of {length} tokens; "
                 f"choose at most {length - 1}"
             )
-        self.model, self.contrast, self.interventions = model, contrast, interventions
-        self.source, base = source.first_tokens(T), base.first_tokens(T)
-        self._tokens = base.tokens  # (1, T)
-        differing = (source.tokens[0, :T] != base.tokens[0]).nonzero()
+        self.model, self.contrast, self.metric = model, contrast, metric
+        self.interventions = interventions
+        self.source, self.base = source.first_tokens(T), base.first_tokens(T)
+        differing = (self.source.tokens != self.base.tokens)[0].nonzero()
         # Patches of earlier tokens cannot change anything.
         self.first_differing = int(differing[0, 0]) if len(differing) else T
-        self._kept: list[tuple[Patch, Tensor]] = []  # with the values that are copied
-        for patch in kept:
-            self._require(patch)
-            if not self._is_after_prediction(patch):
-                self._kept.append((patch, self._source_values(patch)))
-        self._cache = KVCache(model.config, 1, T, base.k.device, base.k.dtype)
-        self._residuals = self._run_base(base.residuals[0])  # with kept patches, (L + 1, 1, T, C)
+        self._kept = [patch for patch in kept if patch.kind != "residual" or patch.index < T]
+        if self._kept:
+            ids = self.base.tokens.cpu().numpy()
+            self.base = capture(model, ids, interventions, self._kept_taps(0))
 
     @torch.no_grad()
     def logits(self) -> Tensor:
         """Return the logits (V,) of the next token, of the base with the kept patches."""
-        return self.model.head(self.model.norm(self._residuals[-1, 0, -1]))
+        return self.model.head(self.model.norm(self.base.residuals[-1, 0, -1]))
 
-    def logit_difference(self) -> float:
-        """Return logit(answer) - logit(wrong) of the base with the kept patches."""
-        x = self._residuals[-1, 0, -1]
-        return measure_logit_difference(self.model, x, self.contrast).item()
+    def value(self) -> float:
+        """Return the metric of the base with the kept patches."""
+        return self._read(self.base.residuals[-1, :, -1]).item()
 
     def patch_residuals(self) -> Iterator[CellValues]:
         """Yield cells (layer, token): the input of the layer is patched at one token."""
         T, first = self.contrast.position + 1, self.first_differing
         for layer in range(self.model.config.n_layer):
             if first > 0:
-                unchanged = np.full(first, self.logit_difference())
-                yield _make_cell_values(layer, range(first), unchanged)
+                yield _make_cell_values(layer, range(first), np.full(first, self.value()))
             start = first
             while start < T:
                 tokens = range(start, min(T, start + self._cells_per_pass(start)))
@@ -152,156 +152,91 @@ class Patching:
 
     def patch_components(self) -> Iterator[CellValues]:
         """Yield cells (layer, head or n_head for the MLP): an output is patched at all tokens."""
-        c = self.model.config
+        c, start = self.model.config, self.first_differing
         columns = range(c.n_head if c.mlp == "none" else c.n_head + 1)
-        if self.first_differing > self.contrast.position:
-            unchanged = np.full(len(columns), self.logit_difference())
-            for layer in range(c.n_layer):
-                yield _make_cell_values(layer, columns, unchanged)
-            return
-        rows = self._cells_per_pass(self.first_differing)
+        is_unchanged = start > self.contrast.position
+        rows = len(columns) if is_unchanged else self._cells_per_pass(start)
         for layer in range(c.n_layer):
-            for start in range(0, len(columns), rows):
-                some = columns[start : start + rows]
-                yield _make_cell_values(layer, some, self._patch_components(layer, some))
+            for first in range(0, len(columns), rows):
+                some = columns[first : first + rows]
+                values = np.full(len(some), self.value())
+                if not is_unchanged:
+                    values = self._patch_components(layer, some)
+                yield _make_cell_values(layer, some, values)
 
     def _cells_per_pass(self, start: int) -> int:
         length = self.contrast.position + 1 - start
         streamed = max(1, MAX_TOKENS_PER_STREAMED_PASS // length)
         return min(streamed, rows_per_pass(self.model, length))
 
-    def _require(self, patch: Patch) -> None:
-        c = self.model.config
-        has_component = {
-            "residual": True,
-            "head": patch.index < c.n_head,
-            "mlp": c.mlp != "none",
-        }
-        if patch.layer >= c.n_layer or not has_component[patch.kind]:
-            mlps = "no MLPs" if c.mlp == "none" else "MLPs"
-            raise ValueError(
-                f"there is no {patch} to patch: the model has "
-                f"{pluralize(c.n_layer, 'layer')}, {pluralize(c.n_head, 'head')} in each and {mlps}"
-            )
-
-    def _is_after_prediction(self, patch: Patch) -> bool:
-        return patch.kind == "residual" and patch.index > self.contrast.position
-
-    # --- activations ------------------------------------------------------------------------------
+    @torch.no_grad()
+    def _read(self, x: Tensor) -> Tensor:
+        """Return the metric (n,) of the final residual streams x (n, C) of the prediction."""
+        if self.metric is None:
+            return measure_logit_difference(self.model, x, self.contrast)
+        return self.metric(in_float32_or_finer(self.model.head(self.model.norm(x))))
 
     @torch.no_grad()
-    def _source_values(self, patch: Patch) -> Tensor:
-        """Return what is copied: (C,) of a residual patch, (T, d_v) of a head, (T, C) of an MLP."""
-        if patch.kind == "residual":
-            return self.source.residuals[patch.layer, 0, patch.index]
-        heads = self.source.heads[patch.layer, 0]  # (T, H, d_v)
-        if patch.kind == "head":
-            return heads[:, patch.index]
-        block = self.model.blocks[patch.layer]
-        x = self.source.residuals[patch.layer, 0] + block.attention.W_O(heads.flatten(1))
-        with self.model.evaluating():
-            return block.mlp(block.norm_2(x))
+    def _patch_residuals(self, layer: int, tokens: range) -> np.ndarray:
+        n = len(tokens)
+        x = self.base.residuals[layer, :, tokens.start :].repeat(n, 1, 1)  # (n, S, C)
+        rows = torch.arange(n)
+        x[rows, rows] = self.source.residuals[layer, 0, tokens.start : tokens.stop]
+        return self._run(layer, x, {}, tokens.start)
+
+    @torch.no_grad()
+    def _patch_components(self, layer: int, columns: range) -> np.ndarray:
+        """Patch one head in each row, and in the row after the last head the MLP."""
+        start, H = self.first_differing, self.model.config.n_head
+        x = self.base.residuals[layer, :, start:].expand(len(columns), -1, -1)  # (n, S, C)
+        heads = [[column] if column < H else [] for column in columns]
+        taps = replace_heads(layer, heads, self.source.heads[layer, :, start:])
+        if H in columns:
+            mlp = self._source_mlp(layer)[start:]  # (S, C)
+            taps["mlp", layer] = partial(_replace, (columns.index(H),), mlp)
+        return self._run(layer, x, taps, start)
+
+    def _run(self, layer: int, x: Tensor, taps: Taps, start: int) -> np.ndarray:
+        """Run n rows from a layer's input x (n, S, C) on; return their metrics (n,)."""
+        is_hidden = self.interventions.is_hidden(self.contrast.position + 1, x.device)
+        taps = chain_taps(taps, self._kept_taps(start), self.interventions.taps())
+        x = rerun(self.model, self.base, start, (layer, x), taps, is_hidden)
+        return self._read(x[:, -1]).cpu().numpy()
 
     def _kept_taps(self, start: int) -> Taps:
         """Return the taps that apply the kept patches to the tokens from `start` on.
 
         The layer at which a run begins does not tap its input, which is already patched.
         """
-        all_taps: list[Taps] = []
-        for patch, values in self._kept:
+        source, all_taps = self.source, []
+        for patch in self._kept:
+            layer, index = patch.layer, patch.index
             if patch.kind == "head":
-                tap = partial(_replace_head, patch.index, values[start:])
-                all_taps.append({("heads", patch.layer): tap})
+                all_taps.append(replace_heads(layer, [[index]], source.heads[layer, :, start:]))
             elif patch.kind == "mlp":
-                all_taps.append({("mlp", patch.layer): values[start:].expand_as})
-            elif patch.layer > 0 and patch.index >= start:
-                tap = partial(_replace_token, patch.index - start, values)
-                all_taps.append({("residual", patch.layer - 1): tap})
+                mlp = self._source_mlp(layer)[start:]
+                all_taps.append({("mlp", layer): partial(_replace, (), mlp)})
+            elif index >= start:
+                key = ("residual", layer - 1) if layer else ("embedding", 0)
+                at = slice(None), index - start
+                all_taps.append({key: partial(_replace, at, source.residuals[layer, 0, index])})
         return chain_taps(*all_taps)
 
-    # --- runs -------------------------------------------------------------------------------------
-
     @torch.no_grad()
-    def _run_base(self, embedding: Tensor) -> Tensor:
-        """Run the base from its embedding (1, T, C); return the residuals (L + 1, 1, T, C)."""
-        c = self.model.config
-        embedding = embedding.clone()
-        for patch, values in self._kept:
-            if patch.kind == "residual" and patch.layer == 0:
-                embedding[:, patch.index] = values
-        residuals = [embedding]
-        record: Taps = {("residual", layer): residuals.append for layer in range(c.n_layer)}
-        taps = chain_taps(self._kept_taps(0), self.interventions.taps(), record)
-        mask = self.interventions.mask(embedding.shape[1], embedding.device)
+    def _source_mlp(self, layer: int) -> Tensor:
+        """Return the output (T, C) of an MLP in the source pass."""
+        block = self.model.blocks[layer]
+        update = block.attention.W_O(self.source.heads[layer, 0].flatten(1))  # (T, C)
         with self.model.evaluating():
-            self.model.run_blocks(self._tokens, self._cache, mask, taps, entry=(0, embedding))
-        return torch.stack(residuals)
-
-    @torch.no_grad()
-    def _patch_residuals(self, layer: int, tokens: range) -> np.ndarray:
-        start, n = tokens.start, len(tokens)
-        x = self._residuals[layer, :, start:].repeat(n, 1, 1)  # (n, S, C)
-        rows = torch.arange(n)
-        x[rows, rows] = self.source.residuals[layer, 0, tokens.start : tokens.stop]
-        return self._run(layer, x, {}, start)
-
-    @torch.no_grad()
-    def _patch_components(self, layer: int, columns: range) -> np.ndarray:
-        start, H = self.first_differing, self.model.config.n_head
-        x = self._residuals[layer, :, start:].expand(len(columns), -1, -1)  # (n, S, C)
-        heads = [column for column in columns if column < H]
-        taps: Taps = {}
-        if heads:
-            source_heads = self.source.heads[layer, 0, start:]  # (S, H, d_v)
-            taps["heads", layer] = partial(_replace_heads_of_rows, heads, source_heads)
-        if H in columns:
-            mlp = self._source_values(Patch("mlp", layer, 0))[start:]  # (S, C)
-            taps["mlp", layer] = partial(_replace_row, columns.index(H), mlp)
-        return self._run(layer, x, taps, start)
-
-    def _run(self, layer: int, x: Tensor, taps: Taps, start: int) -> np.ndarray:
-        """Run n rows from a layer's input x (n, S, C) on; return their logit differences (n,)."""
-        n = len(x)
-        cache = KVCache(
-            self.model.config, n, self._tokens.shape[1], x.device, self._cache.keys.dtype
-        )
-        cache.keys[layer:, :, :, :start] = self._cache.keys[layer:, :, :, :start]
-        cache.values[layer:, :, :, :start] = self._cache.values[layer:, :, :, :start]
-        rewind_cache(self.model, cache, self._residuals, start)
-
-        tokens = self._tokens[:, start:].expand(n, -1)
-        mask = self.interventions.mask(self._tokens.shape[1], x.device, start)
-        taps = chain_taps(taps, self._kept_taps(start), self.interventions.taps())
-        with self.model.evaluating():
-            x = self.model.run_blocks(tokens, cache, mask, taps, entry=(layer, x))
-        return measure_logit_difference(self.model, x[:, -1], self.contrast).cpu().numpy()
+            return block.mlp(block.norm_2(self.source.residuals[layer, 0] + update))
 
 
-def _make_cell_values(layer: int, columns: range, logit_differences: np.ndarray) -> CellValues:
-    return CellValues(np.array([(layer, column) for column in columns]), logit_differences)
+def _make_cell_values(layer: int, columns: range, values: np.ndarray) -> CellValues:
+    return CellValues(np.array([(layer, column) for column in columns]), values)
 
 
-def _replace_head(head: int, values: Tensor, y: Tensor) -> Tensor:
-    y = y.clone()
-    y[:, :, head] = values
-    return y
-
-
-def _replace_token(token: int, values: Tensor, x: Tensor) -> Tensor:
+def _replace(at: tuple[slice | int, ...], values: Tensor, x: Tensor) -> Tensor:
+    """Tap: replace x[at] by values."""
     x = x.clone()
-    x[:, token] = values
+    x[at] = values
     return x
-
-
-def _replace_row(row: int, values: Tensor, y: Tensor) -> Tensor:
-    y = y.clone()
-    y[row] = values
-    return y
-
-
-def _replace_heads_of_rows(heads: Sequence[int], values: Tensor, y: Tensor) -> Tensor:
-    """Tap: replace in y (n, S, H, d_v) head heads[r] in row r by its values (S, H, d_v)."""
-    y = y.clone()
-    for row, head in enumerate(heads):
-        y[row, :, head] = values[:, head]
-    return y

@@ -18,6 +18,15 @@ PIECE_TOKENS = 1 << 16
 MAX_COUNTED_TOKENS = 1 << 22
 
 
+class RandomRows(NamedTuple):
+    """Token ids of the probes of random tokens, (P, T_r); P is 0 if the vocabulary is too small."""
+
+    repeated: np.ndarray  # row r begins with periods[r] different tokens, then repeats them
+    reshuffled: np.ndarray  # `repeated` with the repetition in another order
+    control: np.ndarray  # without repetition
+    periods: np.ndarray  # of the repeated rows, in tokens, (P,)
+
+
 @dataclass(frozen=True)
 class Probes:
     """Token ids on which attention is measured."""
@@ -25,13 +34,12 @@ class Probes:
     text: np.ndarray  # an excerpt of the validation split, (T,)
     text_tokens: list[str]
     windows: np.ndarray  # excerpts spread over the split, (W, T_w); the first begins like `text`
-    # Rows of random tokens, (P, T_r). Row r begins with periods[r] different tokens, then repeats
-    # them. P is 0 if the vocabulary is too small.
-    repeated: np.ndarray
     repeated_tokens: list[list[str]]
-    reshuffled: np.ndarray  # `repeated` with the repetition in another order, (P, T_r)
-    control: np.ndarray  # rows of random tokens without repetition, (P, T_r)
-    periods: np.ndarray  # of the repeated rows, in tokens, (P,)
+    # See `RandomRows`:
+    repeated: np.ndarray
+    reshuffled: np.ndarray
+    control: np.ndarray
+    periods: np.ndarray
 
     @property
     def random(self) -> np.ndarray:
@@ -49,9 +57,9 @@ def make_probes(
 ) -> Probes:
     """Make the probes from the ids of both splits; equal arguments give equal probes.
 
-    Random tokens follow their frequencies in the training split, so that the model has seen every
-    one. The text is an excerpt of the validation split of at most `length` tokens. Windows begin at
-    multiples of `spacing`, for a split that consists of sequences of this length.
+    Random tokens follow their frequencies in the training split. The text is an excerpt of the
+    validation split of at most `length` tokens. Windows begin at multiples of `spacing`, for a
+    split that consists of sequences of this length.
     """
     start = _start_of_line(val, tokenizer, length)
     text = np.asarray(val[start : start + length], dtype=np.int64)
@@ -84,15 +92,6 @@ def _start_of_line(val: np.ndarray, tokenizer: Tokenizer, length: int) -> int:
         if b"\n" in token:
             start = index + 1
     return 0
-
-
-class RandomRows(NamedTuple):
-    """Token ids of the three probes of random tokens, (P, T_r) each, and the periods (P,)."""
-
-    repeated: np.ndarray
-    reshuffled: np.ndarray
-    control: np.ndarray
-    periods: np.ndarray
 
 
 def make_random_rows(

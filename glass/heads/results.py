@@ -36,10 +36,6 @@ class Estimate(NamedTuple):
         """True if the value is finite and its standard error positive and finite."""
         return math.isfinite(self.value) and 0 < self.error < math.inf
 
-    def is_below(self, limit: float) -> bool:
-        """Return whether the value is below a limit by more than two standard errors."""
-        return limit - self.value > 2 * self.error  # False if either is unknown (nan)
-
     def exceeds(self, minimum: float = -math.inf, errors: float = 2) -> bool:
         """Return whether the value reaches both `minimum` and `errors` standard errors."""
         return self.is_known and self.value >= max(minimum, errors * self.error)
@@ -63,11 +59,9 @@ Scores = dict[str, Estimates]  # name of a score → its estimates, (n_layer, n_
 class Emergence:
     """Steps at which heads emerged and were lost, as dicts: score → head → step."""
 
-    # First step at which the head passed the threshold. It must also have passed at the next
-    # snapshot.
+    # First step at which the head passed the threshold, as it did at the next snapshot.
     emerged: dict[str, dict[Head, int]] = field(default_factory=dict)
-    # Last step before the score fell significantly below the threshold; only for heads that have
-    # not passed since.
+    # Last step before the score fell significantly below it; only of heads that did not pass since.
     lost: dict[str, dict[Head, int]] = field(default_factory=dict)
 
 
@@ -89,12 +83,11 @@ class Faithfulness:
 
     circuit_heads: tuple[Head, ...]
     sufficient_heads: tuple[Head, ...]  # a small set that keeps most of the copying gain
-    none: Estimate  # share with no active head
-    circuit: Estimate  # share with only the circuit active
-    circuit_and_layer_0: Estimate  # share with only the circuit and all heads of layer 0 active
-    sufficient: (
-        Estimate  # share with only the sufficient heads active, on rows not used to find them
-    )
+    # Shares with only these heads active:
+    none: Estimate
+    circuit: Estimate
+    circuit_and_layer_0: Estimate  # all heads of layer 0
+    sufficient: Estimate  # on rows that were not used to find them
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from glass.heads.capture import ForwardPass
+from glass.heads.components import Component, components
 from glass.heads.logit_attribution import norm_scales
 from glass.heads.results import Head
+from kernels import in_float32_or_finer
 from model import GPT, SelfAttention, rotate
 
 
@@ -39,18 +41,18 @@ def attribute_score(
     tokens that the query may attend to.
     """
     c, (layer, number) = model.config, head
-    forward = forward.first_tokens(i + 1)
     visible = [t for t in range(i + 1) if t == i or t not in hidden]
     group = number // (c.n_head // c.kv_heads)
-    names, vectors = _project_components(model, forward, layer, "Q", number)  # (N, T, d_k)
-    queries = _rotate(model, vectors)[:, i]  # (N, d_k)
-    key_names, keys = _project_components(model, forward, layer, "K", group)
-    smear = getattr(model.blocks[layer].attention, "smear", None)
-    if smear is not None:
-        key_names, keys = _smear(smear[group], key_names, keys, hidden)
-    keys = _rotate(model, keys)  # (K, T, d_k)
+    names, queries = _project(model, forward, layer, "Q", number, slice(i, i + 1))  # (N, 1, d_k)
+    key_names, keys = _project(model, forward, layer, "K", group, slice(i + 1))  # (K, i + 1, d_k)
+    if c.smear_keys:
+        smear = model.blocks[layer].attention.smear[group]
+        key_names, keys = _smear(smear, key_names, keys, hidden)
+    rotary = model.rotary_at(0, i + 1)
+    if rotary is not None:
+        queries, keys = rotate(queries, rotary[:, i:]), rotate(keys, rotary)
     centered = keys[:, j] - keys[:, visible].mean(dim=1)  # (K, d_k)
-    values = queries @ centered.T / c.key_dim**0.5  # (N, K)
+    values = queries[:, 0] @ centered.T / c.key_dim**0.5  # (N, K)
     return [
         ScoreTerm(query, key, value)
         for query, row in zip(names, values.tolist())
@@ -58,44 +60,41 @@ def attribute_score(
     ]
 
 
-def _project_components(
-    model: GPT, forward: ForwardPass, layer: int, which: Literal["Q", "K"], number: int
+def _project(
+    model: GPT,
+    forward: ForwardPass,
+    layer: int,
+    which: Literal["Q", "K"],
+    number: int,
+    tokens: slice,
 ) -> tuple[list[str], Tensor]:
     """Return N components below a layer, and what they wrote to the head's q or k, (N, T, d_k).
 
     The vectors are those before smearing and rotation. They sum to the head's queries or keys.
     """
     block, config = model.blocks[layer], model.config
-    dtype = torch.promote_types(forward.residuals.dtype, torch.float32)
-    residuals, heads = forward.residuals[:, 0].to(dtype), forward.heads[:, 0].to(dtype)
+    x = in_float32_or_finer(forward.residuals[layer, 0, tokens])  # (T, C)
     linear = getattr(block.attention, f"W_{which}")
     rows = slice(number * config.key_dim, (number + 1) * config.key_dim)
-    W = linear.weight[rows].to(dtype)  # (d_k, C)
+    W = linear.weight[rows].to(x.dtype)  # (d_k, C)
 
     # With its scale fixed, the norm is linear: it becomes a part of the matrix.
-    matrix = (W * block.norm_1.weight.to(dtype)).T  # (C, d_k)
+    matrix = (W * block.norm_1.weight).T  # (C, d_k)
     if isinstance(block.norm_1, nn.LayerNorm):
         matrix = matrix - matrix.mean(dim=0)
+    names, vectors = [], []
+    for component, written in components(model, forward, layer, tokens, matrix):
+        names.append(_spell(component))
+        vectors.append(written[0])  # (T, d_k)
+    stacked = torch.stack(vectors) * norm_scales(block.norm_1, x)
 
-    names, vectors = ["embedding"], [residuals[0] @ matrix]  # (T, d_k) each
-    for lower in range(layer):
-        added_names, added = _project_layer(
-            model.blocks[lower].attention,
-            residuals[lower + 1] - residuals[lower],
-            heads[lower],
-            matrix,
-        )
-        names += added_names
-        vectors += added
-    stacked = torch.stack(vectors) * norm_scales(block.norm_1, residuals[layer])
-
-    norm_bias, bias = getattr(block.norm_1, "bias", None), linear.bias
-    if norm_bias is not None or bias is not None:
+    norm_bias = getattr(block.norm_1, "bias", None)
+    if norm_bias is not None or linear.bias is not None:
         biases = W.new_zeros(config.key_dim)
         if norm_bias is not None:
-            biases = W @ norm_bias.to(dtype)
-        if bias is not None:
-            biases = biases + bias[rows]
+            biases = W @ norm_bias.to(W.dtype)
+        if linear.bias is not None:
+            biases = biases + linear.bias[rows]
         names.append("biases")
         stacked = torch.cat((stacked, biases.expand(1, *stacked.shape[1:])))
 
@@ -104,24 +103,10 @@ def _project_components(
     return names, stacked
 
 
-def _project_layer(
-    attention: SelfAttention, written: Tensor, heads: Tensor, matrix: Tensor
-) -> tuple[list[str], list[Tensor]]:
-    """Project the heads (T, H, d_v) of a layer, the bias of W_O and the MLP by a matrix (C, d_k).
-
-    `written` (T, C) is their sum.
-    """
-    T, H, d_v = heads.shape
-    head_matrices = (attention.W_O.weight.to(matrix.dtype).T @ matrix).view(H, d_v, -1)
-    head_vectors = heads.transpose(0, 1) @ head_matrices  # (H, T, d_k)
-    layer = attention.layer
-    names = [str(Head(layer, number)) for number in range(H)]
-    vectors = [*head_vectors]
-    if attention.W_O.bias is not None:
-        names.append(f"L{layer} bias")
-        vectors.append((attention.W_O.bias.to(matrix.dtype) @ matrix).expand(T, -1))
-    mlp = written @ matrix - torch.stack(vectors).sum(dim=0)
-    return [*names, f"L{layer} MLP"], [*vectors, mlp]
+def _spell(component: Component) -> str:
+    if component.kind in ("bias", "MLP"):
+        return f"L{component.layer} {component.kind}"
+    return str(component)
 
 
 def _qk_norm_factors(attention: SelfAttention, which: Literal["Q", "K"], x: Tensor) -> Tensor:
@@ -132,7 +117,7 @@ def _qk_norm_factors(attention: SelfAttention, which: Literal["Q", "K"], x: Tens
     if not has_gains:
         return factors.expand_as(x)
     norm = attention.norm_q if which == "Q" else attention.norm_k
-    return factors * norm.weight.to(x.dtype)
+    return factors * norm.weight
 
 
 def _smear(
@@ -147,8 +132,3 @@ def _smear(
     parts = torch.stack((own_share * keys, (1 - own_share) * previous), dim=1)  # (N, 2, T, d_k)
     part_names = [part for name in names for part in (name, f"previous {name}")]
     return part_names, parts.flatten(0, 1)
-
-
-def _rotate(model: GPT, vectors: Tensor) -> Tensor:
-    rotary = model.rotary_at(0, vectors.shape[1])
-    return vectors if rotary is None else rotate(vectors, rotary)

@@ -7,7 +7,7 @@ standard error is that of this mean. docs/attention.md defines every score.
 import numpy as np
 
 from common import statistics
-from glass.heads.results import Estimate, Estimates, Scores
+from glass.heads.results import Estimate, Estimates
 
 
 def current_token(A: np.ndarray) -> np.ndarray:
@@ -56,8 +56,7 @@ def distance(A: np.ndarray) -> np.ndarray:
 def second_occurrence_attention(A: np.ndarray, periods: np.ndarray, shift: int) -> np.ndarray:
     """Return the attention (…, H, P) of second occurrences to the token `shift` after their first.
 
-    `A` (…, P, H, T, T) is on repeated tokens: in a row with period p, tokens p … 2p - 1 repeat
-    tokens 0 … p - 1.
+    In a row of `A` (…, P, H, T, T) with period p, tokens p … 2p - 1 repeat tokens 0 … p - 1.
     """
     readings = []
     for row, period in enumerate(periods):
@@ -71,8 +70,6 @@ def second_occurrence_attention(A: np.ndarray, periods: np.ndarray, shift: int) 
 def duplicate_token(repeated: np.ndarray, control: np.ndarray, periods: np.ndarray) -> np.ndarray:
     """Return the attention of second occurrences to their first, minus that on control, (…, H, P).
 
-    A purely positional head scores 0.
-
     Reference: Wang et al. 2022, "Interpretability in the Wild".
     """
     on_repeated = second_occurrence_attention(repeated, periods, shift=0)
@@ -82,8 +79,7 @@ def duplicate_token(repeated: np.ndarray, control: np.ndarray, periods: np.ndarr
 def induction(repeated: np.ndarray, control: np.ndarray, periods: np.ndarray) -> np.ndarray:
     """Return the prefix-matching score, (…, H, P): 0 for a purely positional head.
 
-    It is the attention of second occurrences to the token after their first occurrence, minus the
-    same reading on control rows.
+    It is the attention of second occurrences to the token after their first, minus that on control.
 
     Reference: Olsson et al. 2022, "In-context Learning and Induction Heads".
     """
@@ -117,18 +113,6 @@ def without_first_token(A: np.ndarray) -> np.ndarray:
     A = A[..., 1:, 1:].astype(np.float64)
     with np.errstate(invalid="ignore"):
         return A / A.sum(axis=-1, keepdims=True)
-
-
-def score_heads(
-    windows: np.ndarray,
-    repeated: np.ndarray | None,
-    control: np.ndarray | None,
-    periods: np.ndarray,
-    has_sink: bool = False,
-) -> Scores:
-    """Compute the mean and standard error of every score in `readings`."""
-    taken = readings(windows, repeated, control, periods, has_sink)
-    return {name: mean_and_error(values) for name, values in taken.items()}
 
 
 def readings(

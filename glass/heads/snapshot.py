@@ -33,21 +33,12 @@ class Snapshots:
     """Measures the snapshots of a run on the same probes; their files go to `attention`."""
 
     def __init__(
-        self,
-        config: Config,
-        run_dir: Path,
-        tokens: Tokens,
-        windows: tuple[Tensor, Tensor],
-        sample_tokens: int = SAMPLE_TOKENS,
+        self, config: Config, run_dir: Path, tokens: Tokens, windows: tuple[Tensor, Tensor]
     ) -> None:
         """Make the probes and the folder; head importance is measured on `windows` (W, T)."""
         self.config, self.folder, self.windows = config, run_dir / "attention", windows
-        self.tokenizer, self.sample_tokens = tokens.tokenizer, sample_tokens
-        self.prompt: list[int] | None = None
-        spacing = 1
-        if tokens.task:  # each sample is a sequence of it
-            self.prompt, spacing = tokens.task.prompt, tokens.task.block_size + 1
-            self.sample_tokens = spacing - len(self.prompt)
+        self.tokenizer, self.task = tokens.tokenizer, tokens.task
+        spacing = self.task.block_size + 1 if self.task else 1
         length = min(config.attention.tokens, config.model.block_size)
         self.probes = make_probes(
             tokens.train, tokens.val, tokens.tokenizer, length, config.seed, spacing
@@ -66,8 +57,8 @@ class Snapshots:
     def has_changed(self, model: GPT, previous: Measurements | None) -> bool:
         """Return whether the highest prefix-matching score has moved since the previous snapshot.
 
-        This is the sign that an induction head is forming or fading. It depends on the model and
-        the run's metrics so far only, so that a resumed run takes the same snapshots.
+        Then an induction head is forming or fading. It depends only on the model and the metrics so
+        far, so that a resumed run takes the same snapshots.
         """
         if previous is None or "induction" not in previous.scores:
             return False  # without random rows nothing is known between snapshots
@@ -94,11 +85,11 @@ class Snapshots:
         """Measure every head of a float32 model; return the arrays that are saved too."""
         has_grid = self.is_grid_due(step)
         run, is_last = ProbeRun(model, self.probes), step == self.config.max_steps
-        arrays, head_scores = dict(run.arrays), run.score_heads()
+        arrays, head_scores = run.arrays, run.score_heads()
         if has_grid or (self._explains_always and self.is_regular(step)):
             arrays |= explain_predictions(model, run.text, self.tokenizer)
         if has_grid and len(self.probes.periods):
-            longest = int(np.argmax(self.probes.periods))  # the page shows this row
+            longest = int(self.probes.periods.argmax())  # the page shows this row
             effects = explain_predictions(model, run.random.rows([longest]), self.tokenizer)
             arrays |= {f"repeated_{name}": values for name, values in effects.items()}
         if is_last and (not run.is_large or _can_measure_importance(self.config)):
@@ -114,7 +105,11 @@ class Snapshots:
 
     def sample(self, model: GPT) -> str:
         """Generate a text; of a task, one of its sequences."""
-        return sample_text(model, self.tokenizer, self.sample_tokens, self.config.seed, self.prompt)
+        prompt, count = None, SAMPLE_TOKENS
+        if self.task:
+            prompt = self.task.prompt
+            count = self.task.block_size + 1 - len(prompt)
+        return sample_text(model, self.tokenizer, count, self.config.seed, prompt)
 
 
 def _can_always_explain(config: Config, length: int) -> bool:

@@ -203,7 +203,7 @@ def contrast(session: Session, parameters: Parameters, reading: Reading) -> dict
     return {
         "clean": difference(reading.forward),
         "corrupted": difference(corrupted),
-        "patched": patching.logit_difference(),
+        "patched": patching.value(),
         "next": [{"id": id, "chance": chance} for id, chance in zip(next_ids, top.values.tolist())],
         "words": session.spell_tokens(next_ids),
     }

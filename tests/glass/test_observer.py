@@ -2,21 +2,17 @@
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import torch
 import wandb
 from models import lively, small
 from processes import assert_same_run, run_to_end, tiny_arguments
-from safetensors.torch import load_file, save_file
 
 import glass.heads.snapshot
 import glass.page.write
@@ -24,10 +20,8 @@ from config import AttentionConfig, ResolvedConfig, WandbConfig
 from data.tokenizer import CharTokenizer
 from glass import observer
 from glass.observer import Observer
-from glass.page.write import write_page
 from model import GPT
 from training.evaluate import Windows
-from training.record import remove_snapshots_after
 from training.stopwatch import Stopwatch
 from training.world import Stopped, World
 
@@ -59,38 +53,6 @@ def test_what_cannot_be_drawn_costs_a_note(finished_run, text_file, tmp_path, mo
     assert all(f"{name} fails" in output for _, name in places)
     assert output.count("warning: ") >= len(places)
     assert_same_run(tmp_path / "run", finished_run)
-
-
-def damage_picture(path: Path, how: str) -> None:
-    """Replace a file of a snapshot by one of another data type or content."""
-    if dtype := getattr(torch, how, None):
-        save_file({name: tensor.to(dtype) for name, tensor in load_file(path).items()}, path)
-        return
-    path.write_bytes(b"\0" * 3000 if how == "nulls" else b"")
-
-
-@pytest.mark.parametrize(
-    ("suffix", "how"),
-    [
-        *(("safetensors", how) for how in ("bfloat16", "float8_e4m3fn", "float8_e5m2", "float64")),
-        *(
-            (suffix, how)
-            for suffix in ("npz", "png", "safetensors")
-            for how in ("nulls", "no bytes")
-        ),
-    ],
-)
-def test_a_damaged_picture_ends_neither_a_page_nor_a_resumed_run(
-    finished_run, tmp_path, suffix, how
-):
-    run = shutil.copytree(finished_run, tmp_path / "run")
-    path = run / "attention" / f"step_00000006.{suffix}"
-    damage_picture(path, how)
-    (run / "report.html").unlink()
-    assert write_page(run).stat().st_size > 100_000
-    remove_snapshots_after(run / "attention", 5)
-    assert not path.exists()
-    assert len(list((run / "attention").iterdir())) == 3  # the files of step 0
 
 
 @pytest.mark.parametrize("stage", ["explain_predictions", "sample_text"])

@@ -52,24 +52,6 @@ def test_what_the_weights_of_a_query_leave_is_a_last_column():
 
 @pytest.mark.filterwarnings("error")
 def test_any_token_is_drawn_as_text_without_a_warning():
-    tokens = [
-        "</script>",
-        "\0",
-        "😀",
-        "שלום",
-        "\n\n    ",
-        "$x^2",
-        "a" * 5000,
-        "\\frac",
-        "\ufffd",
-        "",
-        " ",
-        "\u202e",
-        "\r\n",
-        "a\r\n\r\n\r\n",
-        "\t\x0b\x0c",
-        "👩\u200d👧",
-        "日本語",
-    ]
-    draw_image(1, 1, tokens)
+    odd = ["\0", "😀", "שלום", "", "\u202e", "a\r\n\r\n", "\t\x0b\x0c", "👩\u200d👧", "日本語"]
+    draw_image(1, 1, ["$x^2", "a" * 5000, "\ufffd", *odd])
     assert token_label("\r\n") == "\\r\\n" and token_label("    ") == "·×4"

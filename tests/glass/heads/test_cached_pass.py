@@ -1,16 +1,23 @@
-"""Cached passes over edited texts, against a fresh pass over each text."""
+"""Interventions on a pass, and cached passes over edited texts against a fresh pass over each."""
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from models import VOCAB_SIZE, configs, induction_model, lively, random_tokens, small
+from models import (
+    VOCAB_SIZE,
+    captured_with,
+    configs,
+    few,
+    lively,
+    random_tokens,
+    small,
+)
 
 from glass.heads.cached_pass import CachedPass
-from glass.heads.capture import ForwardPass, capture
-from glass.heads.interventions import Interventions, chain_taps
+from glass.heads.capture import ForwardPass
+from glass.heads.interventions import Interventions
 from glass.heads.results import Head
-from model import GPT, Taps
 from variants import build_model
 
 edits = st.lists(
@@ -25,26 +32,23 @@ edits = st.lists(
 ablations = st.lists(st.builds(Head, st.integers(0, 1), st.integers(0, 3)), max_size=3)
 
 
-@torch.no_grad()
-def fresh_pass(model: GPT, ids: list[int], interventions: Interventions) -> ForwardPass:
-    """Return the activations of a pass over the whole text."""
-    tokens, T = torch.tensor([ids]), len(ids)
-    names, layers = ("residual", "k", "v", "heads", "weights"), range(model.config.n_layer)
-    stored = {name: [] for name in names}
-    records: Taps = {(name, layer): stored[name].append for name in names for layer in layers}
-    x = model.embed(tokens, hidden=interventions.is_hidden(T, tokens.device))
-    stored["residual"].append(x)
-    mask = interventions.mask(T, tokens.device)
-    taps = chain_taps(interventions.taps(), records)
-    model.run_blocks(tokens, mask=mask, taps=taps, entry=(0, x))
-    return ForwardPass(tokens, *(torch.stack(stored[name]) for name in names))
-
-
 def assert_same_pass(actual: ForwardPass, expected: ForwardPass, tolerance: float = 1e-9) -> None:
     for name, values in vars(expected).items():
         found = getattr(actual, name)
         assert found.dtype == values.dtype and found.shape == values.shape
         assert torch.allclose(found, values, rtol=tolerance, atol=tolerance), name
+
+
+@few
+@given(configs)
+def test_no_head_attends_to_a_hidden_token_and_ablated_heads_write_nothing(config):
+    model, tokens = lively(build_model(config)), random_tokens(8)
+    forward = captured_with(model, tokens, Interventions((Head(0, 1), Head(1, 3)), (2, 5)))
+    for hidden in (2, 5):
+        assert forward.weights[:, 0, :, hidden + 1 :, hidden].abs().max() == 0
+        assert forward.weights[:, 0, :, hidden, hidden].min() > 0
+    assert forward.heads[0, 0, :, 1].abs().max() == forward.heads[1, 0, :, 3].abs().max() == 0
+    assert forward.heads[0, 0, :, 0].abs().max() > 0
 
 
 @given(configs, ablations, edits)
@@ -57,9 +61,7 @@ def test_an_edited_text_has_the_activations_of_a_fresh_pass(config, ablated, edi
         actual = cached.read(ids, hidden)
         interventions = Interventions(tuple(ablated), tuple(hidden))
         assert cached.interventions == interventions
-        assert_same_pass(actual, fresh_pass(model, ids, interventions))
-    if not ablated:
-        assert_same_pass(cached.read(ids), capture(model, torch.tensor([ids]).numpy()))
+        assert_same_pass(actual, captured_with(model, ids, interventions))
 
 
 @pytest.mark.parametrize(
@@ -70,7 +72,7 @@ def test_a_pass_has_the_precision_of_capture(dtype, tolerance):
     model, ids = lively(build_model(config)).to(dtype), random_tokens(16).tolist()
     cached = CachedPass(model)
     for length in (5, 6, 16):
-        captured = capture(model, torch.tensor([ids[:length]]).numpy())
+        captured = captured_with(model, ids[:length])
         assert_same_pass(cached.read(ids[:length]), captured, tolerance)
 
 
@@ -78,7 +80,7 @@ def test_long_texts_keep_what_was_cached_when_the_buffers_grow():
     model, ids = lively(build_model(small(block_size=200))), random_tokens(200).tolist()
     cached = CachedPass(model)
     for length in (1, 64, 65, 190, 3, 200):
-        captured = capture(model, torch.tensor([ids[:length]]).numpy())
+        captured = captured_with(model, ids[:length])
         assert_same_pass(cached.read(ids[:length]), captured, 1e-5)
     assert cached.first_changed == 3
 
@@ -123,31 +125,5 @@ def test_a_pass_that_was_interrupted_leaves_no_trace(computed):
     with hook, pytest.raises(InterruptedError):
         cached.read([0, 1, 2, 3, 9, 9, 9, 9, 9, 9], [1])
     ids = [0, 1, 2, 3, 9, 9, 9, 4]
-    assert_same_pass(cached.read(ids), fresh_pass(cached.model, ids, Interventions()), 1e-5)
+    assert_same_pass(cached.read(ids), captured_with(cached.model, ids), 1e-5)
     assert cached.first_changed == 2  # the interrupted pass hid token 1
-
-
-def test_reading_needs_no_dropout_and_changes_no_random_state():
-    model = build_model(small(dropout=0.5)).train()
-    state = torch.get_rng_state()
-    first, second = CachedPass(model).read([1, 2, 3]), CachedPass(model).read([1, 2, 3])
-    assert_same_pass(first, second)
-    assert model.training and torch.equal(state, torch.get_rng_state())
-
-
-def test_an_induction_head_attends_to_the_token_after_the_first_copy():
-    cached = CachedPass(induction_model(8, 12))
-    ids = [3, 1, 4, 5, 6, 3]
-    assert cached.read(ids).weights[1, 0, 1, 5].argmax() == 1  # of the second 3, to the 1
-
-    assert cached.read([*ids, 1]).weights[1, 0, 1, 6].argmax() == 2
-    assert cached.read([3, 1, 7, 4, 3, 1], []).weights[1, 0, 1, 5].argmax() == 2
-
-    # Token 1 cannot attend to token 0, so its key no longer says that a 3 is before it.
-    weights = cached.read(ids, hidden=[0]).weights
-    assert weights[:, 0, :, 1:, 0].abs().max() == 0
-    assert weights[1, 0, 1, 5].argmax() != 1
-
-    # Without the heads of layer 0, all keys of the induction head are 0.
-    without = CachedPass(cached.model, [Head(0, 0), Head(0, 1)])
-    assert without.read(ids).weights[1, 0, 1, 5, :6].tolist() == pytest.approx([1 / 6] * 6)

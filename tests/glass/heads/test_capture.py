@@ -11,12 +11,10 @@ from data.tokenizer import CharTokenizer, train_bpe
 from glass.heads.capture import (
     PATTERNS,
     capture,
-    correct_predictions,
     save_snapshot,
     snapshot_arrays,
 )
 from glass.heads.probes import make_probes
-from glass.heads.scores import readings
 from variants import build_model
 
 
@@ -113,21 +111,6 @@ def run_probes(model, probes):
     return text, snapshot_arrays(model, text, capture(model, probes.random))
 
 
-def test_a_snapshot_has_the_attention_pattern_of_every_query_head(model, probes):
-    arrays = run_probes(model, probes)[1]
-    assert arrays["text"].shape == (2, 4, 24, 24)
-    assert (
-        arrays["repeated"].shape == arrays["control"].shape == (2, len(probes.periods), 4, 24, 24)
-    )
-    for maps in (arrays[name] for name in PATTERNS):
-        assert maps.dtype == np.float32
-        assert np.abs(maps.sum(axis=-1) - 1).max() < 1e-5
-        assert (np.triu(maps, 1) == 0).all()
-    windows = capture(model, probes.windows).weights.numpy()
-    values = readings(windows, arrays["repeated"], arrays["control"], probes.periods)
-    assert {each.shape for each in values.values()} == {(2, 4, 16)}
-
-
 def test_captured_values_are_those_of_the_model_with_fused_attention(model, probes):
     text = run_probes(model, probes)[0]
     model.eval()
@@ -167,16 +150,3 @@ def test_value_norms_are_the_lengths_of_what_a_head_writes_for_each_token(model,
             v = text.v[layer, 0, head // (4 // model.config.kv_heads)]  # (T, d_v)
             written = (v @ W_O.T).norm(dim=-1).detach().numpy()
             assert np.allclose(arrays["text_value_norms"][layer, head], written, atol=1e-6)
-
-
-def test_a_prediction_is_correct_if_the_likeliest_token_follows(model, probes):
-    forward = capture(model, probes.repeated)
-    with model.evaluating():
-        likeliest = model(forward.tokens)[0].argmax(dim=-1)
-    targets = likeliest.clone()
-    targets[:, ::2] = (targets[:, ::2] + 1) % 2
-    targets[:, -1] = -1
-    correct = correct_predictions(model, forward.residuals[-1], targets)
-    assert correct[:, -1].isnan().all()
-    assert torch.equal(correct[:, :-1].bool(), (likeliest == targets)[:, :-1])
-    assert 0 < correct[:, :-1].mean() < 1

@@ -82,32 +82,3 @@ def test_the_date_of_an_emergence_never_moves(values, error):
     ]
     known = [date for date in dates if date is not None]
     assert dates[len(dates) - len(known) :] == known and len(set(known)) <= 1
-
-
-def test_only_scores_with_a_threshold_emerge():
-    assert (
-        follow("entropy", [(1, 0)] * 3)
-        == Emergence()
-        == update_emergence(None, Measurements(0), LENGTH)
-    )
-
-
-def test_the_standard_error_is_subtracted_from_the_score():
-    minimum = threshold("induction", LENGTH)
-    values = [(minimum + 0.01, 0.03), (minimum + 0.04, 0.03), (minimum + 0.04, 0.03)]
-    assert follow("induction", values).emerged == {"induction": {HEAD: 10}}
-
-
-@given(st.integers(0, 1000), st.floats(0.004, 0.05), st.integers(200, 1500))
-def test_emergence_depends_on_the_distance_of_snapshots_by_at_most_that_distance(
-    seed, rate, middle
-):
-    """A score that rises to 0.6 as an induction head's does, with an error."""
-    rng = np.random.default_rng(seed)
-    steps = np.arange(0, 2401, 20)
-    noise = 0.004 * rng.standard_normal(len(steps))
-    rise = 0.6 / (1 + np.exp(-rate * (steps - middle))) + noise
-    often = follow("induction", [(value, 0.02) for value in rise], every=20)
-    seldom = follow("induction", [(value, 0.02) for value in rise[::5]], every=100)
-    difference = seldom.emerged["induction"][HEAD] - often.emerged["induction"][HEAD]
-    assert 0 <= difference <= 100

@@ -40,17 +40,6 @@ def test_the_contributions_sum_to_the_logits(config):
         assert np.abs(contributions[-1]).max() < 1e-5
 
 
-@few
-@given(configs)
-def test_the_logit_lens_after_the_last_block_is_the_loss(config):
-    model, tokens = lively(build_model(config)).double(), random_tokens(12)
-    logit_lens = attribute_logits(model, capture(model, tokens.numpy()[None])).logit_lens
-    log_p = model(tokens[None])[0][0].detach().log_softmax(dim=-1)
-    assert logit_lens.shape == (3, 12) and np.isnan(logit_lens[:, -1]).all()
-    loss = -log_p[torch.arange(11), tokens[1:]].numpy()
-    assert logit_lens[-1, :-1] == pytest.approx(loss, abs=1e-5)
-
-
 @pytest.mark.parametrize(
     "changes",
     [
@@ -111,16 +100,6 @@ def embedding_model() -> GPT:
     return model
 
 
-@torch.no_grad()
-def test_a_head_that_copies_scores_1_and_one_that_does_the_opposite_minus_1(embedding_model):
-    for block in embedding_model.blocks:
-        block.attention.W_V.weight.copy_(torch.eye(32).repeat(2, 1))
-        block.attention.W_O.weight.copy_(torch.cat((torch.eye(32), -torch.eye(32)), dim=1))
-    forward = capture(embedding_model, random_tokens(3, 16).numpy())
-    mean, error = copying_scores(embedding_model, forward, ALL_HEADS)
-    assert mean == pytest.approx(np.array([[1, -1], [1, -1]])) and not error.any()
-
-
 @pytest.mark.parametrize(("rank", "score"), [(10, 1), (11, 0), (20, 0), (21, -1)])
 @torch.no_grad()
 def test_a_head_copies_if_the_token_is_among_the_ten_highest_logits(embedding_model, rank, score):
@@ -137,16 +116,6 @@ def test_a_head_copies_if_the_token_is_among_the_ten_highest_logits(embedding_mo
     first_head = np.array([[True, False], [False, False]])
     mean, _ = copying_scores(embedding_model, forward, first_head)
     assert mean[0, 0] == score
-
-
-@torch.no_grad()
-def test_a_head_that_writes_nothing_of_the_token_has_no_significant_copying_score(embedding_model):
-    for block in embedding_model.blocks:
-        block.attention.W_V.weight.normal_(std=0.1)
-        block.attention.W_O.weight.normal_(std=0.1)
-    forward = capture(embedding_model, random_tokens(8, 16).numpy())
-    mean, error = copying_scores(embedding_model, forward, ALL_HEADS)
-    assert (np.abs(mean) < 4 * error + 0.35).all() and (error > 0).all()
 
 
 def test_a_model_in_bf16_with_spare_ids_is_analyzed_in_float32():
@@ -192,16 +161,3 @@ def test_only_the_last_tokens_of_a_text_that_is_too_long_are_explained(monkeypat
         missing = np.isnan(part) if part.dtype.kind == "f" else part == -1
         assert missing[is_before].all()
     np.testing.assert_allclose(arrays["head_effect"], complete["head_effect"], atol=1e-5)
-
-
-@pytest.mark.parametrize("length", [1, 2])
-def test_a_text_of_one_token_and_a_vocabulary_of_two_are_explained(length):
-    model = build_model(small(vocab_size=2))
-    forward = capture(model, np.ones((1, length), np.int64))
-    arrays = explain_predictions(model, forward, CharTokenizer("ab"))
-    assert arrays["predicted_ids"].shape == (length, 5)
-    assert (arrays["predicted_ids"][:, 2:] == -1).all()
-    assert list(arrays["named_tokens"]) == ["a", "b"]
-    assert arrays["token_effect"].shape == (length, length)
-    assert np.isnan(arrays["token_effect"][-1]).all()
-    assert arrays["promoted_and_suppressed_ids"].shape == (2, 4, length, 6)

@@ -10,7 +10,6 @@ from glass.heads.metrics import (
     PLOTTED_HEADS,
     StrongestHeads,
     composition_table,
-    emergence_metrics,
     flatten,
     head_table,
     read_emergence,
@@ -87,28 +86,6 @@ def test_keys_are_those_of_the_interface():
     assert "heads/sink_without_first_se/L0H0" not in row
 
 
-def test_unknown_measurements_are_left_out():
-    measurements = Measurements(
-        step=0,
-        copying_gain=Estimate(0.5),
-        faithfulness=Faithfulness((), (), *[Estimate(math.nan, math.nan)] * 4),
-    )
-    assert flatten(measurements) == {"probe/copying_gain": 0.5}
-    assert read_measurements({"step": 0}) == Measurements(step=0)
-
-
-def test_a_head_that_was_not_scored_has_an_unknown_score():
-    measurements = make_measurements()
-    for name, head in (
-        ("copying", Head(0, 0)),
-        ("induction", Head(7, 0)),
-        ("induction", Head(0, 1)),
-    ):
-        assert not measurements.score(name, head).is_known
-    assert measurements.scored_heads("copying") == []
-    assert len(measurements.scored_heads("induction")) == 5
-
-
 def test_the_history_has_the_snapshots_of_a_run():
     scored = {"heads/sink/L0H0": 0.5, "probe/copying_gain": 1.5}
     rows = [
@@ -116,8 +93,8 @@ def test_the_history_has_the_snapshots_of_a_run():
         {"step": 5, "val/loss": 2.0},
         {"step": 9, **scored},
     ]
-    (first, unknown), (last, gain) = read_gain_history(rows)
-    assert (first, last, gain.value) == (0, 9, 1.5) and not unknown.is_known
+    history = read_gain_history(rows)
+    assert list(history) == [0, 9] and history[9].value == 1.5 and not history[0].is_known
     assert read_latest(rows).step == 9 and read_latest(rows[1:2]) is None
 
 
@@ -137,7 +114,7 @@ def test_only_names_of_heads_are_parsed(name):
 
 
 def test_the_tables_hold_every_head_and_composition_share():
-    columns, rows = head_table(make_measurements())
+    columns, rows = head_table(flatten(make_measurements()))
     heads = {line[0]: dict(zip(columns, line)) for line in rows}
     assert list(heads) == ["L0H0", "L0H2", "L1H0", "L1H1", "L1H2"]
     last = {"induction": 0.75, "induction_se": 0.03, "emerged/induction": 600, "lost/sink": None}
@@ -145,37 +122,18 @@ def test_the_tables_hold_every_head_and_composition_share():
     columns, rows = composition_table(make_measurements())
     assert rows == [["induction", "L1H2", "keys", "L0H0", 0.9, 0.02, 0.4, 0.1]]
     assert len(columns) == len(rows[0])
-    nothing = Measurements(step=0)
-    assert head_table(nothing).rows == composition_table(nothing).rows == []
-
-
-def test_the_steps_of_emergence_have_the_keys_of_all_metrics():
-    measurements = make_measurements()
-    metrics = emergence_metrics(measurements)
-    assert len(metrics) == 2 and metrics.items() <= flatten(measurements).items()
-
-
-def test_wandb_plots_the_maximum_over_heads_without_standard_errors():
-    values = np.arange(12)[:, None] + np.arange(12) / 100
-    names = ("induction", "sink", "sink_without_first")
-    measurements = Measurements(step=5, scores={name: Estimates(values, values) for name in names})
-    plotted = StrongestHeads([]).select(measurements)
-    assert plotted.pop("heads/induction/max") == plotted.pop("heads/sink/max") == 11.11
-    assert list(plotted) == [
-        f"heads/{score}/L11H{head}" for score in ("induction", "sink") for head in (11, 10, 9)
-    ]
+    assert head_table({}).rows == composition_table(Measurements(step=0)).rows == []
 
 
 def test_the_heads_with_the_highest_values_so_far_are_plotted_also_after_a_resume():
     rng = np.random.default_rng(0)
     scores = rng.random((20, 12))  # (snapshots, heads)
-    snapshots = [
-        Measurements(step, {"sink": Estimates(values[None], values[None])})
+    rows = [
+        flatten(Measurements(step, {"sink": Estimates(values[None], values[None])}))
         for step, values in enumerate(scores)
     ]
-    rows = [{"step": one.step, "val/loss": 1.0, **flatten(one)} for one in snapshots]
-    strongest, resumed = StrongestHeads([]), StrongestHeads(rows[:10])
-    for step, snapshot in enumerate(snapshots):
+    strongest, resumed = StrongestHeads([]), StrongestHeads([{"val/loss": 1.0}, *rows[:10]])
+    for step, snapshot in enumerate(rows):
         selected = strongest.select(snapshot)
         assert step < 10 or resumed.select(snapshot) == selected
         assert selected.pop("heads/sink/max") == scores[step].max()

@@ -1,4 +1,4 @@
-"""Attention-score attribution, against recorded scores, a slow loop and the page's code."""
+"""Components and attention-score attribution, against recorded values and the page's code."""
 
 import numpy as np
 import pytest
@@ -16,12 +16,11 @@ from models import (
     random_tokens,
 )
 
-from glass.heads.capture import capture, residual_writes
+from glass.heads.capture import capture
+from glass.heads.components import Component, components
 from glass.heads.interventions import Interventions
-from glass.heads.logit_attribution import scale_like_norm
 from glass.heads.results import Head
 from glass.heads.score_attribution import attribute_score
-from kernels import rms_norm
 from variants import build_model
 
 ablations = st.lists(st.builds(Head, st.integers(0, 1), st.integers(0, 3)), max_size=2)
@@ -52,93 +51,23 @@ def test_terms_sum_to_the_score_minus_its_mean_over_visible_tokens(config, ablat
         assert total == pytest.approx((row[j] - row[visible].mean()).item(), abs=tolerance)
 
 
-def project_slowly(model, forward, layer, which, number, t) -> dict[str, torch.Tensor]:
-    """Return what each component wrote to an unrotated query or key of token t, by name."""
-    block = model.blocks[layer]
-    attention, config = block.attention, model.config
-    x = forward.residuals[layer, :, t]  # (1, C)
-    writes = {"embedding": forward.residuals[0, 0, t]}
-    for lower in range(layer):
-        W_O = model.blocks[lower].attention.W_O
-        heads = residual_writes(model.blocks[lower].attention, forward.heads[lower, 0, t])
-        for number_below in range(config.n_head):
-            writes[f"L{lower}H{number_below}"] = heads[number_below]
-        after = forward.residuals[lower, 0, t] + heads.sum(dim=0)
-        if W_O.bias is not None:
-            writes[f"L{lower} bias"] = W_O.bias
-            after = after + W_O.bias
-        mlp = model.blocks[lower].mlp
-        no_mlp = torch.zeros_like(after)
-        writes[f"L{lower} MLP"] = no_mlp if mlp is None else mlp(model.blocks[lower].norm_2(after))
-    linear = attention.W_Q if which == "q" else attention.W_K
-    rows = slice(number * config.key_dim, (number + 1) * config.key_dim)
-    bias = torch.zeros(len(linear.weight)) if linear.bias is None else linear.bias
-    vectors = {
-        name: linear.weight[rows] @ scale_like_norm(block.norm_1, write, x)[0]
-        for name, write in writes.items()
-    }
-    norm_bias = getattr(block.norm_1, "bias", None)
-    if norm_bias is not None or linear.bias is not None:
-        vectors["biases"] = bias[rows].clone()
-        if norm_bias is not None:
-            vectors["biases"] += linear.weight[rows] @ norm_bias
-    if config.qk_norm:
-        norm = getattr(attention, f"norm_{which}", None)
-        gains = None if norm is None else norm.weight
-        whole = sum(vectors.values())
-        normalized = rms_norm(whole, gains, None if norm is None else norm.eps)
-        vectors = {name: vector / whole * normalized for name, vector in vectors.items()}
-    return vectors
-
-
-def turn(model, vector, position):
-    rotary = model.rotary_at(position, position + 1)
-    if rotary is None:
-        return vector
-    cos, sin = rotary[:, 0].to(vector.dtype)
-    half = len(vector) // 2
-    return vector * cos + torch.cat((vector[half:], vector[:half])) * sin
-
-
 @few
 @given(configs, ablations, hidden_tokens)
-def test_each_term_is_that_of_a_slow_loop(config, ablated, hidden):
+def test_what_components_wrote_sums_to_the_residual_stream(config, ablated, hidden):
     model, forward = read_text(config, ablated, hidden)
-    with torch.no_grad():
-        for head, i, j in CELLS:
-            terms = attribute_score(model, forward, head, i, j, hidden)
-            expected = attribute_slowly(model, forward, head, i, j, hidden)
-            assert [(term.query, term.key) for term in terms] == list(expected)
-            values = [term.value for term in terms]
-            assert values == pytest.approx(list(expected.values()), abs=1e-5, rel=1e-5)
-
-
-def attribute_slowly(model, forward, head, i, j, hidden) -> dict[tuple[str, str], float]:
-    """Return the terms by the names of the query's and the key's component."""
-    c, (layer, number) = model.config, head
-    group = number // (c.n_head // c.kv_heads)
-    queries = project_slowly(model, forward, layer, "q", number, i)
-    keys = []
-    for t in range(i + 1):
-        own = project_slowly(model, forward, layer, "k", group, t)
-        parts = own
-        if c.smear_keys:
-            share = model.blocks[layer].attention.smear[group].sigmoid()
-            is_visible = t > 0 and t - 1 not in hidden
-            before = project_slowly(model, forward, layer, "k", group, max(0, t - 1))
-            parts = {}
-            for name in own:
-                parts[name] = share * own[name]
-                parts[f"previous {name}"] = (1 - share) * before[name] * is_visible
-        keys.append({name: turn(model, part, t) for name, part in parts.items()})
-    visible = [t for t in range(i + 1) if t == i or t not in hidden]
-    terms = {}
-    for query, vector in queries.items():
-        rotated = turn(model, vector, i) / c.key_dim**0.5
-        for key in keys[0]:
-            scores = {t: (rotated @ keys[t][key]).item() for t in {*visible, j}}
-            terms[query, key] = scores[j] - np.mean([scores[t] for t in visible])
-    return terms
+    written = dict(components(model, forward, tokens=slice(2, 9)))
+    assert torch.allclose(sum(written.values()), forward.residuals[-1, :, 2:9])
+    block = model.blocks[1]
+    W_O, y, d_v = block.attention.W_O, forward.heads[1, :, 2:9], config.value_dim
+    for number in range(config.n_head):
+        expected = y[:, :, number] @ W_O.weight[:, number * d_v : (number + 1) * d_v].T
+        assert torch.allclose(written[Component("head", 1, number)], expected)
+    if block.mlp is not None:
+        x = forward.residuals[1, :, 2:9] + W_O(y.flatten(2))
+        assert torch.allclose(written[Component("MLP", 1)], block.mlp(block.norm_2(x)))
+    matrix = torch.randn(config.n_embd, 5, dtype=torch.float64)
+    for component, projected in components(model, forward, 1, slice(2, 9), matrix):
+        assert torch.allclose(projected, written[component] @ matrix)
 
 
 def test_the_score_of_an_induction_head_comes_from_the_previous_token_head():

@@ -60,42 +60,20 @@ def test_every_score_of_a_hand_built_head_has_the_known_value(T):
     harmonic = (1 / np.arange(2, T + 1)).mean()
     current = attend_to(lambda i: i, T)
     without_repeats = dict.fromkeys(("duplicate_token", "induction"), 0.0)
+    first, previous = attend_to(lambda i: 0, T), attend_to(lambda i: i - 1, T)
     # Query 1's previous token is the first token.
+    before = {"previous_token": 1, "sink": 1 / (T - 1), "entropy": 0, "distance": (T - 1) / T}
+    to_first = {"previous_token": 1 / (T - 1), "sink": 1, "entropy": 0, "distance": (T - 1) / 2}
+    all_keys = {"previous_token": harmonic, "sink": harmonic, "entropy": 1, "distance": (T - 1) / 4}
+    own = {"current_token": 1, "previous_token": 0, "sink": 0, "entropy": 0, "distance": 0}
+    both = {"previous_token": (1 + (T - 2) / 2) / (T - 1), "sink": (1 + (T - 2) / 2) / (T - 1)}
     for text, repeated, expected in (
-        (
-            attend_to(lambda i: i - 1, T),
-            (),
-            {"previous_token": 1, "sink": 1 / (T - 1), "entropy": 0, "distance": (T - 1) / T},
-        ),
-        (
-            attend_to(lambda i: 0, T),
-            (),
-            {"previous_token": 1 / (T - 1), "sink": 1, "entropy": 0, "distance": (T - 1) / 2},
-        ),
-        (
-            uniform(T),
-            (),
-            {"previous_token": harmonic, "sink": harmonic, "entropy": 1, "distance": (T - 1) / 4},
-        ),
-        (
-            current,
-            (attend_to_first_occurrence(T, 0),),
-            {
-                "current_token": 1,
-                "previous_token": 0,
-                "sink": 0,
-                "entropy": 0,
-                "distance": 0,
-                "duplicate_token": 1,
-            },
-        ),
+        (previous, (), before),
+        (first, (), to_first),
+        (uniform(T), (), all_keys),
+        (current, (attend_to_first_occurrence(T, 0),), own | {"duplicate_token": 1}),
         (current, (attend_to_first_occurrence(T, 1),), {"induction": 1}),
-        # Half of the weight of each query on the token before it, half on the first.
-        (
-            (attend_to(lambda i: i - 1, T) + attend_to(lambda i: 0, T)) / 2,
-            (),
-            {"previous_token": (1 + (T - 2) / 2) / (T - 1), "sink": (1 + (T - 2) / 2) / (T - 1)},
-        ),
+        ((previous + first) / 2, (), both),
     ):
         found = score(text, *repeated)
         for name, value in (without_repeats | expected).items():
@@ -113,27 +91,6 @@ def test_the_copying_gain_compares_a_reshuffled_with_an_exact_repeat():
     assert gain.value == pytest.approx(np.mean(gains))
     assert gain.error == pytest.approx(np.std(gains, ddof=1) / np.sqrt(2))
     assert not scores.mean_estimate(np.array([0.5])).is_known
-
-
-@pytest.mark.parametrize("T", LENGTHS)
-def test_companion_scores_leave_out_the_attention_sink(T):
-    """A previous-token head that leaves nine tenths of its weight on the first token."""
-    A = 0.9 * attend_to(lambda i: 0, T) + 0.1 * attend_to(lambda i: i - 1, T)
-    found = score(A)
-    assert found["previous_token"] == pytest.approx((1 + 0.1 * (T - 2)) / (T - 1))
-    # Query 1 attends to the first token alone, so it gives no reading.
-    assert found["previous_token_without_first"] == pytest.approx(1)
-    assert found["entropy_without_first"] == pytest.approx(0, abs=1e-6)
-    of_uniform = score(uniform(T))
-    assert of_uniform["entropy_without_first"] == pytest.approx(1)
-    assert of_uniform["previous_token_without_first"] == pytest.approx((1 / np.arange(2, T)).mean())
-    assert np.isnan(score(attend_to(lambda i: 0, T))["previous_token_without_first"])
-
-
-@pytest.mark.parametrize("distance", range(1, 24))
-def test_a_purely_positional_head_scores_0_on_induction_and_duplicate_token(distance):
-    found = score(attend_to(lambda i: i - distance, 48))
-    assert found["induction"] == found["duplicate_token"] == 0.0
 
 
 @given(st.integers(0, 10_000))

@@ -23,11 +23,10 @@ from data.tokenizer import CharTokenizer
 from glass.heads import ablation, analysis, scores, snapshot
 from glass.heads.analysis import ProbeRun, analyze
 from glass.heads.attention_grid import draw_attention_grid
-from glass.heads.capture import capture, save_snapshot
+from glass.heads.capture import save_snapshot
 from glass.heads.findings import summarize, summarize_run
 from glass.heads.metrics import flatten, read_latest
 from glass.heads.probes import make_probes
-from glass.heads.results import Head
 from glass.page.write import write_page
 from training.checkpoint import load_run
 from variants import build_model
@@ -39,8 +38,9 @@ MODEL = lively(build_model(small(block_size=32, position="rope")))
 
 
 @pytest.fixture
-def make_snapshots(tmp_path) -> Callable[..., snapshot.Snapshots]:
+def make_snapshots(tmp_path, monkeypatch) -> Callable[..., snapshot.Snapshots]:
     """A function that makes the `Snapshots` of a run of 12 steps."""
+    monkeypatch.setattr(snapshot, "SAMPLE_TOKENS", 8)
 
     def make(every: int = 2, picture_every: int = 0, batch_size: int = 4) -> snapshot.Snapshots:
         config = Config(
@@ -51,7 +51,7 @@ def make_snapshots(tmp_path) -> Callable[..., snapshot.Snapshots]:
             attention=AttentionConfig(every=every, picture_every=picture_every),
         )
         tokens = SimpleNamespace(train=IDS, val=IDS[:500], tokenizer=TOKENIZER, task=None)
-        return snapshot.Snapshots(config, tmp_path, tokens, (X, Y), sample_tokens=8)
+        return snapshot.Snapshots(config, tmp_path, tokens, (X, Y))
 
     return make
 
@@ -165,7 +165,8 @@ def test_every_score_and_its_error_can_be_recomputed_from_the_file(finished_run)
             model.attention_maps(torch.from_numpy(arrays[f"{name}_ids"])).numpy()
             for name in ("window", "repeated", "control")
         )
-        recomputed = scores.score_heads(*maps, arrays["repeated_periods"])
+        readings = scores.readings(*maps, arrays["repeated_periods"])
+        recomputed = {name: scores.mean_and_error(values) for name, values in readings.items()}
         assert len(arrays["repeated"][0]) == len(arrays["control"][0]) >= 16
         if row["step"] == 12:
             losses = ablation.HeadAblation(
@@ -181,82 +182,3 @@ def test_every_score_and_its_error_can_be_recomputed_from_the_file(finished_run)
                     error = row[f"heads/{name}_se/{key}"]
                     assert error == pytest.approx(errors[layer, head], abs=rounding)
     assert "heads/importance_se/L0H0" in row
-
-
-@pytest.fixture
-def last_snapshot(make_snapshots, tmp_path):
-    """The measurements of a run's last snapshot, and the arrays in its file."""
-    snapshots = make_snapshots()
-    measurements, arrays = snapshots.measure(MODEL, 12, None)
-    path = snapshots.path(12, ".npz")
-    save_snapshot(path, 12, snapshots.probes, arrays)
-    return measurements, np.load(path)
-
-
-def test_equal_weights_give_equal_sample_texts(make_snapshots):
-    snapshots = make_snapshots()
-    sample = snapshots.sample(MODEL)
-    assert len(sample) == 8 and snapshots.sample(MODEL) == sample
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("batch_size", "is_measured"), [(4, False), (400, True)])
-def test_the_importance_of_a_large_models_heads_is_measured_if_the_run_is_long(
-    make_snapshots, monkeypatch, batch_size, is_measured
-):
-    monkeypatch.setattr(analysis, "LARGE_MODEL_PARAMETERS", 0)
-    measurements, _ = make_snapshots(batch_size=batch_size).measure(MODEL, 12, None)
-    assert ("importance" in measurements.scores) == is_measured
-
-
-@pytest.mark.slow
-def test_the_last_snapshot_explains_the_text_and_a_repeated_row(last_snapshot):
-    measurements, arrays = last_snapshot
-    assert "importance" in measurements.scores
-    longest = int(np.argmax(arrays["repeated_periods"]))
-    for prefix, ids in (("", arrays["text_ids"]), ("repeated_", arrays["repeated_ids"][longest])):
-        forward = capture(MODEL, ids[None])
-        token_effect, head_effect = arrays[f"{prefix}token_effect"], arrays[f"{prefix}head_effect"]
-        assert token_effect.dtype == head_effect.dtype == np.float32
-        expected = ablation.measure_token_effects(MODEL, forward).loss
-        assert token_effect == pytest.approx(expected, abs=1e-5, nan_ok=True)
-        expected = ablation.measure_head_effects(MODEL, forward)
-        assert head_effect == pytest.approx(expected, abs=1e-5, nan_ok=True)
-        names = dict(zip(arrays[f"{prefix}named_ids"].tolist(), arrays[f"{prefix}named_tokens"]))
-        most_probable = MODEL(forward.tokens)[0][0].argmax(dim=-1).tolist()
-        assert [names[id] for id in arrays[f"{prefix}predicted_ids"][:, 0]] == [
-            TOKENIZER.decode([id]) for id in most_probable
-        ]
-
-
-@pytest.mark.slow
-def test_the_copying_gain_is_that_of_the_losses_in_the_file(last_snapshot):
-    measurements, arrays = last_snapshot
-    loss = arrays["reshuffled_loss"] - arrays["repeated_loss"]
-    gains = [loss[row, p : 2 * p - 1].mean() for row, p in enumerate(arrays["repeated_periods"])]
-    gain, error = measurements.copying_gain
-    assert gain == pytest.approx(np.mean(gains), abs=1e-6)
-    assert error == pytest.approx(np.std(gains, ddof=1) / 4, abs=1e-6)
-    with torch.no_grad():
-        correct = MODEL(torch.from_numpy(arrays["repeated_ids"]))[0].argmax(dim=-1).numpy()[:, :-1]
-    correct = correct == arrays["repeated_ids"][:, 1:]
-    periods = arrays["repeated_periods"]
-    for estimate, values in (
-        (measurements.repeated_accuracy, correct),
-        (measurements.repeated_loss, arrays["repeated_loss"]),
-    ):
-        expected = np.mean([values[row, p : 2 * p - 1].mean() for row, p in enumerate(periods)])
-        assert estimate.value == pytest.approx(expected, abs=1e-6)
-    assert measurements.score("copying", Head(1, 1)).is_known
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("batch_size", "step", "explained"),
-    [(4, 2, set()), (4, 6, {"token_effect", "repeated_token_effect"}), (4096, 2, {"token_effect"})],
-)
-def test_where_explaining_is_expensive_it_is_done_only_with_a_grid(
-    make_snapshots, batch_size, step, explained
-):
-    _, arrays = make_snapshots(2, 6, batch_size).measure(MODEL, step, None)
-    assert {"token_effect", "repeated_token_effect"} & set(arrays) == explained

@@ -3,8 +3,6 @@
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from glass.heads import stored_weights
 from glass.heads.metrics import read_emergence
@@ -14,14 +12,6 @@ from glass.heads.stored_weights import (
     order_by_importance,
     prune_stored_weights,
 )
-
-
-@given(st.sets(st.integers(0, 3000), max_size=60), st.integers(0, 3000), st.integers(0, 3000))
-def test_every_step_is_ordered_once_with_both_ends_of_the_run_first(steps, induction, sink):
-    emerged = {"induction": {Head(1, 0): induction}, "sink": {Head(0, 0): sink}}
-    ordered = order_by_importance(sorted(steps), emerged)
-    assert sorted(ordered) == sorted(steps)
-    assert ordered[:2] == list(dict.fromkeys([max(steps), min(steps)])) if steps else not ordered
 
 
 @pytest.mark.parametrize(
