@@ -132,7 +132,7 @@ def configure(job: Job, read_model: ReadModel, log: Log = print) -> Job:
     if config.init_from:
         config = replace(config, init_from=expand_model_name("init_from", config.init_from))
     config = _fit_to_task(config, job.keys, log)
-    config = _fit_to_overrides(config, job.keys, log)
+    config = fit_to_overrides(config, job.keys, log)
     config = continue_or_adopt(config, job.keys, read_model, log)
     config.check()
     for key in job.keys:
@@ -143,7 +143,7 @@ def configure(job: Job, read_model: ReadModel, log: Log = print) -> Job:
     return replace(job, config=config)
 
 
-def _fit_to_overrides(config: Config, keys: list[str], log: Log) -> Config:
+def fit_to_overrides(config: Config, keys: list[str], log: Log) -> Config:
     """Reset a preset's settings that depend on a setting that was typed."""
     for typed, dependent, effective in DEPENDENT_SETTINGS:
         if typed in keys and dependent not in keys and attrgetter(dependent)(config):

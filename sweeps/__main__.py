@@ -23,13 +23,13 @@ from sweeps.table import print_sweep
 
 
 def compare(paths: Sequence[Path], out: str) -> None:
-    """Compare the runs at some paths, and write the results into the folder that out=DIR names."""
+    """Compare the runs at some paths, and write the results into the folder `out`."""
     runs = read_comparison(paths)
-    folder = expand_home("out", out.removeprefix("out="))
-    require_output_folder(out, folder)
+    folder = expand_home("out", out)
+    require_output_folder(f"out={out}", folder)
     for parent in (folder.absolute(), *folder.absolute().parents):
         if contains_run(parent):
-            raise UserError(f"{out} is in the folder of a run, {parent}: choose another out=DIR")
+            raise UserError(f"out={out} is in the folder of a run, {parent}: choose another")
     folder.mkdir(parents=True, exist_ok=True)
     write_results(folder, runs)
     print_sweep(Terminal(), folder, runs)
@@ -37,21 +37,18 @@ def compare(paths: Sequence[Path], out: str) -> None:
 
 def main() -> None:
     """Summarize the sweep, or compare the runs, whose folders are typed."""
-    typed_out = [argument for argument in sys.argv[1:] if argument.startswith("out=")]
-    typed = [argument for argument in sys.argv[1:] if argument not in typed_out]
-    is_usable = len(typed_out) < 2 and "out=" not in typed_out
-    if not typed or not is_usable or any(path.startswith("-") for path in typed):
+    outs = [argument[4:] for argument in sys.argv[1:] if argument.startswith("out=")]
+    paths = [expand_home("DIR", path) for path in sys.argv[1:] if not path.startswith("out=")]
+    if not paths or len(outs) > 1 or "" in outs or any(str(path)[0] == "-" for path in paths):
         raise UserError(
             "give the folder of a sweep (python -m sweeps DIR), or those of the runs to compare "
             "(python -m sweeps RUN RUN … [out=DIR])"
         )
-    paths = [expand_home("DIR", path) for path in typed]
-    folder = paths[0]
-    if len(paths) > 1 or typed_out or not is_folder(folder) or not is_sweep(folder):
-        compare(paths, typed_out[0] if typed_out else "out=comparison")
+    if len(paths) > 1 or outs or not is_folder(paths[0]) or not is_sweep(paths[0]):
+        compare(paths, outs[0] if outs else "comparison")
         return
-    require_output_folder(f"the folder {folder}", folder)
-    print_sweep(Terminal(), folder, summarize(folder))
+    require_output_folder(f"the folder {paths[0]}", paths[0])
+    print_sweep(Terminal(), paths[0], summarize(paths[0]))
 
 
 if __name__ == "__main__":

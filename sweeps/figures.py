@@ -1,20 +1,89 @@
-"""Compute the figures of a run for a table of runs, from its folder. Does not import torch."""
+"""The figures of a run in tables and on the page, and how its folder gives them.
+
+Does not import torch.
+"""
 
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from statistics import fmean
 
-import numpy as np
 from safetensors import safe_open
 
-from common.files import list_folder, ordinary_file
+from common.files import list_folder
 from common.metrics import best_row, is_scored
+from common.text import format_fixed, format_magnitude, format_with_error
 from config import MIN_BF16_DECODING_WIDTH, Config
 from glass.heads.metrics import read_head_values
 
 SCORES_WITH_TIMING = ("previous_token", "induction")  # the heads that in-context copying needs
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A number of a run: how sweep.csv, the terminal and the page name and format it."""
+
+    name: str  # column of sweep.csv
+    heading: str  # column in the terminal
+    title: str = ""  # on the page; "" if the page does not show it
+    unit: str = ""
+    better: str = ""  # lower or higher
+    decimals: int | None = None  # None: as many as the standard error leaves
+    is_large: bool = False  # written with the prefix of its unit: 115 k
+    section: str = "cost"  # of the page: loss, cost or heads
+
+    @property
+    def is_time(self) -> bool:
+        """Whether it is censored: a run without the event counts as later than its end."""
+        return self.name.startswith(("emerged/", "tokens_at_emergence/"))
+
+    def format(self, value: float, error: float | None) -> str:
+        """Format a value with its standard error, if that is known."""
+        if self.is_large:
+            return format_magnitude(value, error, self.unit if self.unit == "B" else "")
+        if self.decimals is None:
+            return format_with_error(value, error)
+        return format_fixed(value, error, self.decimals)
+
+
+def _formation(name: str, heading: str, title: str, unit: str = "", better: str = "") -> Figure:
+    is_large = name.startswith("tokens_at_emergence/")
+    return Figure(name, heading, title, unit, better, is_large=is_large, section="heads")
+
+
+# In the order of the terminal's columns, which shows as many as fit.
+FIGURES = (
+    Figure("val/loss", "val/loss", "Validation loss", "nats/token", "lower", 4, section="loss"),
+    _formation("copying_gain", "copying gain", "Copying gain", "nats", "higher"),
+    _formation(
+        "tokens_at_emergence/induction",
+        "induction at",
+        "Tokens until an induction head emerged",
+        better="lower",
+    ),
+    Figure("parameters", "parameters", "Parameters", "", "lower", is_large=True),
+    Figure("kv_cache_bytes", "KV cache", "KV cache", "B", "lower", is_large=True),
+    Figure("val/bits_per_byte", "bits/byte", "Bits per byte", "", "lower", 4, section="loss"),
+    Figure("tokens_per_second", "tok/s", "Throughput", "tokens/s", "higher", is_large=True),
+    Figure("train_seconds", "train s", "Training time", "s", "lower", 0),
+    Figure("val/in_context_score", "in-context"),
+    _formation("heads/induction", "heads/induction", "Highest prefix-matching score"),
+    _formation(
+        "tokens_at_emergence/previous_token",
+        "previous token at",
+        "Tokens until a previous-token head emerged",
+        better="lower",
+    ),
+    _formation("heads/previous_token", "heads/previous_token", "Highest previous-token score"),
+)
+BY_NAME = {figure.name: figure for figure in FIGURES}
+
+
+def describe_figure(name: str) -> Figure:
+    """Return the description of a figure; that of a task's or a head's measure is its name."""
+    is_time = name.startswith("emerged/")
+    return BY_NAME.get(name) or Figure(name, name.removeprefix("task/"), is_large=is_time)
 
 
 def summarize_run(run_dir: Path, config: Config | None, rows: list[dict]) -> dict[str, float]:
@@ -23,8 +92,7 @@ def summarize_run(run_dir: Path, config: Config | None, rows: list[dict]) -> dic
     These are, by the names of metrics.jsonl: the losses of the best step, size, training speed,
     bytes of one sequence's KV cache, the last in-context copying gain, in-context score and metrics
     of a task; for each score the first emergence (`emerged/induction`), the tokens at that step,
-    and the highest last score (`heads/induction`); and `pairs_again`, the share of repeated token
-    pairs.
+    and the highest last score (`heads/induction`).
     """
     last_snapshot: dict = next(filter(is_scored, reversed(rows)), {})
     figures = _progress(rows)
@@ -40,8 +108,6 @@ def summarize_run(run_dir: Path, config: Config | None, rows: list[dict]) -> dic
         if f"emerged/{score}" in figures and figures.get("step") and "tokens" in figures:
             tokens_per_step = figures["tokens"] / figures["step"]
             figures[f"tokens_at_emergence/{score}"] = figures[f"emerged/{score}"] * tokens_per_step
-    if share := _share_of_repeated_pairs(run_dir):
-        figures["pairs_again"] = share
     return figures
 
 
@@ -66,24 +132,10 @@ def _best_of_heads(row: dict, group: str, choose: Callable[..., float]) -> dict[
     }
 
 
-def _share_of_repeated_pairs(run_dir: Path) -> float | None:
-    """Return how often a pair of adjacent tokens occurred earlier in the same validation window.
-
-    This is what a text offers induction heads. The windows are those of the newest snapshot.
-    """
-    with suppress(Exception):  # numpy and zipfile raise many types for damaged files
-        for path in list_folder(run_dir / "attention", "step_*.npz")[-1:]:
-            with np.load(ordinary_file(path)) as snapshot:
-                ids = snapshot["window_ids"].astype(np.int64)  # (W, T)
-            pairs = (ids[:, :-1] * (ids.max() + 1) + ids[:, 1:]).tolist()
-            return fmean(pair in row[:k] for row in pairs for k, pair in enumerate(row))
-    return None
-
-
 def _count_parameters(run_dir: Path) -> int | None:
-    with suppress(Exception):
+    with suppress(Exception):  # of a damaged checkpoint
         for folder in list_folder(run_dir / "checkpoints", "step_*")[-1:]:
-            with safe_open(ordinary_file(folder / "model.safetensors"), "np") as tensors:
+            with safe_open(folder / "model.safetensors", "np") as tensors:
                 names = set(tensors.keys()) - {"ngrams.keys"}
                 return sum(prod(tensors.get_slice(name).get_shape()) for name in names)
     return None

@@ -1,6 +1,7 @@
 """Run the jobs of `python train.py -m …`, which Hydra starts, and summarize the sweep.
 
-The tables and pages are made from the folders of the runs alone. Does not import torch.
+A job is its settings: jobs with the same settings share one folder, in every call of a sweep. The
+tables and pages are made from the folders of the runs alone. Does not import torch.
 """
 
 import contextlib
@@ -17,7 +18,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from math import isfinite, nan, prod
+from math import isfinite, nan
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -28,13 +29,12 @@ from hydra.core.override_parser.types import Glob, Override
 from omegaconf import DictConfig, OmegaConf
 
 import cli
-from cli.command_line import GROUPS, quote
-from cli.config_file import escape_interpolation
-from common.checkpoints import contains_run
+from cli.command_line import quote
+from cli.config_file import PER_COMMAND
+from cli.job import fit_to_overrides
 from common.errors import UserError
 from common.files import list_folder
 from common.paths import expand_home, require_output_folder
-from common.settings import format_value
 from common.terminal import (
     Terminal,
     error_sentence,
@@ -43,21 +43,29 @@ from common.terminal import (
     printer,
 )
 from common.text import pluralize, printable
-from sweeps.note import JOB_LOCK, JobNote, read_job, write_job
+from config import Config
 from sweeps.page import write_results
+from sweeps.ranking import name_settings
 from sweeps.runs import (
+    FAILURE,
     Run,
     format_settings,
     is_sweep,
+    job_folders,
+    read_request,
     read_sweep,
     require_sweep,
+    write_request,
 )
 from sweeps.table import print_sweep
 from training.run_folder import new_run_dir
 
-MUTABLE_ON_RESUME = ("max_steps", "wandb.")  # settings that may change when a sweep is resumed
+JOB_LOCK = ".job.lock"  # held while a job runs
+NOT_OF_JOB = (*PER_COMMAND, "wandb.")  # settings that do not distinguish jobs
 MAX_CHECKED_VALUES = 50  # of one setting, before the sweep
 MAX_JOB_NAME = 120  # characters of a job's folder name; file systems allow 255 bytes
+
+Train = Callable[[cli.Job], float]
 
 
 @dataclass(frozen=True)
@@ -71,71 +79,60 @@ class SweepPlan:
     n_jobs: int | None  # None if it is not known before the sweep
 
 
-def run_sweep(command_line: cli.CommandLine, train: Callable[[cli.Job], float]) -> None:
-    """Have Hydra run the jobs of a sweep, then print their table.
+def run_sweep(command_line: cli.CommandLine, train: Train) -> None:
+    """Have Hydra run the jobs of a sweep, then print their table; or preview them.
 
     Exits with status 1 unless all jobs are finished, with 130 or 143 after a stop signal.
     """
+    hydra_settings, overrides = sweep_settings(command_line)
+    n_jobs = count_jobs(hydra_settings.sweeper, overrides)
+    check_values(command_line.config_dir, overrides)
+    constant_keys = [o.key_or_group for o in overrides if not o.is_sweep_override()]
     if "dry_run=true" in command_line.settings:
-        preview_sweep(command_line, train)
+        preview_jobs(command_line, constant_keys, train)
         return
-    plan = _plan_sweep(command_line)
-    print_line = printer(Terminal())
-    jobs = f"{pluralize(plan.n_jobs, 'job')}, " if plan.n_jobs else ""
-    print_line(f"sweep    {jobs}in {plan.folder}")
+    values = {override.key_or_group: override.value() for override in overrides}
+    folder = open_sweep(hydra_settings.sweep.dir, resume=values.get("resume") == "auto")
+    plan = SweepPlan(
+        folder, Path.cwd(), command_line.config_dir, ["resume", *constant_keys], n_jobs
+    )
+    jobs = f"{pluralize(n_jobs, 'job')}, " if n_jobs else ""
+    printer(Terminal())(f"sweep    {jobs}in {folder}")
+    # For jobs in processes of their own, which may start anywhere
+    paths = [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")]
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+    logging.getLogger("hydra_plugins").setLevel(logging.CRITICAL)  # jobs report their own failures
 
     def run_hydra_job(cfg: DictConfig) -> float | None:
         return run_job(cfg, plan, train)
 
-    logging.getLogger("hydra_plugins").setLevel(logging.CRITICAL)  # jobs report their own failures
-    launcher_failed = False
+    reason = ""
     try:
-        cli.run_hydra(run_hydra_job, _hydra_arguments(command_line, plan.folder))
+        cli.run_hydra(run_hydra_job, _hydra_arguments(command_line, folder))
     except SystemExit:
-        again = shlex.join(["python", "train.py", *_resume_arguments(command_line, plan.folder)])
-        print_stderr(f"the sweep was stopped; to resume it:\n{again}")
-        if not _remove_if_empty(plan.folder):
-            summarize(plan.folder)
+        typed = [a for a in command_line.typed if not a.startswith(("resume=", "hydra.sweep.dir="))]
+        again = ["python", "train.py", *typed, "resume=auto", f"hydra.sweep.dir={folder}"]
+        print_stderr(f"the sweep was stopped; to resume it:\n{shlex.join(again)}")
+        if is_sweep(folder):
+            summarize(folder)
         raise
-    except Exception as e:
-        if _remove_if_empty(plan.folder):
-            if explain_error(e) and str(e):
-                raise
-            raise UserError(
-                f"no job could be started ({error_sentence(e)}): correct the settings of "
-                "hydra.launcher and hydra.sweeper"
-            ) from None
-        launcher_failed = True  # jobs report their own errors: this one is of what starts them
-        print_stderr(f"error: {error_sentence(e)}")
+    except Exception as e:  # jobs report their own errors: this one is of what starts them
+        reason = error_sentence(e)
 
-    if _remove_if_empty(plan.folder):
+    if not is_sweep(folder):
+        (folder / "multirun.yaml").unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # the folder holds other files
+            folder.rmdir()
         raise UserError(
-            f"the launcher ran no job in {plan.folder}: choose a hydra.sweep.dir that its jobs can "
-            "write to, or another hydra/launcher"
+            f"no job could be started in {folder} ({reason or 'the launcher ran none'}): "
+            "correct the settings of hydra.launcher and hydra.sweeper"
         )
-    runs = summarize(plan.folder)
-    print_sweep(Terminal(), plan.folder, runs)
-    if launcher_failed or any(run.failure or run.status != "finished" for run in runs):
+    if reason:
+        print_stderr(f"error: {reason}")
+    runs = summarize(folder)
+    print_sweep(Terminal(), folder, runs)
+    if reason or any(run.failure or run.status != "finished" for run in runs):
         sys.exit(1)
-
-
-def _plan_sweep(command_line: cli.CommandLine) -> SweepPlan:
-    hydra_settings, overrides = sweep_settings(command_line)
-    sweeper = hydra_settings.sweeper
-    n_jobs = count_jobs(sweeper, overrides)
-    check_values(command_line.config_dir, overrides)
-    values = {override.key_or_group: override.value() for override in overrides}
-    folder = open_sweep(hydra_settings.sweep.dir, resume=values.get("resume") == "auto")
-    # For jobs in processes of their own, which may start anywhere
-    paths = [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")]
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
-    return SweepPlan(
-        folder=folder,
-        start_folder=Path.cwd(),
-        config_dir=command_line.config_dir,
-        constant_keys=["resume"] + [o.key_or_group for o in overrides if not o.is_sweep_override()],
-        n_jobs=n_jobs,
-    )
 
 
 def sweep_settings(command_line: cli.CommandLine) -> tuple[DictConfig, list[Override]]:
@@ -163,25 +160,22 @@ def check_values(config_dir: str | None, overrides: Sequence[Override]) -> None:
 
 
 def count_jobs(sweeper: DictConfig, overrides: Sequence[Override]) -> int | None:
-    """Return the number of jobs, or None if it is not known before the sweep."""
-    if not sweeper._target_.endswith(".BasicSweeper"):  # Hydra's own, which runs a grid
-        is_exhaustible = "GridSampler" in str(sweeper.get("sampler"))
-        return None if is_exhaustible else sweeper.get("n_trials")
-    counts = []
+    """Return the number of jobs of Hydra's own sweeper, which runs a grid; None of another one."""
+    if not sweeper._target_.endswith(".BasicSweeper"):
+        return None
+    n_jobs = 1
     for override in overrides:
-        if not override.is_sweep_override():
-            continue
-        value = override.value()
-        if not override.is_discrete_sweep():
+        if override.is_sweep_override() and not override.is_discrete_sweep():
             raise UserError(
                 f"{override.input_line} needs a sweeper that draws values: add hydra/sweeper=optuna"
             )
-        if isinstance(value, Glob):
+        if isinstance(override.value(), Glob):
             return None
-        counts.append(len(list(override.sweep_string_iterator())))
-        if not counts[-1]:
+        if override.is_sweep_override():
+            n_jobs *= len(list(override.sweep_string_iterator()))
+        if not n_jobs:
             raise UserError(f"{override.input_line} has no values: give it some")
-    return prod(counts)
+    return n_jobs
 
 
 def _hydra_arguments(command_line: cli.CommandLine, folder: Path) -> list[str]:
@@ -190,33 +184,17 @@ def _hydra_arguments(command_line: cli.CommandLine, folder: Path) -> list[str]:
     return [*settings, *fixed, *command_line.options]
 
 
-def _resume_arguments(command_line: cli.CommandLine, folder: Path) -> list[str]:
-    arguments = [
-        argument
-        for argument in command_line.typed
-        if not argument.startswith(("resume=", "hydra.sweep.dir="))
-    ]
-    return [*arguments, "resume=auto", f"hydra.sweep.dir={folder}"]
-
-
-def preview_sweep(command_line: cli.CommandLine, train: Callable[[cli.Job], float]) -> None:
+def preview_jobs(command_line: cli.CommandLine, constant_keys: Sequence[str], train: Train) -> None:
     """Print the size and cost of each job of a sweep; exit with status 1 if a job cannot work."""
-    hydra_settings, overrides = sweep_settings(command_line)
-    count_jobs(hydra_settings.sweeper, overrides)  # refuses some sweeps
-    check_values(command_line.config_dir, overrides)
-    swept_keys = {o.key_or_group for o in overrides if o.is_sweep_override()}
     has_failed = False
 
     def preview_job(cfg: DictConfig) -> None:
         nonlocal has_failed
-        hydra_job, output = HydraConfig.get(), io.StringIO()
-        values = _typed_values(cfg, hydra_job.overrides.task)
-        swept = {key: value for key, value in values.items() if key in swept_keys} or values
-        title = printable(f"{hydra_job.job.num + 1}  {format_settings(swept)}", one_line=True)
+        job, output = _read_job(cfg, constant_keys), io.StringIO()
+        title = _title(job, None)
         try:
             with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
-                config = OmegaConf.to_object(cfg)
-                train(cli.Job(config, list(hydra_job.overrides.task), swept=list(swept)))
+                train(job)
             printer(Terminal())(f"{title}  {output.getvalue().splitlines()[-1]}")
         except Exception as e:
             has_failed = True
@@ -231,28 +209,27 @@ def preview_sweep(command_line: cli.CommandLine, train: Callable[[cli.Job], floa
 # --- one job --------------------------------------------------------------------------------------
 
 
-def run_job(cfg: DictConfig, plan: SweepPlan, train: Callable[[cli.Job], float]) -> float | None:
+def run_job(cfg: DictConfig, plan: SweepPlan, train: Train) -> float | None:
     """Train one job of a sweep in its own folder, or continue it, and return its best loss.
 
     The job's output goes to log.txt in its folder; the terminal gets one line. The result is None
     if the job failed: Optuna counts that as a failed trial, whereas nan would end its search.
     """
     os.chdir(plan.start_folder)  # Hydra (hydra.job.chdir) or a launcher may have left it
-    hydra_job = HydraConfig.get()
-    overrides = _typed_values(cfg, hydra_job.overrides.task)
-    swept = {key: value for key, value in overrides.items() if key not in plan.constant_keys}
-    path = plan.folder / job_name(swept)
-    position = f"{hydra_job.job.num + 1}{f'/{plan.n_jobs}' if plan.n_jobs else ''}"
-    title = printable(f"{position}  {format_settings(swept)}", one_line=True)
+    job = _read_job(cfg, plan.constant_keys)
+    title = _title(job, plan.n_jobs)
+    request = fit_to_overrides(job.config, job.keys, log=lambda line: None)
+    path = find_job_folder(plan.folder, request, _swept_settings(job))
+    overrides = [override for override in job.overrides if not override.startswith("resume=")]
+    if plan.config_dir:
+        overrides.insert(0, f"--config-dir={plan.config_dir}")
     print_line, start = printer(Terminal(file=sys.stdout)), time.time()
 
     loss, failure = nan, ""
     try:
         path.mkdir(parents=True, exist_ok=True)
         with FileLock(path / JOB_LOCK):  # an equal job that runs in parallel waits here
-            note = _job_note(plan, overrides, list(swept))
-            _check_unchanged(path, note)
-            write_job(path, note)
+            write_request(path, overrides, request)
             print_line(title)
             with (
                 wandb_group(plan.folder.name),
@@ -260,53 +237,44 @@ def run_job(cfg: DictConfig, plan: SweepPlan, train: Callable[[cli.Job], float])
                 contextlib.redirect_stdout(log_file),
                 contextlib.redirect_stderr(log_file),
             ):
-                cfg.run_dir, cfg.resume = escape_interpolation(str(path)), "auto"
-                config = OmegaConf.to_object(cfg)
-                loss = train(cli.Job(config, list(hydra_job.overrides.task), swept=list(swept)))
+                config = replace(job.config, run_dir=str(path), resume="auto")
+                loss = train(replace(job, config=config))
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as e:  # a panic of a library in Rust is not an Exception
-        failure = _describe_failure(e, path / "log.txt")
+        failure = explain_error(e) or error_sentence(e)
+        if not explain_error(e):  # a bug
+            with contextlib.suppress(OSError), (path / "log.txt").open("a") as log_file:
+                traceback.print_exception(e, file=log_file)
         print_stderr(printable(f"{title}  failed: {failure}", one_line=True))
 
     gc.collect()  # reference cycles of the job may hold its model
     with contextlib.suppress(UserError, OSError):  # the summary at the end reports it again
-        write_job(path, replace(read_job(path), failure=failure))
+        if failure:
+            (path / FAILURE).write_text(failure, encoding="utf-8", errors="backslashreplace")
+        else:
+            (path / FAILURE).unlink(missing_ok=True)
         summarize(plan.folder)
         if not failure:
             print_line(f"{title}  {loss:.4f} val/loss  {time.time() - start:.0f} s")
     return loss if isfinite(loss) else None
 
 
-def _typed_values(cfg: DictConfig, overrides: Sequence[str]) -> dict[str, str]:
-    values = {}
-    for override in overrides:
-        key, _, value = override.partition("=")
-        values[key] = value if key in GROUPS else format_value(OmegaConf.select(cfg, key))
-    return values
+def _read_job(cfg: DictConfig, constant_keys: Sequence[str]) -> cli.Job:
+    job = cli.Job(OmegaConf.to_object(cfg), list(HydraConfig.get().overrides.task))
+    return replace(job, swept=[key for key in job.keys if key not in constant_keys])
 
 
-def _job_note(plan: SweepPlan, overrides: dict[str, str], swept: list[str]) -> JobNote:
-    repeated = {key: value for key, value in overrides.items() if key != "resume"}
-    if plan.config_dir:
-        repeated = {"--config-dir": plan.config_dir} | repeated
-    return JobNote(repeated, swept)
+def _swept_settings(job: cli.Job) -> dict[str, str]:
+    settings = format_settings(job.config)
+    values = {key: override.partition("=")[2] for key, override in zip(job.keys, job.overrides)}
+    return {key: settings.get(key, values[key]) for key in job.swept}
 
 
-def _check_unchanged(path: Path, note: JobNote) -> None:
-    if not contains_run(path):
-        return
-    before, now = read_job(path).overrides, note.overrides
-    changed = [
-        f"{key}={before.get(key)}"
-        for key in before.keys() | now.keys()
-        if before.get(key) != now.get(key) and not key.startswith(MUTABLE_ON_RESUME)
-    ]
-    if changed:
-        raise UserError(
-            f"{path} was started with other settings ({', '.join(sorted(changed))}): use those, "
-            "or choose another hydra.sweep.dir"
-        )
+def _title(job: cli.Job, n_jobs: int | None) -> str:
+    number = HydraConfig.get().job.num + 1
+    position = f"{number}/{n_jobs}" if n_jobs else f"{number}"
+    return printable(f"{position}  {name_settings(_swept_settings(job))}", one_line=True)
 
 
 @contextlib.contextmanager
@@ -322,25 +290,41 @@ def wandb_group(name: str) -> Iterator[None]:
             os.environ["WANDB_RUN_GROUP"] = previous
 
 
-def _describe_failure(error: BaseException, log_file: Path) -> str:
-    """Return one line about a job's error; a bug's traceback is appended to its log."""
-    if explanation := explain_error(error):
-        return explanation
-    with contextlib.suppress(OSError), log_file.open("a", encoding="utf-8") as file:
-        traceback.print_exception(error, file=file)
-    return error_sentence(error)
+# --- the sweep's folder ---------------------------------------------------------------------------
+
+
+def find_job_folder(folder: Path, request: Config, swept: dict[str, str]) -> Path:
+    """Return the folder of the job with these settings: the one that it has, or a new one.
+
+    A job whose `max_steps` alone is different is continued, unless the sweep compares its values.
+    """
+    wanted, names = format_settings(request), []
+    other_length: Path | None = None
+    for path in job_folders(folder):
+        with contextlib.suppress(UserError):  # one that cannot be read is no match
+            _, settings = read_request(path)
+            names.append(path.name)
+            keys = {key for key, value in wanted.items() if settings[key] != value}
+            differing = {key for key in keys if not key.startswith(NOT_OF_JOB)}
+            if not differing:
+                return path
+            if differing == {"max_steps"} and "max_steps" not in swept:
+                other_length = path
+    if other_length:
+        return other_length
+    name = job_name(swept)
+    return folder / (name if name not in names else _with_hash(name, str(wanted)))
 
 
 def job_name(settings: dict[str, str]) -> str:
     """Return the folder name of a job, which does not depend on the order of its settings."""
     full = ",".join(f"{key}={settings[key]}" for key in sorted(settings)) or "job"
     name = re.sub(r"[^\w.,=+-]", "_", full, flags=re.ASCII)[:MAX_JOB_NAME]
-    if name == full:
-        return name
-    return f"{name}_{hashlib.sha256(full.encode()).hexdigest()[:8]}"
+    return name if name == full else _with_hash(name, full)
 
 
-# --- the sweep's folder ---------------------------------------------------------------------------
+def _with_hash(name: str, text: str) -> str:
+    return f"{name}_{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
 def open_sweep(typed: str, resume: bool) -> Path:
@@ -362,15 +346,6 @@ def open_sweep(typed: str, resume: bool) -> Path:
             "choose another folder"
         )
     return folder
-
-
-def _remove_if_empty(folder: Path) -> bool:
-    if is_sweep(folder):
-        return False
-    (folder / "multirun.yaml").unlink(missing_ok=True)
-    with contextlib.suppress(OSError):  # the folder holds other files
-        folder.rmdir()
-    return True
 
 
 def summarize(folder: Path) -> list[Run]:

@@ -13,19 +13,9 @@ from glass.heads.metrics import read_head_values
 from glass.page.html import write_html
 from glass.page.values import clip_text, finite_number, metric_curve
 from studies.verdicts import ARM, StudyResults, verdicts
-from sweeps.runs import (
-    Run,
-    find_best_run,
-    find_tied_variant,
-    has_several_texts,
-    is_comparison,
-    lacks_error_estimate,
-    output_file,
-    rank_variants,
-    ranking_metric,
-    reproduce_command,
-    shorten_number,
-)
+from sweeps.figures import FIGURES, Figure
+from sweeps.ranking import Ranking, reproduce_command, shorten_number
+from sweeps.runs import Run
 from sweeps.table import write_csv
 
 MIN_CURVE_POINTS, MAX_CURVE_POINTS = 10, 300
@@ -33,71 +23,64 @@ MAX_POINTS = 300_000  # of all curves together: about 5 MB
 CURVES_PER_RUN = 10  # roughly: losses, and one per score
 # Scores of which the mean over the heads is shown; of the others, the strongest head.
 AVERAGED_SCORES = ("entropy", "distance")
-FIGURES = (
-    "step",
-    "parameters",
-    "kv_cache_bytes",
-    "tokens_per_second",
-    "train_seconds",
-    "val/loss",
-    "val/bits_per_byte",
-)
-FORMATION_FIGURES = (
-    "pairs_again",
-    "copying_gain",
-    "tokens_at_emergence/induction",
-    "heads/induction",
-    "tokens_at_emergence/previous_token",
-    "heads/previous_token",
-)
 CURVES = ("val/loss", "val/bits_per_byte", "train/loss")
+SHOWN = [figure for figure in FIGURES if figure.title]
 
 clip = partial(clip_text, max_length=500)  # characters of a setting's value or of a failure
 
 
 def write_results(folder: Path, runs: Sequence[Run]) -> None:
     """Write the table (.csv) and the page of a sweep or of several runs into a folder."""
-    write_csv(output_file(folder, runs, ".csv"), runs)
+    ranking = Ranking(runs)
+    write_csv(folder / f"{ranking.file_name}.csv", ranking)
     with tolerate_errors("drawing the page", print_stderr):
         write_sweep_page(folder, runs)
 
 
 def write_sweep_page(folder: Path, runs: Sequence[Run]) -> Path:
     """Write sweep.html or comparison.html from the runs as they are now, and return its path."""
-    variants, metric, best = rank_variants(runs), ranking_metric(runs), find_best_run(runs)
-    tied = find_tied_variant(variants, metric)
-    points = _curve_points(len(runs))
+    ranking, results = Ranking(runs), verdicts(runs)
+    best, tied = ranking.best_run, ranking.tied_variant
+    affordable = MAX_POINTS // (1 + CURVES_PER_RUN * len(runs))
+    points = max(MIN_CURVE_POINTS, min(MAX_CURVE_POINTS, affordable))
     all_keys = list(dict.fromkeys(key for run in runs for key in run.settings))
-    compares_runs, results = is_comparison(runs), verdicts(runs)
-    keys = [key for key in all_keys if key != "seed" or compares_runs] or all_keys
+    keys = [key for key in all_keys if key != "seed" or ranking.compares_runs] or all_keys
     if results:
         keys = [ARM]
     values = {key: [_setting_text(run, key) for run in runs] for key in keys}
     content = {
         "title": folder.resolve().name,
-        "metric": metric,
+        "metric": ranking.metric,
         "points": points,
         "keys": [{"name": clip(key), "values": list(dict.fromkeys(values[key]))} for key in keys],
-        "isComparison": compares_runs,
-        "hasSeveralTexts": has_several_texts(runs),
+        "figures": [_figure_data(figure) for figure in SHOWN],
+        "isComparison": ranking.compares_runs,
+        "hasSeveralTexts": ranking.has_several_texts,
         "hasResult": best is not None,
-        "command": reproduce_command(best) if best and not compares_runs else None,
+        "command": reproduce_command(best) if best and not ranking.compares_runs else None,
         "asGood": tied.name if best and tied else None,
-        "oneSeed": compares_runs or lacks_error_estimate(variants),
+        "oneSeed": ranking.compares_runs or ranking.lacks_error_estimate,
         "study": results.page_content() if results else None,
         "averagedScores": AVERAGED_SCORES,
         "runs": [
             _run_data(folder, run, keys, points, results) | {"setting": index}
-            for index, variant in enumerate(variants)
+            for index, variant in enumerate(ranking.variants)
             for run in variant.runs
         ],
     }
-    return write_html(output_file(folder, runs, ".html"), "sweep.html", content, [])
+    return write_html(folder / f"{ranking.file_name}.html", "sweep.html", content, [])
 
 
-def _curve_points(n_runs: int) -> int:
-    affordable = MAX_POINTS // (1 + CURVES_PER_RUN * n_runs)
-    return max(MIN_CURVE_POINTS, min(MAX_CURVE_POINTS, affordable))
+def _figure_data(figure: Figure) -> dict:
+    return {
+        "name": figure.name,
+        "title": figure.title,
+        "unit": figure.unit,
+        "better": figure.better,
+        "isLarge": figure.is_large,
+        "isTime": figure.is_time,
+        "section": figure.section,
+    }
 
 
 def _setting_text(run: Run, key: str) -> str:
@@ -119,8 +102,9 @@ def _run_data(
         "seed": clip(str(seed)),
         "status": run.status,
         "reason": clip(run.failure),
+        "step": run.steps,
         "maxSteps": run.config.max_steps if run.config else None,
-        "figures": {key: finite_number(run.figures.get(key)) for key in FIGURES},
+        "figures": {figure.name: finite_number(run.figures.get(figure.name)) for figure in SHOWN},
         "curves": {key: metric_curve(run.rows, key, points) for key in curves},
         "events": results.steps_by_metric(run) if results else {},
         "heads": {score: metric_curve(rows, score, points) for score in scores},
@@ -128,11 +112,6 @@ def _run_data(
             name.removeprefix("emerged/"): step
             for name, step in run.figures.items()
             if name.startswith("emerged/")
-        },
-        "formed": {
-            name: finite_number(run.figures[name])
-            for name in FORMATION_FIGURES
-            if name in run.figures
         },
     }
 

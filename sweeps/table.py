@@ -3,7 +3,6 @@
 import csv
 import shlex
 from collections.abc import Callable, Sequence
-from functools import partial
 from math import isfinite, sqrt
 from pathlib import Path
 from statistics import harmonic_mean
@@ -17,37 +16,20 @@ from rich.text import Text
 from common.files import atomic_write
 from common.statistics import POWER, SIGNIFICANCE_LEVEL, censored_median, seeds_needed
 from common.terminal import printer
-from common.text import (
-    format_fixed,
-    format_magnitude,
-    format_speed,
-    format_with_error,
-    pluralize,
-    printable,
-)
+from common.text import format_with_error, pluralize, printable
 from studies.verdicts import StudyResults, verdicts
-from sweeps.runs import (
-    Run,
-    Variant,
-    find_best_run,
-    find_tied_variant,
-    has_several_texts,
-    is_comparison,
-    lacks_error_estimate,
-    lead,
-    output_file,
-    rank_variants,
-    ranking_metric,
-    reproduce_command,
-    shorten_number,
-)
+from sweeps.figures import FIGURES, describe_figure
+from sweeps.ranking import Ranking, Variant, reproduce_command, shorten_number
+from sweeps.runs import Run
+
+COLUMN_GAP = 2  # spaces between two columns
 
 
-def write_csv(path: Path, runs: Sequence[Run]) -> None:
+def write_csv(path: Path, ranking: Ranking) -> None:
     """Write one line per run, best variant first: its swept settings and its figures."""
     lines = [
         {"run": run.name, "status": run.status, "reason": run.failure} | run.settings | run.figures
-        for variant in rank_variants(runs)
+        for variant in ranking.variants
         for run in variant.runs
     ]
     fullest_first = sorted(lines, key=len, reverse=True)
@@ -61,21 +43,16 @@ def write_csv(path: Path, runs: Sequence[Run]) -> None:
         writer.writerows(lines)
 
 
-def _format_measured_speed(value: float, error: float | None) -> str:
-    return format_speed(value) if error is None else format_with_error(value, error)
-
-
 def print_sweep(console: Console, folder: Path, runs: Sequence[Run]) -> None:
     """Print the table of some runs, and below it the best run and what to do next."""
-    print_line = printer(console)
-    variants = [v for v in rank_variants(runs) if v.finished or is_comparison(runs)]
+    print_line, ranking = printer(console), Ranking(runs)
     print_line("")
     if results := verdicts(runs):
         _print_study(results, print_line)
-    elif variants:
-        print_line(make_table(variants, ranking_metric(runs), console.width))
+    elif any(variant.measured for variant in ranking.variants):
+        print_line(make_table(ranking, console.width))
     print_line("")
-    for name, value in _footer(folder, runs):
+    for name, value in _footer(folder, ranking):
         print_line(printable(f"{name:<12}{value}", one_line=True))
 
 
@@ -107,51 +84,26 @@ def _format_table(
     return table
 
 
-# How figures are formatted; the terminal's table shows them in this order, as far as they fit.
-FORMATS: dict[str, Callable[[float, float | None], str]] = {
-    "val/loss": partial(format_fixed, decimals=4),
-    "copying_gain": format_with_error,
-    "tokens_at_emergence/induction": format_magnitude,  # the median
-    "parameters": format_magnitude,
-    "kv_cache_bytes": partial(format_magnitude, unit="B"),
-    "val/bits_per_byte": partial(format_fixed, decimals=4),
-    "tokens_per_second": _format_measured_speed,
-    "train_seconds": partial(format_fixed, decimals=0),
-    "val/in_context_score": format_with_error,
-}
-HEADINGS = {
-    "val/bits_per_byte": "bits/byte",
-    "kv_cache_bytes": "KV cache",
-    "copying_gain": "copying gain",
-    "tokens_at_emergence/induction": "induction at",
-    "tokens_per_second": "tok/s",
-    "train_seconds": "train s",
-    "val/in_context_score": "in-context",
-}
-COLUMN_GAP = 2  # spaces between two columns
-
-
-def make_table(variants: Sequence[Variant], metric: str, width: int) -> Table:
-    """Build the table of a sweep's variants, best first, with as many figures as fit.
+def make_table(ranking: Ranking, width: int) -> Table:
+    """Build the table of the measured variants, best first, with as many figures as fit.
 
     The metric that ranks them always has a column, and so do all swept settings. Of the settings in
     which compared runs differ, those that fit have one. `width` is in characters.
     """
-    runs = [run for variant in variants for run in variant.runs]
-    columns = _setting_columns(variants)
+    variants = [variant for variant in ranking.variants if variant.measured]
+    columns, counts = _setting_columns(variants), []
     metric_column, *figure_columns = (
-        [HEADINGS.get(name, name.removeprefix("task/")), *(format_cell(v, name) for v in variants)]
-        for name in figure_names(variants, metric)
+        [describe_figure(name).heading, *(format_cell(variant, name) for variant in variants)]
+        for name in figure_names(variants, ranking.metric)
     )
-    counts = []
-    if is_comparison(runs):
-        if any(run.status != "finished" for run in runs):
-            counts = [["steps", *map(_format_steps, runs)]]
+    if ranking.compares_runs:
+        if any(run.status != "finished" for run in ranking.runs):
+            counts = [["steps", *(_format_steps(variant.runs[0]) for variant in variants)]]
         columns, settings = columns[:1], columns[1:]
         for column in settings:
             if _table_width([*columns, column, *counts, metric_column]) <= width:
                 columns.append(column)
-    elif any("seed" in run.settings for run in runs):
+    elif any("seed" in run.settings for run in ranking.runs):
         counts = [["seeds", *(_format_share(len(v.finished), len(v.runs)) for v in variants)]]
     n_text_columns = len(columns)
     columns += [*counts, metric_column]
@@ -177,14 +129,14 @@ def _setting_columns(variants: Sequence[Variant]) -> list[list[str]]:
 
 
 def figure_names(variants: Sequence[Variant], metric: str) -> list[str]:
-    """Return the measured figures in the order of their columns: metric, task, FORMATS, heads."""
+    """Return the measured figures in the order of their columns: metric, task, FIGURES, heads."""
     runs = [run for variant in variants for run in variant.measured]
     measured = dict.fromkeys(name for run in runs for name in run.figures)
-    known = [name for name in FORMATS if name != metric and name in measured]
     task = [name for name in measured if name.startswith("task/")]
+    known = [figure.name for figure in FIGURES if figure.name in measured]
     emerged = [name for name in measured if name.startswith("emerged/")]
     scores = [name for name in measured if name.startswith("heads/")]
-    return [metric, *task, *known, *emerged, *scores]
+    return list(dict.fromkeys([metric, *task, *known, *emerged, *scores]))
 
 
 def _table_width(columns: Sequence[Sequence[str]]) -> int:
@@ -196,18 +148,18 @@ def format_cell(variant: Variant, name: str) -> str:
 
     Of times of emergence it is the median, with runs without an emergence last.
     """
-    values, error = variant.values(name), variant.error(name)
+    values, figure = variant.values(name), describe_figure(name)
     if not values:
         return "–"
-    share = ""
+    mean, error = variant.mean(name), variant.error(name)
+    if figure.is_time:
+        mean, error = censored_median([run.figures.get(name) for run in variant.measured]), 0
+    text = figure.format(mean, error if isfinite(error) and error else None)
+    if figure.is_time and not isfinite(mean):
+        text = "–"
     if len(values) < len(variant.measured):
-        share = f"({_format_share(len(values), len(variant.measured))})"
-    if name.startswith(("emerged/", "tokens_at_emergence/")):
-        median = censored_median([run.figures.get(name) for run in variant.measured])
-        return f"{format_magnitude(median, None) if isfinite(median) else '–'} {share}".strip()
-    format_figure = FORMATS.get(name, format_with_error)
-    text = format_figure(variant.mean(name), error if isfinite(error) and error else None)
-    return f"{text} {share}".strip()
+        return f"{text} ({_format_share(len(values), len(variant.measured))})"
+    return text
 
 
 def _format_steps(run: Run) -> str:
@@ -219,16 +171,16 @@ def _format_share(count: int, total: int) -> str:
     return f"{count:,}" if count == total else f"{count:,} of {total:,}"
 
 
-def _footer(folder: Path, runs: Sequence[Run]) -> list[tuple[str, str]]:
+def _footer(folder: Path, ranking: Ranking) -> list[tuple[str, str]]:
     """Return the (name, value) lines below the table: the best run, failures and what is next."""
-    is_of_sweep = not is_comparison(runs)
+    runs, is_of_sweep = ranking.runs, not ranking.compares_runs
     lines = []
-    if has_several_texts(runs):
+    if ranking.has_several_texts:
         lines.append(("note", "the texts differ, so the losses are not compared"))
-    if best := find_best_run(runs):
-        lines += conclusion(runs)
+    if ranking.best_run:
+        lines += conclusion(ranking)
         if is_of_sweep:
-            lines.append(("best run", reproduce_command(best)))
+            lines.append(("best run", reproduce_command(ranking.best_run)))
     lines += [("failed", f"{run.name}: {run.failure}") for run in runs if run.failure]
     if is_of_sweep:
         lines += [
@@ -237,8 +189,8 @@ def _footer(folder: Path, runs: Sequence[Run]) -> list[tuple[str, str]]:
             if run.status == "unfinished"
         ]
     lines += [
-        ("table", str(output_file(folder, runs, ".csv"))),
-        ("page", str(output_file(folder, runs, ".html"))),
+        ("table", str(folder / f"{ranking.file_name}.csv")),
+        ("page", str(folder / f"{ranking.file_name}.html")),
     ]
     if is_of_sweep and any(run.status != "finished" for run in runs):
         resume = f"resume=auto hydra.sweep.dir={shlex.quote(str(folder))}"
@@ -246,14 +198,13 @@ def _footer(folder: Path, runs: Sequence[Run]) -> list[tuple[str, str]]:
     return lines
 
 
-def conclusion(runs: Sequence[Run]) -> list[tuple[str, str]]:
+def conclusion(ranking: Ranking) -> list[tuple[str, str]]:
     """Return the lines that name the best variant, and whether it is significantly better."""
-    variants = rank_variants(runs)
-    best = variants[0]
-    if is_comparison(runs):
+    best = ranking.variants[0]
+    if ranking.compares_runs:
         note = "each row is one run, so there is no error estimate"
-        return [("lowest", best.name), ("note", note)] if len(runs) > 1 else []
-    if lacks_error_estimate(variants):
+        return [("lowest", best.name), ("note", note)] if len(ranking.runs) > 1 else []
+    if ranking.lacks_error_estimate:
         return [
             ("lowest", best.name),
             ("note", "with one seed there is no error estimate, so no setting is declared best"),
@@ -261,11 +212,10 @@ def conclusion(runs: Sequence[Run]) -> list[tuple[str, str]]:
         ]
     if not best.name:  # only the seed differs
         return []
-    metric = ranking_metric(runs)
-    tied = find_tied_variant(variants, metric)
+    tied = ranking.tied_variant
     if tied is None:
         return [("best", best.name)]
-    difference = lead(variants, metric)
+    difference = ranking.lead
     by = format_with_error(difference.value, difference.error)
     p = f"p = {difference.p_value:.2g}"
     lines = [("best", f"{best.name}, but {tied.name} is not distinguishable ({by}, {p})")]

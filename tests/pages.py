@@ -5,19 +5,20 @@ import base64
 import json
 import re
 import zlib
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 from safetensors.numpy import save_file
 
+from cli.command_line import SETTINGS
 from cli.config_file import config_yaml
 from config import Config, GPTConfig, TokenizerConfig, WandbConfig
 from glass.page import pack
 from glass.page.embedded_model import EmbeddedModel
 from sweeps.jobs import job_name
-from sweeps.note import JobNote, read_job, write_job
+from sweeps.runs import FAILURE, write_request
 
 HOSTILE = [
     "</script><script>window.hacked=1</script>",
@@ -201,12 +202,18 @@ def make_explained(folder, words=None, **more):
 # A sweep's folder, made up
 
 
-def note_job(run: Path, overrides: dict, swept: list[str], failed: str = "") -> None:
-    write_job(run, JobNote(overrides, swept, failed))
+def note_job(run: Path, overrides: dict) -> None:
+    """Write what a sweep notes of a job: its typed settings, and a configuration with them."""
+    values = {key: yaml.safe_load(value) for key, value in overrides.items() if key != "sweep"}
+    config = Config(model=GPTConfig(vocab_size=65))
+    for key, value in values.items():
+        if key in SETTINGS:
+            config = config.with_value(key, value)
+    write_request(run, [f"{key}={value}" for key, value in overrides.items()], config)
 
 
 def fail_job(run: Path, reason: str) -> None:
-    write_job(run, replace(read_job(run), failure=reason))
+    (run / FAILURE).write_text(reason)
 
 
 def make_job(
@@ -229,7 +236,7 @@ def make_job(
     one."""
     run = folder / job_name(settings)
     run.mkdir(parents=True)
-    note_job(run, {"max_steps": "20", **settings}, list(settings))
+    note_job(run, {"max_steps": "20", **settings})
     if final is None:
         return run
     model = GPTConfig(

@@ -22,7 +22,14 @@ from config import Config
 # before a restart may have been on a machine that was lost. NFS releases it after 90 by default.
 LOST_LOCK_SECONDS = 120
 # Files that may lie in a run's folder before the run begins.
-ALLOWED_BEFORE_START = {".lock", ".config.yaml.part", "job.json", ".job.lock", "log.txt"}
+ALLOWED_BEFORE_START = {
+    ".lock",
+    ".config.yaml.part",
+    ".hydra",
+    ".job.lock",
+    "failure.txt",
+    "log.txt",
+}
 
 
 @contextmanager

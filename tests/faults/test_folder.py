@@ -28,10 +28,12 @@ import training.device
 from cli.job import Job, configure
 from common.checkpoints import find_checkpoint, find_newest_run
 from common.errors import UserError
+from config import Config
 from data.sources import find_text_files
 from glass.page.write import write_page
 from interop import read_starting_model
 from sweeps.jobs import open_sweep
+from sweeps.runs import write_request
 from training.checkpoint import load_run
 from training.run_folder import read_progress
 
@@ -72,7 +74,7 @@ def contents(folder: Path) -> dict[Path, bytes]:
 def sweep(finished_run, tmp_path) -> Path:
     """A sweep in runs/ with one run, and a folder of texts."""
     run = copy_after_8_steps(finished_run, tmp_path / "runs" / "sweep" / "job")
-    (run / "job.json").write_text('{"overrides": {}, "swept": [], "failed": ""}')
+    write_request(run, [], Config())
     (tmp_path / "texts" / "sub").mkdir(parents=True)
     for name in ("a.txt", "sub/b.txt"):
         (tmp_path / "texts" / name).write_text("text")

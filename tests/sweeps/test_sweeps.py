@@ -1,7 +1,6 @@
 """Sweeps: the folders of their jobs, their table, resuming them, launchers and W&B agents."""
 
 import csv
-import json
 import os
 import re
 import shlex
@@ -9,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 from itertools import product
 from math import inf, nan
 from pathlib import Path
@@ -22,19 +20,15 @@ from filelock import FileLock, Timeout
 from hydra import compose, initialize_config_dir
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.global_hydra import GlobalHydra
-from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.types import Override
-from hypothesis import HealthCheck, example, given, settings
-from hypothesis import strategies as st
-from omegaconf import OmegaConf, open_dict
-from processes import Process, fault_at_call, rows, rows_without_times, run_to_end
+from omegaconf import OmegaConf
+from processes import Process, rows, rows_without_times, run_to_end
 from processes import run as command_line
 from rich.console import Console
 
 import cli
-import glass.page.write
 from cli.command_line import CONFIGS, parse_command_line
-from cli.config_file import config_yaml, read_config
+from cli.config_file import read_config
 from common.errors import UserError
 from common.text import format_magnitude
 from config import Config, GPTConfig, TokenizerConfig
@@ -42,16 +36,9 @@ from generation import KVCache
 from sweeps import jobs as sweep_jobs
 from sweeps import page as sweep_page
 from sweeps.figures import kv_cache_bytes
-from sweeps.note import JOB_LOCK, read_job
-from sweeps.runs import (
-    Run,
-    find_best_run,
-    is_sweep,
-    rank_variants,
-    ranking_metric,
-    read_sweep,
-    reproduce_command,
-)
+from sweeps.jobs import JOB_LOCK
+from sweeps.ranking import Ranking, reproduce_command
+from sweeps.runs import Run, read_run, read_sweep
 from sweeps.table import figure_names, format_cell, print_sweep, write_csv
 from variants import build_model
 
@@ -144,7 +131,7 @@ def test_sweep_csv_holds_the_numbers_of_the_runs(swept):
 
 @pytest.mark.slow
 def test_the_printed_command_reproduces_the_best_run_bit_for_bit(swept, tmp_path):
-    best = find_best_run(read_sweep(swept))
+    best = Ranking(read_sweep(swept)).best_run
     line = next(
         line
         for line in (swept.parent / "said.txt").read_text().splitlines()
@@ -220,49 +207,25 @@ def sweep(monkeypatch, tmp_path):
     return run
 
 
-@pytest.fixture
-def draw(tmp_path, monkeypatch):
-    """Run a job with settings that a sweeper has drawn, and return what the sweeper gets."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sweep_jobs, "summarize", lambda folder: None)
-    plan = sweep_jobs.SweepPlan(Path("sweep"), tmp_path, None, [], None)
-
-    def run(setting: str, job) -> float | None:
-        cfg = cli.compose_settings([setting, "hydra.job.num=0"])
-        HydraConfig.instance().set_config(cfg)
-        with open_dict(cfg):
-            cfg.pop("hydra")
-        return sweep_jobs.run_job(cfg, plan, job)
-
-    return run
-
-
-@pytest.mark.parametrize(
-    "outcome",
-    [
-        1.5,
-        nan,
-        inf,
-        UserError("wrong"),
-        ZeroDivisionError(),
-        OSError(28, "No space left on device"),
-        MemoryError(),
-        Panic("in Rust"),
-    ],
-    ids=repr,
-)
 @pytest.mark.slow
-def test_a_job_without_a_loss_is_a_failed_trial(outcome, draw):
+def test_a_job_without_a_loss_is_a_failed_trial(sweep):
+    errors = UserError("wrong"), ZeroDivisionError(), OSError(28, "full"), Panic("in Rust")
+    outcomes = dict(enumerate([1.5, nan, inf, *errors], 1))
+
     def job(job: cli.Job) -> float:
+        outcome = outcomes[job.config.seed]
         if isinstance(outcome, BaseException):
             raise outcome
         return outcome
 
-    assert draw("seed=1", job) == (1.5 if outcome == 1.5 else None)
-    failed = isinstance(outcome, BaseException)
-    assert bool(read_job(Path("sweep", "seed=1")).failure) == failed
-    assert draw("seed=1", lambda job: 2.0) == 2.0
-    assert not read_job(Path("sweep", "seed=1")).failure
+    seeds = ",".join(map(str, outcomes))
+    assert sweep(f"seed={seeds}", job=job) == (1, [1.5] + [None] * 6)
+    folders = [Path("sweep", f"seed={seed}") for seed in outcomes]
+    assert [bool(read_run(path).failure) for path in folders] == [False] * 3 + [True] * 4
+    has_traceback = ["Traceback" in (path / "log.txt").read_text() for path in folders[3:]]
+    assert has_traceback == [False, True, False, True]  # of bugs only
+    sweep(f"seed={seeds}", "resume=auto", job=lambda job: 2.0)
+    assert not any(read_run(path).failure for path in folders)
 
 
 @pytest.mark.parametrize("status", [130, 143])
@@ -298,7 +261,7 @@ def test_jobs_run_where_the_sweep_was_started(setting, folder, sweep):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name, damage",
-    [("job.json", "text"), ("config.yaml", "folder"), ("config.yaml", "text")],
+    [(".hydra/config.yaml", "text"), ("config.yaml", "folder"), ("config.yaml", "text")],
 )
 def test_a_damaged_job_does_not_keep_a_sweep_from_resuming(name, damage, sweep):
     sweep("seed=1,2", job=lambda job: 1.0)
@@ -313,21 +276,6 @@ def test_a_damaged_job_does_not_keep_a_sweep_from_resuming(name, damage, sweep):
     assert [run.path.name for run in read_sweep(Path("sweep"))] == ["seed=1", "seed=2"]
 
 
-@pytest.mark.slow
-def test_a_job_that_cannot_be_opened_costs_only_its_own_row(sweep):
-    sweep("seed=1,2", job=lambda job: 1.0)
-    Path("sweep", "0").symlink_to("0")
-    assert {run.path.name: bool(run.failure) for run in read_sweep(Path("sweep"))} == {
-        "0": True,
-        "seed=1": False,
-        "seed=2": False,
-    }
-    Path("other").mkdir()
-    Path("other", "0").symlink_to("0")
-    with pytest.raises(OSError):
-        is_sweep(Path("other"))
-
-
 @pytest.mark.parametrize("error", [None, ValueError("n_jobs == 0"), AssertionError()], ids=repr)
 def test_a_sweep_without_any_job_is_a_failure(error, sweep, monkeypatch):
     def run_hydra(task, arguments):  # as a launcher could
@@ -340,59 +288,63 @@ def test_a_sweep_without_any_job_is_a_failure(error, sweep, monkeypatch):
     assert not Path("sweep").exists()
 
 
+JOB_SETTINGS = "optim.lr=1e-3", "eval.every=5", "seed=1,2"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "key, values",
+    ("again", "are_same"),
     [
-        ("seed", ["1", "+1", "01"]),
-        ("optim.lr", ["1e-3", "0.001", ".001", "1E-3", "1.0e-03"]),
-        ("compile", ["true", "True"]),
-        ("model", ["small", "small"]),
-        ("model.n_kv_head", ["null", "NULL"]),
-        ("data.path", ["a.txt", "'a.txt'"]),
+        (["eval.every=5", "optim.lr=0.001", "seed=2,1"], True),  # typed otherwise, in another order
+        (["seed=1,2", "eval.every=5", "optim.lr=.001,2e-3"], True),  # grows in another direction
+        (["seed=3,1,2", "eval.every=5", "optim.lr=1e-3", "model=default"], True),  # a preset's
+        ([*JOB_SETTINGS, "max_steps=99999", "wandb.mode=disabled"], True),  # continues them
+        ([*JOB_SETTINGS, "max_steps=99998,99999"], False),
+        (["optim.lr=1e-3", "eval.every=6", "seed=1,2"], False),
+        ([*JOB_SETTINGS, "optim=adamw"], False),
+        (["optim.lr=2e-3", "eval.every=5", "seed=1,2"], False),
     ],
 )
-def test_equal_jobs_share_a_folder_in_which_the_second_continues_the_first(key, values, draw):
+def test_a_job_is_its_settings_in_every_call(again, are_same, sweep):
     jobs: list[cli.Job] = []
-    for value in values:
-        draw(f"{key}={value}", lambda job: jobs.append(job) or 1.0)
+    sweep(*JOB_SETTINGS, job=lambda job: jobs.append(job) or 1.0)
+    first = {job.config.run_dir for job in jobs}
+    sweep(*again, "resume=auto", job=lambda job: jobs.append(job) or 1.0)
+    folders = [job.config.run_dir for job in jobs[2:]]
+    assert len(first) == 2 and len(set(folders)) == len(folders)
+    assert first <= {*folders} if are_same else not first & {*folders}
     assert {job.config.resume for job in jobs} == {"auto"}
-    assert len(jobs) == len(values) and len({job.config.run_dir for job in jobs}) == 1
+    assert len(read_sweep(Path("sweep"))) == len(first | {*folders})
 
 
 @pytest.mark.slow
-def test_different_draws_have_different_folders(draw):
-    draws = [0.1, 0.1 + 1e-16, 1e-7]
+@pytest.mark.parametrize(
+    "key, values, n_jobs",
+    [
+        ("seed", ["1", "+1", "01"], 1),
+        ("optim.lr", ["1e-3", "0.001", ".001", "1E-3", "1.0e-03"], 1),
+        ("compile", ["true", "True"], 1),
+        ("model", ["small", "small"], 1),
+        ("model.n_kv_head", ["null", "NULL"], 1),
+        ("data.path", ["a.txt", "'a.txt'"], 1),
+        ("optim.lr", ["0.1", "0.10000000000000002", "1e-7"], 3),
+        ("data.path", ["'a b'", "a_b"], 2),  # alike as the names of folders
+    ],
+)
+def test_equal_values_are_one_job(key, values, n_jobs, sweep):
     jobs: list[cli.Job] = []
-    for value in draws:
-        draw(f"optim.lr={value!r}", lambda job: jobs.append(job) or 1.0)
-    assert len({job.config.run_dir for job in jobs}) == len(draws)
+    sweep(f"{key}={','.join(values)}", job=lambda job: jobs.append(job) or 1.0)
+    assert len(jobs) == len(values) and len({job.config.run_dir for job in jobs}) == n_jobs
 
 
-def test_an_equal_job_in_parallel_waits_for_the_first(draw):
+def test_an_equal_job_in_parallel_waits_for_the_first(sweep):
     def job(job: cli.Job) -> float:
         lock = FileLock(Path(job.config.run_dir) / JOB_LOCK, timeout=0)
         with pytest.raises(Timeout):
             lock.acquire()
         return 1.0
 
-    assert draw("seed=1", job) == 1.0
-
-
-@pytest.mark.slow
-def test_an_equal_job_returns_the_result_of_the_first(tmp_path, text_file):
-    said = run_to_end(
-        tmp_path,
-        "-m",
-        "optim.lr=1e-3,0.001",
-        "hydra.job.chdir=true",
-        *small_jobs(text_file),
-        "hydra.sweep.dir=sweep",
-    )
-    losses = re.findall(r"^[12]/2 .* (\d\.\d{4}) val/loss ", said, re.MULTILINE)
-    (run,) = read_sweep(tmp_path / "sweep")
-    assert losses == [f"{run.figures['val/loss']:.4f}"] * 2
-    assert (run.status, run.failure, len(run.rows)) == ("finished", "", 5)
+    assert sweep("seed=1", job=job)[1] == [1.0]
 
 
 @pytest.mark.soak
@@ -434,10 +386,6 @@ def test_resume_auto_runs_only_the_missing_jobs(copy, swept, tmp_path, text_file
     assert rows_without_times(copy / "model.n_kv_head=1,seed=2") == rows_without_times(
         swept / "model.n_kv_head=1,seed=2"
     )
-    said = run_to_end(tmp_path, *again, *small_jobs(text_file, "model.n_layer=1"), status=1)
-    assert said.count("(model.n_layer=2)") == 2 * 4, said  # in a job's line, and below the table
-    now = {run.path: run for run in read_sweep(copy)}
-    assert all(now[run.path].overrides == run.overrides for run in before)
 
 
 @pytest.mark.slow
@@ -460,57 +408,6 @@ def test_a_stopped_sweep_is_saved_and_resumes(swept, tmp_path, text_file):
     run_to_end(tmp_path, *argv, f"max_steps={step + 2}", "resume=auto")
     assert {run.status for run in read_sweep(job.parent)} == {"finished"}
     assert len(rows(job)) == step + 3
-
-
-@pytest.mark.slow
-def test_a_stop_signal_while_a_jobs_last_page_is_written_ends_the_sweep(tmp_path, text_file):
-    fault = fault_at_call(
-        glass.page.write,
-        "write_html",
-        1,
-        lambda: os.kill(os.getpid(), signal.SIGTERM),
-        when=lambda path, name, content, *_: content.get("step") == 4,
-    )
-    said = run_to_end(
-        tmp_path,
-        "-m",
-        "seed=1,2",
-        *small_jobs(text_file, "max_steps=4"),
-        "hydra.sweep.dir=sweep",
-        fault=fault,
-        status=143,
-    )
-    assert "resume=auto" in said
-    assert [run.status for run in read_sweep(tmp_path / "sweep")] == ["finished"]
-
-
-@pytest.mark.slow
-def test_a_bug_fails_only_its_own_job(tmp_path, text_file):
-    def fault():
-        import model
-
-        make = model.GPT.__init__
-
-        def init(self, config, *parts):
-            if config.n_kv_head == 1:
-                raise ZeroDivisionError
-            make(self, config, *parts)
-
-        model.GPT.__init__ = init
-
-    process = Process(
-        tmp_path,
-        "-m",
-        "model.n_kv_head=1,2",
-        *small_jobs(text_file),
-        "hydra.sweep.dir=sweep",
-        fault=fault,
-    )
-    assert process.wait() == 1
-    assert "model.n_kv_head=1: ZeroDivisionError" in process.output()
-    (job,) = tmp_path.glob("sweep/*=1")
-    assert (job / "log.txt").read_text().count("Traceback") == 1
-    assert [run.status for run in read_sweep(tmp_path / "sweep")] == ["failed", "finished"]
 
 
 @pytest.mark.slow
@@ -561,10 +458,10 @@ def run_of(settings: dict, loss: float | None, status="finished", vocabulary=65,
 
 def test_runs_of_different_texts_are_not_ranked():
     runs = [run_of({"data.field": name}, loss) for name, loss in (("text", 2.0), ("body", 1.0))]
-    assert find_best_run(runs) == runs[1]
+    assert Ranking(runs).best_run == runs[1]
     runs[1].config.data.field = "body"
-    assert find_best_run(runs) is None
-    assert [variant.runs for variant in rank_variants(runs)] == [[run] for run in runs]
+    assert Ranking(runs).best_run is None
+    assert [variant.runs for variant in Ranking(runs).variants] == [[run] for run in runs]
 
 
 @pytest.mark.parametrize(
@@ -580,13 +477,13 @@ def test_a_time_of_emergence_is_a_median_in_which_runs_without_it_are_late(steps
     runs = [run_of({"seed": str(seed)}, 1.0) for seed in range(3)]
     for run, step in zip(runs, steps):
         run.figures.update({name: step} if step else {})
-    assert format_cell(rank_variants(runs)[0], name) == cell
+    assert format_cell(Ranking(runs).variants[0], name) == cell
 
 
 def test_the_table_has_the_last_metrics_of_a_task_without_their_errors_within_a_run():
     metrics = {"task/repeated_loss": 0.5, "task/repeated_loss_se": 0.1, "val/in_context_score": 2.0}
     run = run_of({}, 1.0, **metrics)
-    names = figure_names(rank_variants([run]), "val/loss")
+    names = figure_names(Ranking([run]).variants, "val/loss")
     assert names[1] == "task/repeated_loss" and "val/in_context_score" in names
     assert "task/repeated_loss_se" not in run.figures and run.figures["task/repeated_loss"] == 0.5
 
@@ -612,16 +509,16 @@ def test_variants_are_ranked_by_mean_and_those_without_a_result_come_last():
             ("7", "1", inf, "finished"),
         )
     ]
-    assert [setting.settings["a"] for setting in rank_variants(runs)][:3] == ["6", "3", "2"]
-    assert rank_variants(runs)[-1].settings["a"] == "4"
+    assert [setting.settings["a"] for setting in Ranking(runs).variants][:3] == ["6", "3", "2"]
+    assert Ranking(runs).variants[-1].settings["a"] == "4"
     assert (
-        find_best_run(runs).settings == {"a": "6", "seed": "1"}
-        and len(rank_variants(runs)[0].finished) == 1
+        Ranking(runs).best_run.settings == {"a": "6", "seed": "1"}
+        and len(Ranking(runs).variants[0].finished) == 1
     )
-    assert find_best_run([run_of({"a": "1"}, nan)]) is None and find_best_run([]) is None
+    assert Ranking([run_of({"a": "1"}, nan)]).best_run is None and Ranking([]).best_run is None
     one, other = run_of({"v": "1"}, 2.0), run_of({"v": "2"}, 1.0, vocabulary=66)
     assert (
-        ranking_metric([one]) == "val/loss" and ranking_metric([one, other]) == "val/bits_per_byte"
+        Ranking([one]).metric == "val/loss" and Ranking([one, other]).metric == "val/bits_per_byte"
     )
 
 
@@ -647,87 +544,22 @@ def test_a_best_variant_needs_an_error_estimate_and_names_its_tie(losses, name, 
     assert not any("\ufffd" in line for line in lines)  # no color code is printed as text
 
 
+@pytest.mark.parametrize("text", ["\x1b[31m", "a\nb", "\ud800", '=1+1,"x"', "é" * 200])
+def test_any_setting_can_be_printed(text, tmp_path):
+    runs = [
+        run_of({"data.path": text, "seed": seed}, loss) for seed, loss in (("1", nan), ("2", 1))
+    ]
+    assert all(line.isprintable() for line in printed(runs, 80, tmp_path))
+    write_csv(tmp_path / "sweep.csv", Ranking(runs))
+    with (tmp_path / "sweep.csv").open(encoding="utf-8", newline="") as file:
+        expected = text.replace("\ud800", "\\ud800")
+        assert [line["data.path"] for line in csv.DictReader(file)] == [expected] * 2
+
+
 def printed(runs: list[Run], width: int, tmp_path: Path) -> list[str]:
     console = Console(width=width, record=True, force_terminal=True, file=open(os.devnull, "w"))  # noqa: SIM115
     print_sweep(console, tmp_path, runs)
     return console.export_text().splitlines()
-
-
-@given(
-    st.lists(
-        st.tuples(
-            st.text(max_size=12),
-            st.none() | st.floats(),
-            st.sampled_from(["finished", "unfinished", "failed"]),
-        ),
-        min_size=1,
-    )
-)
-def test_any_settings_and_losses_can_be_printed(tmp_path_factory, cases):
-    runs = [
-        run_of({"data.path": text, "seed": str(n)}, loss, status)
-        for n, (text, loss, status) in enumerate(cases)
-    ]
-    folder = tmp_path_factory.getbasetemp()
-    for line in printed(runs, 80, folder):
-        assert line.isprintable()
-    write_csv(folder / "sweep.csv", runs)
-    with (folder / "sweep.csv").open(encoding="utf-8", newline="") as file:
-        assert sorted(line["data.path"] for line in csv.DictReader(file)) == sorted(
-            run.settings["data.path"] for run in runs
-        )
-
-
-NUMBERS = st.one_of(
-    st.floats(),
-    st.integers(-(10**299), 10**299),
-    st.integers(0, 9),
-    st.sampled_from([10**299, nan]),
-)
-ANYTHING = st.one_of(NUMBERS, st.text(max_size=5), st.none(), st.booleans(), st.just([]))
-METRIC_NAMES = st.one_of(
-    st.sampled_from(["step", "tokens", "train_seconds", "val/loss", "val/bits_per_byte", "text"]),
-    st.sampled_from(["probe/copying_gain", "faithfulness/none", "circuit/L0H0"]),
-    st.builds(
-        "{}/{}/{}".format,
-        st.sampled_from(["heads", "emerged", "composition", "lost"]),
-        st.sampled_from(["induction", "previous_token", "sink", "induction_se", "x"]),
-        st.sampled_from(["L0H0", "L999H999", "", "L" + "9" * 5000 + "H0", "L0H" + "9" * 5000]),
-    ),
-)
-ROWS = st.builds(
-    lambda row, step: row | {"step": step},
-    st.dictionaries(METRIC_NAMES, NUMBERS, max_size=12),
-    st.integers(0, 9) | ANYTHING,
-)
-NOTES = st.one_of(
-    st.builds(
-        lambda overrides, failed: {"overrides": overrides, "swept": [*overrides], "failed": failed},
-        st.dictionaries(st.sampled_from(["seed", "optim.lr", "data.path"]), st.text()),
-        st.text(),
-    ),
-    st.dictionaries(st.sampled_from(["overrides", "swept", "failed"]), ANYTHING),
-)
-
-
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@example(jobs=[([{"step": 4, "emerged/induction/L0H0": 2}], {}, True)])
-@example(jobs=[([{"step": 4, "heads/sink/L" + "9" * 5000 + "H0": 0.5}], {}, True)])
-@given(jobs=st.lists(st.tuples(st.lists(ROWS), NOTES, st.booleans()), min_size=1, max_size=3))
-@pytest.mark.slow
-def test_rows_and_notes_of_any_type_or_size_can_be_summarized(jobs, tmp_path):
-    folder = Path(tempfile.mkdtemp(dir=tmp_path))
-    for number, (rows_of_job, note, has_config) in enumerate(jobs):
-        (folder / f"{number}").mkdir()
-        lines = "".join(json.dumps(row) + "\n" for row in rows_of_job)
-        (folder / f"{number}" / "metrics.jsonl").write_text(lines)
-        (folder / f"{number}" / "job.json").write_text(json.dumps(note))
-        config = run_of({}, 1.0).config if has_config else None
-        text = config_yaml(config) if config else "seed: [1]"
-        (folder / f"{number}" / "config.yaml").write_text(text)
-    runs = sweep_jobs.summarize(folder)
-    printed(runs, 80, folder)
-    assert all(run.failure for run, (*_, has_config) in zip(runs, jobs) if not has_config)
 
 
 # --- presets of sweeps ----------------------------------------------------------------------------
@@ -739,12 +571,11 @@ def overrides_of(*argv: str) -> list[Override]:
     return sweep_jobs.sweep_settings(parse_command_line(["-m", *argv]))[1]
 
 
-def jobs(*argv: str, **sweeper) -> int | None:
-    """The number of jobs of a sweep, by Hydra's sweeper if there is no other."""
+def jobs(*argv: str) -> int | None:
+    """The number of jobs of a sweep."""
     GlobalHydra.instance().clear()
     hydra_settings, overrides = sweep_jobs.sweep_settings(parse_command_line(["-m", *argv]))
-    own = OmegaConf.create(sweeper) if sweeper else hydra_settings.sweeper
-    return sweep_jobs.count_jobs(own, overrides)
+    return sweep_jobs.count_jobs(hydra_settings.sweeper, overrides)
 
 
 def expanded(*argv: str) -> list[Config]:
@@ -771,17 +602,8 @@ def test_the_number_of_jobs_is_known_before_they_begin():
         jobs("seed=interval(0,1)")  # it needs another sweeper
     assert "seed=interval(0,1)" in str(error.value)
     with pytest.raises(UserError, match=re.escape(str(error.value))):
-        sweep_jobs.preview_sweep(parse_command_line(["-m", "seed=interval(0,1)"]), train=None)
+        sweep_jobs.run_sweep(parse_command_line(["-m", "dry_run=true", "seed=interval(0,1)"]), None)
     assert jobs("sweep=kv_heads", "max_steps=3,4") == 4 * 3 * 2
-
-
-@pytest.mark.parametrize("values", ["choice(1,2)", "1,2,3", "range(1,9)", "interval(0,1)", "1"])
-def test_a_sweeper_that_decides_itself_announces_its_trials(values):
-    optuna = {"_target_": "hydra_plugins.hydra_optuna_sweeper.optuna_sweeper.OptunaSweeper"}
-    grid = {"_target_": "optuna.samplers.GridSampler"}
-    assert jobs(f"seed={values}", **optuna, n_trials=20, sampler=None) == 20
-    assert jobs(f"seed={values}", **optuna, n_trials=20, sampler=grid) is None
-    assert jobs(f"seed={values}", _target_="hydra_plugins.another.Sweeper") is None
 
 
 @pytest.mark.soak

@@ -92,8 +92,6 @@ def test_a_dry_run_refuses_what_the_run_would_refuse(tmp_path, monkeypatch, text
             train_from(*TINY, "data=text", *settings, "dry_run=true")
 
 
-
-
 def test_a_dry_run_of_a_sweep_prints_one_line_per_job(command, tmp_path, text_file):
     settings = [*TINY, "data=text", f"data.path={text_file}", "max_steps=3", "dry_run=true"]
     done = command("train.py", "-m", *settings, "model.n_embd=32,33,36")

@@ -6,51 +6,23 @@
 
 import { $, el } from "./dom.js";
 
-/** Pixels between the top of a chart and its plotting area. */
+// In pixels
+/** Between the top of a chart and its plotting area. */
 export const TOP_MARGIN = 10;
-/** Pixels below the plotting area, for the tick labels of the x axis. */
+/** Below the plotting area, for the tick labels of the x axis. */
 export const BOTTOM_MARGIN = 24;
-/** Pixels below the tick labels, for the name of the x axis. */
+/** Below the tick labels, for the name of the x axis. */
 export const AXIS_NAME_HEIGHT = 14;
-/** Pixels left of the plotting area, for the tick labels of the y axis. */
+/** Left of the plotting area, for the tick labels of the y axis. */
 const LEFT_MARGIN = 48;
-
-/** Width in pixels below which lines have no labels at their ends, but a legend. */
+/** Width below which lines have no labels at their ends, but a legend. */
 const MIN_LABELED_WIDTH = 300;
-/** Pixels that a label may be moved away from the end of its line. */
+/** How far a label may be moved away from the end of its line. */
 const MAX_LABEL_SHIFT = 48;
-/** Pixels between the baselines of two labels. */
+/** Between the baselines of two labels. */
 const LABEL_SPACING = 13;
 
-/**
- * @typedef {object} Frame
- * @property {SVGElement} svg - The chart.
- * @property {SVGElement} plot - The group whose marks are clipped to the plotting area.
- * @property {number} width - In pixels, like all that follow.
- * @property {number} height
- * @property {number} left
- * @property {number} right
- * @property {number} bottom
- */
-
-/**
- * A label at the right end of a line.
- *
- * @typedef {object} EndLabel
- * @property {string} text
- * @property {number} y - Where the line ends, in pixels.
- * @property {string} color - Name of a CSS custom property, without its dashes.
- * @property {number | string} [group]
- */
-
-/**
- * Round numbers between two values, at most about `maxCount` of them.
- *
- * @param {number} low
- * @param {number} high
- * @param {number} maxCount
- * @returns {number[]}
- */
+/** Round numbers between two values, at most about `maxCount` of them. */
 export function tickValues(low, high, maxCount) {
   const minStride = (high - low) / maxCount || 1;
   const unit = 10 ** Math.floor(Math.log10(minStride));
@@ -65,29 +37,18 @@ export function tickValues(low, high, maxCount) {
 /**
  * The numbers 1, 2 and 5 times a power of ten between two positive values; if these are too many,
  * the powers of ten.
- *
- * @param {number} low
- * @param {number} high
- * @param {number} maxCount
- * @returns {number[]}
  */
 export function logTickValues(low, high, maxCount) {
-  const ticks = [];
+  const powers = [];
   for (let power = Math.floor(Math.log10(low)); 10 ** power <= high; power++) {
-    ticks.push(...[1, 2, 5].map(multiple => multiple * 10 ** power));
+    powers.push(10 ** power);
   }
   const isInRange = tick => tick >= low && tick <= high;
-  const isPower = (_, k) => k % 3 === 0;
-  const all = ticks.filter(isInRange);
-  return all.length <= maxCount ? all : ticks.filter(isPower).filter(isInRange);
+  const all = powers.flatMap(power => [power, 2 * power, 5 * power]).filter(isInRange);
+  return all.length <= maxCount ? all : powers.filter(isInRange);
 }
 
-/**
- * Write a number in a few characters: 0.001, 1,200, 20k, 1.5M, 2G.
- *
- * @param {number} value
- * @returns {string}
- */
+/** Write a number in a few characters: 0.001, 1,200, 20k, 1.5M, 2G. */
 export function formatCompact(value) {
   const size = Math.abs(value);
   if (size > 0 && size < 1e-3) return value.toExponential();
@@ -99,13 +60,26 @@ export function formatCompact(value) {
 }
 
 /**
+ * The range of an axis, which is never empty: values that differ by rounding only are equal.
+ *
+ * @param {number} low
+ * @param {number} high
+ * @returns {[number, number]}
+ */
+export function axisRange(low, high) {
+  const size = Math.max(Math.abs(low), Math.abs(high));
+  if (high - low > 1e-9 * size) return [low, high];
+  const margin = (size || 1) / 10;
+  return [low - margin, low + margin];
+}
+
+/**
  * Create a scale that maps values from `low` to `high` to pixels.
  *
  * @param {number} low
  * @param {number} high
  * @param {number} lowPixel
  * @param {number} highPixel
- * @param {boolean} [isLog] - Whether the scale is logarithmic.
  * @returns {(value: number) => number}
  */
 export function createScale(low, high, lowPixel, highPixel, isLog = false) {
@@ -116,14 +90,15 @@ export function createScale(low, high, lowPixel, highPixel, isLog = false) {
 }
 
 /**
- * Return the element of a chart, which is appended to `host` at its first use.
+ * Return the elements of charts. All that are missing are created before the first is drawn,
+ * because charts share the width.
  *
  * @param {HTMLElement} host
- * @param {string} id
- * @returns {HTMLElement}
+ * @param {string[]} ids
+ * @returns {HTMLElement[]}
  */
-export function chartPanel(host, id) {
-  return $(id) ?? host.appendChild(el("div", { id }));
+export function chartPanels(host, ids) {
+  return ids.map(id => $(id) ?? host.appendChild(el("div", { id })));
 }
 
 let frameCount = 0;
@@ -134,7 +109,7 @@ let frameCount = 0;
  * @param {HTMLElement} host
  * @param {number} height - Pixels down to the tick labels of the x axis.
  * @param {number} labelWidth - Pixels right of the plotting area.
- * @returns {Frame}
+ * @returns {ChartFrame}
  */
 export function createFrame(host, height, labelWidth) {
   const width = Math.max(120, host.clientWidth || 320);
@@ -156,10 +131,8 @@ export function createFrame(host, height, labelWidth) {
 }
 
 /**
- * Set the total height of a chart, in pixels.
- *
- * @param {Frame} frame
- * @param {number} height
+ * @param {ChartFrame} frame
+ * @param {number} height - Of the whole chart.
  */
 export function setChartHeight({ svg, width }, height) {
   svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
@@ -169,14 +142,13 @@ export function setChartHeight({ svg, width }, height) {
 /**
  * Draw the grid lines and tick labels of the y axis, and the tick labels and name of the x axis.
  *
- * @param {Frame} frame
- * @param {object} axes
- * @param {(value: number) => number} axes.y - Scale of the y axis.
- * @param {number[]} axes.yTicks - Values.
- * @param {[number, string][]} axes.xTicks - Positions in pixels, and their texts.
- * @param {string} [axes.xName]
+ * @param {ChartFrame} frame
+ * @param {(value: number) => number} y
+ * @param {number[]} yTicks - Values.
+ * @param {[number, string][]} xTicks - Positions in pixels, and their texts.
+ * @param {string} xName
  */
-export function drawAxes({ svg, width, height, left, right }, { y, yTicks, xTicks, xName }) {
+export function drawAxes({ svg, width, height, left, right }, y, yTicks, xTicks, xName) {
   for (const tick of yTicks) {
     const label = { x: left - 6, y: y(tick) + 4, "text-anchor": "end" };
     svg.append(
@@ -188,19 +160,12 @@ export function drawAxes({ svg, width, height, left, right }, { y, yTicks, xTick
     const anchor = x > width - 24 ? "end" : "middle";
     svg.append(el("svg:text", { x, y: height - 7, "text-anchor": anchor }, text));
   }
-  if (xName) {
-    svg.append(el("svg:text", { x: right, y: height + 9, "text-anchor": "end" }, xName));
-  }
+  svg.append(el("svg:text", { x: right, y: height + 9, "text-anchor": "end" }, xName));
 }
 
 const measuringContext = document.createElement("canvas").getContext("2d");
 
-/**
- * Width of a chart label in pixels.
- *
- * @param {string} text
- * @returns {number}
- */
+/** @param {string} text - A chart label. */
 export function textWidth(text) {
   measuringContext.font = `11.5px ${getComputedStyle(document.body).fontFamily}`;
   return measuringContext.measureText(text).width;
@@ -211,7 +176,6 @@ export function textWidth(text) {
  *
  * @param {string} text
  * @param {number} maxWidth - In pixels.
- * @returns {string}
  */
 export function shortenToWidth(text, maxWidth) {
   let shortened = text;
@@ -229,13 +193,11 @@ export function shortenToWidth(text, maxWidth) {
  * @param {HTMLElement} host
  * @param {EndLabel[]} labels
  * @param {number} bottom - Lower end of the plotting area, in pixels.
- * @returns {{width: number, draw: (frame: Frame) => void}} The width that the labels take in
+ * @returns {{width: number, draw: (frame: ChartFrame) => void}} The width that the labels take in
  *   pixels, and a function that draws them.
  */
 export function placeEndLabels(host, labels, bottom) {
-  const placed = [...labels]
-    .sort((a, b) => a.y - b.y)
-    .map(label => ({ ...label, labelY: label.y }));
+  const placed = labels.map(label => ({ ...label, labelY: label.y })).sort((a, b) => a.y - b.y);
   let minY = TOP_MARGIN;
   for (const label of placed) {
     label.labelY = Math.max(label.y, minY);
@@ -256,25 +218,18 @@ export function placeEndLabels(host, labels, bottom) {
 }
 
 /**
- * @param {Frame} frame
+ * @param {ChartFrame} frame
  * @param {(EndLabel & {labelY: number})[]} labels
  * @param {number} maxTextWidth
  */
 function drawEndLabels({ svg, right }, labels, maxTextWidth) {
   for (const { text, y, labelY, group, color } of labels) {
-    const connector = `M${right + 2} ${y}L${right + 8} ${labelY}`;
+    const marks = { "data-group": group };
+    const d = `M${right + 2} ${y}L${right + 8} ${labelY}`;
+    const place = { x: right + 11, y: labelY + 4, style: `fill: var(--${color})` };
     svg.append(
-      el("svg:path", {
-        d: connector,
-        class: "line",
-        "data-group": group,
-        style: `stroke: var(--${color})`,
-      }),
-      el(
-        "svg:text",
-        { x: right + 11, y: labelY + 4, "data-group": group, style: `fill: var(--${color})` },
-        shortenToWidth(text, maxTextWidth),
-      ),
+      el("svg:path", { d, class: "line", ...marks, style: `stroke: var(--${color})` }),
+      el("svg:text", { ...place, ...marks }, shortenToWidth(text, maxTextWidth)),
     );
   }
 }

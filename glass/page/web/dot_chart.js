@@ -2,6 +2,7 @@
 
 import {
   AXIS_NAME_HEIGHT,
+  axisRange,
   BOTTOM_MARGIN,
   createFrame,
   createScale,
@@ -16,69 +17,35 @@ import {
 import { el } from "./dom.js";
 import { addArrowKeys, addTooltip } from "./tooltip.js";
 
-/**
- * A value is an outlier if it lies this many times as far above the best value as the median does.
- */
+/** Pixels down to the tick labels of the x axis. */
+const HEIGHT = 230;
+/** An outlier lies this many times as far above the best value as the median does. */
 const OUTLIER_DISTANCE = 7;
-
-/**
- * @typedef {object} Dot
- * @property {number | null} x - Value on the x axis; the dot is left out if unknown.
- * @property {number | null} y - Value on the y axis; the dot is left out if unknown.
- * @property {number | null} [error] - Standard error of `y`.
- * @property {number} group - Group of marks that the page can highlight.
- * @property {boolean} [small] - Whether the dot is one run rather than a mean.
- * @property {Node[]} nodes - What the tooltip says.
- */
-
-/**
- * @typedef {object} DotAxis
- * @property {"log" | "linear" | "names"} type
- * @property {[number, string][]} ticks - Values and their texts.
- * @property {string} name - With its unit.
- * @property {boolean} [showsAllTicks] - Whether the axis extends over all ticks rather than over
- *   the dots.
- */
-
-/**
- * @typedef {object} DotChartOptions
- * @property {string} title - With the unit of the y axis.
- * @property {Dot[]} dots
- * @property {{name: string, dots: Dot[]}[]} lines - Dots that a line joins; a name is written at
- *   its end.
- * @property {DotAxis} axis
- * @property {number | null} ringedGroup - Group that is marked by a ring.
- * @property {boolean} [showsOutliers] - Whether outliers are drawn to scale rather than at the
- *   upper edge.
- * @property {number} [height] - Pixels down to the tick labels of the x axis.
- * @property {(dot: Dot | null) => void} onNear - Called with the dot that is read out.
- * @property {(dot: Dot) => void} onPick - Called with the dot that is clicked.
- */
 
 /**
  * Draw a chart of dots into `host`, or hide `host` if there are none.
  *
  * @param {HTMLElement} host
- * @param {DotChartOptions} options
+ * @param {DotChart} chart
  */
-export function drawDotChart(host, options) {
-  const { title, axis, lines, height = 230 } = options;
-  const dots = options.dots.filter(({ x, y }) => isNumber(x) && isNumber(y));
+export function drawDotChart(host, chart) {
+  const { title, axis, lines } = chart;
+  const dots = chart.dots.filter(({ x, y }) => x !== null && y !== null);
   host.hidden = !dots.length;
   if (host.hidden) return;
 
   // Scales and frame
-  const bottom = height - BOTTOM_MARGIN;
-  const [low, high] = valueRange(dots, options.showsOutliers ?? false);
+  const bottom = HEIGHT - BOTTOM_MARGIN;
+  const [low, high] = valueRange(dots, chart.cutsOutliers);
   const y = createScale(low, high, bottom, TOP_MARGIN);
   const clippedY = value => Math.max(TOP_MARGIN - 3, y(value));
-  const endLabels = placeEndLabels(host, labelsOf(lines, clippedY), bottom);
-  const frame = createFrame(host, height, endLabels.width);
+  const labels = lines.filter(({ name }) => name).map(line => labelOf(line, clippedY));
+  const endLabels = placeEndLabels(host, labels, bottom);
+  const frame = createFrame(host, HEIGHT, endLabels.width);
   const { svg, plot } = frame;
   const x = createXScale(frame, axis, dots);
-  const xTicks = readableTicks(frame, axis, x);
-  drawAxes(frame, { y, yTicks: tickValues(low, high, 5), xTicks, xName: axis.name });
-  setChartHeight(frame, height + AXIS_NAME_HEIGHT);
+  drawAxes(frame, y, tickValues(low, high, 5), readableTicks(frame, axis, x), axis.name);
+  setChartHeight(frame, HEIGHT + AXIS_NAME_HEIGHT);
 
   // Lines
   svg.setAttribute("role", "group");
@@ -86,14 +53,8 @@ export function drawDotChart(host, options) {
   svg.setAttribute("data-axis", axis.type);
   svg.append(plot);
   for (const line of lines) {
-    const points = line.dots.map(dot => `${x(dot.x)} ${clippedY(dot.y)}`);
-    plot.append(
-      el("svg:path", {
-        class: "line connecting",
-        "data-group": groupsOf(line.dots),
-        d: `M${points.join("L")}`,
-      }),
-    );
+    const d = `M${line.dots.map(dot => `${x(dot.x)} ${clippedY(dot.y)}`).join("L")}`;
+    plot.append(el("svg:path", { class: "line connecting", "data-group": groupsOf(line.dots), d }));
   }
   endLabels.draw(frame);
 
@@ -102,45 +63,34 @@ export function drawDotChart(host, options) {
     (a, b) => Number(b.small ?? 0) - Number(a.small ?? 0) || b.group - a.group,
   );
   const marks = drawOrder.map(dot => {
-    const mark = dotMark(dot, {
-      x,
-      y,
-      clippedY,
-      high,
-      isRinged: dot.group === options.ringedGroup && !dot.small,
-    });
+    const isRinged = dot.group === chart.ringedGroup && !dot.small;
+    const mark = dotMark(dot, x(dot.x), y, dot.y > high, isRinged);
     const nodes = () => dot.nodes.map(node => node.cloneNode(true));
-    const onPick = () => options.onPick(dot);
-    addTooltip(mark, nodes, onPick, isNear => options.onNear(isNear ? dot : null));
+    const onToggle = isNear => chart.onNear(isNear ? dot : null);
+    addTooltip(mark, nodes, () => chart.onPick(dot), onToggle);
     return plot.appendChild(mark);
   });
   addArrowKeys(svg, marks, 1, () => {}, marks.length - 1);
   host.replaceChildren(el("h3", {}, title), svg);
 }
 
-/** @param {number | null | undefined} value */
-function isNumber(value) {
-  return value !== null && value !== undefined;
-}
-
 /**
- * Range of the y axis. Outliers would flatten the differences between the others, so they are left
- * out unless they are asked for.
+ * Range of the y axis. Outliers would flatten the differences between the others.
  *
  * @param {Dot[]} dots
- * @param {boolean} showsOutliers
- * @returns {[number, number]}
+ * @param {boolean} cutsOutliers
  */
-function valueRange(dots, showsOutliers) {
-  const values = dots.map(({ y }) => y).sort((a, b) => a - b);
-  const best = values[0];
-  const median = values[values.length >> 1];
-  const cutsOutliers = median > best && !showsOutliers;
-  const yMax = cutsOutliers ? best + OUTLIER_DISTANCE * (median - best) : Infinity;
-  const smallest = Math.min(...dots.map(({ y, error }) => y - (error ?? 0)));
-  const largest = Math.min(yMax, Math.max(...dots.map(({ y, error }) => y + (error ?? 0))));
-  const margin = largest > smallest ? (largest - smallest) * 0.06 : Math.abs(smallest || 1) / 10;
-  return [smallest - margin, largest + margin];
+function valueRange(dots, cutsOutliers) {
+  const values = dots.map(dot => dot.y).sort((a, b) => a - b);
+  const [best, median] = [values[0], values[values.length >> 1]];
+  const isCut = cutsOutliers && median > best;
+  const yMax = isCut ? best + OUTLIER_DISTANCE * (median - best) : Infinity;
+  const [low, high] = axisRange(
+    Math.min(...dots.map(({ y, error }) => y - (error ?? 0))),
+    Math.min(yMax, Math.max(...dots.map(({ y, error }) => y + (error ?? 0)))),
+  );
+  const margin = (high - low) * 0.06;
+  return [low - margin, high + margin];
 }
 
 /**
@@ -152,46 +102,37 @@ function groupsOf(dots) {
 }
 
 /**
- * @param {DotChartOptions["lines"]} lines
+ * @param {DotChart["lines"][0]} line
  * @param {(value: number) => number} y
- * @returns {import("./chart_axes.js").EndLabel[]}
+ * @returns {EndLabel}
  */
-function labelsOf(lines, y) {
-  return lines
-    .filter(({ name }) => name)
-    .map(({ name, dots }) => ({
-      text: name,
-      y: y(dots.at(-1).y),
-      group: groupsOf(dots),
-      color: "quiet",
-    }));
+function labelOf({ name, dots }, y) {
+  return { text: name, y: y(dots.at(-1).y), group: groupsOf(dots), color: "quiet" };
 }
 
 /**
- * @param {import("./chart_axes.js").Frame} frame
+ * @param {ChartFrame} frame
  * @param {DotAxis} axis
  * @param {Dot[]} dots
- * @returns {(value: number) => number}
  */
-function createXScale({ left, right }, axis, dots) {
-  if (axis.type === "names") return createScale(-0.5, axis.ticks.length - 0.5, left, right);
-  const values = axis.showsAllTicks ? axis.ticks.map(([value]) => value) : dots.map(({ x }) => x);
+function createXScale({ left, right }, { type, ticks }, dots) {
+  if (type === "names") return createScale(-0.5, ticks.length - 0.5, left, right);
+  const values = [...ticks.map(([value]) => value), ...dots.map(({ x }) => x)];
   const [first, last] = [Math.min(...values), Math.max(...values)];
   if (last === first) return () => (left + right) / 2;
-  return createScale(first, last, left + 14, right - 14, axis.type === "log");
+  return createScale(first, last, left + 14, right - 14, type === "log");
 }
 
 /**
  * The ticks of the x axis whose texts do not touch.
  *
- * @param {import("./chart_axes.js").Frame} frame
+ * @param {ChartFrame} frame
  * @param {DotAxis} axis
  * @param {(value: number) => number} x
- * @returns {[number, string][]}
  */
 function readableTicks({ left, right }, axis, x) {
-  const maxWidth =
-    axis.type === "names" ? Math.max(26, (right - left) / axis.ticks.length - 6) : 90;
+  const nameWidth = Math.max(26, (right - left) / axis.ticks.length - 6);
+  const maxWidth = axis.type === "names" ? nameWidth : 90;
   /** @type {[number, string][]} */
   const ticks = [];
   let minX = -Infinity;
@@ -209,15 +150,13 @@ function readableTicks({ left, right }, axis, x) {
  * One dot with its error bar; an arrowhead if the value is above the chart.
  *
  * @param {Dot} dot
- * @param {object} chart
- * @param {(value: number) => number} chart.x
- * @param {(value: number) => number} chart.y
- * @param {(value: number) => number} chart.clippedY
- * @param {number} chart.high - Upper end of the y axis.
- * @param {boolean} chart.isRinged
+ * @param {number} cx
+ * @param {(value: number) => number} y
+ * @param {boolean} isAbove
+ * @param {boolean} isRinged
  */
-function dotMark(dot, { x, y, clippedY, high, isRinged }) {
-  const [cx, cy] = [x(dot.x), y(dot.y)];
+function dotMark(dot, cx, y, isAbove, isRinged) {
+  const cy = y(dot.y);
   const mark = el("svg:g", {
     class: "dot",
     "data-group": dot.group,
@@ -226,16 +165,16 @@ function dotMark(dot, { x, y, clippedY, high, isRinged }) {
     style: `color: var(--s${dot.group})`,
   });
   if (dot.error) {
-    const [top, bottom] = [clippedY(dot.y + dot.error), y(dot.y - dot.error)];
-    mark.append(el("svg:line", { x1: cx, x2: cx, y1: top, y2: bottom, class: "error" }));
+    const top = Math.max(TOP_MARGIN - 3, y(dot.y + dot.error));
+    const ends = { x1: cx, x2: cx, y1: top, y2: y(dot.y - dot.error) };
+    mark.append(el("svg:line", { ...ends, class: "error" }));
   }
-  if (dot.y > high) {
-    const arrowhead = `M${cx - 5} ${TOP_MARGIN + 5}L${cx} ${TOP_MARGIN - 3}L${cx + 5} ${TOP_MARGIN + 5}Z`;
-    mark.append(el("svg:path", { d: arrowhead, class: "outlier" }));
+  if (isAbove) {
+    const d = `M${cx - 5} ${TOP_MARGIN + 5}l5 -8l5 8Z`;
+    mark.append(el("svg:path", { d, class: "outlier" }));
   } else {
-    mark.append(
-      el("svg:circle", { cx, cy, r: dot.small ? 2.6 : 5.5, class: dot.small ? "small" : "" }),
-    );
+    const size = dot.small ? { r: 2.6, class: "small" } : { r: 5.5 };
+    mark.append(el("svg:circle", { cx, cy, ...size }));
   }
   if (isRinged) mark.append(el("svg:circle", { cx, cy, r: 9, class: "ring" }));
   return mark;

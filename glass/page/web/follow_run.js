@@ -15,10 +15,9 @@ const INPUT_EVENTS = ["pointermove", "pointerdown", "keydown", "wheel", "touchmo
 /**
  * Show whether the run is in progress, and follow it if it is.
  *
- * @param {HTMLElement} status - Receives the state of the run.
+ * @param {HTMLElement} status
  * @param {{step: number, maxSteps: number, seconds: number}} run - `seconds` is its duration so far.
- * @param {() => boolean} isBusy - Whether the page is animated or the model runs, so that it must
- *   not reload.
+ * @param {() => boolean} isBusy - Whether the page must not reload.
  */
 export function followRun(status, { step, maxSteps, seconds }, isBusy) {
   const age = Date.now() - Date.parse(document.lastModified);
@@ -43,10 +42,10 @@ export function followRun(status, { step, maxSteps, seconds }, isBusy) {
 }
 
 /**
- * Reload the page after a delay, as soon as nobody uses it.
+ * Reload the page as soon as nobody uses it.
  *
- * @param {number} delay - In milliseconds.
- * @param {() => boolean} isBusy - Whether the page must not reload.
+ * @param {number} delay - At least, in milliseconds.
+ * @param {() => boolean} isBusy
  */
 function reloadWhenIdle(delay, isBusy) {
   const due = performance.now() + delay;
@@ -64,7 +63,6 @@ function reloadWhenIdle(delay, isBusy) {
   }, CHECK_MS);
 }
 
-/** Reload the page; it keeps its scroll position. */
 export function reloadPage() {
   history.scrollRestoration = "manual";
   history.replaceState({ scroll: [scrollX, scrollY] }, "");

@@ -2,6 +2,7 @@
 
 import {
   AXIS_NAME_HEIGHT,
+  axisRange,
   BOTTOM_MARGIN,
   createFrame,
   createScale,
@@ -23,50 +24,17 @@ import { addTooltip, announce, showTooltip } from "./tooltip.js";
 const FAINT_LINE_PENALTY = 5;
 
 /**
- * @typedef {object} Series
- * @property {string} name
- * @property {number[]} xs - Training steps, ascending.
- * @property {(number | null)[]} ys - Values; null if not measured at that step, which leaves a gap.
- * @property {(number | null)[]} [errors] - Standard errors, drawn as a band.
- * @property {string} color - Name of a CSS custom property, without its dashes.
- * @property {boolean} [bold]
- * @property {boolean} [faint]
- * @property {string} [dash] - An SVG `stroke-dasharray`.
- * @property {string} [label] - Text at the line's right end.
- * @property {number} [group] - Group of marks that the page can highlight.
- * @property {number[]} [dots] - Indices of values that are marked by a dot.
- */
-
-/**
- * @typedef {object} LineChartOptions
- * @property {string} title - With the unit of the y axis.
- * @property {string} [explanation] - One sentence about what is shown.
- * @property {Series[]} series
- * @property {number} [height] - Pixels down to the tick labels of the x axis.
- * @property {number | null} [currentStep] - Step that is marked by a vertical line.
- * @property {number[]} [includes] - Values that the y axis includes in any case.
- * @property {number} [yMax] - Values above are cut off.
- * @property {number[]} [extraSteps] - Steps that the x axis includes in any case.
- * @property {boolean} [hasLogSteps] - Whether the x axis is logarithmic; all steps are positive.
- * @property {string} [xName]
- * @property {(svg: SVGElement, x: (step: number) => number, top: number, width: number) => number}
- *   [drawBelow] - Draws below the x axis and returns the height that it used, in pixels.
- * @property {(series: Series, index: number) => Node[]} [describe] - What the tooltip says about
- *   one value; if missing, the tooltip lists the values of all series.
- * @property {(series: Series | null) => void} [onNear] - Called with the series that is read out.
- */
-
-/**
  * Draw a line chart into `host`, or hide `host` if there are fewer than two steps.
  *
  * @param {HTMLElement} host
- * @param {LineChartOptions} options
+ * @param {LineChart} options
  */
 export function drawLineChart(host, options) {
   const { title, height = 150, currentStep = null, hasLogSteps = false } = options;
-  const { xName = "step", drawBelow, describe } = options;
+  const { drawBelow, describe } = options;
   const series = options.series.filter(({ xs }) => xs.length);
-  const steps = sortedSteps(series, options.extraSteps ?? []);
+  const allSteps = [...series.flatMap(({ xs }) => xs), ...(options.extraSteps ?? [])];
+  const steps = [...new Set(allSteps)].sort((a, b) => a - b);
   host.hidden = steps.length < 2;
   if (host.hidden) return;
 
@@ -82,12 +50,9 @@ export function drawLineChart(host, options) {
   const stepTicks = hasLogSteps
     ? logTickValues(firstStep, lastStep, (right - left) / 45)
     : tickValues(firstStep, lastStep, Math.max(1, (right - left) / 60));
-  drawAxes(frame, {
-    y,
-    yTicks: tickValues(low, high, height / 38),
-    xTicks: stepTicks.map(step => [x(step), formatCompact(step)]),
-    xName,
-  });
+  /** @type {[number, string][]} */
+  const xTicks = stepTicks.map(step => [x(step), formatCompact(step)]);
+  drawAxes(frame, y, tickValues(low, high, height / 38), xTicks, "step");
 
   // Marks
   if (currentStep !== null && currentStep >= firstStep && currentStep <= lastStep) {
@@ -97,7 +62,7 @@ export function drawLineChart(host, options) {
   for (const line of series) drawSeries(plot, line, x, y);
   endLabels.draw(frame);
   const cursor = svg.appendChild(verticalLine(0, bottom, "cursor"));
-  const axisHeight = height + (xName ? AXIS_NAME_HEIGHT : 0);
+  const axisHeight = height + AXIS_NAME_HEIGHT;
   setChartHeight(frame, axisHeight + (drawBelow?.(svg, x, axisHeight, width) ?? 0));
 
   // Title, legend, readout
@@ -106,26 +71,13 @@ export function drawLineChart(host, options) {
   svg.setAttribute("tabindex", "0");
   svg.setAttribute("role", "application");
   svg.setAttribute("aria-label", `${title}; arrow keys read values`);
-  addReadout({ frame, cursor, x, y, steps, series, describe, onNear: options.onNear });
+  addReadout(frame, cursor, x, y, steps, { ...options, series });
 }
 
 /**
- * @param {Series[]} series
- * @param {number[]} extraSteps
- * @returns {number[]}
- */
-function sortedSteps(series, extraSteps) {
-  const steps = new Set([...series.flatMap(({ xs }) => xs), ...extraSteps]);
-  return [...steps].sort((a, b) => a - b);
-}
-
-/**
- * Range of the y axis; never empty.
- *
  * @param {Series[]} series
  * @param {number[]} includes
  * @param {number} yMax
- * @returns {[number, number]}
  */
 function valueRange(series, includes, yMax) {
   // Not Math.min(...values): a run has more values than a call can have arguments.
@@ -133,18 +85,15 @@ function valueRange(series, includes, yMax) {
   const smallest = values.reduce((a, b) => Math.min(a, b), Infinity);
   const largest = values.reduce((a, b) => Math.max(a, b), -Infinity);
   const low = Math.min(smallest, ...includes);
-  const high = Math.max(Math.min(yMax, largest), ...includes);
-  if (high > low) return [low, high];
   if (!Number.isFinite(low)) return [0, 1];
-  const margin = Math.abs(low || 1) / 10;
-  return [low - margin, low + margin];
+  return axisRange(low, Math.max(Math.min(yMax, largest), ...includes));
 }
 
 /**
  * @param {Series[]} series
  * @param {(value: number) => number} y
  * @param {number} low - Value that stands for a line without values.
- * @returns {import("./chart_axes.js").EndLabel[]}
+ * @returns {EndLabel[]}
  */
 function labelsOf(series, y, low) {
   return series
@@ -158,7 +107,6 @@ function labelsOf(series, y, low) {
 /**
  * @param {string} title
  * @param {string} [explanation]
- * @returns {Node | string}
  */
 function heading(title, explanation) {
   if (!explanation) return title;
@@ -172,18 +120,11 @@ function legendKey({ name, color }) {
   return el("span", { className: "key", style: `--c: var(--${color})` }, name);
 }
 
-/**
- * @param {number} x
- * @param {number} bottom
- * @param {string} className
- */
 function verticalLine(x, bottom, className) {
   return el("svg:line", { x1: x, x2: x, y1: TOP_MARGIN, y2: bottom, class: className });
 }
 
 /**
- * Draw one line with its error band and its dots.
- *
  * @param {SVGElement} plot
  * @param {Series} series
  * @param {(step: number) => number} x
@@ -191,31 +132,21 @@ function verticalLine(x, bottom, className) {
  */
 function drawSeries(plot, series, x, y) {
   const { xs, ys, color, group } = series;
-  const groupAttribute = group === undefined ? {} : { "data-group": group };
+  const marks = group === undefined ? {} : { "data-group": group };
   const segments = xs.map((step, k) => {
     if (ys[k] === null) return "";
     const continues = k > 0 && ys[k - 1] !== null;
     return `${continues ? "L" : "M"}${x(step).toFixed(1)} ${y(ys[k]).toFixed(1)}`;
   });
-  const dot = (k, r) =>
-    el("svg:circle", {
-      cx: x(xs[k]),
-      cy: y(ys[k]),
-      r,
-      ...groupAttribute,
-      style: `fill: var(--${color})`,
-    });
+  const dot = (k, r) => {
+    const style = `fill: var(--${color})`;
+    return el("svg:circle", { cx: x(xs[k]), cy: y(ys[k]), r, ...marks, style });
+  };
 
   if (series.errors?.some(Boolean)) plot.append(errorBand(series, x, y));
-  const classNames = ["line", series.bold ? "bold" : "", series.faint ? "faint" : ""];
-  plot.append(
-    el("svg:path", {
-      d: segments.join(""),
-      class: classNames.filter(Boolean).join(" "),
-      ...groupAttribute,
-      style: `stroke: var(--${color}); stroke-dasharray: ${series.dash ?? "none"}`,
-    }),
-  );
+  const weight = series.bold ? "bold" : series.faint ? "faint" : "";
+  const style = `stroke: var(--${color}); stroke-dasharray: ${series.dash ?? "none"}`;
+  plot.append(el("svg:path", { d: segments.join(""), class: `line ${weight}`, ...marks, style }));
   if (xs.length === 1) plot.append(dot(0, 3));
   plot.append(...(series.dots ?? []).map(k => dot(k, 4.5)));
 }
@@ -239,18 +170,14 @@ function errorBand({ xs, ys, errors, color }, x, y) {
  * Let pointer and arrow keys read values. Left and right move over the steps; if each line is
  * described on its own, up and down move over the lines.
  *
- * @param {object} chart
- * @param {import("./chart_axes.js").Frame} chart.frame
- * @param {SVGElement} chart.cursor
- * @param {(step: number) => number} chart.x
- * @param {(value: number) => number} chart.y
- * @param {number[]} chart.steps
- * @param {Series[]} chart.series
- * @param {LineChartOptions["describe"]} chart.describe
- * @param {LineChartOptions["onNear"]} chart.onNear
+ * @param {ChartFrame} frame
+ * @param {SVGElement} cursor
+ * @param {(step: number) => number} x
+ * @param {(value: number) => number} y
+ * @param {number[]} steps
+ * @param {LineChart} chart
  */
-function addReadout({ frame, cursor, x, y, steps, series, describe, onNear }) {
-  const { svg, width, height } = frame;
+function addReadout({ svg, width, height }, cursor, x, y, steps, { series, describe, onNear }) {
   let stepIndex = steps.length - 1;
   let selected = series.at(-1);
 

@@ -5,45 +5,48 @@ import { pluralize } from "./format.js";
 import { setTitle, setUpTheme } from "./frame.js";
 import { showBestSetting, showFailures } from "./sweep_best.js";
 import { drawLossCurves, drawScoreCurves } from "./sweep_curves.js";
-import { allSettings, data, runs, settingNoun, sweptKeys } from "./sweep_data.js";
-import { drawLegend, setUpLegend, showPinned } from "./sweep_highlight.js";
-import { keyName } from "./sweep_names.js";
-import { drawOutcomes } from "./sweep_outcomes.js";
+import {
+  allSettings,
+  data,
+  drawLegend,
+  keyName,
+  runs,
+  settingNoun,
+  setUpLegend,
+  showPinned,
+  sweptKeys,
+} from "./sweep_data.js";
+import { drawFigures } from "./sweep_figures.js";
 import { drawPhases, showStudy } from "./sweep_study.js";
 import { showTables } from "./sweep_tables.js";
-import { drawTradeoffs } from "./sweep_tradeoffs.js";
 
 /** Draw everything that depends on colors or on the size of the window. */
 function draw() {
   drawLegend();
-  drawPhases();
   drawLossCurves();
-  if (!data.study) {
-    drawTradeoffs();
-    drawOutcomes();
+  if (data.study) {
+    drawPhases();
+  } else {
+    drawFigures();
     drawScoreCurves();
   }
   showPinned();
 }
 
-function start() {
-  setTitle(data.title, `GlassGPT ${data.isComparison ? "comparison" : "sweep"}`);
-  const grid = sweptKeys.map((key, k) => `${keyName(k)} (${key.values.length})`).join(" × ");
-  const facts = data.isComparison
-    ? [pluralize(runs.length, "run"), pluralize(sweptKeys.length - 1, "differing setting")]
-    : [
-        data.study ? "" : grid,
-        pluralize(allSettings.length, settingNoun),
-        pluralize(runs.length, "run"),
-      ];
-  $("summary").textContent = facts.filter(Boolean).join(" · ");
-  setUpLegend(draw);
-  showStudy();
-  showBestSetting();
-  showFailures();
-  showTables();
-  setUpTheme(draw);
-  draw();
-}
-
-start();
+setTitle(data.title, `GlassGPT ${data.isComparison ? "comparison" : "sweep"}`);
+const grid = sweptKeys.map((key, k) => `${keyName(k)} (${key.values.length})`).join(" × ");
+const facts = data.isComparison
+  ? [pluralize(runs.length, "run"), pluralize(sweptKeys.length - 1, "differing setting")]
+  : [
+      data.study ? "" : grid,
+      pluralize(allSettings.length, settingNoun),
+      pluralize(runs.length, "run"),
+    ];
+$("summary").textContent = facts.filter(Boolean).join(" · ");
+setUpLegend(draw);
+showStudy();
+showBestSetting();
+showFailures();
+showTables();
+setUpTheme(draw);
+draw();

@@ -4,100 +4,80 @@ import { $, bdi, el } from "./dom.js";
 import { pluralize, printable } from "./format.js";
 import {
   chartedKeys,
+  costFigures,
   data,
+  figureTitle,
+  formatFigure,
   hasSingleValue,
-  lossUnit,
+  keyName,
+  lossFigure,
   lowestLossSetting,
-  results,
+  outcome,
+  resultOf,
+  runName,
   runs,
   runsOf,
   sweptKeys,
-} from "./sweep_data.js";
-import {
-  COSTS,
-  costOf,
-  costTitle,
-  formatCost,
-  keyName,
-  outcome,
-  runName,
   valueName,
-  withError,
-} from "./sweep_names.js";
+} from "./sweep_data.js";
 import { explanationOf, term } from "./terms.js";
 
 /** Show the setting with the lowest loss, its cost, and the command that trains it again. */
 export function showBestSetting() {
-  $("best-title").hidden = Boolean(data.study);
   const hasResult = lowestLossSetting !== null;
+  $("best-title").hidden = Boolean(data.study);
   $("nothing").hidden = hasResult || data.study;
   $("best").hidden = !hasResult;
   if (!hasResult) {
-    const hasFinished = runs.some(run => run.status === "finished");
-    const kind = hasFinished && !data.isComparison ? "finished run" : "run";
     $("nothing").textContent = data.hasSeveralTexts
       ? "The texts of the runs differ, so their losses are not compared."
-      : hasFinished || data.isComparison
-        ? `No ${kind} has a finite validation loss.`
-        : "No run has finished yet.";
+      : "No run has finished with a finite validation loss.";
     return;
   }
-  $("figures").append(...valueFigures(), lossFigure(), ...costFigures());
+  const [firstRun] = runsOf[lowestLossSetting];
+  const keys = chartedKeys.filter(k => hasSingleValue(lowestLossSetting, k));
+  $("figures").append(
+    ...keys.map(k => figureBox(sweptKeys[k].name, bdi(valueName(firstRun, k)), keyName(k))),
+    resultBox("loss", lossFigure),
+    ...costFigures.map(figure => resultBox(figure.name, figure)),
+  );
   showCaveat();
   $("again").hidden = $("command").hidden = !data.command;
   $("best-command").textContent = data.command;
   $("copy").onclick = copyCommand;
 }
 
-/**
- * @param {string} id
- * @param {string | Node} value
- * @param {...(string | Node)} label
- */
 function figureBox(id, value, ...label) {
   return el("div", { "data-figure": id }, el("b", {}, value), el("span", {}, ...label));
 }
 
-function valueFigures() {
-  const [firstRun] = runsOf[lowestLossSetting];
-  return chartedKeys.flatMap(k =>
-    hasSingleValue(lowestLossSetting, k)
-      ? [figureBox(sweptKeys[k].name, bdi(valueName(firstRun, k)), keyName(k))]
-      : [],
-  );
-}
-
-function lossFigure() {
-  const { loss, lossError, runCount } = results[lowestLossSetting];
-  const seeds = runCount > 1 ? `; mean ± standard error of ${runCount} seeds` : "";
-  const label = [term("Validation loss"), ` (${lossUnit})${seeds}`];
-  return figureBox("loss", withError(loss, lossError), ...label);
-}
-
-function costFigures() {
-  return Object.keys(COSTS).flatMap(name => {
-    const cost = costOf(lowestLossSetting, name);
-    if (cost === null) return [];
-    const label = term(costTitle(name), explanationOf(COSTS[name].name));
-    return [figureBox(name, formatCost(name, cost), label)];
-  });
+/**
+ * @param {string} id
+ * @param {SweepFigure} figure
+ */
+function resultBox(id, figure) {
+  const { value, error, count } = resultOf(lowestLossSetting, figure);
+  const isLoss = figure === lossFigure;
+  const seeds = isLoss && count > 1 ? `; mean ± standard error of ${count} seeds` : "";
+  const text = formatFigure(figure, value, isLoss ? error : null);
+  return figureBox(id, text, term(figureTitle(figure), explanationOf(figure.title)), seeds);
 }
 
 /** Say why the setting with the lowest loss may not be the best one. */
 function showCaveat() {
   $("caveat").hidden = !data.asGood && !data.oneSeed;
-  if (data.oneSeed) {
-    $("best-title").textContent = "Lowest loss";
-    $("caveat").textContent = data.isComparison
-      ? "Each run is compared by itself, so there is no error estimate: another seed may rank the runs differently."
-      : "With one seed there is no error estimate, so no setting is declared best. Add seed=1,2,3 to measure how " +
-        "much the loss differs between seeds.";
-  } else {
+  if (!data.oneSeed) {
     $("caveat").replaceChildren(
       bdi(data.asGood ?? ""),
       " may be as good: by Welch's t-test the difference is not significant (p ≥ 0.05).",
     );
+    return;
   }
+  $("best-title").textContent = "Lowest loss";
+  $("caveat").textContent = data.isComparison
+    ? "Each run is compared by itself, so there is no error estimate: another seed may rank the runs differently."
+    : "With one seed there is no error estimate, so no setting is declared best. Add seed=1,2,3 to measure how " +
+      "much the loss differs between seeds.";
 }
 
 async function copyCommand() {
@@ -116,23 +96,18 @@ async function copyCommand() {
 
 /** List the runs that failed or did not finish, with the reasons. */
 export function showFailures() {
-  const countWith = status => runs.filter(run => run.status === status).length;
   const failures = runs.filter(run => run.status !== "finished" || run.reason);
+  const countOf = status => runs.filter(run => run.status === status).length;
   const counts = ["failed", "unfinished"]
-    .filter(countWith)
-    .map(status => `${pluralize(countWith(status), "run")} ${status}`);
+    .filter(countOf)
+    .map(status => `${pluralize(countOf(status), "run")} ${status}`);
   $("failures").hidden = !failures.length;
   $("failures").querySelector("h3").textContent =
     counts.join(", ") || "Finished runs that could not be continued";
   const lines = failures.map(run => {
     const reason = run.reason ? [": ", bdi(printable(run.reason))] : [];
-    return el(
-      "li",
-      { "data-status": run.status },
-      el("b", {}, bdi(runName(run))),
-      ` ${outcome(run)}`,
-      ...reason,
-    );
+    const name = el("b", {}, bdi(runName(run)));
+    return el("li", { "data-status": run.status }, name, ` ${outcome(run)}`, ...reason);
   });
   $("failures")
     .querySelector("ul")

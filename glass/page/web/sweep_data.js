@@ -1,94 +1,55 @@
 /**
- * The data of a sweep's page: its runs, the values that were swept, and the result of each setting.
+ * The data of a sweep's page: its runs, names, results, colors, and the highlighted settings.
  *
  * A setting is a combination of swept values; its runs differ only in their seed. Settings are
  * numbered from 0, best first. If any runs are compared, each is a setting of its own: the first
  * swept key is its name, and the others are the settings in which the runs differ.
  */
 
-import { $ } from "./dom.js";
-import { mean, standardDeviation, standardError } from "./statistics.js";
-
-/**
- * @typedef {object} Curve
- * @property {number[]} steps
- * @property {number[]} values
- * @property {number} of - Number of measured points, of which the curve keeps some.
- */
-
-/**
- * @typedef {object} Run
- * @property {string} name - Name of the run's folder.
- * @property {string | null} page - Address of the run's own page.
- * @property {"finished" | "failed" | "unfinished"} status
- * @property {string} reason - Why the run failed or could not be continued; "" if it did not.
- * @property {number | null} maxSteps
- * @property {number} setting
- * @property {string} seed
- * @property {number[]} valueIndices - For each swept key, the index of the run's value.
- * @property {Record<string, number | null>} figures
- * @property {Record<string, Curve>} curves
- * @property {Record<string, Curve>} heads - For each score, the strongest head's or the mean over
- *   the heads.
- * @property {Record<string, number>} emerged - For each kind of head, the step at which the first
- *   one emerged.
- * @property {Record<string, number | null>} formed - What the heads had become by the end.
- */
-
-/**
- * A setting that was swept.
- *
- * @typedef {object} SweptKey
- * @property {string} name
- * @property {string[]} values - In their order.
- * @property {"names" | "linear" | "log"} axis - How the values are spread along an axis.
- * @property {number[] | null} numbers - The values as numbers; null if one of them is not a number.
- */
-
-/**
- * Means over the measured runs of a setting, with their standard errors.
- *
- * @typedef {object} Result
- * @property {number} runCount - Measured runs that have a loss.
- * @property {number | null} loss - Mean of the metric that settings are compared by.
- * @property {number | null} lossError
- * @property {Record<string, number>} figures
- * @property {Record<string, number | null>} figureErrors
- * @property {Record<string, number[]>} emerged - For each kind of head, the steps of the runs in
- *   which one emerged.
- * @property {Record<string, number>} scores - At the end of training.
- * @property {Record<string, number | null>} scoreErrors
- */
+import { formatCompact, shortenToWidth } from "./chart_axes.js";
+import { RAMP } from "./colors.js";
+import { $, bdi, el } from "./dom.js";
+import { formatCount, formatWithError, pluralize, printableName } from "./format.js";
+import { censoredMedian, mean, standardDeviation, standardError } from "./statistics.js";
+import { addArrowKeys } from "./tooltip.js";
 
 /** In a comparison of runs that differ in more keys, charts are drawn against the runs only. */
 const MAX_CHARTED_KEYS = 5;
-
+/** Hues of values without an order, as names of CSS custom properties. */
+const HUES = ["c1", "c2", "c3", "c4", "c6", "c7"];
+/** When the hues are used up, they repeat with the next of these dashes. */
+const DASHES = [
+  { svg: "none", css: "solid" },
+  { svg: "7 4", css: "dashed" },
+  { svg: "2 3", css: "dotted" },
+];
 export const data = JSON.parse($("data").textContent);
 
 /** @type {SweptKey[]} */
 export const sweptKeys = data.keys.map(createSweptKey);
 
-/** @type {Run[]} */
+/** @type {SweepRun[]} */
 export const runs = data.runs.map(run => ({
   ...run,
   valueIndices: run.values.map((value, k) => sweptKeys[k].values.indexOf(value)),
 }));
 
-const settingCount = Math.max(0, ...runs.map(run => run.setting + 1));
-
-/** The numbers of all settings, best first. */
-export const allSettings = [...Array(settingCount).keys()];
+/** @type {number[]} */
+export const allSettings = [...new Set(runs.map(run => run.setting))];
 
 /** The runs of each setting. */
 export const runsOf = allSettings.map(setting => runs.filter(run => run.setting === setting));
 
-/** @type {Result[]} */
-export const results = allSettings.map(setting => summarizeRuns(measuredRuns(setting)));
+/** The figures that any run has. @type {SweepFigure[]} */
+export const figures = data.figures.filter(({ name }) =>
+  runs.some(run => run.figures[name] !== null),
+);
 
-/** Unit of the metric that settings are compared by. */
-export const lossUnit = { "val/loss": "nats/token", "val/bits_per_byte": "bits per byte" }[
-  data.metric
-];
+/** The figure that settings are compared by. @type {SweepFigure} */
+export const lossFigure = data.figures.find(({ name }) => name === data.metric);
+
+/** What a setting costs. */
+export const costFigures = figures.filter(({ section }) => section === "cost");
 
 /** What the page calls a setting: in a comparison each run is one, in a study each arm. */
 export const settingNoun = data.isComparison ? "run" : data.study ? "arm" : "setting";
@@ -99,18 +60,16 @@ export const lowestLossSetting = data.hasResult ? 0 : null;
 /** The setting that is declared best; null without an error estimate. */
 export const bestSetting = data.oneSeed ? null : lowestLossSetting;
 
-/** Whether any setting has more than one run. */
 export const hasSeveralSeeds = runsOf.some(runsOfSetting => runsOfSetting.length > 1);
 
 /** Indices of the swept keys that charts are drawn against. */
 export const chartedKeys =
   data.isComparison && sweptKeys.length > MAX_CHARTED_KEYS ? [0] : [...sweptKeys.keys()];
 
+// --- values --------------------------------------------------------------------------------------
+
 /**
  * The runs whose results count: the finished ones, or in a comparison of runs each one so far.
- *
- * @param {number} setting
- * @returns {Run[]}
  */
 export function measuredRuns(setting) {
   return runsOf[setting].filter(run => run.status === "finished" || data.isComparison);
@@ -121,28 +80,16 @@ export function measuredRuns(setting) {
  *
  * @param {number} setting
  * @param {number} k - Index of the key.
- * @returns {boolean}
  */
 export function hasSingleValue(setting, k) {
   return new Set(runsOf[setting].map(run => run.valueIndices[k])).size === 1;
 }
 
 /**
- * The loss of a run at its best step.
- *
- * @param {Run} run
- * @returns {number | null}
- */
-export function lossOf(run) {
-  return run.figures[data.metric];
-}
-
-/**
  * The place of a run's value on an axis: the number, or its index among the names.
  *
- * @param {Run} run
+ * @param {SweepRun} run
  * @param {number} k - Index of the swept key.
- * @returns {number}
  */
 export function axisValue(run, k) {
   const index = run.valueIndices[k];
@@ -157,19 +104,15 @@ export function axisValue(run, k) {
  */
 function createSweptKey({ name, values }) {
   const toNumber = value => (/^[-+.\d]/.test(value) ? Number(value) : NaN);
-  const areNumbers = values.every(value => Number.isFinite(toNumber(value)));
-  if (!areNumbers) return { name, values, axis: "names", numbers: null };
+  if (!values.every(value => Number.isFinite(toNumber(value)))) {
+    return { name, values, axis: "names", numbers: null };
+  }
   const sortedValues = [...values].sort((a, b) => toNumber(a) - toNumber(b));
   const numbers = sortedValues.map(toNumber);
   return { name, values: sortedValues, axis: isSpacedByRatio(numbers) ? "log" : "linear", numbers };
 }
 
-/**
- * Whether ascending numbers are more evenly spaced on a logarithmic axis than on a linear one.
- *
- * @param {number[]} numbers
- * @returns {boolean}
- */
+/** @param {number[]} numbers ascending */
 function isSpacedByRatio(numbers) {
   const pairs = numbers.slice(1).map((next, k) => [numbers[k], next]);
   if (numbers[0] <= 0 || numbers.length < 2 || pairs.some(([a, b]) => a === b)) return false;
@@ -181,29 +124,287 @@ function isSpacedByRatio(numbers) {
 }
 
 /**
- * @param {Run[]} finished
- * @returns {Result}
+ * @param {number} setting
+ * @param {SweepFigure} figure
+ * @returns {SweepResult}
  */
-function summarizeRuns(finished) {
-  const namesIn = table => [...new Set(finished.flatMap(run => Object.keys(run[table])))];
-  const valuesIn = (table, name) =>
-    finished.map(run => run[table][name] ?? null).filter(value => value !== null);
-  const finalScores = score =>
-    finished.map(run => run.heads[score]?.values.at(-1)).filter(value => value !== undefined);
-  const forEachName = (names, compute) =>
-    Object.fromEntries(names.map(name => [name, compute(name)]));
+export function resultOf(setting, { name, isTime }) {
+  const measured = measuredRuns(setting);
+  const values = measured.map(run => run.figures[name]).filter(value => value !== null);
+  const value = isTime ? censoredMedian(values, measured.length) : mean(values);
+  return { value, error: isTime ? null : standardError(values), count: values.length };
+}
 
-  const losses = valuesIn("figures", data.metric);
-  const figures = namesIn("figures");
-  const scores = namesIn("heads");
-  return {
-    runCount: losses.length,
-    loss: mean(losses),
-    lossError: standardError(losses),
-    figures: forEachName(figures, name => mean(valuesIn("figures", name))),
-    figureErrors: forEachName(figures, name => standardError(valuesIn("figures", name))),
-    emerged: forEachName(namesIn("emerged"), kind => valuesIn("emerged", kind)),
-    scores: forEachName(scores, score => mean(finalScores(score))),
-    scoreErrors: forEachName(scores, score => standardError(finalScores(score))),
+// --- names ---------------------------------------------------------------------------------------
+
+const lastParts = sweptKeys.map(({ name }) => name.slice(name.lastIndexOf(".") + 1));
+
+/**
+ * The last part of a key's name, or all of it if the last part is ambiguous: n_head for
+ * model.n_head.
+ *
+ * @param {number} k - Index of the swept key.
+ */
+export function keyName(k) {
+  const isAmbiguous = lastParts.filter(name => name === lastParts[k]).length > 1;
+  return printableName(isAmbiguous ? sweptKeys[k].name : lastParts[k]);
+}
+
+/**
+ * @param {SweepRun} run
+ * @param {number} k - Index of the swept key.
+ */
+export function valueName(run, k) {
+  return printableName(run.values[k]);
+}
+
+/**
+ * A value with its key, or alone if it explains itself: "n_head 4", "muon".
+ *
+ * @param {SweepRun} run
+ * @param {number} k - Index of the swept key.
+ */
+export function keyAndValue(run, k) {
+  const isWord = sweptKeys[k].axis === "names" && !/^(true|false|null|none|)$/i.test(run.values[k]);
+  if ((sweptKeys.length > 1 || data.study) && isWord) return valueName(run, k);
+  return `${keyName(k)} ${valueName(run, k)}`;
+}
+
+export function settingName(setting) {
+  const [run] = runsOf[setting];
+  if (data.isComparison) return runName(run);
+  const parts = sweptKeys.map((_, k) => (hasSingleValue(setting, k) ? keyAndValue(run, k) : ""));
+  return parts.filter(Boolean).join(", ") || "all seeds";
+}
+
+/**
+ * A star after the name of the setting that is declared best.
+ *
+ * @param {number | null} setting
+ */
+export function bestMark(setting) {
+  return setting !== null && setting === bestSetting ? " ★" : "";
+}
+
+/** @param {SweepRun} run */
+export function runName(run) {
+  if (data.isComparison) return printableName(run.name);
+  const parts = sweptKeys.map((_, k) => keyAndValue(run, k));
+  if (run.seed && hasSeveralSeeds && sweptKeys[0]?.name !== "seed") {
+    parts.push(`seed ${printableName(run.seed)}`);
+  }
+  return parts.join(", ") || printableName(run.name);
+}
+
+/**
+ * How a run ended: "finished", "failed after 10 of 20 steps".
+ *
+ * @param {SweepRun} run
+ */
+export function outcome({ status, step, maxSteps }) {
+  if (status === "finished") return status;
+  if (!step) return `${status} before its first step`;
+  if (!maxSteps) return `${status} after ${pluralize(step, "step")}`;
+  return `${status} after ${formatCount(step)} of ${pluralize(maxSteps, "step")}`;
+}
+
+/**
+ * The name of a figure with its unit: "Throughput (tokens/s)". Bytes are written with their values.
+ *
+ * @param {SweepFigure} figure
+ */
+export function figureTitle({ title, unit }) {
+  return unit && unit !== "B" ? `${title} (${unit})` : title;
+}
+
+/**
+ * Write a figure with its standard error, if that is known: 1.72 ± 0.01, 115k, 8.19 kB.
+ *
+ * @param {SweepFigure} figure
+ * @param {number | null} value
+ * @param {number | null} [error]
+ */
+export function formatFigure({ isLarge, unit }, value, error = null) {
+  if (!isLarge || value === null) return formatWithError(value, error, 2);
+  const power = Math.min(3, Math.floor(Math.log10(Math.max(1, value)) / 3));
+  const size = 1000 ** power;
+  const prefix = ["", "k", "M", "G"][power];
+  const number = error
+    ? formatWithError(value / size, error / size, 2)
+    : formatCompact(Number((value / size).toPrecision(3)));
+  return unit === "B" ? `${number} ${prefix}B` : number + prefix;
+}
+
+/**
+ * What a tooltip says about a mark of a chart.
+ *
+ * @param {string} name
+ * @param {string} star - After the name.
+ * @param {string} value
+ * @param {string} unit
+ * @param {string[]} details - One line each.
+ */
+export function describeMark(name, star, value, unit, details) {
+  return [
+    el("div", {}, el("b", {}, bdi(name)), star),
+    el("div", { className: "value" }, el("b", {}, value), ` ${unit}`),
+    ...details.map(text => el("div", {}, el("small", {}, text))),
+  ];
+}
+
+// --- colors --------------------------------------------------------------------------------------
+
+/**
+ * Index of the swept key that gives the colors; settings that stay highlighted; the setting that is
+ * pointed at.
+ *
+ * @type {{colorKey: number, pinned: Set<number> | null, near: number | null}}
+ */
+const state = { colorKey: 0, pinned: null, near: null };
+
+/** The index of the value that gives a setting its color; null if its runs have several. */
+function colorValue(setting) {
+  if (!sweptKeys.length || !hasSingleValue(setting, state.colorKey)) return null;
+  return runsOf[setting][0].valueIndices[state.colorKey];
+}
+
+/** The color and dash of lines: from pale to deep for numbers, distinct hues for names. */
+function styleOf(value) {
+  if (value === null) return { color: "var(--c1)", dash: DASHES[0] };
+  const { axis, values } = sweptKeys[state.colorKey];
+  if (axis === "names") {
+    const dash = DASHES[Math.floor(value / HUES.length) % DASHES.length];
+    return { color: `var(--${HUES[value % HUES.length]})`, dash };
+  }
+  // The part of the ramp that stands out from the background of each theme
+  const share = values.length > 1 ? value / (values.length - 1) : 1;
+  const rampColor = (from, to) => `rgb(${RAMP[Math.round(255 * (from + (to - from) * share))]})`;
+  const color = `light-dark(${rampColor(0.66, 0.1)}, ${rampColor(0.42, 0.97)})`;
+  return { color, dash: DASHES[0] };
+}
+
+/** An SVG `stroke-dasharray`. */
+export function settingDash(setting) {
+  return styleOf(colorValue(setting)).dash.svg;
+}
+
+/** Set the CSS custom property `--s<setting>` of each setting to its color. */
+function assignColors() {
+  for (const setting of allSettings) {
+    const { color } = styleOf(colorValue(setting));
+    document.documentElement.style.setProperty(`--s${setting}`, color);
+  }
+}
+
+export function colorSwatch(setting) {
+  const style = `--c: var(--s${setting})`;
+  return el("span", { className: "swatch", style, "aria-hidden": "true" });
+}
+
+// --- highlight -----------------------------------------------------------------------------------
+
+/**
+ * Highlight settings: the marks of the others fade.
+ *
+ * @param {Set<number> | null} settings - Null: those that are pinned.
+ */
+export function highlight(settings) {
+  const highlighted = settings ?? state.pinned;
+  document.body.classList.toggle("single", Boolean(highlighted));
+  for (const mark of document.querySelectorAll("[data-group]")) {
+    const groups = mark.getAttribute("data-group").split(" ").map(Number);
+    mark.classList.toggle("lit", groups.some(group => highlighted?.has(group)) ?? false);
+  }
+}
+
+/** @param {{group?: number} | null} mark - The one that is pointed at. */
+export function highlightNear(mark) {
+  const setting = mark?.group ?? null;
+  if (setting === state.near) return;
+  state.near = setting;
+  highlight(setting === null ? null : new Set([setting]));
+}
+
+/** @param {Set<number> | null} settings */
+function joinSettings(settings) {
+  return settings && [...settings].join(" ");
+}
+
+/**
+ * Keep settings highlighted, or no longer if they were.
+ *
+ * @param {Set<number> | null} settings
+ */
+export function togglePin(settings) {
+  state.pinned = joinSettings(settings) === joinSettings(state.pinned) ? null : settings;
+  showPinned();
+}
+
+export function showPinned() {
+  const pinned = joinSettings(state.pinned);
+  $("all").hidden = !state.pinned;
+  for (const chip of $("chips").children) {
+    chip.setAttribute("aria-pressed", String(chip.getAttribute("data-group") === pinned));
+  }
+  highlight(null);
+}
+
+/** Draw one button for each value of the key that gives the colors. */
+export function drawLegend() {
+  $("legend").hidden = allSettings.length < 2 || !sweptKeys.length;
+  if ($("legend").hidden) return;
+  const chips = sweptKeys[state.colorKey].values.map(legendChip);
+  $("color-name").textContent = keyName(state.colorKey);
+  $("chips").replaceChildren(...chips);
+  addArrowKeys($("chips"), chips, 1, () => {});
+}
+
+/**
+ * @param {string} name
+ * @param {number} value - Its index.
+ */
+function legendChip(name, value) {
+  const settings = new Set(allSettings.filter(setting => colorValue(setting) === value));
+  const isOfBest = settings.has(bestSetting);
+  const { color, dash } = styleOf(value);
+  const attributes = {
+    type: "button",
+    className: "chip",
+    "data-group": joinSettings(settings),
+    style: `--c: ${color}; --dash: ${dash.css}`,
+    title: isOfBest ? "The best setting has this value." : "",
   };
+  const text = bdi(shortenToWidth(printableName(name), 200));
+  const chip = el("button", attributes, text, isOfBest ? " ★" : "");
+  chip.onpointerenter = chip.onfocus = () => highlight(settings);
+  chip.onpointerleave = chip.onblur = () => highlight(null);
+  chip.onclick = () => togglePin(settings);
+  return chip;
+}
+
+/**
+ * Set up the choice of the key that gives the colors, and the keys that end highlighting.
+ *
+ * @param {() => void} redraw - Draws everything that has a setting's color.
+ */
+export function setUpLegend(redraw) {
+  const valueCounts = sweptKeys.map(({ values }) => values.length);
+  state.colorKey = Math.max(0, valueCounts.indexOf(Math.max(...valueCounts)));
+  $("color").append(...sweptKeys.map((_, k) => el("option", { value: k }, keyName(k))));
+  $("color").value = state.colorKey;
+  $("color-choice").hidden = sweptKeys.length < 2;
+  $("color-name").hidden = sweptKeys.length > 1;
+  $("color").onchange = () => {
+    state.colorKey = Number($("color").value);
+    assignColors();
+    redraw();
+  };
+  $("all").onclick = () => {
+    togglePin(null);
+    $("chips").querySelector("[tabindex='0']").focus();
+  };
+  addEventListener("keydown", event => {
+    if (event.key === "Escape" && state.pinned) togglePin(null);
+  });
+  assignColors();
 }

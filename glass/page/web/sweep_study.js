@@ -1,12 +1,10 @@
 /** The sections of a study: its verdicts, the curves that its papers are known for, its tables. */
 
-import { chartPanel } from "./chart_axes.js";
+import { chartPanels } from "./chart_axes.js";
 import { $, el } from "./dom.js";
 import { drawLineChart } from "./line_chart.js";
 import { describeValue, LINES_NOTE, settingLines } from "./sweep_curves.js";
-import { allSettings, data } from "./sweep_data.js";
-import { colorSwatch, highlightNear } from "./sweep_highlight.js";
-import { settingName } from "./sweep_names.js";
+import { allSettings, colorSwatch, data, highlightNear, settingName } from "./sweep_data.js";
 import { fillTable } from "./table.js";
 import { explainMetric } from "./terms.js";
 
@@ -19,14 +17,6 @@ const COLUMNS = {
     "Median over the seeds; one without the event counts as later than the end of the run. A dash: later than that.",
   seeds: "Number of seeds in which the event has happened.",
 };
-
-/**
- * @typedef {object} ResultTable
- * @property {string} title
- * @property {string[]} columns
- * @property {string[][]} rows
- * @property {number} text_columns - Number of columns that are aligned to the left.
- */
 
 /** Show the verdicts and the tables of a study. */
 export function showStudy() {
@@ -45,21 +35,20 @@ export function showStudy() {
   for (const table of study.tables) {
     const element = el("table", {}, el("thead"), el("tbody"));
     fillResultTable(element, table);
-    $("results").append(
-      el("h3", {}, table.title),
-      el(
-        "div",
-        { className: "scroll", tabIndex: 0, role: "region", "aria-label": table.title },
-        element,
-      ),
-    );
+    const attributes = {
+      className: "scroll",
+      tabIndex: 0,
+      role: "region",
+      "aria-label": table.title,
+    };
+    $("results").append(el("h3", {}, table.title), el("div", attributes, element));
   }
   $("compared").after($("table")); // the costs and losses of the arms
 }
 
 /**
  * @param {HTMLElement} element
- * @param {ResultTable} table
+ * @param {StudyTable} table
  */
 function fillResultTable(element, { columns, rows, text_columns }) {
   const tableColumns = columns.map((name, k) => ({
@@ -79,15 +68,15 @@ function fillResultTable(element, { columns, rows, text_columns }) {
 
 /** Draw the curves of a study's metrics. */
 export function drawPhases() {
-  if (!data.study) return;
   const { plot, hasLogSteps, events } = data.study;
-  plot.forEach((_, k) => {
-    chartPanel($("phases-charts"), `phase-${k}`);
-  });
+  const panels = chartPanels(
+    $("phases-charts"),
+    plot.map((_, k) => `phase-${k}`),
+  );
   plot.forEach(([metric, title], k) => {
-    const eventDot = (run, { steps }) => [steps.indexOf(run.events[metric])].filter(i => i >= 0);
     const curveOf = run => (hasLogSteps ? withoutStepZero(run.curves[metric]) : run.curves[metric]);
-    drawLineChart($(`phase-${k}`), {
+    const eventDot = (run, { steps }) => [steps.indexOf(run.events[metric])].filter(i => i >= 0);
+    drawLineChart(panels[k], {
       title,
       explanation: explainMetric(metric),
       series: settingLines(curveOf, { dots: eventDot }),
@@ -103,8 +92,8 @@ export function drawPhases() {
 }
 
 /**
- * @param {import("./sweep_data.js").Curve} curve
- * @returns {import("./sweep_data.js").Curve} What a logarithmic axis can show of the curve.
+ * @param {Curve} curve
+ * @returns {Curve} What a logarithmic axis can show of the curve.
  */
 function withoutStepZero({ steps, values, of }) {
   const first = steps.filter(step => step === 0).length;

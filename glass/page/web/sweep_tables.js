@@ -1,36 +1,34 @@
 /** The tables of a sweep's page: all settings, all runs, and the heads at the end of training. */
 
 import { $, bdi, el } from "./dom.js";
-import { formatCount, formatNumber, formatWithError, printableName } from "./format.js";
-import { censoredMedian } from "./statistics.js";
+import { formatCount, formatWithError, printableName } from "./format.js";
+import { censoredMedian, mean, standardError } from "./statistics.js";
 import {
   allSettings,
   axisValue,
   bestSetting,
+  colorSwatch,
+  costFigures,
   data,
+  figures,
+  figureTitle,
+  formatFigure,
   hasSeveralSeeds,
   hasSingleValue,
-  lossOf,
-  lossUnit,
+  highlight,
+  keyName,
+  lossFigure,
   measuredRuns,
-  results,
+  outcome,
+  resultOf,
   runs,
   runsOf,
+  settingName,
   settingNoun,
   sweptKeys,
-} from "./sweep_data.js";
-import { colorSwatch, highlight, togglePin } from "./sweep_highlight.js";
-import {
-  COSTS,
-  costOf,
-  costTitle,
-  formatCost,
-  keyName,
-  outcome,
-  settingName,
+  togglePin,
   valueName,
-  withError,
-} from "./sweep_names.js";
+} from "./sweep_data.js";
 import { fillTable } from "./table.js";
 import { explanationOf, SCORES, scoreLabel } from "./terms.js";
 
@@ -46,23 +44,26 @@ export function showTables() {
   const runRow = run =>
     el("tr", { "data-group": run.setting }, el("td", {}, colorSwatch(run.setting)));
   fillTable($("runs"), runColumns(), runs, runRow);
-  const settingsWithScores = allSettings.filter(
-    setting => Object.keys(results[setting].scores).length,
-  );
-  $("final-scores").hidden = !settingsWithScores.length;
-  $("final-scores-title").hidden = !settingsWithScores.length;
-  fillTable($("final-scores"), scoreColumns(), settingsWithScores, settingRow);
+  const scores = [...new Set(runs.flatMap(run => Object.keys(run.heads)))];
+  $("final-scores").hidden = $("final-scores-title").hidden = !scores.length;
+  const leading = keyColumns().slice(0, data.isComparison ? 1 : undefined);
+  const columns = [...leading, ...scores.map(scoreColumn)];
+  const isScored = setting => measuredRuns(setting).some(run => Object.keys(run.heads).length);
+  fillTable($("final-scores"), columns, allSettings.filter(isScored), settingRow);
 }
 
 function settingsNote() {
-  const values = hasSeveralSeeds ? "Values are means ± standard errors over finished runs. " : "";
-  const order =
-    data.hasSeveralTexts || data.study ? "" : `Each row is a ${settingNoun}, lowest loss first. `;
-  const note =
-    `${order}${values}The validation loss (${lossUnit}) is that of each run's best step. ` +
-    "Click a column heading to sort, or a row to highlight it.";
-  if (data.metric === "val/loss") return note;
-  return `${note} The runs use different vocabularies, so compare bits per byte, not the loss per token.`;
+  const isRanked = !data.hasSeveralTexts && !data.study;
+  const notes = [
+    isRanked ? `Each row is a ${settingNoun}, lowest loss first.` : "",
+    hasSeveralSeeds ? "Values are means ± standard errors over finished runs." : "",
+    "The validation loss is that of each run's best step.",
+    "Click a column heading to sort, or a row to highlight it.",
+    data.metric === "val/loss"
+      ? ""
+      : "The runs use different vocabularies, so compare bits per byte, not the loss per token.",
+  ];
+  return notes.filter(Boolean).join(" ");
 }
 
 /** A column for each swept key. */
@@ -77,132 +78,98 @@ function keyColumns() {
 }
 
 function settingColumns() {
-  const lossColumn = {
-    id: "loss",
-    explanation: explanationOf("validation loss"),
-    name: data.metric === "val/loss" ? `Validation loss (${lossUnit})` : "Bits per byte",
-    sortValue: setting => results[setting].loss,
-    cell: setting => withError(results[setting].loss, results[setting].lossError),
-  };
   const seedColumn = {
     id: "seeds",
     name: "Seeds",
     explanation: "Number of finished runs.",
-    sortValue: setting => results[setting].runCount,
+    sortValue: setting => measuredRuns(setting).length,
     cell: seedCount,
   };
-  const bitsOf = setting => results[setting].figures["val/bits_per_byte"];
-  const hasBits = run => run.figures["val/bits_per_byte"] !== null; // generated data has none
-  const bitsColumn = {
-    id: "bits_per_byte",
-    name: "Bits per byte",
-    explanation: explanationOf("bits per byte"),
-    sortValue: bitsOf,
-    cell: setting => withError(bitsOf(setting), results[setting].figureErrors["val/bits_per_byte"]),
-  };
+  const bits = figures.filter(figure => figure.section === "loss" && figure !== lossFigure);
   // Compared runs may differ in many settings, which would hide the loss.
   const leading = data.isComparison ? 1 : sweptKeys.length;
   return [
     ...keyColumns().slice(0, leading),
-    lossColumn,
+    figureColumn("loss", lossFigure),
     ...keyColumns().slice(leading),
     ...(hasSeveralSeeds ? [seedColumn] : []),
-    ...(data.metric === "val/loss" && data.runs.some(hasBits) ? [bitsColumn] : []),
-    ...Object.keys(COSTS).map(costColumn),
+    ...(data.metric === "val/loss" ? bits : []).map(figure => figureColumn(figure.name, figure)),
+    ...costFigures.map(figure => figureColumn(figure.name, figure)),
   ];
 }
 
-/**
- * Number of finished runs of a setting: "3", "2 of 3".
- *
- * @param {number} setting
- * @returns {string}
- */
+/** Number of finished runs of a setting: "3", "2 of 3". */
 function seedCount(setting) {
-  const [finished, total] = [results[setting].runCount, runsOf[setting].length];
+  const [finished, total] = [measuredRuns(setting).length, runsOf[setting].length];
   return finished === total ? String(finished) : `${finished} of ${total}`;
 }
 
-/** @param {string} name of the cost */
-function costColumn(name) {
+/**
+ * @param {string} id
+ * @param {SweepFigure} figure
+ */
+function figureColumn(id, figure) {
   return {
-    id: name,
-    name: costTitle(name),
-    explanation: explanationOf(COSTS[name].name),
-    sortValue: setting => costOf(setting, name),
+    id,
+    name: figureTitle(figure),
+    explanation: explanationOf(figure.title),
+    sortValue: setting => resultOf(setting, figure).value,
     cell: setting => {
-      const cost = costOf(setting, name);
-      const error = results[setting].figureErrors[name];
-      if (!error) return formatCost(name, cost);
-      return withError(cost, error) + (name === "train_seconds" ? " s" : "");
+      const { value, error } = resultOf(setting, figure);
+      return formatFigure(figure, value, error);
     },
   };
 }
 
-/** Columns with the score of each kind of head at the end, and when the first such head emerged. */
-function scoreColumns() {
-  const scores = [...new Set(results.flatMap(result => Object.keys(result.scores)))];
-  const columns = scores.map(score => ({
+/** The score of a kind of head at the end, and when the first such head emerged. */
+function scoreColumn(score) {
+  const finalScores = setting =>
+    measuredRuns(setting)
+      .map(run => run.heads[score]?.values.at(-1))
+      .filter(value => value !== undefined);
+  return {
     id: score,
     name: scoreLabel(score),
     explanation: SCORES[score]?.explanation,
-    sortValue: setting => results[setting].scores[score] ?? null,
-    cell: setting => finalScore(setting, score) + emergence(setting, score),
-  }));
-  return [...keyColumns().slice(0, data.isComparison ? 1 : undefined), ...columns];
-}
-
-/**
- * @param {number} setting
- * @param {string} score
- * @returns {string}
- */
-function finalScore(setting, score) {
-  const { scores, scoreErrors } = results[setting];
-  return score in scores ? formatWithError(scores[score], scoreErrors[score]) : "–";
+    cell: setting => {
+      const scores = finalScores(setting);
+      return formatWithError(mean(scores), standardError(scores)) + emergence(setting, score);
+    },
+  };
 }
 
 /**
  * Median step at which the first head of a kind emerged, and in how many runs one did if not in
- * all. Without one in half of the runs the median is unknown.
- *
- * @param {number} setting
- * @param {string} kind
- * @returns {string} "" if none emerged.
+ * all; "" if in none. Without one in half of the runs the median is unknown.
  */
 function emergence(setting, kind) {
-  const steps = results[setting].emerged[kind];
-  if (!steps) return "";
-  const runCount = measuredRuns(setting).length;
-  const median = censoredMedian(steps, runCount);
+  const measured = measuredRuns(setting);
+  const steps = measured.map(run => run.emerged[kind]).filter(step => step !== undefined);
+  if (!steps.length) return "";
+  const median = censoredMedian(steps, measured.length);
   const at = median === null ? "" : ` at step ${formatCount(median)}`;
-  const share = steps.length < runCount ? ` in ${steps.length} of ${runCount} runs` : "";
+  const share =
+    steps.length < measured.length ? ` in ${steps.length} of ${measured.length} runs` : "";
   return `; emerged${at}${share}`;
 }
 
 function runColumns() {
   const folderName = run => bdi(printableName(run.name));
   const folder = run => (run.page ? el("a", { href: run.page }, folderName(run)) : folderName(run));
-  const seedColumn = {
-    id: "seed",
-    name: "Seed",
-    isText: true,
-    cell: run => printableName(run.seed || "–"),
-  };
+  const seed = run => printableName(run.seed || "–");
   return [
     { id: "setting", name: "Setting", isText: true, cell: run => bdi(settingName(run.setting)) },
-    ...(hasSeveralSeeds ? [seedColumn] : []),
+    ...(hasSeveralSeeds ? [{ id: "seed", name: "Seed", isText: true, cell: seed }] : []),
     { id: "status", name: "Status", isText: true, cell: outcome },
     {
       id: "loss",
-      name: data.metric === "val/loss" ? `Validation loss (${lossUnit})` : "Bits per byte",
-      cell: run => formatNumber(lossOf(run)),
+      name: figureTitle(lossFigure),
+      cell: run => formatFigure(lossFigure, run.figures[data.metric]),
     },
     { id: "folder", name: "Folder", isText: true, cell: folder },
   ];
 }
 
-/** @param {number} setting */
 function settingRow(setting) {
   const star = setting === bestSetting ? el("b", { title: "The best setting" }, "★") : "";
   const row = el("tr", { "data-group": setting }, el("td", {}, colorSwatch(setting), star));

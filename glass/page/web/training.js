@@ -1,6 +1,6 @@
 /** The section about a run's training: figures, curves, samples, time by activity. */
 
-import { formatCompact } from "./chart_axes.js";
+import { chartPanels, formatCompact } from "./chart_axes.js";
 import { $, bdi, el } from "./dom.js";
 import { formatCount, formatDuration, formatNumber, pluralize, printable } from "./format.js";
 import { drawLineChart } from "./line_chart.js";
@@ -20,11 +20,10 @@ const MAX_SAMPLE_LENGTH = 4000;
 /**
  * A metric as a line of a chart, with a band if the page has its standard errors.
  *
- * @param {string} key - Key of the metric.
+ * @param {string} key
  * @param {string} name
  * @param {string} color - Name of a CSS custom property.
- * @param {boolean} [bold]
- * @returns {import("./line_chart.js").Series}
+ * @returns {Series}
  */
 export function metricSeries(key, name, color, bold = false) {
   const { steps, values } = data.curves[key];
@@ -33,49 +32,57 @@ export function metricSeries(key, name, color, bold = false) {
 
 /** Draw the curves. */
 export function drawTraining() {
-  drawCurve("chart-loss", {
-    title: "Loss (nats/token)",
-    explanation: explanationOf("loss"),
-    height: 170,
-    series: [
-      metricSeries("train/loss", "training", "soft"),
-      metricSeries("val/loss", "validation", "accent", true),
-    ],
-  });
+  const curve = (key, name) => [metricSeries(key, name, "accent")];
+  const inContext = "in-context learning score";
+  /** @type {Record<string, LineChart>} */
+  const charts = {
+    "chart-loss": {
+      title: "Loss (nats/token)",
+      explanation: explanationOf("loss"),
+      height: 170,
+      series: [
+        metricSeries("train/loss", "training", "soft"),
+        metricSeries("val/loss", "validation", "accent", true),
+      ],
+    },
+    "chart-gain": {
+      title: "Copying gain (nats)",
+      explanation: explanationOf("copying gain"),
+      includes: [0, 0.1],
+      series: [copyingGainSeries()],
+    },
+    "chart-in-context": {
+      title: "In-context learning (nats/token)",
+      explanation: explanationOf(inContext),
+      includes: [0, 0.1],
+      series: [metricSeries("val/in_context_score", inContext, "accent", true)],
+    },
+    "chart-lr": {
+      title: "Learning rate",
+      explanation: explanationOf("learning rate"),
+      series: learningRateSeries(),
+    },
+    "chart-speed": {
+      title: "Throughput (tokens/s)",
+      explanation: explanationOf("throughput"),
+      includes: [0, 1],
+      series: curve("train/tokens_per_second", "tokens/s"),
+    },
+    "chart-bits": {
+      title: "Bits per byte",
+      explanation: explanationOf("bits per byte"),
+      series: curve("val/bits_per_byte", "bits per byte"),
+    },
+    "chart-norm": {
+      title: "Gradient norm",
+      explanation: explanationOf("gradient norm"),
+      series: curve("train/grad_norm", "gradient norm"),
+    },
+  };
+  for (const [id, chart] of Object.entries(charts)) {
+    drawLineChart(chartPanels($("charts"), [id])[0], chart);
+  }
   drawTask();
-  drawCurve("chart-gain", {
-    title: "Copying gain (nats)",
-    explanation: explanationOf("copying gain"),
-    includes: [0, 0.1],
-    series: [copyingGainSeries()],
-  });
-  drawCurve("chart-in-context", {
-    title: "In-context learning (nats/token)",
-    explanation: explanationOf("in-context learning score"),
-    includes: [0, 0.1],
-    series: [metricSeries("val/in_context_score", "in-context learning score", "accent", true)],
-  });
-  drawCurve("chart-lr", {
-    title: "Learning rate",
-    explanation: explanationOf("learning rate"),
-    series: learningRateSeries(),
-  });
-  drawCurve("chart-speed", {
-    title: "Throughput (tokens/s)",
-    explanation: explanationOf("throughput"),
-    includes: [0, 1],
-    series: [metricSeries("train/tokens_per_second", "tokens/s", "accent")],
-  });
-  drawCurve("chart-bits", {
-    title: "Bits per byte",
-    explanation: explanationOf("bits per byte"),
-    series: [metricSeries("val/bits_per_byte", "bits per byte", "accent")],
-  });
-  drawCurve("chart-norm", {
-    title: "Gradient norm",
-    explanation: explanationOf("gradient norm"),
-    series: [metricSeries("train/grad_norm", "gradient norm", "accent")],
-  });
 }
 
 /** Draw the charts of the task's metrics, if the run has one. */
@@ -94,16 +101,7 @@ function drawTask() {
   });
 }
 
-/**
- * @param {string} id
- * @param {import("./line_chart.js").LineChartOptions} options
- */
-function drawCurve(id, options) {
-  const host = $(id) ?? $("charts").appendChild(el("div", { id }));
-  drawLineChart(host, options);
-}
-
-/** @returns {import("./line_chart.js").Series} */
+/** @returns {Series} */
 function copyingGainSeries() {
   const gains = columns["probe/copying_gain"] ?? [];
   const errors = columns["probe/copying_gain_se"];
@@ -125,7 +123,6 @@ function learningRateSeries() {
   return [metricSeries("train/lr", "AdamW", "soft"), muon];
 }
 
-/** @returns {number} seconds that the run has taken */
 export function totalSeconds() {
   return Object.values(data.seconds).reduce((sum, seconds) => sum + seconds, 0);
 }
@@ -153,36 +150,23 @@ export function setUpTraining() {
 /** Show the run's main figures. */
 function showFigures() {
   const { steps, values } = data.curves["val/loss"];
-  const best = values.reduce((lowest, value, k) => (value < values[lowest] ? k : lowest), 0);
+  const { msPerStep, mfu, peakGib } = data.speed;
+  /** @type {[string, string | Node][]} */
   const figures = [];
   if (values.length) {
-    figures.push([
-      formatNumber(values[best]),
-      `best validation loss (nats/token), at step ${formatCount(steps[best])}`,
-    ]);
+    const best = values.indexOf(values.reduce((a, b) => Math.min(a, b)));
+    const step = `at step ${formatCount(steps[best])}`;
+    figures.push([formatNumber(values[best]), `best validation loss (nats/token), ${step}`]);
   }
   if (data.step !== null) {
     const isUnfinished = data.maxSteps > data.step;
     const [count, noun] = pluralize(data.step, "step").split(" ");
     figures.push([count, isUnfinished ? `of ${pluralize(data.maxSteps, "step")} so far` : noun]);
   }
-  if (data.tokens)
+  if (data.tokens) {
     figures.push([formatCompact(Number(data.tokens.toPrecision(3))), "training tokens"]);
-  if (totalSeconds()) figures.push([formatDuration(totalSeconds()), "total time"]);
-  figures.push(...speedFigures());
-  const boxes = figures.map(([value, name]) =>
-    el("div", {}, el("b", {}, value), el("span", {}, name)),
-  );
-  $("figures").append(...boxes);
-  if (!boxes.length) {
-    $("figures").append(el("p", { className: "quiet" }, "No metrics have been recorded yet."));
   }
-}
-
-/** @returns {[string, string | Node][]} the values that were measured, and what they are */
-function speedFigures() {
-  const { msPerStep, mfu, peakGib } = data.speed;
-  const figures = [];
+  if (totalSeconds()) figures.push([formatDuration(totalSeconds()), "total time"]);
   if (msPerStep !== null) {
     const isShort = msPerStep < 999.5;
     const duration = isShort ? `${msPerStep.toPrecision(3)} ms` : formatDuration(msPerStep / 1000);
@@ -192,7 +176,13 @@ function speedFigures() {
     figures.push([`${(100 * mfu).toFixed(1)}%`, term("model FLOPs utilization")]);
   }
   if (peakGib !== null) figures.push([`${peakGib.toPrecision(3)} GiB`, "peak memory"]);
-  return figures;
+  const boxes = figures.map(([value, name]) =>
+    el("div", {}, el("b", {}, value), el("span", {}, name)),
+  );
+  if (!boxes.length) {
+    boxes.push(el("p", { className: "quiet" }, "No metrics have been recorded yet."));
+  }
+  $("figures").append(...boxes);
 }
 
 /** Show how much time each activity took. */
@@ -217,11 +207,7 @@ function showTime() {
   }
 }
 
-/**
- * Let the reader choose among the samples; the newest is shown first.
- *
- * @param {{step: number, text: string}[]} samples
- */
+/** @param {{step: number, text: string}[]} samples - The newest is shown first. */
 function setUpSamples(samples) {
   const select = $("sample-step");
   const selected = () => Number(select.value);
