@@ -5,6 +5,7 @@ import base64
 import json
 import re
 import zlib
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from safetensors.numpy import save_file
 
 from cli.command_line import SETTINGS
 from cli.config_file import config_yaml
+from common.metrics import read_rows
 from config import Config, GPTConfig, TokenizerConfig, WandbConfig
 from glass.page import pack
 from glass.page.embedded_model import EmbeddedModel
@@ -61,15 +63,16 @@ def causal(rng, *shape: int, sharp: float = 2.0) -> np.ndarray:
 
 def snapshot(L=2, H=4, T=16, step=0, seed=0, words=None) -> dict:
     rng = np.random.default_rng(seed + step)
+    periods = (T // 4, T // 2)
     return {
         "step": step,
         "text": causal(rng, L, H, T),
         "text_tokens": np.array(words or [f" w{i}" for i in range(T)]),
         "text_value_norms": rng.gamma(4, 0.3, (L, H, T)).astype(np.float32),
         "repeated": causal(rng, L, 2, H, T),
-        "repeated_tokens": np.array([[f"r{i % p}" for i in range(T)] for p in (T // 4, T // 2)]),
+        "repeated_tokens": np.array([[f"r{i % p}" for i in range(T)] for p in periods]),
         "repeated_value_norms": rng.gamma(4, 0.3, (L, 2, H, T)).astype(np.float32),
-        "repeated_periods": np.array([T // 4, T // 2]),
+        "repeated_periods": np.array(periods),
     }
 
 
@@ -78,124 +81,98 @@ def write_snapshot(folder: Path, shot: dict) -> None:
     np.savez_compressed(folder / "attention" / f"step_{shot['step']:08d}.npz", **shot)
 
 
+def write_lines(path: Path, rows: Iterable[dict]) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def of_heads(scores: Iterable[str], L: int, H: int, value: Callable[[], float]) -> dict:
+    """Metrics of all heads; `value` is called for each."""
+    heads = [f"L{layer}H{head}" for layer in range(L) for head in range(H)]
+    return {f"heads/{score}/{head}": value() for score in scores for head in heads}
+
+
 def make_run(
-    folder: Path,
-    L=2,
-    H=4,
-    T=16,
-    groups=2,
-    steps=(0, 10, 20),
-    words=None,
-    samples=None,
-    name="tiny",
-    max_steps=None,
+    folder: Path, H=4, T=16, steps=STEPS, words=None, samples=None, name="tiny", max_steps=None
 ) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
-    model = GPTConfig(n_layer=L, n_head=H, n_kv_head=groups or H, n_embd=8 * H, vocab_size=65)
-    config = Config(
-        seed=1, max_steps=max_steps or steps[-1], model=model, wandb=WandbConfig(project=name)
-    )
+    model = GPTConfig(n_layer=2, n_head=H, n_kv_head=2, n_embd=8 * H, vocab_size=65)
+    max_steps = max_steps or steps[-1]
+    config = Config(seed=1, max_steps=max_steps, model=model, wandb=WandbConfig(project=name))
     (folder / "config.yaml").write_text(config_yaml(config))
     rng = np.random.default_rng(0)
-    with (folder / "metrics.jsonl").open("w") as f:
-        for step in range(steps[0], steps[-1] + 1, 2):
-            row = {
-                "step": step,
-                "tokens": 100 * step,
-                "train_seconds": step / 2,
-                "train/loss": 3 - step / 20,
-                "train/lr": 0.001,
-                "train/grad_norm": 1.0,
-                "train/tokens_per_second": 1000.0,
-                "train/ms_per_step": 250.0,
-                "train/mfu": 0.4,
-                "memory/peak_gib": 1.5,
-            }
-            if step in steps:
-                row |= {"val/loss": 3.5 - step / 20, "val/bits_per_byte": 2.0}
-                row |= {"val/in_context_score": step / 40, "val/in_context_score_se": 0.1}
-                row |= {"task/accuracy": step / 100, "task/accuracy_se": 0.03}
-                row |= {"seconds/evaluate": 1.0, "seconds/attention": 0.5, "seconds/save": 0.25}
-                scores = ["previous_token", "induction", "entropy", "distance"] + ["importance"] * (
-                    step == steps[-1]
-                )
-                row |= {
-                    f"heads/{score}/L{layer}H{head}": float(rng.random())
-                    for score in scores
-                    for layer in range(L)
-                    for head in range(H)
-                }
-                beside = {"induction_se": 0.0234, "entropy_without_first": 0.756}
-                row |= {
-                    f"heads/{name}/L{layer}H{head}": value
-                    for name, value in beside.items()
-                    for layer in range(L)
-                    for head in range(H)
-                }
-            if step == steps[-1]:
-                row |= {"emerged/induction/L0H0": 10, f"emerged/previous_token/L{L - 1}H{H - 1}": 4}
-            f.write(json.dumps(row) + "\n")
+    rows = []
+    for step in range(steps[0], steps[-1] + 1, 2):
+        row = {"step": step, "tokens": 100 * step, "train_seconds": step / 2}
+        row |= {"train/loss": 3 - step / 20, "train/lr": 0.001, "train/grad_norm": 1.0}
+        row |= {"train/tokens_per_second": 1000.0, "train/ms_per_step": 250.0}
+        row |= {"train/mfu": 0.4, "memory/peak_gib": 1.5}
+        if step in steps:
+            row |= {"val/loss": 3.5 - step / 20, "val/bits_per_byte": 2.0}
+            row |= {"val/in_context_score": step / 40, "val/in_context_score_se": 0.1}
+            row |= {"task/accuracy": step / 100, "task/accuracy_se": 0.03}
+            row |= {"seconds/evaluate": 1.0, "seconds/attention": 0.5, "seconds/save": 0.25}
+            scores = ("previous_token", "induction", "entropy", "distance")
+            row |= of_heads(scores, 2, H, rng.random)
+            row |= of_heads(["induction_se"], 2, H, lambda: 0.0234)
+            row |= of_heads(["entropy_without_first"], 2, H, lambda: 0.756)
+        if step == steps[-1]:
+            row |= of_heads(["importance"], 2, H, rng.random)
+            row |= {"emerged/induction/L0H0": 10, f"emerged/previous_token/L1H{H - 1}": 4}
+        rows.append(row)
+    write_lines(folder / "metrics.jsonl", rows)
     texts = samples or [f"sample {step}" for step in steps]
-    (folder / "samples.jsonl").write_text(
-        "".join(json.dumps({"step": step, "text": text}) + "\n" for step, text in zip(steps, texts))
-    )
+    sampled = [{"step": step, "text": text} for step, text in zip(steps, texts)]
+    write_lines(folder / "samples.jsonl", sampled)
     for step in steps:
-        write_snapshot(folder, snapshot(L, H, T, step, words=words))
+        write_snapshot(folder, snapshot(H=H, T=T, step=step, words=words))
     return folder
 
 
-def explain(L=2, H=4, T=16, step=0, prefix="", words=None) -> dict:
+def explain(step=0, prefix="", words=None) -> dict:
     """What `glass.heads.logit_attribution.explain_predictions` gives, made up."""
+    L, H, T = 2, 4, 16
     rng = np.random.default_rng(step + len(prefix))
-    need = np.tril(rng.normal(size=(T, T)), -1).astype(np.float32)
-    need[-1] = np.nan
+    token_effect = np.tril(rng.normal(size=(T, T)), -1).astype(np.float32)
     head_effect = rng.normal(size=(L, H, T)).astype(np.float32)
-    head_effect[..., -1] = np.nan
     lens = rng.gamma(4, 1, (L + 1, T)).astype(np.float32)
-    lens[:, -1] = np.nan
-    kl = np.tril(rng.gamma(1, 0.2, (T, T)), -1).astype(np.float32)
-    found = {
-        "token_effect": need,
-        "token_effect_kl": kl,
+    for values in (token_effect.T, head_effect, lens):
+        values[..., -1] = np.nan  # no next token
+    explained = {
+        "token_effect": token_effect,
+        "token_effect_kl": np.tril(rng.gamma(1, 0.2, (T, T)), -1).astype(np.float32),
         "head_effect": head_effect,
         "logit_lens": lens,
         "logit_attribution": rng.normal(size=(2 + L * (H + 1), T, 6)).astype(np.float32),
         "predicted_ids": rng.integers(0, 16, (T, 5)),
-        "predicted_probs": np.sort(rng.dirichlet(np.ones(6), T)[:, :5])[:, ::-1].astype(np.float32),
+        "predicted_probs": np.sort(rng.dirichlet(np.ones(6), T)[:, :5])[:, ::-1].astype("f4"),
         "promoted_and_suppressed_ids": rng.integers(0, 16, (L, H, T, 6)),
         "named_ids": np.arange(16),
         "named_tokens": np.array(words or [f" n{i}" for i in range(16)]),
     }
-    return {prefix + name: value for name, value in found.items()}
+    return {prefix + name: value for name, value in explained.items()}
 
 
-def make_explained(folder, words=None, **more):
+def make_explained(folder: Path, words=None, **more) -> Path:
+    """A run with predictions, composition and the copying gain."""
     run = make_run(folder, words=words, **more)
-    for step in (0, 10, 20):
-        parts = explain(step=step, words=words) | explain(
-            step=step, prefix="repeated_", words=words
-        )
-        write_snapshot(run, {**snapshot(step=step, words=words), **parts})
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    for step in STEPS:
+        repeated = explain(step=step, prefix="repeated_", words=words)
+        shot = snapshot(step=step, words=words) | explain(step=step, words=words) | repeated
+        write_snapshot(run, shot)
+    rows = read_rows(run / "metrics.jsonl")
     for row in rows:
-        if row["step"] >= 10:
-            row |= {
-                "composition/induction/L1H1/keys/L0H2": row["step"] / 25,
-                "composition/induction_se/L1H1/keys/L0H2": 0.02,
-                "composition/induction_direct/L1H1/keys/L0H2": 0.5,
-                "composition/induction_direct_se/L1H1/keys/L0H2": 0.04,
-                "composition/induction/L1H1/queries/L0H2": 0.09,
-                "composition/induction_se/L1H1/queries/L0H2": 0.05,
-                "composition/induction/L1H1/queries/L0H1": 0.04,
-                "composition/induction_se/L1H1/queries/L0H1": 0.01,
-            }
-        row |= {
-            "probe/copying_gain": row["step"] / 10,
-            "probe/copying_gain_se": 0.1,
-            "heads/induction_se/L0H0": 0.01,
-            "heads/induction/L0H0": 0.6,
-        }
-    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        row |= {"probe/copying_gain": row["step"] / 10, "probe/copying_gain_se": 0.1}
+        row |= {"heads/induction_se/L0H0": 0.01, "heads/induction/L0H0": 0.6}
+        measured = [  # the share of L1H1's score, its error
+            ("induction{}/L1H1/keys/L0H2", row["step"] / 25, 0.02),
+            ("induction_direct{}/L1H1/keys/L0H2", 0.5, 0.04),
+            ("induction{}/L1H1/queries/L0H2", 0.09, 0.05),
+            ("induction{}/L1H1/queries/L0H1", 0.04, 0.01),
+        ]
+        for key, share, error in measured if row["step"] >= 10 else ():
+            row["composition/" + key.format("")] = share
+            row["composition/" + key.format("_se")] = error
+    write_lines(run / "metrics.jsonl", rows)
     return run
 
 
@@ -267,12 +244,7 @@ def make_job(
             }
             if step in steps:
                 row |= {"val/loss": loss, "val/bits_per_byte": loss * 1.5}
-                row |= {
-                    f"heads/{score}/L{layer}H{head}": float(rng.random())
-                    for score in (*STRONGEST, "entropy")
-                    for layer in range(L)
-                    for head in range(H)
-                }
+                row |= of_heads((*STRONGEST, "entropy"), L, H, rng.random)
             if step == 20:
                 row |= {"emerged/induction/L0H1": 10, "emerged/induction/L1H0": 20}
             f.write(json.dumps(row) + "\n")
@@ -355,7 +327,3 @@ def focus_map_cell(tab, query: int, key: int, T: int) -> None:
     tab.keyboard.press("Escape")
     for press in ["ArrowRight"] * key + ["ArrowUp"] * (T - 1 - query):
         tab.keyboard.press(press)
-
-
-def pixels(tab, selector: str) -> str:
-    return tab.eval_on_selector(selector, "canvas => canvas.toDataURL()")

@@ -1,10 +1,10 @@
 /** The large map: attention weights of a head, or token effects of the whole model. */
 
 import { cellReader, maxError, scaleTop } from "./attention_data.js";
-import { createCellGrid } from "./cell_grid.js";
+import { CellGrid } from "./cell_grid.js";
 import { colorIndex, drawColorBar, resolveColor } from "./colors.js";
-import { $, el } from "./dom.js";
-import { formatNumber, formatWithBound, pluralize, shortenToken } from "./format.js";
+import { $, el, isNarrow } from "./dom.js";
+import { formatNumber, formatWithError, pluralize, shortenToken } from "./format.js";
 import { drawHeadGrid } from "./head_grid.js";
 import { scoreNames } from "./head_metrics.js";
 import { drawOverview } from "./heads.js";
@@ -26,21 +26,26 @@ import { explainPinnedCell } from "./score_attribution_view.js";
 import { shownAttention, shownSink, shownView } from "./shown_view.js";
 import { revealToken } from "./text_view.js";
 import { describeTokenEffect, fadeSmallEffect, outlineScoredCells } from "./token_effect.js";
+import { valueLine } from "./tooltip.js";
 
 const MAX_MAP_WIDTH = 900;
 const MIN_MAP_WIDTH = 460;
-const NARROW_WINDOW = 1000; // below this width the page has one column
+const MAX_ZOOM_WIDTH = 620;
 const ZOOM_TOKENS = 24; // tokens along a side of the enlarged part
+/** What a bound is multiplied by, so that it holds after it and its value were rounded. */
+const ROUNDED_BOUND = 1.13;
 const MIN_LABELED_CELL = 8.5; // pixels of a cell that has room for its token's name
 
-let drawMap = null;
-let drawZoomedMap = null;
+/** @type {CellGrid} */
+let map = null;
+/** @type {CellGrid} */
+let zoomedMap = null;
 let gridStep = null; // step of the grid of heads
 
 /** Create the canvases of the map and of its enlarged part. */
 export function setUpMaps() {
-  drawMap = createCellGrid($("map"), "attention map; arrow keys read its cells");
-  drawZoomedMap = createCellGrid($("zoom-map"), "enlarged part of the map; arrow keys read cells");
+  map = new CellGrid($("map"), "attention map; arrow keys read its cells");
+  zoomedMap = new CellGrid($("zoom-map"), "enlarged part of the map; arrow keys read cells");
 }
 
 /** Draw the map, its caption, the grid of heads and the explanation of the pinned cell. */
@@ -51,7 +56,7 @@ export function drawAttention() {
   if (!view) return;
   drawSmallMaps();
   drawCaption(view); // first: its height decides where the map begins
-  drawMap(describeMap(view));
+  map.draw(describeMap(view));
   drawDeepModelGrid();
   explainPinnedCell();
   let unit = "attention weight";
@@ -65,74 +70,67 @@ export function drawAttention() {
 /** Draw the small maps of all heads; while the reader types, after everything else. */
 export function drawSmallMaps() {
   const view = shownAttention();
+  const draw = () => {
+    if (view === shownAttention()) drawHeadGrid(view, selectedMaps());
+  };
   const isOfOtherStep = gridStep !== currentStep();
   gridStep = currentStep();
-  if (!isOwnText() || isOfOtherStep) {
-    drawHeadGrid(view, selectedMaps());
-    return;
-  }
-  setTimeout(() => {
-    if (view === shownAttention()) drawHeadGrid(view, selectedMaps());
-  });
+  if (isOwnText() && !isOfOtherStep) setTimeout(draw);
+  else draw();
 }
 
 /** Describe cell (i, j) for a tooltip; column T is the sink's. */
 function describeCell(view, i, j) {
-  if (j === view.T) return describeSinkCell(view, i);
   if (view.signed) return describeTokenEffect(view, i, j);
+  const isSink = j === view.T;
+  const key = isSink ? ["sink"] : labelToken(view, j);
+  const attributes = { "data-query": i, "data-key": isSink ? "sink" : j };
+  const tokens = el("div", attributes, ...labelToken(view, i), " → ", ...key);
+  if (isSink) {
+    return [tokens, valueLine(formatNumber(shownSink()(i)), " on the learned sink logit")];
+  }
   const maps = selectedMaps();
   const value = cellReader(view, maps)(i, j);
-  const bound = maxError(view, maps, i, j);
-  const nodes = [el("b", {}, bound > 0 ? formatWithBound(value, bound) : formatNumber(value))];
-  if (maps.head === null) nodes.push(`, mean of ${pluralize(view.H, "head")}`);
-  else if (maps.weightByValues) {
-    const weight = view.at(maps.layer, maps.head, i, j);
-    const norm = view.norms[(maps.layer * view.H + maps.head) * view.T + j];
-    nodes.push(` = ${formatNumber(weight)} × ${formatNumber(norm)}`);
-  }
-  return [
-    el(
-      "div",
-      { "data-query": i, "data-key": j },
-      ...labelToken(view, i),
-      " → ",
-      ...labelToken(view, j),
-    ),
-    el("div", { className: "value" }, ...nodes),
-  ];
+  const bound = ROUNDED_BOUND * maxError(view, maps, i, j);
+  const text = formatWithError(value, bound, 2);
+  return [tokens, valueLine(text, describeFactors(view, maps, i, j))];
 }
 
-/** Describe the weight of query i on the sink logit for a tooltip. */
-function describeSinkCell(view, i) {
-  const value = formatNumber(shownSink()(i));
-  return [
-    el("div", { "data-query": i, "data-key": "sink" }, ...labelToken(view, i), " → sink"),
-    el("div", { className: "value" }, el("b", {}, value), " on the learned sink logit"),
-  ];
+/** Say what a weight is the mean or the product of; "" for one weight. */
+function describeFactors(view, { layer, head, weightByValues }, i, j) {
+  if (head === null) return `, mean of ${pluralize(view.H, "head")}`;
+  if (!weightByValues) return "";
+  const norm = view.norms[(layer * view.H + head) * view.T + j];
+  return ` = ${formatNumber(view.at(layer, head, i, j))} × ${formatNumber(norm)}`;
 }
 
-/** Return what `createCellGrid` draws of a view. */
+/** @returns {GridContent} */
 function describeCells(view) {
+  const { T, signed, from = 0 } = view;
   const read = cellReader(view, selectedMaps());
   const top = scaleTop(view, selection.weightByValues);
   const names = view.tokens.map(token => shortenToken(token));
-  const first = view.from ?? 0;
-  const shade = view.signed ? fadeSmallEffect : Number;
+  const shade = signed ? fadeSmallEffect : Number;
   const readSink = shownSink();
   const level = (i, j) => {
-    if (j === view.T && i >= first) return colorIndex(readSink(i));
-    return j > i || Math.min(i, j) < first ? -1 : colorIndex(shade(read(i, j)) / top, view.signed);
+    if (j === T && i >= from) return colorIndex(readSink(i));
+    return j > i || Math.min(i, j) < from ? -1 : colorIndex(shade(read(i, j)) / top, signed);
   };
   return {
-    rows: view.T,
-    cols: view.T + (readSink ? 1 : 0),
-    most: MAX_MAP_WIDTH,
+    rows: T,
+    cols: T + (readSink ? 1 : 0),
     rowNames: names,
     colNames: readSink ? [...names, "sink"] : names,
-    signed: view.signed,
+    signed,
     level,
-    tell: (i, j) => describeCell(view, i, j),
+    describe: (i, j) => describeCell(view, i, j),
+    leave: () => highlightToken(null),
   };
+}
+
+function pointAtToken(i) {
+  highlightToken(i);
+  revealToken(i);
 }
 
 /** Return what the large map draws, with its outlines and what its cells do. */
@@ -140,17 +138,15 @@ function describeMap(view) {
   const { period } = currentProbe();
   return {
     ...describeCells(view),
-    most: mapWidth(),
-    over: (context, box) => {
+    maxWidth: maxMapWidth(),
+    drawOver: (context, box) => {
       if (period) outlineScoredCells(context, box, period);
       else drawPromptBorder(context, box, view.T);
     },
     enter: (i, j) => {
-      highlightToken(i);
-      revealToken(i);
+      pointAtToken(i);
       drawZoom(i, j);
     },
-    leave: () => highlightToken(null),
     pick: pinCell,
   };
 }
@@ -158,7 +154,7 @@ function describeMap(view) {
 /** Enlarge the part of a map around a cell if the map is too small for the names of its tokens. */
 function drawZoom(i, j) {
   const view = shownView();
-  const width = Math.min($("map").clientWidth, mapWidth());
+  const width = Math.min($("map").clientWidth, maxMapWidth());
   const isLabeled = (width - 50) / view.T >= MIN_LABELED_CELL;
   $("zoom").hidden = view.T <= ZOOM_TOKENS || isLabeled;
   if ($("zoom").hidden) return;
@@ -166,47 +162,44 @@ function drawZoom(i, j) {
   const top = firstOf(i);
   const left = firstOf(j);
   const cells = describeCells(view);
-  const namesFrom = first => cells.rowNames.slice(first, first + ZOOM_TOKENS);
   const sinkNames = cells.colNames.slice(view.T);
   const keyOf = column => (column < ZOOM_TOKENS ? left + column : view.T);
   $("zoom-title").textContent =
     `Queries ${top} to ${top + ZOOM_TOKENS - 1}, keys ${left} to ${left + ZOOM_TOKENS - 1}`;
-  drawZoomedMap({
+  zoomedMap.draw({
     ...cells,
     rows: ZOOM_TOKENS,
     cols: ZOOM_TOKENS + sinkNames.length,
-    most: 620,
-    least: 0,
-    rowNames: namesFrom(top),
-    colNames: [...namesFrom(left), ...sinkNames],
+    maxWidth: MAX_ZOOM_WIDTH,
+    minNamedWidth: 0,
+    rowNames: cells.rowNames.slice(top, top + ZOOM_TOKENS),
+    colNames: [...cells.rowNames.slice(left, left + ZOOM_TOKENS), ...sinkNames],
     start: [i - top, j - left],
     level: (row, column) => cells.level(top + row, keyOf(column)),
-    tell: (row, column) => cells.tell(top + row, keyOf(column)),
-    enter: row => {
-      highlightToken(top + row);
-      revealToken(top + row);
-    },
-    leave: () => highlightToken(null),
+    describe: (row, column) => cells.describe(top + row, keyOf(column)),
+    enter: row => pointAtToken(top + row),
     pick: row => togglePin(top + row),
   });
 }
 
 /** Draw a line between the prompt and the tokens that the model generated. */
-function drawPromptBorder(context, { left, cell, high }, T) {
+function drawPromptBorder(context, { left, cellWidth, cellHeight }, T) {
   const { promptTokens } = data;
   if (!(promptTokens > 0 && promptTokens < T)) return;
+  const x = left + promptTokens * cellWidth;
+  const y = promptTokens * cellHeight;
   context.strokeStyle = resolveColor("var(--accent)");
   context.lineWidth = 1.5;
   context.beginPath();
-  context.moveTo(left, promptTokens * high);
-  context.lineTo(left + promptTokens * cell, promptTokens * high);
-  context.lineTo(left + promptTokens * cell, T * high);
+  context.moveTo(left, y);
+  context.lineTo(x, y);
+  context.lineTo(x, T * cellHeight);
   context.stroke();
 }
 
 /** Return the map's largest width: all of it fits the first screen if its labels stay legible. */
-function mapWidth() {
-  if (innerWidth < NARROW_WINDOW) return MAX_MAP_WIDTH;
+function maxMapWidth() {
+  if (isNarrow()) return MAX_MAP_WIDTH;
   const top = $("map").getBoundingClientRect().top + scrollY;
   return Math.min(MAX_MAP_WIDTH, Math.max(MIN_MAP_WIDTH, innerHeight - top - 4));
 }
@@ -215,9 +208,9 @@ function mapWidth() {
 function drawDeepModelGrid() {
   $("overview").hidden = L <= MIN_DEEP_LAYERS || !scoreNames.length;
   if (L <= MIN_DEEP_LAYERS) return;
-  if (!$("overview").hidden) drawOverview($("overview-map"), $("overview-score").value);
+  if (!$("overview").hidden) drawOverview($("overview-score").value);
   const grid = $("heads-grid");
   const top = grid.getBoundingClientRect().top + scrollY;
-  const height = innerWidth < NARROW_WINDOW ? 420 : Math.max(260, innerHeight - top - 10);
+  const height = isNarrow() ? 420 : Math.max(260, innerHeight - top - 10);
   grid.style.maxHeight = `${height}px`;
 }

@@ -15,15 +15,14 @@ function meanOutputRow(E, V, C) {
 }
 
 /**
- * Break down the prediction after token i (glass/heads/logit_attribution.py does the same).
+ * Break down the prediction after token i (glass/heads/logit_attribution.py does the same): the loss
+ * after each block, and what each component adds to the logit of each target, centered over the
+ * vocabulary.
  *
  * @param {import("./forward.js").ForwardPass} pass
  * @param {number} i
  * @param {[number, number]} of - Layer and head whose promoted tokens are named.
  * @param {number} predictedTokens - Likeliest next tokens that are explained, beside the true one.
- * @returns {{i: number, of: [number, number], targets: number[], lens: number[],
- *   direct: number[][], writes: number[]}} Loss after each block, and what each component adds to
- *   the logit of each target, centered over the vocabulary.
  *
  * References: Elhage et al. 2021; nostalgebraist 2020.
  */
@@ -66,9 +65,7 @@ export function breakDown(pass, i, of, predictedTokens) {
   const headOutput = components[1 + layer * (H + 1) + head];
   const pushed = linear({ "head.weight": outputWeight(weights) }, "head", headOutput, 1);
   const promoted = argTop(pushed, PROMOTED_TOKENS);
-  const suppressed = argTop(
-    pushed.map(value => -value),
-    PROMOTED_TOKENS,
-  );
+  const negated = pushed.map(value => -value);
+  const suppressed = argTop(negated, PROMOTED_TOKENS);
   return { i, of, targets, lens, direct, writes: [...promoted, ...suppressed] };
 }

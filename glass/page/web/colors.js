@@ -34,19 +34,12 @@ const SIGNED_LIGHT = { negative: [20, 100, 190], zero: [250, 249, 247], positive
 const TICKS = [0, 0.01, 0.05, 0.1, 0.25, 0.5, 1];
 const SIGNED_TICKS = [-1, -0.25, 0, 0.25, 1];
 
-/**
- * Mix two colors.
- *
- * @param {number[]} from
- * @param {number[]} to
- * @param {number} share - Share of `to`, from 0 to 1.
- * @returns {number[]}
- */
+/** Mix two colors; `share` is that of `to`. */
 function mix(from, to, share) {
   return from.map((channel, k) => Math.round(channel + share * (to[k] - channel)));
 }
 
-/** @returns {boolean} Whether the page shows its dark theme. */
+/** Return whether the page shows its dark theme. */
 export function isDark() {
   const chosen = document.documentElement.dataset.theme;
   if (chosen) return chosen === "dark";
@@ -54,12 +47,9 @@ export function isDark() {
 }
 
 /**
- * Return the index of a value's color. Colors follow the square root of the value, so that small
- * values are visible.
- *
- * @param {number} share - Value as a share of the largest one; NaN counts as 0.
- * @param {boolean} [signed] - Whether shares are from -1 to 1; index 128 then stands for 0.
- * @returns {number} From 0 to 255.
+ * Return the index, from 0 to 255, of the color of a value as a share of the largest one. Shares with
+ * a sign are from -1 to 1; 128 then stands for 0, as NaN does. Colors follow the square root, so that
+ * small values are visible.
  */
 export function colorIndex(share, signed = false) {
   const root = Math.sqrt(Math.abs(share) || 0);
@@ -67,26 +57,15 @@ export function colorIndex(share, signed = false) {
   return share > 0 ? Math.min(255, Math.round(255 * root)) : 0;
 }
 
-/**
- * Return the color at an index: with a sign, red above zero and blue below.
- *
- * @param {number} index - From 0 to 255.
- * @param {boolean} [signed]
- * @returns {number[]} [red, green, blue]
- */
-function colorAt(index, signed = false) {
+/** Return [red, green, blue] of a color; with a sign, red is above zero and blue below. */
+function colorAt(index, signed) {
   if (!signed) return RAMP[isDark() ? index : 255 - index];
   const { negative, zero, positive } = isDark() ? SIGNED_DARK : SIGNED_LIGHT;
   const share = (index - 128) / 127;
   return mix(zero, share < 0 ? negative : positive, Math.min(1, Math.abs(share)));
 }
 
-/**
- * Return all colors as pixels of a canvas.
- *
- * @param {boolean} [signed]
- * @returns {Uint32Array} Bytes in memory order: red, green, blue, alpha.
- */
+/** Return all colors as pixels of a canvas. */
 export function palette(signed = false) {
   return Uint32Array.from({ length: 256 }, (_, index) => {
     const [red, green, blue] = colorAt(index, signed);
@@ -94,14 +73,7 @@ export function palette(signed = false) {
   });
 }
 
-/**
- * Draw the colors with their values.
- *
- * @param {HTMLElement} host
- * @param {string} name - What the values are, with their unit.
- * @param {number} largest - Value of the last color.
- * @param {boolean} [signed]
- */
+/** Draw the colors with their values, of which `largest` is that of the last color. */
 export function drawColorBar(host, name, largest, signed = false) {
   const ramp = el("canvas", { className: "ramp", width: 255, height: 1, "aria-hidden": "true" });
   const context = ramp.getContext("2d");
@@ -109,42 +81,30 @@ export function drawColorBar(host, name, largest, signed = false) {
     context.fillStyle = `rgb(${colorAt(index, signed)})`;
     context.fillRect(index - 1, 0, 1, 1);
   }
-  const ticks = signed ? SIGNED_TICKS.map(signedTick(largest)) : TICKS.map(plainTick(largest));
-  host.replaceChildren(el("span", {}, name), ramp, el("div", { className: "ticks" }, ...ticks));
+  const ticks = signed ? SIGNED_TICKS : TICKS;
+  const createTick = signed ? createSignedTick : createPlainTick;
+  const tickElements = ticks.map(share => createTick(share, largest));
+  host.replaceChildren(
+    el("span", {}, name),
+    ramp,
+    el("div", { className: "ticks" }, ...tickElements),
+  );
 }
 
-/**
- * @param {number} largest
- * @returns {(share: number) => HTMLElement} Creates the tick at a share of the largest value.
- */
-function plainTick(largest) {
-  return share => {
-    const value = Number((share * largest).toPrecision(2));
-    const text = largest === 1 ? String(share).replace("0.", ".") : String(value);
-    return el("span", { style: `left: ${100 * Math.sqrt(share)}%; translate: -50%` }, text);
-  };
+function createPlainTick(share, largest) {
+  const value = Number((share * largest).toPrecision(2));
+  const text = largest === 1 ? String(share).replace("0.", ".") : String(value);
+  return el("span", { style: `left: ${100 * Math.sqrt(share)}%; translate: -50%` }, text);
 }
 
-/**
- * @param {number} largest
- * @returns {(share: number) => HTMLElement} Creates the tick at a share of the largest value.
- */
-function signedTick(largest) {
-  return share => {
-    const left = 50 + 50 * Math.sign(share) * Math.sqrt(Math.abs(share));
-    // The first and the last tick stay within the bar.
-    const shift = -50 - 50 * Math.trunc(share);
-    const text = share ? formatSigned(share * largest) : "0";
-    return el("span", { style: `left: ${left}%; translate: ${shift}%` }, text);
-  };
+function createSignedTick(share, largest) {
+  const left = 50 + 50 * Math.sign(share) * Math.sqrt(Math.abs(share));
+  const shift = -50 - 50 * Math.trunc(share); // the first and the last one stay within the bar
+  const text = share ? formatSigned(share * largest) : "0";
+  return el("span", { style: `left: ${left}%; translate: ${shift}%` }, text);
 }
 
-/**
- * Return a color of the style sheet as a canvas takes it.
- *
- * @param {string} color - CSS color, for example `var(--accent)`.
- * @returns {string}
- */
+/** Return a color of the style sheet, such as `var(--accent)`, as a canvas takes it. */
 export function resolveColor(color) {
   const sample = document.body.appendChild(el("i", { style: `color: ${color}` }));
   const resolved = getComputedStyle(sample).color;

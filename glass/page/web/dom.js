@@ -1,12 +1,12 @@
 /** HTML elements. Data enters the page as text nodes only; nothing is ever parsed as HTML. */
 
-/**
- * Return the element with an id.
- *
- * @param {string} id
- * @returns {any} The element, whose type depends on the page; null if there is none.
- */
+const NARROW_WINDOW = 1000; // pixels; below this width the page has one column
+
+/** @type {(id: string) => any} */
 export const $ = id => document.getElementById(id);
+
+/** Return whether the page has one column. */
+export const isNarrow = () => innerWidth < NARROW_WINDOW;
 
 /**
  * Create an element.
@@ -14,7 +14,7 @@ export const $ = id => document.getElementById(id);
  * @param {string} tag - Name of the element; "svg:" before it creates an SVG element.
  * @param {Record<string, any>} [properties] - Properties of an HTML element; attributes otherwise.
  * @param {...any} children - Nodes and texts.
- * @returns {any} The element.
+ * @returns {any}
  */
 export function el(tag, properties = {}, ...children) {
   const isSvg = tag.startsWith("svg:");
@@ -29,12 +29,25 @@ export function el(tag, properties = {}, ...children) {
   return element;
 }
 
-/**
- * Return a function that calls another one, unless it has done so less than `delay` ms ago.
- *
- * @param {() => void} call
- * @param {number} delay
- */
+/** Create an element whose text cannot change the direction of the text around it. */
+export const bdi = (text, className = "") => el("bdi", { className }, text);
+
+export const button = (properties, ...children) =>
+  el("button", { type: "button", ...properties }, ...children);
+
+/** Create a quiet paragraph. */
+export const note = (...children) => el("p", { className: "quiet" }, ...children);
+
+/** Scroll an element, and nothing else, until another one in it is visible. */
+export function scrollWithin(host, element) {
+  const frame = host.getBoundingClientRect();
+  const box = element.getBoundingClientRect();
+  if (box.top < frame.top || box.bottom > frame.bottom) {
+    host.scrollTop += box.top - frame.top - (frame.height - box.height) / 2;
+  }
+}
+
+/** Return a function that calls another one, unless it has done so less than `delay` ms ago. */
 export function throttle(call, delay) {
   let lastCall = 0;
   return () => {
@@ -43,12 +56,3 @@ export function throttle(call, delay) {
     call();
   };
 }
-
-/**
- * Create an element whose text cannot change the direction of the text around it.
- *
- * @param {string} text
- * @param {string} [className]
- * @returns {HTMLElement}
- */
-export const bdi = (text, className = "") => el("bdi", { className }, text);

@@ -13,39 +13,21 @@ const VISIBLE_MARKS = {
 };
 const INVISIBLE = /[\u0080-\u009f\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufeff\ud800-\udfff]/u;
 
-/**
- * @param {string} character - Control character below the space.
- * @returns {string} Its symbol in the block "Control Pictures".
- */
+/** Return the symbol of a control character in the block "Control Pictures". */
 const controlPicture = character => String.fromCodePoint(0x2400 + character.codePointAt(0));
 
-/**
- * @param {string} character
- * @returns {string}
- */
 function visibleCharacter(character) {
   if (character in VISIBLE_MARKS) return VISIBLE_MARKS[character];
   if (character < " ") return controlPicture(character);
   return INVISIBLE.test(character) ? "�" : character;
 }
 
-/**
- * Make the white space, control characters and invisible marks of a token visible.
- *
- * @param {string} text
- * @returns {string}
- */
+/** Make the white space, control characters and invisible marks of a token visible. */
 export function makeVisible(text) {
   return [...text].map(visibleCharacter).join("") || "∅";
 }
 
-/**
- * Make a token visible and shorten it; repeated white space is counted.
- *
- * @param {string} text
- * @param {number} [maxLength] - In characters.
- * @returns {string}
- */
+/** Make a token visible and shorten it; repeated white space is counted. */
 export function shortenToken(text, maxLength = 14) {
   const counted = makeVisible(text).replace(
     /([·⏎⇥])\1{2,}/g,
@@ -56,12 +38,7 @@ export function shortenToken(text, maxLength = 14) {
   return `${characters.slice(0, maxLength - 1).join("")}…`;
 }
 
-/**
- * Keep a text as it is, except for control characters, which become visible.
- *
- * @param {string} text
- * @returns {string}
- */
+/** Keep a text as it is, except for control characters, which become visible. */
 export function printable(text) {
   return (
     text
@@ -71,39 +48,18 @@ export function printable(text) {
   );
 }
 
-/**
- * Make the name of a run or setting visible. Unlike in a token, spaces stay spaces.
- *
- * @param {string} text
- * @returns {string}
- */
+/** Make the name of a run or setting visible. Unlike in a token, spaces stay spaces. */
 export const printableName = text => makeVisible(text).replaceAll("·", " ").replace("∅", "(none)");
 
-/**
- * @param {string} name - An identifier.
- * @returns {string} The name with spaces: previous token.
- */
 export const readableName = name => name.replaceAll("_", " ");
 
-/**
- * @param {number} n
- * @returns {string} The number with separators of thousands: 12,000.
- */
+/** Write a number with separators of thousands: 12,000. */
 export const formatCount = n => n.toLocaleString("en");
 
-/**
- * @param {number} n
- * @param {string} name - In the singular.
- * @returns {string} The number with its noun: 3 layers.
- */
-export const pluralize = (n, name) => `${formatCount(n)} ${name}${n === 1 ? "" : "s"}`;
+/** Write a number with its noun, given in the singular: 3 layers. */
+export const pluralize = (n, noun) => `${formatCount(n)} ${noun}${n === 1 ? "" : "s"}`;
 
-/**
- * Write a number with about four significant digits.
- *
- * @param {number | null | undefined} x
- * @returns {string} A dash if the number is unknown.
- */
+/** Write a number with about four significant digits; a dash if it is unknown. */
 export function formatNumber(x) {
   if (!Number.isFinite(x)) return "–";
   if (x === 0) return "0";
@@ -112,17 +68,28 @@ export function formatNumber(x) {
   return size >= 1000 ? formatCount(Math.round(x)) : x.toPrecision(4);
 }
 
-/** Write a number with so many decimals. */
+/** Write a number with its sign and two decimals; a dash if it is not finite. */
+export function formatSigned(x) {
+  if (!Number.isFinite(x)) return "–";
+  const size = Math.abs(x).toFixed(2);
+  if (x === 0) return size;
+  return x > 0 ? `+${size}` : `−${size}`;
+}
+
+/** Write a number between -1 and 1 without the zero before its point: .53 or −.08. */
+export function formatInCell(x, decimals = 2) {
+  const size = Math.abs(x).toFixed(decimals).replace(/^0\./, ".");
+  return x < 0 && Number(size) !== 0 ? `−${size}` : size;
+}
+
+export const formatProbability = x => (x >= 0.001 ? x.toFixed(3) : x.toExponential(1));
+
 const formatDecimals = (x, decimals) =>
   x.toLocaleString("en", { minimumFractionDigits: decimals, maximumFractionDigits: decimals });
 
 /**
- * Write a value with its standard error, to the first digit of the error: 1.39 ± 0.06.
- *
- * @param {number | null | undefined} x
- * @param {number | null} [error]
- * @param {number} [errorDigits] - Significant digits of the error, to which the value is rounded.
- * @returns {string}
+ * Write a value with its standard error, to the first digit of the error, or to `errorDigits`
+ * significant ones: 1.39 ± 0.06.
  */
 export function formatWithError(x, error, errorDigits = 1) {
   if (!Number.isFinite(x) || !Number.isFinite(error)) return formatNumber(x);
@@ -134,41 +101,11 @@ export function formatWithError(x, error, errorDigits = 1) {
   return `${value} ± ${formatDecimals(error, decimals)}`;
 }
 
-/**
- * Write a value with a bound of its error, to the second digit of the bound: 0.0831 ± 0.0013. The
- * bound is rounded up, after it grew by 5%, which covers the rounding of the value.
- *
- * @param {number} x
- * @param {number} bound - Positive.
- * @returns {string}
- */
-export function formatWithBound(x, bound) {
-  const decimals = Math.min(20, Math.max(0, 1 - Math.floor(Math.log10(1.05 * bound))));
-  const roundedUp = Math.ceil(1.05 * bound * 10 ** decimals) / 10 ** decimals;
-  return `${x.toFixed(decimals)} ± ${roundedUp.toFixed(decimals)}`;
-}
-
-/**
- * @param {number} seconds
- * @returns {string} 12.3 s, 4 min 5 s or 2 h 3 min.
- */
+/** Write 12.3 s, 4 min 5 s or 2 h 3 min. */
 export function formatDuration(seconds) {
   if (seconds < 59.95) return `${seconds.toPrecision(3)} s`;
   const whole = Math.round(seconds);
   if (whole < 3600) return `${Math.floor(whole / 60)} min ${whole % 60} s`;
   const minutes = Math.round(seconds / 60);
   return `${Math.floor(minutes / 60)} h ${minutes % 60} min`;
-}
-
-/**
- * Write a number with its sign and two decimals; a dash if it is not finite.
- *
- * @param {number} x
- * @returns {string}
- */
-export function formatSigned(x) {
-  if (!Number.isFinite(x)) return "–";
-  const size = Math.abs(x).toFixed(2);
-  if (x === 0) return size;
-  return x > 0 ? `+${size}` : `−${size}`;
 }

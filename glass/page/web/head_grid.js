@@ -2,8 +2,8 @@
 
 import { cellReader, scaleTop, sinkReader } from "./attention_data.js";
 import { colorIndex, isDark, palette } from "./colors.js";
-import { el } from "./dom.js";
-import { headName } from "./labels.js";
+import { $, button, el, scrollWithin } from "./dom.js";
+import { headNames } from "./head_metrics.js";
 import { chooseHead, groups, H, hasSink, L, selection } from "./page_state.js";
 import { addArrowKeys } from "./tooltip.js";
 
@@ -23,65 +23,56 @@ const inView = new Set();
 
 const observer = new IntersectionObserver(noteInView, { rootMargin: "100px" });
 
-/** Create the button of a head. */
-function createHeadButton(layer, head) {
-  const button = el(
-    "button",
-    {
-      type: "button",
-      role: "radio",
-      className: "head",
-      "aria-label": `layer ${layer}, head ${head}`,
-    },
-    el("canvas", { width: 1, height: 1 }),
-    el("span", {}, headName(layer, head)),
-  );
-  button.onclick = () => chooseHead(layer, head);
-  return button;
+const layerOf = k => Math.floor(k / H);
+const selectedIndex = () => selection.layer * H + selection.head;
+
+function createHeadButton(k) {
+  const layer = layerOf(k);
+  const head = k % H;
+  const properties = {
+    role: "radio",
+    className: "head",
+    "aria-label": `layer ${layer}, head ${head}`,
+    onclick: () => chooseHead(layer, head),
+  };
+  const canvas = el("canvas", { width: 1, height: 1 });
+  return button(properties, canvas, el("span", {}, headNames[k]));
 }
 
 /** Frame the heads of a layer that share keys and values. */
 function createGroup(layer, group, members) {
   const name = `key/value head ${group}`;
-  return el(
-    "div",
-    {
-      className: "group",
-      role: "group",
-      "aria-label": `layer ${layer}, ${name}`,
-      style: `--each: ${members.length}`,
-    },
-    el("span", { className: "group-name" }, name),
-    el("div", {}, ...members),
-  );
+  const properties = {
+    className: "group",
+    role: "group",
+    "aria-label": `layer ${layer}, ${name}`,
+    style: `--each: ${members.length}`,
+  };
+  const title = el("span", { className: "group-name" }, name);
+  return el("div", properties, title, el("div", {}, ...members));
 }
 
-/**
- * Create the grid in `host`.
- *
- * @param {HTMLElement} host
- */
+/** Create the grid in `host`. */
 export function setUpHeadGrid(host) {
   const groupSize = H / groups;
-  buttons = [];
+  buttons = headNames.map((_, k) => createHeadButton(k));
   host.style.setProperty("--heads", H);
-  host.replaceChildren();
-  observer.disconnect();
-  inView.clear();
-  for (let layer = 0; layer < L; layer++) {
-    const name = el("span", { className: "name" }, `L${layer}`);
-    const row = host.appendChild(el("div", { className: "layer" }, name));
-    for (let group = 0; group < groups; group++) {
-      const members = Array.from({ length: groupSize }, (_, k) =>
-        createHeadButton(layer, group * groupSize + k),
-      );
-      buttons.push(...members);
-      row.append(...(groupSize === 1 ? members : [createGroup(layer, group, members)]));
-    }
-  }
-  for (const button of buttons) observer.observe(button);
-  const choose = k => chooseHead(Math.floor(k / H), k % H);
-  addArrowKeys(host, buttons, H, choose, selection.layer * H + selection.head);
+  const rows = Array.from({ length: L }, (_, layer) => {
+    const heads = buttons.slice(layer * H, (layer + 1) * H);
+    const createGroupOf = group =>
+      createGroup(layer, group, heads.slice(group * groupSize, (group + 1) * groupSize));
+    const parts =
+      groupSize === 1 ? heads : Array.from({ length: groups }, (_, g) => createGroupOf(g));
+    return el(
+      "div",
+      { className: "layer" },
+      el("span", { className: "name" }, `L${layer}`),
+      ...parts,
+    );
+  });
+  host.replaceChildren(...rows);
+  for (const head of buttons) observer.observe(head);
+  addArrowKeys(host, buttons, H, k => chooseHead(layerOf(k), k % H), selectedIndex());
 }
 
 /** Note which buttons have come into view and which have left it. */
@@ -97,22 +88,15 @@ function noteInView(entries) {
 /** Return the indices of the heads whose buttons are in view, layer · H + head, in order. */
 export const headsInView = () => [...inView].sort((a, b) => a - b);
 
-/**
- * Show the attention maps of all heads, and mark the selected heads.
- *
- * @param {import("./page_state.js").CellView} view
- * @param {{layer: number, head: number | null, weightByValues: boolean}} maps
- */
-export function drawHeadGrid(view, maps) {
-  const { weightByValues } = maps;
+/** Show the attention maps of all heads, and mark the selected heads. */
+export function drawHeadGrid(view, { layer, head, weightByValues }) {
   const wanted = { view, weightByValues, dark: isDark() };
   const isOutdated = Object.keys(wanted).some(key => wanted[key] !== shown[key]);
   if (isOutdated) shown = { ...wanted, colors: palette() };
-  buttons.forEach((button, k) => {
-    button.classList.toggle("fine", view.T > MIN_SMOOTHED_TOKENS);
-    const isSelected =
-      Math.floor(k / H) === maps.layer && (maps.head === null || k % H === maps.head);
-    button.setAttribute("aria-checked", isSelected);
+  buttons.forEach((element, k) => {
+    element.classList.toggle("fine", view.T > MIN_SMOOTHED_TOKENS);
+    const isSelected = layerOf(k) === layer && (head === null || k % H === head);
+    element.setAttribute("aria-checked", String(isSelected));
   });
   paintMaps();
 }
@@ -121,19 +105,19 @@ export function drawHeadGrid(view, maps) {
 function paintMaps() {
   const { view, weightByValues, colors } = shown;
   for (const k of inView) {
-    const layer = Math.floor(k / H);
-    const head = k % H;
-    if (painted.get(k) === shown || !view?.hasPattern(layer, head)) continue;
+    const maps = { layer: layerOf(k), head: k % H, weightByValues };
+    if (painted.get(k) === shown || !view?.hasPattern(maps.layer, maps.head)) continue;
     painted.set(k, shown);
-    const read = cellReader(view, { layer, head, weightByValues });
     const hasColumn = hasSink && !weightByValues && !view.from;
-    const readSink = hasColumn ? sinkReader(view, { layer, head, weightByValues }) : null;
-    paintMap(buttons[k].firstChild, view, read, scaleTop(view, weightByValues), colors, readSink);
+    paintMap(buttons[k].firstChild, view, maps, colors, hasColumn ? sinkReader(view, maps) : null);
   }
 }
 
 /** Paint a map with one pixel per cell; the last column is the sink's, if there is one. */
-function paintMap(canvas, { T, from = 0 }, read, top, colors, readSink) {
+function paintMap(canvas, view, maps, colors, readSink) {
+  const { T, from = 0 } = view;
+  const read = cellReader(view, maps);
+  const top = scaleTop(view, maps.weightByValues);
   const width = readSink ? T + 1 : T;
   canvas.width = width;
   canvas.height = T;
@@ -148,41 +132,26 @@ function paintMap(canvas, { T, from = 0 }, read, top, colors, readSink) {
 
 /** Move the keyboard's place in the grid to the selected head. */
 export function focusSelectedHead() {
-  const selected = selection.layer * H + selection.head;
-  buttons.forEach((button, k) => {
-    button.tabIndex = k === selected ? 0 : -1;
+  buttons.forEach((element, k) => {
+    element.tabIndex = k === selectedIndex() ? 0 : -1;
   });
 }
 
-/** Scroll the grid, and nothing else, until the selected head is visible. */
+/** Scroll the grid until the selected head is visible. */
 export function revealSelectedHead() {
-  const button = buttons[selection.layer * H + selection.head];
-  if (!button) return;
-  const host = button.closest(".heads-grid");
-  const frame = host.getBoundingClientRect();
-  const box = button.getBoundingClientRect();
-  if (box.top < frame.top || box.bottom > frame.bottom) {
-    host.scrollTop += box.top - frame.top - (frame.height - box.height) / 2;
-  }
+  const selected = buttons[selectedIndex()];
+  if (selected) scrollWithin($("heads-grid"), selected);
 }
 
-/**
- * Mark the heads that are ablated.
- *
- * @param {string[]} names
- */
+/** Mark the heads that are ablated. */
 export function markAblatedHeads(names) {
-  buttons.forEach((button, k) => {
-    button.classList.toggle("off", names.includes(headName(Math.floor(k / H), k % H)));
+  buttons.forEach((element, k) => {
+    element.classList.toggle("off", names.includes(headNames[k]));
   });
 }
 
-/**
- * Return [layer, head] of the button that an event happened in, or null.
- *
- * @param {Event} event
- */
+/** Return [layer, head] of the button that an event happened in, or null. */
 export function headOfEvent(event) {
   const k = buttons.indexOf(event.target.closest("[role=radio]"));
-  return k < 0 ? null : [Math.floor(k / H), k % H];
+  return k < 0 ? null : [layerOf(k), k % H];
 }

@@ -2,14 +2,13 @@
  * The section with the scores of all heads, their course over training, emergence and composition.
  */
 
-import { createCellGrid } from "./cell_grid.js";
+import { CellGrid, headCells } from "./cell_grid.js";
 import { colorIndex, isDark } from "./colors.js";
 import { drawComposition } from "./composition.js";
 import { $, el } from "./dom.js";
 import { drawEmergence } from "./emergence.js";
-import { formatCount, formatWithError } from "./format.js";
+import { formatCount, formatInCell, formatWithError } from "./format.js";
 import {
-  compositionAt,
   emergences,
   hasComposition,
   headNames,
@@ -20,10 +19,11 @@ import {
   scoreNames,
   snapshotIndex,
 } from "./head_metrics.js";
-import { headGridLayout, headName } from "./labels.js";
+import { headName } from "./labels.js";
 import { drawLineChart } from "./line_chart.js";
 import { chooseHead, columns, data, H, L, scoredSteps, selection, steps } from "./page_state.js";
 import { SCORES, scoreLabel, term } from "./terms.js";
+import { valueLine } from "./tooltip.js";
 
 const COLORS = ["c1", "c2", "c3", "c4", "c5", "c6", "c7"];
 /** Scores between -1 and 1, whose color scale has two ends. */
@@ -34,15 +34,14 @@ const coloredScores = [
   ...new Set([...scoreNames.filter(isShare), ...emergences.map(({ score }) => score)]),
 ];
 
-/** @type {Record<string, {draw: Function, caption: HTMLElement}>} */
+/** @type {Record<string, {grid: CellGrid, caption: HTMLElement}>} */
 const scoreTables = {};
 /** What the score tables were last drawn for. Choosing another head changes none of them. */
 let drawnFor = "";
+/** The score of every head beside the attention map. @type {CellGrid | null} */
+let overview = null;
 
-/** @param {string} score */
-function scoreColor(score) {
-  return COLORS[coloredScores.indexOf(score) % COLORS.length];
-}
+const scoreColor = score => COLORS[coloredScores.indexOf(score) % COLORS.length];
 
 /** Return at which step, or on which tokens, the heads were scored. */
 function describeScored() {
@@ -50,7 +49,6 @@ function describeScored() {
   return data.maxSteps ? `at step ${formatCount(scoredSteps[0])}` : "on random tokens";
 }
 
-/** Draw the section. */
 export function drawHeads() {
   $("heads").hidden = !scoreNames.length;
   if ($("heads").hidden) return;
@@ -59,21 +57,16 @@ export function drawHeads() {
   $("composition").hidden = !hasComposition;
   $("scored-at").textContent = describeScored();
 
-  const circumstances = [
-    selection.step,
-    isDark(),
-    $("scores").clientWidth,
-    devicePixelRatio,
-  ].join();
-  const isOutdated = circumstances !== drawnFor;
-  drawnFor = circumstances;
+  const circumstances = [selection.step, isDark(), $("scores").clientWidth, devicePixelRatio];
+  const isOutdated = circumstances.join() !== drawnFor;
+  drawnFor = circumstances.join();
   if (isOutdated) {
     $("scores").style.setProperty("--heads", H);
     scoreNames.forEach(drawScoreTable);
   }
   drawTrajectory();
   if (isOutdated && emergences.length) drawEmergence($("emergence"), coloredScores, scoreColor);
-  if (hasComposition) drawCompositionNow();
+  if (hasComposition) drawComposition($("composition"));
 }
 
 /** Draw the scores of the chosen head over the steps of training. */
@@ -99,51 +92,27 @@ function drawTrajectory() {
   });
 }
 
-function drawCompositionNow() {
-  const k = scoredSteps.findLastIndex(step => step <= steps[selection.step]);
-  const when = data.kind === "run" ? ` at step ${formatCount(steps[selection.step])}` : "";
-  drawComposition($("composition"), {
-    shape: [L, H],
-    compositions: compositionAt(k),
-    title: `Head composition (Q, K, V)${when}`,
-    chosen: [selection.layer, selection.head],
-    choose: chooseHead,
-  });
+/** Draw a score of all heads as a table of colored cells. */
+function drawScoreTable(score) {
+  scoreTables[score] ??= createScoreTable(score);
+  const { grid, caption } = scoreTables[score];
+  caption.textContent = scoreCaption(score);
+  grid.draw(scoreCells(score));
 }
 
-/** @param {string} score */
-function scoreHeading(score) {
+function createScoreTable(score) {
   const label = scoreLabel(score);
   const explanation = SCORES[score]?.explanation;
-  if (!explanation) return el("h3", {}, label);
   // Not in the tab order: its cells say what the score means.
-  return el("h3", {}, Object.assign(term(label, explanation), { tabIndex: -1 }));
+  const heading = explanation ? Object.assign(term(label, explanation), { tabIndex: -1 }) : label;
+  const host = el("div", { className: "cells" });
+  const caption = el("span", { className: "quiet" });
+  const figcaption = el("figcaption", {}, el("h3", {}, heading), caption);
+  $("scores").append(el("figure", { "data-score": score }, figcaption, host));
+  return { grid: new CellGrid(host, `${label} of every head`), caption };
 }
 
-/**
- * Draw a score of all heads as a table of colored cells.
- *
- * @param {string} score
- */
-function drawScoreTable(score) {
-  if (!scoreTables[score]) {
-    const host = el("div", { className: "cells" });
-    const caption = el("span", { className: "quiet" });
-    const figcaption = el("figcaption", {}, scoreHeading(score), caption);
-    $("scores").append(el("figure", { "data-score": score }, figcaption, host));
-    scoreTables[score] = {
-      draw: createCellGrid(host, `${scoreLabel(score)} of every head`),
-      caption,
-    };
-  }
-  scoreTables[score].caption.textContent = scoreCaption(score);
-  scoreTables[score].draw(scoreCells(score));
-}
-
-/**
- * @param {string} score
- * @returns {string} Range of the colors: "0 to 1", "0 to 12 tokens".
- */
+/** Return the range of a score's colors: "0 to 1", "0 to 12 tokens". */
 function scoreCaption(score) {
   const k = snapshotIndex(score);
   const low = SIGNED_SCORES.includes(score) ? "−1" : "0";
@@ -151,99 +120,58 @@ function scoreCaption(score) {
   const range = `${low} to ${Number(maxScore(score).toPrecision(2))}${unit ? ` ${unit}` : ""}`;
   const isMeasuredOnce = measuredIndices[score].length === 1 && data.kind === "run";
   const when = isMeasuredOnce ? `, at step ${formatCount(scoredSteps[k])}` : "";
-  const unknownCount = headNames.filter(
-    name => metricAt(`heads/${score}/${name}`, k) === null,
-  ).length;
-  const isPartial = score === "copying" && unknownCount > 0 && unknownCount < headNames.length;
-  return range + when + (isPartial ? ", induction heads only" : "");
+  const unknown = headNames.filter(name => metricAt(`heads/${score}/${name}`, k) === null);
+  const isPartial = unknown.length > 0 && unknown.length < headNames.length;
+  return range + when + (score === "copying" && isPartial ? ", induction heads only" : "");
 }
 
-/**
- * Upper end of a score's colors, the same at all steps.
- *
- * @param {string} score
- * @returns {number}
- */
+/** Return the upper end of a score's colors, the same at all steps. */
 function maxScore(score) {
   if (isShare(score)) return 1;
   const values = headNames.flatMap(name => columns[`heads/${score}/${name}`] ?? []);
   return values.reduce((max, value) => Math.max(max, value), 0) || 1;
 }
 
-/**
- * What `cells` draws for a score of all heads.
- *
- * @param {string} score
- */
+/** @returns {GridContent} */
 function scoreCells(score) {
   const k = snapshotIndex(score);
   const max = maxScore(score);
-  const isSigned = SIGNED_SCORES.includes(score);
-  const colorLevel = value => (value === null ? -1 : colorIndex(value / max, isSigned));
+  const signed = SIGNED_SCORES.includes(score);
+  const read = (layer, head) => scoreAt(score, layer, head, k);
   return {
-    ...headGridLayout(L, H, 360),
-    signed: isSigned,
-    level: (layer, head) => colorLevel(scoreAt(score, layer, head, k).value),
-    write: (layer, head) => formatInCell(scoreAt(score, layer, head, k), max),
+    ...headCells(360),
+    signed,
+    level: (layer, head) => {
+      const { value } = read(layer, head);
+      return value === null ? -1 : colorIndex(value / max, signed);
+    },
+    write: (layer, head) => {
+      const { value, error } = read(layer, head);
+      const errorDigit = error ? Math.max(0, -Math.floor(Math.log10(error))) : 2;
+      return formatInCell(value, Math.min(errorDigit, max >= 10 ? 1 : 2));
+    },
     pick: chooseHead,
-    tell: (layer, head) => describeScore(score, layer, head, scoreAt(score, layer, head, k)),
+    describe: (layer, head) => describeScore(score, headName(layer, head), read(layer, head)),
   };
 }
 
-/** Draws the overview; created at its first use. @type {Function | null} */
-let drawOverviewCells = null;
-
-/**
- * Draw a score of all heads of a deep model, small, beside its attention map.
- *
- * @param {HTMLElement} host
- * @param {string} score
- */
-export function drawOverview(host, score) {
-  drawOverviewCells ??= createCellGrid(host, "a score of every head");
+/** Draw a score of all heads of a deep model, small, beside its attention map. */
+export function drawOverview(score) {
+  overview ??= new CellGrid($("overview-map"), "a score of every head");
   const cellHeight = Math.max(5, Math.min(12, (0.34 * innerHeight) / L));
-  drawOverviewCells({ ...scoreCells(score), high: cellHeight, write: null });
+  overview.draw({ ...scoreCells(score), cellHeight, write: null });
 }
 
-/**
- * What the tooltip says about a head's score.
- *
- * @param {string} score
- * @param {number} layer
- * @param {number} head
- * @param {import("./head_metrics.js").ScoreValue} scoreValue
- * @returns {Node[]}
- */
-function describeScore(score, layer, head, { value, error, withoutFirst }) {
-  const unit = SCORES[score]?.unit;
+function describeScore(score, name, { value, error, withoutFirst }) {
+  const { unit, explanation } = SCORES[score] ?? {};
   const lines = [
-    el("div", {}, `${headName(layer, head)}: ${scoreLabel(score).toLowerCase()}`),
-    el(
-      "div",
-      { className: "value" },
-      el("b", {}, formatWithError(value, error)),
-      unit ? ` ${unit}` : "",
-    ),
+    el("div", {}, `${name}: ${scoreLabel(score).toLowerCase()}`),
+    valueLine(formatWithError(value, error), unit ? ` ${unit}` : ""),
   ];
-  if (SCORES[score]) lines.push(el("div", { className: "quiet" }, SCORES[score].explanation));
+  if (explanation) lines.push(el("div", { className: "quiet" }, explanation));
   if (withoutFirst !== null) {
-    lines.push(
-      el("div", {}, `${withoutFirst.toFixed(2)} if attention to the first token is excluded`),
-    );
+    const text = `${withoutFirst.toFixed(2)} if attention to the first token is excluded`;
+    lines.push(el("div", {}, text));
   }
   return lines;
-}
-
-/**
- * Write a score in a cell: .15, 12.3. It has fewer digits if its standard error is large.
- *
- * @param {import("./head_metrics.js").ScoreValue} scoreValue
- * @param {number} max - Upper end of the colors.
- * @returns {string}
- */
-function formatInCell({ value, error }, max) {
-  const significantDigits = error ? Math.max(0, -Math.floor(Math.log10(error))) : 2;
-  const text = value.toFixed(Math.min(significantDigits, max >= 10 ? 1 : 2));
-  const withoutMinusZero = text.replace(/^-(0\.?0*)$/, "$1");
-  return withoutMinusZero.replace(/^(-?)0\./, "$1.");
 }

@@ -34,56 +34,50 @@ const TOKEN_EFFECT_KEYS = [
   ["hurt", "hurt by"],
   ["from", "helps"],
 ];
+const TOKEN_EFFECT_CAPTION =
+  "Row: the token after which the next one is predicted. Column: a token that is hidden from all " +
+  "later tokens, in every head. Red: hiding it raises the loss of the next token; blue: hiding " +
+  "it lowers the loss. Effects below 0.1 nats are pale. Every value is measured by running the " +
+  "model again.";
 
-/**
- * Draw the title, the legend of the text and the caption of the map.
- *
- * @param {import("./page_state.js").CellView} view
- */
+/** Draw the title, the legend of the text and the caption of the map. */
 export function drawCaption(view) {
-  $("map-note").hidden = !view.signed;
+  const { layer, head, averageHeads } = selection;
   const keys = view.signed ? TOKEN_EFFECT_KEYS : ATTENTION_KEYS;
+  const caption = view.signed ? TOKEN_EFFECT_CAPTION : describeAttention();
+  const step = view.signed ? view.step : currentStep();
+  $("map-title").textContent = describeMap(view) + afterSteps(step) + describePart(view);
+  $("map-note").hidden = !view.signed;
   $("text-keys").replaceChildren(
     ...keys.flatMap(([kind, name]) => [el("span", { className: `key ${kind}` }, name), " "]),
   );
-  if (view.signed) drawTokenEffectCaption(view);
-  else drawAttentionCaption();
-  describeMapInAttributes(view);
-}
-
-/** Say in attributes of the figure what the map shows, for style sheets and scripts. */
-function describeMapInAttributes(view) {
-  const { layer, head, averageHeads } = selection;
+  $("map-caption").replaceChildren(caption, ...diagonalLegend());
+  $("precision").textContent = view.signed ? "" : describePrecision();
+  // For style sheets and scripts
   const name = averageHeads ? `L${layer}` : headName(layer, head);
   Object.assign($("large").dataset, {
     map: view.signed ? "token-effect" : "attention",
     heads: view.signed ? "all" : name,
-    step: view.signed ? view.step : currentStep(),
+    step,
     probe: currentProbe().name,
   });
 }
 
-/** Describe the map of token effects. */
-function drawTokenEffectCaption(view) {
-  const part = view.from > 0 ? `, ${describeExplained(view)}` : "";
-  $("map-title").textContent = `Token effect${afterSteps(view.step)}${part}`;
-  $("map-caption").replaceChildren(
-    "Row: the token after which the next one is predicted. Column: a token that is hidden from all " +
-      "later tokens, in every head. Red: hiding it raises the loss of the next token; blue: hiding " +
-      "it lowers the loss. Effects below 0.1 nats are pale. Every value is measured by running the " +
-      "model again.",
-    ...diagonalLegend(),
-  );
-  $("precision").textContent = "";
+function describeMap(view) {
+  const { layer, head, averageHeads } = selection;
+  if (view.signed) return "Token effect";
+  if (!averageHeads) return `Attention pattern of ${headName(layer, head)}`;
+  return `Attention pattern of layer ${layer}, average of ${pluralize(H, "head")}`;
 }
 
-/** Describe the attention map. */
-function drawAttentionCaption() {
-  const { layer, head, averageHeads, excludeFirst } = selection;
-  const step = currentStep();
-  const average = `Layer ${layer}, average of ${pluralize(H, "head")}`;
-  const name = averageHeads ? average : headName(layer, head);
-  $("map-title").textContent = `Attention pattern of ${name}${afterSteps(step)}`;
+/** Say after how many steps of a run something was measured. */
+const afterSteps = step => (data.kind === "run" ? ` after ${pluralize(step, "step")}` : "");
+
+/** Say which tokens of a long text have token effects. */
+const describePart = view => (view.signed && view.from > 0 ? `, ${describeExplained(view)}` : "");
+
+function describeAttention() {
+  const { averageHeads, excludeFirst } = selection;
   const sentences = [`Input: ${describeInput()}.`];
   if (data.promptTokens) sentences.push("Below the line: generated tokens.");
   sentences.push("Row: query token. Column: key token.", describeCellValue());
@@ -91,24 +85,17 @@ function drawAttentionCaption() {
   if (runnableSteps.length && !averageHeads) {
     sentences.push("Click a cell to see which components produced its attention score.");
   }
-  const scores = averageHeads ? [] : describeScores(step);
+  const scores = averageHeads ? [] : describeScores();
   if (scores.length) sentences.push(`Scores of this head: ${scores.join(", ")}.`);
-  $("map-caption").replaceChildren(sentences.join(" "), ...diagonalLegend());
-  $("precision").textContent = describePrecision();
-}
-
-/** Say after how many steps of a run something was measured. */
-function afterSteps(step) {
-  return data.kind === "run" ? ` after ${pluralize(step, "step")}` : "";
+  return sentences.join(" ");
 }
 
 /** Name the tokens that the model reads. */
 function describeInput() {
   const { name, period } = currentProbe();
   if (isOwnText()) {
-    const atStep =
-      data.kind === "run" ? `, read with the weights of step ${formatCount(currentStep())}` : "";
-    return `your text${atStep}`;
+    const step = formatCount(currentStep());
+    return data.kind === "run" ? `your text, read with the weights of step ${step}` : "your text";
   }
   if (data.losses) return "the beginning of the scored text";
   if (data.kind === "prompt") return "the prompt";
@@ -131,10 +118,9 @@ function describeCellValue() {
   return `A cell is weight × ‖v W_O‖, the length of the vector that the head writes${gated}${averaged}.`;
 }
 
-/** Return the scores of the selected head, as text. */
-function describeScores(step) {
-  const k = scoredSteps.indexOf(step);
-  if (k < 0) return [];
+/** Return the scores of the selected head, as texts. */
+function describeScores() {
+  const k = scoredSteps.indexOf(currentStep());
   return scoreNames
     .map(name => ({ name, ...scoreAt(name, selection.layer, selection.head, k) }))
     .filter(({ value }) => value !== null)
@@ -153,16 +139,16 @@ function diagonalLegend() {
 
 /** Say how exact the values are and what the page leaves out. */
 function describePrecision() {
+  const { snapshotCount, unreadableSnapshots } = data;
   const sentences = [];
   if (selection.showTokenEffect) sentences.push("This page has no token effects of this step.");
   sentences.push(isOwnText() ? COMPUTED_PRECISION : STORED_PRECISION);
-  if (steps.length < data.snapshotCount) {
-    sentences.push(
-      `Showing ${steps.length} of ${pluralize(data.snapshotCount, "snapshot")} to keep the page small.`,
-    );
+  if (steps.length < snapshotCount) {
+    const snapshots = pluralize(snapshotCount, "snapshot");
+    sentences.push(`Showing ${steps.length} of ${snapshots} to keep the page small.`);
   }
-  if (data.unreadableSnapshots) {
-    sentences.push(`${pluralize(data.unreadableSnapshots, "more snapshot")} could not be read.`);
+  if (unreadableSnapshots) {
+    sentences.push(`${pluralize(unreadableSnapshots, "more snapshot")} could not be read.`);
   }
   return sentences.join(" ");
 }

@@ -1,28 +1,29 @@
 /** The two maps of activation patching: the effect of each patch, as a share of the difference. */
 
-import { createCellGrid } from "./cell_grid.js";
+import { CellGrid, headCells, maxHeadsWidth } from "./cell_grid.js";
 import { colorIndex, drawColorBar, resolveColor } from "./colors.js";
-import { $, bdi, el } from "./dom.js";
-import { formatNumber, formatSigned, shortenToken } from "./format.js";
-import { headGridLayout, headName } from "./labels.js";
+import { $, el } from "./dom.js";
+import { formatInCell, formatNumber, formatSigned, shortenToken } from "./format.js";
+import { headName, tokenName } from "./labels.js";
 import { H, hasMlps, L } from "./page_state.js";
-import { parsePatch } from "./patches.js";
 import { choices, measured, patchName, shareOf } from "./patching_state.js";
+import { valueLine } from "./tooltip.js";
 
 const MAX_HEIGHT = 300; // pixels of all rows of a map; deep models may exceed it
-const MAX_CELL_WIDTH = 64; // pixels, as in headGridLayout
 const MAX_NAME_LENGTH = 10; // characters of a token at the foot of its column
 
-let drawResiduals = null;
-let drawComponents = null;
+/** @type {CellGrid} */
+let residuals = null;
+/** @type {CellGrid} */
+let components = null;
 
 /** Create the canvases of both maps. */
 export function setUpPatchingMaps() {
-  drawResiduals = createCellGrid(
+  residuals = new CellGrid(
     $("patching-residuals"),
     "effect of patching the residual stream, by layer and token; arrow keys read its cells",
   );
-  drawComponents = createCellGrid(
+  components = new CellGrid(
     $("patching-components"),
     "effect of patching heads and MLPs, by layer; arrow keys read its cells",
   );
@@ -31,126 +32,90 @@ export function setUpPatchingMaps() {
 /** Return the verb for what a patch does to the difference between the texts. */
 export const effectVerb = () => (choices.direction === "denoising" ? "restored" : "removed");
 
-/**
- * Draw both maps.
- *
- * @param {(name: string) => void} toggle - Called with the name of the patch that is clicked.
- */
+/** Draw both maps; `toggle` is called with the name of the patch that is clicked. */
 export function drawPatchingMaps(toggle) {
-  const { i, first, cleanTokens, corruptedTokens } = measured;
-  const layout = headGridLayout(L, H, MAX_HEIGHT);
-  const columnCount = hasMlps ? H + 1 : H;
-  drawComponents({
-    ...layout,
-    cols: columnCount,
-    most: MAX_CELL_WIDTH * columnCount + 26,
-    colNames: hasMlps ? [...layout.colNames, "MLP"] : layout.colNames,
-    ...describeCells("component", 0, toggle),
+  const { i, first } = measured;
+  const heads = headCells(MAX_HEIGHT);
+  components.draw({
+    ...heads,
+    ...describeCells("component", 0, hasMlps ? H + 1 : H, toggle),
+    colNames: [...heads.colNames, "MLP"],
   });
-  const tokens = Array.from({ length: i + 1 - first }, (_, k) => first + k);
-  drawResiduals({
-    ...layout,
-    cols: tokens.length,
-    most: MAX_CELL_WIDTH * tokens.length + 26,
+  const nameColumn = (_, column) =>
+    tokensAt(first + column)
+      .map(token => shortenToken(token, MAX_NAME_LENGTH))
+      .join("/");
+  residuals.draw({
+    ...heads,
+    ...describeCells("residual", first, i + 1 - first, toggle),
     upright: false,
-    colNames: tokens.map(t => nameToken(cleanTokens[t], corruptedTokens[t])),
-    ...describeCells("residual", first, toggle),
+    colNames: Array.from({ length: i + 1 - first }, nameColumn),
   });
-  $("patching-maps").style.setProperty("--columns", String(columnCount));
+  $("patching-maps").style.setProperty("--columns", String(hasMlps ? H + 1 : H));
   drawColorBar($("patching-bar"), `share ${effectVerb()}`, 1, true);
 }
 
-/** Name a token of both texts. */
-function nameToken(clean, corrupted) {
-  const names = clean === corrupted ? [clean] : [clean, corrupted];
-  return names.map(name => shortenToken(name, MAX_NAME_LENGTH)).join("/");
+/** Return the token at a position in both texts: one if it is the same, else two. */
+function tokensAt(t) {
+  const { cleanTokens, corruptedTokens } = measured;
+  return [...new Set([cleanTokens[t], corruptedTokens[t]])];
 }
 
-/**
- * Describe the cells of one kind of patch for a grid.
- *
- * @param {"residual" | "component"} kind
- * @param {number} first - Patched token or head of the first column.
- * @param {(name: string) => void} toggle
- */
-function describeCells(kind, first, toggle) {
-  const valueAt = (row, column) => measured.cells[kind].get(`${row},${first + column}`);
+/** Describe the cells of one kind of patch; `first` is the token or head of the first column. */
+function describeCells(kind, first, cols, toggle) {
   const nameAt = (row, column) => patchName(kind, row, first + column);
-  const isKept = name => measured.kept.includes(name);
+  const isKept = (row, column) => measured.kept.includes(nameAt(row, column));
+  const valueAt = (row, column) => measured.cells[kind].get(`${row},${first + column}`);
+  const shareAt = (row, column) => shareOf(valueAt(row, column)); // NaN: not measured yet
   return {
+    cols,
+    maxWidth: maxHeadsWidth(cols),
     signed: true,
-    level: (row, column) => {
-      const value = valueAt(row, column);
-      if (value === undefined) return colorIndex(0, true); // not measured yet
-      return colorIndex(Math.max(-1, Math.min(1, shareOf(value))), true);
-    },
+    level: (row, column) => colorIndex(Math.max(-1, Math.min(1, shareAt(row, column))), true),
     write: (row, column) => {
-      const value = valueAt(row, column);
-      return value === undefined ? "" : writeShare(shareOf(value));
+      const share = shareAt(row, column);
+      if (Number.isNaN(share)) return "";
+      return Math.abs(share) < 0.005 ? "0" : formatInCell(share);
     },
-    tell: (row, column) => {
-      const name = nameAt(row, column);
-      const value = valueAt(row, column);
-      return [
-        el("div", {}, ...describePatch(kind, row, first + column)),
-        ...describeEffect(value),
-        el("small", {}, isKept(name) ? "Click to remove this patch" : "Click to keep this patch"),
-      ];
-    },
+    describe: (row, column) => [
+      el("div", {}, ...describePatch(kind, row, first + column)),
+      ...describeEffect(valueAt(row, column)),
+      el("small", {}, `Click to ${isKept(row, column) ? "remove" : "keep"} this patch`),
+    ],
     pick: (row, column) => toggle(nameAt(row, column)),
-    over: (context, { left, cell, high }) => {
-      const places = measured.kept.map(name => placeOf(kind, first, name)).filter(Boolean);
-      outlineCells(context, places, left, cell, high);
+    drawOver: (context, box) => {
+      for (let row = 0; row < L; row++) {
+        for (let column = 0; column < cols; column++) {
+          if (isKept(row, column)) outlineCell(context, box, row, column);
+        }
+      }
     },
   };
 }
 
-/** Describe the effect of a patch, as nodes. */
+function outlineCell(context, { left, cellWidth, cellHeight }, row, column) {
+  context.strokeStyle = resolveColor("var(--ink)");
+  context.lineWidth = 2;
+  const x = left + column * cellWidth + 1;
+  context.strokeRect(x, row * cellHeight + 1, cellWidth - 2, cellHeight - 2);
+}
+
 function describeEffect(value) {
   if (value === undefined) return [el("div", {}, "not measured yet")];
-  const share = el("b", {}, formatSigned(shareOf(value)));
   return [
-    el("div", { className: "value" }, share, ` of the difference ${effectVerb()}`),
+    valueLine(formatSigned(shareOf(value)), ` of the difference ${effectVerb()}`),
     el("div", {}, `logit difference ${formatNumber(value)}`),
   ];
 }
 
-/** Write a share with two decimals in little room: .53 or −.08. */
-function writeShare(share) {
-  const decimals = Math.abs(share).toFixed(2).replace(/^0/, "");
-  if (decimals === ".00") return "0";
-  return share < 0 ? `−${decimals}` : decimals;
-}
-
-/** Return the row and column of a kept patch on a map; null if it is on the other map. */
-function placeOf(kind, first, name) {
-  const patch = parsePatch(name);
-  if ((patch.kind === "residual") !== (kind === "residual")) return null;
-  const column = patch.kind === "mlp" ? H : patch.index;
-  return [patch.layer, column - first];
-}
-
-/** Outline the cells of patches that are kept. */
-function outlineCells(context, places, left, cell, high) {
-  context.strokeStyle = resolveColor("var(--ink)");
-  context.lineWidth = 2;
-  for (const [row, column] of places) {
-    context.strokeRect(left + column * cell + 1, row * high + 1, cell - 2, high - 2);
-  }
-}
-
-/** Say what the patch of a cell copies, as nodes. */
-function describePatch(kind, row, column) {
+/** Say what a patch copies, as nodes. */
+function describePatch(kind, layer, index) {
   if (kind === "component") {
-    return [column === H ? `MLP of layer ${row}` : `head ${headName(row, column)}`];
+    return [index === H ? `MLP of layer ${layer}` : `head ${headName(layer, index)}`];
   }
-  const { cleanTokens, corruptedTokens } = measured;
-  const clean = cleanTokens[column];
-  const corrupted = corruptedTokens[column];
-  const tokens = clean === corrupted ? [clean] : [clean, corrupted];
   return [
-    `residual stream before block ${row} at `,
-    ...tokens.flatMap((token, k) => [k ? "/" : "", bdi(shortenToken(token), "token")]),
-    el("small", {}, ` ${column}`),
+    `residual stream before block ${layer} at `,
+    ...tokensAt(index).flatMap((token, k) => [k ? "/" : "", tokenName(token)]),
+    el("small", {}, ` ${index}`),
   ];
 }

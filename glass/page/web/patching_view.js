@@ -4,10 +4,9 @@
  */
 
 import { writeAddress } from "./address.js";
-import { $, bdi, el } from "./dom.js";
+import { $, bdi, button, el } from "./dom.js";
 import { formatSigned, shortenToken } from "./format.js";
-import { labelToken } from "./labels.js";
-import { predictionButton } from "./logit_attribution.js";
+import { labelToken, parseHead, tokenName } from "./labels.js";
 import { firstTypedToken, showsInitialText } from "./own_text.js";
 import {
   chooseHead,
@@ -20,7 +19,6 @@ import {
   togglePin,
   wanted,
 } from "./page_state.js";
-import { parsePatch } from "./patches.js";
 import { drawPatchingMaps, effectVerb, setUpPatchingMaps } from "./patching_maps.js";
 import {
   choices,
@@ -31,13 +29,11 @@ import {
   measured,
   shareOf,
 } from "./patching_state.js";
+import { predictionButton } from "./prediction_view.js";
 import { term } from "./terms.js";
 import { addArrowKeys } from "./tooltip.js";
 
 const TYPING_DELAY = 150; // milliseconds in which keys are gathered
-
-/** Which of the two answers the next click on a predicted token chooses. */
-let slot = "answer";
 
 /** Measure what is selected, and draw it. */
 export function updatePatching() {
@@ -102,20 +98,18 @@ function drawTokens() {
   const { cleanTokens, corruptedTokens, i } = measured;
   const count = Math.max(cleanTokens.length, corruptedTokens.length);
   const columns = Array.from({ length: count }, (_, t) => {
-    const [clean = "", corrupted = ""] = [cleanTokens[t], corruptedTokens[t]];
-    const differs = clean !== corrupted;
-    const names = [clean, corrupted].map(token => (token ? shortenToken(token) : " "));
-    return el(
-      "button",
-      {
-        type: "button",
-        className: `aligned${differs ? " differs" : ""}${t === i ? " position" : ""}`,
-        "aria-label": `token ${t}${differs ? ", differs" : ""}`,
-        onclick: () => {
-          if (t < ownText.T && selection.pinned !== t) togglePin(t);
-        },
+    const tokens = [cleanTokens[t] ?? "", corruptedTokens[t] ?? ""];
+    const differs = tokens[0] !== tokens[1];
+    const properties = {
+      className: `aligned${differs ? " differs" : ""}${t === i ? " position" : ""}`,
+      "aria-label": `token ${t}${differs ? ", differs" : ""}`,
+      onclick: () => {
+        if (t < ownText.T && selection.pinned !== t) togglePin(t);
       },
-      ...names.map(name => bdi(name, "token")),
+    };
+    return button(
+      properties,
+      ...tokens.map(token => (token ? tokenName(token) : bdi(" ", "token"))),
     );
   });
   replaceButtons($("patching-tokens"), columns);
@@ -138,32 +132,27 @@ function drawAnswers() {
   ]);
   $(choices.direction).checked = true;
   for (const name of ["answer", "wrong"]) {
-    $(`slot-${name}`).checked = slot === name;
-    $(`slot-${name}-token`).textContent = nameOf(measured[name]);
+    $(`slot-${name}-token`).textContent = nameWord(measured[name]);
   }
 }
 
-/** Return a token as it is shown. */
-const nameOf = id => shortenToken(data.words[id] ?? "");
+const nameWord = id => shortenToken(data.words[id] ?? "");
 
 /** Create a button that chooses a predicted token as an answer. */
 function createPrediction({ id, chance }) {
   const role = { [measured.wrong]: "wrong answer", [measured.answer]: "answer" }[id];
-  const button = predictionButton({
-    text: data.words[id] ?? "",
-    probability: chance,
-    isActual: id === measured.answer,
-    isTarget: role !== undefined,
-    pick: () => fillSlot(id),
-  });
-  if (role) button.append(el("small", {}, role));
-  return button;
+  const element = predictionButton(
+    { text: data.words[id], chance },
+    { isActual: id === measured.answer, isTarget: role !== undefined, pick: () => fillSlot(id) },
+  );
+  if (role) element.append(el("small", {}, role));
+  return element;
 }
 
-/** Choose a token as the answer or the wrong answer, whichever is active. */
+/** Choose a token as the answer or the wrong answer, whichever is checked, and check the other. */
 function fillSlot(id) {
-  const filled = slot;
-  slot = filled === "answer" ? "wrong" : "answer";
+  const [filled, other] = $("slot-wrong").checked ? ["wrong", "answer"] : ["answer", "wrong"];
+  $(`slot-${other}`).checked = true;
   choose({ [filled]: id });
 }
 
@@ -181,9 +170,9 @@ function drawDifferences() {
   $("patching-contrast").replaceChildren(
     term("Logit difference"),
     ": the logit of ",
-    bdi(nameOf(answer), "token chip"),
+    bdi(nameWord(answer), "token chip"),
     " minus that of ",
-    bdi(nameOf(wrong), "token chip"),
+    bdi(nameWord(wrong), "token chip"),
   );
   $("patching-figures").replaceChildren(...figures);
 }
@@ -192,38 +181,28 @@ function drawDifferences() {
 function drawKeptPatches() {
   const { kept, contrast } = measured;
   $("patching-kept").hidden = !kept.length;
-  if (!kept.length) return;
+  const chip = (...content) => el("span", { className: "chip" }, ...content);
   $("patching-chips").replaceChildren(
-    ...kept.map(name =>
-      el("span", { className: "chip" }, createPatchName(name), removeButton(name)),
-    ),
+    ...kept.map(name => chip(createPatchName(name), createRemoveButton(name))),
   );
   $("patching-next").replaceChildren(
     ...contrast.next.map(({ id, chance }) =>
-      el("span", { className: "chip" }, bdi(nameOf(id), "token"), ` ${chance.toFixed(3)}`),
+      chip(bdi(nameWord(id), "token"), ` ${chance.toFixed(3)}`),
     ),
   );
 }
 
 /** Create the name of a kept patch; that of a head shows the head. */
 function createPatchName(name) {
-  const { kind, layer, index } = parsePatch(name);
-  if (kind !== "heads") return name;
-  const onclick = () => chooseHead(layer, index);
-  return el("button", { type: "button", className: "to-head", onclick }, name);
+  const head = parseHead(name);
+  if (!head) return name;
+  return button({ className: "to-head", onclick: () => chooseHead(...head) }, name);
 }
 
-const removeButton = name =>
-  el(
-    "button",
-    {
-      type: "button",
-      className: "remove",
-      "aria-label": `remove ${name}`,
-      onclick: () => togglePatch(name),
-    },
-    "×",
-  );
+function createRemoveButton(name) {
+  const onclick = () => togglePatch(name);
+  return button({ className: "remove", "aria-label": `remove ${name}`, onclick }, "×");
+}
 
 /** Keep a patch in all runs, or remove it. */
 function togglePatch(name) {
@@ -255,12 +234,6 @@ export function setUpPatching() {
   $("patching").hidden = !runnableSteps.length;
   if (!runnableSteps.length) return;
   setUpPatchingMaps();
-  $("patching-intro").replaceChildren(
-    term("Activation patching"),
-    " copies activations from the model's run on one text into its run on another, and measures " +
-      "how much of the difference between the two predictions each of them carries. Ablated heads " +
-      "and hidden tokens apply to both runs.",
-  );
   $("patching").ontoggle = () => {
     if ($("patching").open === choices.isOpen) return;
     choose({ isOpen: $("patching").open });
@@ -274,11 +247,6 @@ export function setUpPatching() {
     choices.corrupted = text === $("typed").value ? null : text;
     timer = setTimeout(() => choose({}), TYPING_DELAY);
   };
-  for (const name of ["answer", "wrong"]) {
-    $(`slot-${name}`).onchange = () => {
-      slot = name;
-    };
-  }
   $("typed-token-form").onsubmit = event => {
     event.preventDefault();
     useTypedToken();

@@ -1,22 +1,15 @@
 /** The prediction after the highlighted token, and the breakdown of the pinned one. */
 
-import { $, bdi, el } from "./dom.js";
-import { formatCount, formatSigned, shortenToken } from "./format.js";
-import { labelToken } from "./labels.js";
-import { drawBreakdown, nextTokens } from "./logit_attribution.js";
+import { $, button, el } from "./dom.js";
+import { formatCount, formatNumber, formatProbability, formatSigned } from "./format.js";
+import { labelToken, tokenName } from "./labels.js";
+import { drawBreakdown } from "./logit_attribution.js";
 import { requestBreakdown } from "./own_requests.js";
-import {
-  chooseHead,
-  currentStep,
-  data,
-  display,
-  highlightToken,
-  ownText,
-  selection,
-} from "./page_state.js";
+import { currentStep, data, display, highlightToken, ownText, selection } from "./page_state.js";
 import { describeExplained, MIN_CLEAR_EFFECT_NATS } from "./token_effect.js";
 
 const MAX_HELPING_TOKENS = 3;
+const MAX_WORD_LENGTH = 40; // characters of the tokens in `data.words`
 
 /** Draw the prediction after the highlighted token and the breakdown of the pinned token. */
 export function drawPrediction() {
@@ -30,7 +23,13 @@ export function drawPrediction() {
   }
   $("breakdown-part").hidden = !hasBreakdown;
   if (!$("expected").hidden) drawExpected(predictions, token);
-  if (hasBreakdown && token === pinned) drawPinnedBreakdown(predictions, pinned);
+  if (!hasBreakdown || token !== pinned) return;
+  $("breakdown-title").replaceChildren(
+    "Prediction breakdown of ",
+    ...labelToken(predictions, pinned),
+    nameOtherStep(predictions),
+  );
+  drawBreakdown($("breakdown"), predictions, pinned);
 }
 
 /** Return whether the prediction after token i is explained; in a long text only the last are. */
@@ -46,23 +45,77 @@ function drawExpected(predictions, i) {
     $("expected").replaceChildren(el("p", {}, sentence));
     return;
   }
-  const chooseTarget = k => {
-    selection.target = k;
-    highlightToken(selection.token);
-  };
-  const { target } = selection;
-  const { buttons, sentence } = nextTokens(predictions, data.words, i, target, chooseTarget);
+  const sentence =
+    i + 1 < predictions.T
+      ? [
+          "The next token, ",
+          tokenName(predictions.tokens[i + 1]),
+          `, has a loss of ${formatNumber(predictions.loss(i))} nats.`,
+        ]
+      : ["The text ends here."];
   $("expected").replaceChildren(
     el("h4", {}, "Predicted after ", ...labelToken(predictions, i), nameOtherStep(predictions)),
-    el("div", { className: "chances" }, ...buttons),
+    el("div", { className: "chances" }, ...createPredictions(predictions, i)),
     el("p", {}, ...sentence, ...describeHelpingTokens(predictions, i)),
   );
 }
 
-/** Name the step of predictions if it is not the one on display. */
-function nameOtherStep({ step }) {
-  return step === currentStep() ? "" : ` (at step ${formatCount(step)})`;
+/**
+ * Create buttons with the likeliest next tokens after token i and the actual one. They choose the
+ * target of the breakdown: 0 is the actual token, or the likeliest if the text ends here; k is the
+ * k-th likeliest.
+ */
+function createPredictions(predictions, i) {
+  const actual = predictions.tokens[i + 1];
+  const listed = predictions
+    .predicted(i)
+    .map((prediction, k) => ({ ...prediction, text: data.words[prediction.id], target: k + 1 }))
+    .filter(({ id }) => id >= 0);
+  // What target 0 stands for
+  let initial = listed[0];
+  if (actual !== undefined) {
+    initial = listed.find(({ text }) => text === actual.slice(0, MAX_WORD_LENGTH));
+    if (!initial) {
+      initial = { text: actual, chance: Math.exp(-predictions.loss(i)), target: 0 };
+      listed.push(initial);
+    }
+  }
+  return listed.map(prediction =>
+    predictionButton(prediction, {
+      isActual: actual !== undefined && prediction === initial,
+      isTarget: selection.target ? selection.target === prediction.target : prediction === initial,
+      pick: () => {
+        selection.target = prediction.target;
+        highlightToken(selection.token);
+      },
+    }),
+  );
 }
+
+/**
+ * Create a button with a possible next token and its probability, which `was` another one without
+ * interventions.
+ */
+export function predictionButton(
+  { text = "", chance, was = chance },
+  { isActual, isTarget, pick },
+) {
+  const now = formatProbability(chance);
+  const before = formatProbability(was);
+  const properties = {
+    className: `chance${isActual ? " real" : ""}`,
+    "aria-pressed": isTarget,
+    style: `--w: ${(100 * chance).toFixed(1)}%`,
+    onclick: pick,
+  };
+  const element = button(properties, tokenName(text), el("b", {}, now));
+  if (now !== before) element.append(el("small", {}, ` was ${before}`));
+  return element;
+}
+
+/** Name the step of predictions if it is not the one on display. */
+const nameOtherStep = ({ step }) =>
+  step === currentStep() ? "" : ` (at step ${formatCount(step)})`;
 
 /** Name the tokens whose hiding raises the loss after token i most. */
 function describeHelpingTokens(predictions, i) {
@@ -73,27 +126,8 @@ function describeHelpingTokens(predictions, i) {
   if (!helping.length) return [];
   const names = helping.flatMap(({ j, effect }, k) => [
     k ? ", " : " ",
-    bdi(shortenToken(predictions.tokens[j]), "token"),
+    tokenName(predictions.tokens[j]),
     ` ${formatSigned(effect)}`,
   ]);
   return [" Hiding these tokens raises it:", ...names, "."];
-}
-
-/** Draw the prediction breakdown of token i. */
-function drawPinnedBreakdown(predictions, i) {
-  const { layer, head, target } = selection;
-  $("breakdown-title").replaceChildren(
-    "Prediction breakdown of ",
-    ...labelToken(predictions, i),
-    nameOtherStep(predictions),
-  );
-  drawBreakdown($("breakdown"), predictions, i, {
-    layer,
-    head,
-    target,
-    tied: data.tiedEmbeddings,
-    words: data.words,
-    vocabSize: data.modelConfig?.vocab_size ?? Number.POSITIVE_INFINITY,
-    choose: chooseHead,
-  });
 }

@@ -40,9 +40,9 @@ import {
 import { drawPatching, setUpPatching, updatePatching } from "./patching_view.js";
 import { drawPrediction } from "./prediction_view.js";
 import { explainPinnedCell } from "./score_attribution_view.js";
+import { explainTerms } from "./terms.js";
 import { drawHighlights, textLength } from "./text_view.js";
 import { decodePredictions, MIN_CLEAR_EFFECT_NATS } from "./token_effect.js";
-import { explainTerms } from "./tooltip.js";
 import { drawTraining, setUpTraining, totalSeconds } from "./training.js";
 
 const MIN_INDUCTION_SCORE = 0.15; // below this the page opens on a previous-token head

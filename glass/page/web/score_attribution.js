@@ -8,16 +8,16 @@ import { repeatRow } from "./forward.js";
 import { modelScales, norm, normalize, project, rotaryFrequencies, rotate } from "./layers.js";
 
 /**
- * Attribute the pre-softmax score of cell (i, j) to pairs of components.
+ * Attribute the pre-softmax score of cell (i, j) to pairs of components that wrote the query and the
+ * key. The terms sum to the score minus its mean over the tokens that are not hidden from the query.
+ * Norms have the scales of the whole residual stream.
  *
  * @param {import("./forward.js").ForwardPass} pass
  * @param {number} layer
  * @param {number} head
  * @param {number} i - Query token.
  * @param {number} j - Key token.
- * @returns {{query: string, key: string, value: number}[]} One term per component that wrote the
- *   query and component that wrote the key. They sum to the score minus its mean over the tokens that
- *   are not hidden from the query. Norms have the scales of the whole residual stream.
+ * @returns {{query: string, key: string, value: number}[]}
  */
 export function attributeScore(pass, layer, head, i, j) {
   const { H, G, d_k } = pass.sizes;
@@ -36,7 +36,6 @@ export function attributeScore(pass, layer, head, i, j) {
   return terms;
 }
 
-/** Return the dot product of two vectors. */
 function dot(a, b) {
   let sum = 0;
   for (let k = 0; k < a.length; k++) sum += a[k] * b[k];
@@ -81,17 +80,19 @@ function projectComponents(pass, layer, which, head, tokens) {
     return vector;
   };
 
-  const projected = [];
-  const addComponent = (component, rows, bias) => {
-    projected.push({ name: component, vectors: tokens.map(t => projectToken(rows, bias, t)) });
-  };
   const inputGain = weights[`${block}.norm_1.weight`]?.data;
-  for (const component of pass.components()) {
-    if (component.layer >= layer) continue;
-    addComponent(component.name, normalize(component.wrote, C, inputScales, inputGain), null);
-  }
+  const projected = pass
+    .components()
+    .filter(component => component.layer < layer)
+    .map(component => {
+      const rows = normalize(component.wrote, C, inputScales, inputGain);
+      return { name: component.name, vectors: tokens.map(t => projectToken(rows, null, t)) };
+    });
   const inputBias = weights[`${block}.norm_1.bias`]?.data;
   const bias = weights[`${name}.W_${which}.bias`]?.data;
-  if (bias || inputBias) addComponent("biases", repeatRow(inputBias, T), bias);
+  if (bias || inputBias) {
+    const rows = repeatRow(inputBias, T);
+    projected.push({ name: "biases", vectors: tokens.map(t => projectToken(rows, bias, t)) });
+  }
   return projected;
 }

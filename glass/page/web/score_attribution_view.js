@@ -1,10 +1,10 @@
 /** The explanation of the pinned cell: which components produced its attention score. */
 
-import { $, el } from "./dom.js";
+import { barList, largestBars, sumOfValues } from "./bars.js";
+import { $, el, isNarrow, note } from "./dom.js";
 import { askModel, describeFailure } from "./engine.js";
-import { formatCount } from "./format.js";
+import { formatCount, formatSigned } from "./format.js";
 import { headName, labelToken } from "./labels.js";
-import { drawScoreAttribution } from "./logit_attribution.js";
 import {
   currentProbe,
   currentStep,
@@ -15,16 +15,10 @@ import {
   selection,
 } from "./page_state.js";
 
-const NARROW_WINDOW = 1000; // below this width the page has one column
+const MAX_BARS = 10; // terms that have a bar of their own
 
 /** What the explanation on display depends on. */
-let shownFor = [];
-
-/** Return what the explanation depends on, to notice that another one is wanted meanwhile. */
-function explainedCell() {
-  const { pinnedCell, layer, head, probe } = selection;
-  return [pinnedCell, layer, head, probe, currentStep()];
-}
+let shownFor = "";
 
 /** Explain the attention score of the pinned cell, if the model can run in the page. */
 export async function explainPinnedCell() {
@@ -33,54 +27,72 @@ export async function explainPinnedCell() {
   const canExplain = runnableSteps.length && currentProbe().ids.length;
   host.hidden = !pinnedCell || averageHeads || showTokenEffect || !canExplain;
   if (host.hidden) return;
-  (innerWidth < NARROW_WINDOW ? $("zoom") : $("expected")).before(host); // beside the cell
-  if (!isOwnText() && !runnableSteps.includes(currentStep())) {
-    const stored = runnableSteps.map(formatCount).join(", ");
-    host.replaceChildren(
-      el(
-        "p",
-        { className: "quiet" },
-        `Attention scores can be explained at steps whose weights are in this page: ${stored}.`,
-      ),
-    );
-    return;
-  }
+  (isNarrow() ? $("zoom") : $("expected")).before(host); // beside the cell
 
   const [i, j] = pinnedCell;
-  if (j === currentProbe().T) {
-    const sentence = "The sink logit is a learned number of each head, the same for all queries.";
-    host.replaceChildren(el("p", { className: "quiet" }, sentence));
-    shownFor = [];
-    return;
-  }
-  if (isOwnText() && j < i && ownText.predictions?.hidden.includes(j)) {
-    const sentence = `Token ${j} is hidden from token ${i}: no head attends to it.`;
-    host.replaceChildren(el("p", { className: "quiet" }, sentence));
-    shownFor = [];
+  const obstacle = describeObstacle(i, j);
+  const requested = explainedCell();
+  if (obstacle || requested !== shownFor) host.replaceChildren(); // of another one
+  if (obstacle) {
+    host.append(note(obstacle));
+    shownFor = "";
     return;
   }
   const interventions = isOwnText() ? {} : { off: [], hidden: [] };
-  const requested = explainedCell();
-  if (requested.some((part, k) => part !== shownFor[k])) host.replaceChildren(); // of another one
   const parameters = { layer, head, i, j, ...interventions };
-  let terms = [];
-  let failure = null;
+  let content = [];
   try {
-    terms = await askModel("explainScore", currentProbe().ids, parameters);
+    const terms = await askModel("explainScore", currentProbe().ids, parameters);
+    if (!terms) return; // it was canceled
+    content = describeTerms(terms, i, j);
   } catch (error) {
-    failure = describeFailure(error);
+    content = [note(describeFailure(error))];
   }
-  if (explainedCell().some((part, k) => part !== requested[k])) return;
+  if (explainedCell() !== requested) return;
   shownFor = requested;
-  if (failure) {
-    host.replaceChildren(el("p", { className: "quiet" }, failure));
-    return;
+  host.replaceChildren(...content);
+}
+
+/** Return what the explanation depends on, to notice that another one is wanted meanwhile. */
+function explainedCell() {
+  const { pinnedCell, layer, head, probe } = selection;
+  return [pinnedCell, layer, head, probe, currentStep()].join();
+}
+
+/** Say why the score of a cell cannot be explained; "" if it can. */
+function describeObstacle(i, j) {
+  if (!isOwnText() && !runnableSteps.includes(currentStep())) {
+    const stored = runnableSteps.map(formatCount).join(", ");
+    return `Attention scores can be explained at steps whose weights are in this page: ${stored}.`;
   }
+  if (j === currentProbe().T) {
+    return "The sink logit is a learned number of each head, the same for all queries.";
+  }
+  if (isOwnText() && j < i && ownText.predictions?.hidden.includes(j)) {
+    return `Token ${j} is hidden from token ${i}: no head attends to it.`;
+  }
+  return "";
+}
+
+/** Return the largest terms of the pinned cell's score as bars, and the sum of the others. */
+function describeTerms(terms, i, j) {
+  const { layer, head } = selection;
   const { attention } = display;
-  drawScoreAttribution(host, terms, [
-    `Why ${headName(layer, head)} attends from `,
-    ...labelToken(attention, i),
-    " to ",
-    ...labelToken(attention, j),
-  ]);
+  const bars = terms.map(({ query, key, value }) => ({ name: `${query} × ${key}`, value }));
+  return [
+    el(
+      "h3",
+      {},
+      `Why ${headName(layer, head)} attends from `,
+      ...labelToken(attention, i),
+      " to ",
+      ...labelToken(attention, j),
+    ),
+    note(
+      "The attention score before the softmax, minus its mean over the visible tokens, is " +
+        `${formatSigned(sumOfValues(terms))}. It is a sum over pairs: what wrote the query × what ` +
+        "wrote the key.",
+    ),
+    barList(largestBars(bars, MAX_BARS)),
+  ];
 }

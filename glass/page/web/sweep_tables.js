@@ -32,7 +32,7 @@ import {
 import { fillTable } from "./table.js";
 import { explanationOf, SCORES, scoreLabel } from "./terms.js";
 
-/** @type {import("./table.js").Sorting} */
+/** @type {Sorting} */
 const settingSorting = { column: null, sign: 0 };
 
 /** Fill the three tables. */

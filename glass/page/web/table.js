@@ -1,27 +1,7 @@
 /** A table that sorts by a column at a click: ascending, descending, original order. */
 
-import { bdi, el } from "./dom.js";
+import { bdi, button, el } from "./dom.js";
 import { addTooltip } from "./tooltip.js";
-
-/**
- * @template Row
- * @typedef {object} Column
- * @property {string} id
- * @property {string} name - Heading.
- * @property {string} [explanation] - One sentence about the column.
- * @property {boolean} [isText] - Whether its cells are aligned to the left.
- * @property {(row: Row) => string | number | null | undefined} [sortValue] - Unknown values come
- *   last.
- * @property {(row: Row) => Node | string | number} cell - Content of a cell.
- */
-
-/**
- * How a table is sorted; the table updates it.
- *
- * @typedef {object} Sorting
- * @property {number | null} column
- * @property {-1 | 0 | 1} sign - -1: descending, 0: original order, 1: ascending.
- */
 
 // Each is indexed by the current sign: 0, 1, or -1, which is the last.
 const NEXT_SIGN = [1, -1, 0];
@@ -32,11 +12,11 @@ const ARIA_SORT = ["none", "ascending", "descending"];
  * Fill a table's head and body.
  *
  * @template Row
- * @param {HTMLElement} table - With a `thead` and `tbody`.
+ * @param {any} table - With a `thead` and `tbody`.
  * @param {Column<Row>[]} columns
  * @param {Row[]} rows
  * @param {(row: Row) => HTMLTableRowElement} createRow - Creates a row with its first cell.
- * @param {Sorting | null} [sorting] - Null if the table cannot be sorted.
+ * @param {Sorting | null} [sorting] - Is updated; null if the table cannot be sorted.
  */
 export function fillTable(table, columns, rows, createRow, sorting = null) {
   const headings = columns.map((column, k) => {
@@ -46,9 +26,8 @@ export function fillTable(table, columns, rows, createRow, sorting = null) {
       fillTable(table, columns, rows, createRow, sorting);
       table.querySelectorAll("thead button")[k].focus();
     };
-    const heading = sorting
-      ? el("button", { type: "button", onclick: sortByColumn }, bdi(column.name), ARROWS.at(sign))
-      : bdi(column.name);
+    const name = bdi(column.name);
+    const heading = sorting ? button({ onclick: sortByColumn }, name, ARROWS.at(sign)) : name;
     if (column.explanation) {
       const nodes = () => [el("div", {}, column.explanation)];
       addTooltip(heading, nodes, sorting ? sortByColumn : null);
@@ -73,25 +52,13 @@ export function fillTable(table, columns, rows, createRow, sorting = null) {
   table.querySelector("tbody").replaceChildren(...bodyRows);
 }
 
-/**
- * @template Row
- * @param {Row[]} rows
- * @param {Column<Row>[]} columns
- * @param {Sorting | null} sorting
- * @returns {Row[]}
- */
 function sortRows(rows, columns, sorting) {
   if (!sorting?.sign) return rows;
   const { sortValue } = columns[sorting.column];
   return [...rows].sort((a, b) => compare(sortValue(a), sortValue(b), sorting.sign));
 }
 
-/**
- * @param {string | number | null | undefined} a
- * @param {string | number | null | undefined} b
- * @param {number} sign
- * @returns {number} Negative if `a` comes first.
- */
+/** Compare two numbers or texts; unknown ones come last. */
 function compare(a, b, sign) {
   const isUnknown = value => value === null || value === undefined || value === "";
   if (isUnknown(a) || isUnknown(b)) return Number(isUnknown(a)) - Number(isUnknown(b));

@@ -1,53 +1,37 @@
 /** The glossary of the pages: one sentence for beginners about each term and each score. */
 
-import { el } from "./dom.js";
+import { button, el } from "./dom.js";
 import { readableName } from "./format.js";
+import { parseHead } from "./labels.js";
 import { addTooltip } from "./tooltip.js";
 
-/**
- * @typedef {object} Score
- * @property {string} label
- * @property {string} unit - "" if it is a share or has none.
- * @property {string} explanation - One sentence.
- */
-
-/**
- * What the scores of heads mean, in the order of the page.
- *
- * @type {Record<string, Score>}
- */
+/** What the scores of heads mean, in the order of the page. @type {Record<string, Score>} */
 export const SCORES = {
   current_token: {
     label: "Current token",
-    unit: "",
     explanation: "Mean attention weight of a token on itself.",
   },
   previous_token: {
     label: "Previous token",
-    unit: "",
     explanation: "Mean attention weight on the token immediately before.",
   },
   sink: {
     label: "Attention sink",
-    unit: "",
     explanation:
       "Mean attention weight on the first token, where many heads put attention that they do not need.",
   },
   duplicate_token: {
     label: "Duplicate token",
-    unit: "",
     explanation: "On repeated random tokens: mean attention weight of a token on its earlier copy.",
   },
   induction: {
     label: "Induction",
-    unit: "",
     explanation:
       "Prefix-matching score: on repeated random tokens, mean attention weight on the token that followed the " +
       "earlier copy of the current token.",
   },
   entropy: {
     label: "Entropy",
-    unit: "",
     explanation:
       "How spread out attention is: 0 if all of it is on one token, 1 if all tokens so far get equal weight. A sink " +
       "logit, if the model has them, counts like one more token.",
@@ -59,7 +43,6 @@ export const SCORES = {
   },
   copying: {
     label: "Copying",
-    unit: "",
     explanation:
       "How often attending to a token makes it one of the ten likeliest next tokens, minus how often one of the " +
       "ten least likely ones; from −1 to 1.",
@@ -72,12 +55,7 @@ export const SCORES = {
   },
 };
 
-/**
- * Charts of how far a model is with the task of data=synthetic, with the names of the metrics
- * `task/<name>` as lines.
- *
- * @type {{title: string, explanation: string, metrics: Record<string, string>}[]}
- */
+/** Charts of the metrics `task/<name>` of data=synthetic, with the names of their lines. */
 export const TASK_CHARTS = [
   {
     title: "Loss in passages (nats/token)",
@@ -155,10 +133,7 @@ export const TASK_CHARTS = [
   },
 ];
 
-/**
- * @param {string} metric - Such as `task/induction`.
- * @returns {string | undefined} Explanation of a metric in a chart of its own.
- */
+/** Return the explanation of a metric that has a chart of its own, such as `task/induction`. */
 export function explainMetric(metric) {
   if (metric === "val/in_context_score") return explanationOf("in-context learning score");
   const name = metric.replace("task/", "");
@@ -167,42 +142,28 @@ export function explainMetric(metric) {
   return `${chart.explanation} Here: ${chart.metrics[name]}.`;
 }
 
-/**
- * @param {string} score
- * @returns {string}
- */
-export function scoreLabel(score) {
-  return SCORES[score]?.label ?? readableName(score);
-}
+export const scoreLabel = score => SCORES[score]?.label ?? readableName(score);
 
-/**
- * The label of a score with its unit: "Distance (tokens)".
- *
- * @param {string} score
- * @returns {string}
- */
+/** Return the label of a score with its unit: "Distance (tokens)". */
 export function scoreTitle(score) {
   const unit = SCORES[score]?.unit;
   return unit ? `${scoreLabel(score)} (${unit})` : scoreLabel(score);
 }
 
-const HEAD_NAME = "L2H3 is head 3 of layer 2; both are counted from 0.";
 const COPYING_GAIN =
   "How much a repetition helps: the loss on random tokens repeated in another order minus the loss on an exact repeat.";
 
 const READING = "A head reads from a token in proportion to its attention weight on it.";
-const EMERGED =
-  "Its score first passed the threshold in this interval, and was still above it at the next snapshot.";
 const IN_PART = "with a score below 0.5, less than half of its attention, it does so in part.";
 const REPORTED_ABOVE_CONTROL = `Reported from a score of 0.2; ${IN_PART}`;
 const REPORTED_ABOVE_UNIFORM = `Reported from a score a quarter of the way from uniform attention to 1; ${IN_PART}`;
-const ABLATION =
-  "Removing a component, by setting its output to zero or to its mean, and measuring the effect.";
 
 /** Explanations of terms. A plural with -s is explained like its singular. */
 const TERMS = {
   nat: "A unit of loss: if the loss is one nat lower, the right token is 2.7 times as likely.",
-  head: `A part of a layer that reads from earlier tokens and writes what it read to the current one. ${HEAD_NAME}`,
+  head:
+    "A part of a layer that reads from earlier tokens and writes what it read to the current one. L2H3 is head 3 of " +
+    "layer 2; both are counted from 0.",
   "layer 0":
     "The lowest layer, which reads the token embeddings; the layers above use what its heads wrote.",
   "attends to": READING,
@@ -213,11 +174,12 @@ const TERMS = {
   "in part": "With less than half of its attention: a score below 0.5.",
   "standard error":
     "The uncertainty of a mean: another sample would most likely differ by less than twice as much.",
-  emerged: EMERGED,
-  ablated: ABLATION,
+  emerged:
+    "Its score first passed the threshold in this interval, and was still above it at the next snapshot.",
+  ablated:
+    "Removed, by setting its output to zero or to its mean, so that the effect can be measured.",
   "reads from":
     "Part of the head's score is lost if what the other one wrote is removed from its queries or keys.",
-  query: "The vector with which a token asks for what it wants to read (Q).",
   queries: "The vectors with which tokens ask for what they want to read (Q).",
   key: "The vector by which queries find a token (K).",
   value: "The vector that a head reads from a token that it attends to (V).",
@@ -229,10 +191,6 @@ const TERMS = {
   "current-token head": `A head that attends to the current token itself. ${REPORTED_ABOVE_UNIFORM}`,
   "attention sink":
     "The first token, where many heads put attention that they do not need (Xiao et al. 2023; Gu et al. 2024).",
-  "sink logit":
-    "A learned number of each head that takes part in the softmax like the score of one more token, from which " +
-    "nothing is read, so that a head need not attend to any token.",
-  "prefix-matching score": SCORES.induction.explanation,
   "copying score": SCORES.copying.explanation,
   copying: SCORES.copying.explanation,
   "copying gain": COPYING_GAIN,
@@ -250,8 +208,6 @@ const TERMS = {
   "most important head":
     "The head whose removal (zero ablation) raises the validation loss the most.",
   importance: SCORES.importance.explanation,
-  ablation: ABLATION,
-  "zero ablation": "Setting the output of a head to zero and measuring the effect.",
   loss: "How badly the model predicts the next token: minus the log of the probability that it gave to it.",
   "training loss": "Mean loss on the batches that the model is trained on.",
   "validation loss": "Mean loss on text that the model was not trained on; lower is better.",
@@ -274,8 +230,6 @@ const TERMS = {
     "The prediction that the model would make if it ended after a given block (nostalgebraist 2020).",
   "direct logit attribution":
     "How much each component adds to a logit directly, without its effect on later layers (Elhage et al. 2021).",
-  logit:
-    "The model's raw output for a token, before the softmax turns all outputs into probabilities.",
   "activation patching":
     "Copying an activation from the run on one text into the run on another. If a clean activation restores the " +
     "prediction on a corrupted text, it carries what was lost; if a corrupted one breaks the prediction on the clean " +
@@ -283,9 +237,6 @@ const TERMS = {
   "logit difference":
     "The logit of one token minus that of another: the log of how many times as likely the model finds the one " +
     "(Wang et al. 2022).",
-  "path patching":
-    "Replacing what one component passes to another, and computing everything in between again, to measure how " +
-    "much that path matters (Wang et al. 2022; Goldowsky-Dill et al. 2023).",
 };
 
 const longestFirst = Object.keys(TERMS).sort((a, b) => b.length - a.length);
@@ -294,42 +245,48 @@ const explanations = new Map(
   Object.entries(TERMS).map(([name, text]) => [name.toLowerCase(), text]),
 );
 
-/**
- * @param {string} word
- * @returns {string | undefined} Explanation of a term or of its plural.
- */
+/** Return the explanation of a term or of its plural; undefined if it has none. */
 export function explanationOf(word) {
   const lowerCase = word.toLowerCase();
   return explanations.get(lowerCase) ?? explanations.get(lowerCase.replace(/s$/, ""));
 }
 
-/**
- * A word with a dotted line under it, whose tooltip explains it.
- *
- * @param {string} word
- * @param {string} [explanation] - What the glossary says, if missing.
- * @returns {HTMLElement}
- */
+/** Create a word with a dotted line under it, whose tooltip explains it. */
 export function term(word, explanation = explanationOf(word)) {
   const element = el("span", { className: "term", tabIndex: 0 }, word);
   return addTooltip(element, () => [el("div", {}, explanation)]);
 }
 
 /**
- * Turn a text into nodes in which heads are buttons and terms have tooltips.
- *
- * @param {string} text
- * @param {(layer: number, head: number) => void} chooseHead - Called when a head is clicked.
- * @returns {(Node | string)[]}
+ * Add tooltips to the words of the page that have a `data-explanation`, which may leave the
+ * explanation to the glossary. A word that labels an input shows its tooltip also when the keyboard
+ * reaches the input.
  */
+export function explainTerms() {
+  /** @type {NodeListOf<HTMLElement>} */
+  const words = document.querySelectorAll("[data-explanation]");
+  for (const word of words) {
+    const input = word.closest("label")?.querySelector("input");
+    const explanation = word.dataset.explanation || explanationOf(word.textContent);
+    word.classList.add("term");
+    addTooltip(word, () => [el("div", {}, explanation)]);
+    if (!input) {
+      word.tabIndex = 0;
+      continue;
+    }
+    input.onfocus = event => {
+      if (input.matches(":focus-visible")) word.onfocus(event);
+    };
+    input.onblur = word.onblur;
+  }
+}
+
+/** Return a text as nodes in which heads are buttons, which choose them, and terms have tooltips. */
 export function annotate(text, chooseHead) {
   const parts = text.split(TERM).filter(Boolean);
   return parts.map(part => {
-    const head = /^L(\d+)H(\d+)$/.exec(part);
-    if (head) {
-      const onclick = () => chooseHead(Number(head[1]), Number(head[2]));
-      return el("button", { type: "button", className: "to-head", onclick }, part);
-    }
+    const head = parseHead(part);
+    if (head) return button({ className: "to-head", onclick: () => chooseHead(...head) }, part);
     return explanationOf(part) ? term(part) : part;
   });
 }

@@ -1,7 +1,7 @@
 /** The tokens of the selected probe as running text, colored by the selected map. */
 
 import { cellReader, scaleTop } from "./attention_data.js";
-import { $, el } from "./dom.js";
+import { $, el, note, scrollWithin } from "./dom.js";
 import { formatCount, formatNumber, makeVisible } from "./format.js";
 import { labelToken } from "./labels.js";
 import {
@@ -20,9 +20,9 @@ import { addArrowKeys } from "./tooltip.js";
 
 const MAX_LISTED = 8;
 const SHADES = 20; // values that differ by less are drawn alike, so that fewer elements change
-const MARK = /[·⏎⇥␍⍽]/;
+const MARK = /([·⏎⇥␍⍽])/;
 
-/** @type {HTMLElement[]} */
+/** @type {any[]} */
 let spans = [];
 
 /** The probe that `spans` show. */
@@ -77,38 +77,37 @@ export function fillText() {
   if (focused >= 0) spans[reached]?.focus({ preventScroll: true });
 }
 
-/** Create the element of token i. */
 function createToken(text, i) {
-  const losses = isOwnText() ? createLosses(i) : [];
-  const span = el(
-    "bdi",
-    { className: "token", role: "button", "aria-label": `token ${i}` },
-    ...splitMarks(text),
-    ...losses,
-  );
-  if (isOwnText()) span.classList.toggle("hidden-token", ownText.hidden.includes(i));
-  span.onpointerenter = () => highlightToken(i);
-  span.onfocus = () => highlightToken(i);
-  span.onclick = () => togglePin(i);
+  const properties = {
+    className: "token",
+    role: "button",
+    "aria-label": `token ${i}`,
+    onpointerenter: () => highlightToken(i),
+    onfocus: () => highlightToken(i),
+    onclick: () => togglePin(i),
+  };
+  const span = el("bdi", properties, ...splitMarks(text));
+  if (isOwnText()) {
+    span.append(...createLosses(i));
+    span.classList.toggle("hidden-token", ownText.hidden.includes(i));
+  }
   return span;
 }
 
 /** Return a token's text as nodes in which white space is visible and lines may break. */
 export function splitMarks(text) {
   return makeVisible(text)
-    .split(/([·⏎⇥␍⍽]+)/)
+    .split(MARK)
     .filter(Boolean)
-    .flatMap(part => (MARK.test(part) ? [...part].flatMap(createMark) : [part]));
+    .flatMap(part => {
+      if (part === "⏎") return [el("i", {}, part), el("br")];
+      return MARK.test(part) ? [el("wbr"), el("i", {}, part)] : [part];
+    });
 }
 
 /** Return a token's element and its last line break, moved out so that its frame ends before it. */
 export function breakAfter(span) {
   return span.lastChild?.nodeName === "BR" ? [span, span.lastChild] : [span];
-}
-
-/** Create the nodes of one mark of white space. */
-function createMark(mark) {
-  return mark === "⏎" ? [el("i", {}, mark), el("br")] : [el("wbr"), el("i", {}, mark)];
 }
 
 /** Create the loss below token i, and its loss without interventions if that differs. */
@@ -138,27 +137,20 @@ export function drawHighlights() {
 
 /** Color each token by its value in the row or column of `token`. */
 function colorTokens(view, read, token) {
-  const top = scaleTop(view, selection.weightByValues);
   spans.forEach((span, k) => {
     const isColored = token !== null && k !== token;
-    const style = isColored ? tokenStyle(view, read, token, k, top) : "";
-    if (span.shownStyle !== style) {
-      span.style.cssText = style;
-      span.shownStyle = style;
-    }
-    const isLit = k === token;
-    if (span.isLit !== isLit) {
-      span.classList.toggle("lit", isLit);
-      span.isLit = isLit;
-    }
+    const style = isColored ? tokenStyle(view, read, token, k) : "";
+    if (span.shownStyle !== style) span.style.cssText = style;
+    span.shownStyle = style;
+    span.classList.toggle("lit", k === token);
   });
 }
 
 /** Return the style of token k while `token` is highlighted. */
-function tokenStyle(view, read, token, k, top) {
+function tokenStyle(view, read, token, k) {
   const isKey = k < token;
   const value = isKey ? read(token, k) : read(k, token);
-  const share = Math.max(0, Math.min(1, Math.abs(value) / top || 0));
+  const share = Math.min(1, Math.abs(value) / scaleTop(view, selection.weightByValues) || 0);
   const percent = (100 / SHADES) * Math.round(SHADES * Math.sqrt(share));
   let color = isKey ? "to" : "from";
   if (view.signed && value < 0) color = "negative";
@@ -179,55 +171,41 @@ function createLists(view, read, token) {
   }
   const readSink = shownSink();
   if (readSink) keys.push({ token: null, value: readSink(token) });
+  const list = (name, kind, entries) => createList(view, token, name, kind, entries);
   if (!view.signed) {
-    return [
-      createList(view, token, "attends to", "to", keys),
-      createList(view, token, "attended to by", "from", queries),
-    ];
+    return [list("attends to", "to", keys), list("attended to by", "from", queries)];
   }
   const negated = keys.map(({ token: k, value }) => ({ token: k, value: -value }));
   return [
-    createList(view, token, "helped by (nats)", "helped", keys),
-    createList(view, token, "hurt by (nats)", "hurt", negated),
-    createList(view, token, "helps (nats)", "from", queries),
+    list("helped by (nats)", "helped", keys),
+    list("hurt by (nats)", "hurt", negated),
+    list("helps (nats)", "from", queries),
   ];
 }
 
 /** Create one list of tokens with positive values, largest first; no token stands for the sink. */
-function createList(view, token, name, kind, entries) {
+function createList(view, i, name, kind, entries) {
   const positive = entries.filter(({ value }) => value > 0).sort((a, b) => b.value - a.value);
   const largest = positive.slice(0, MAX_LISTED);
-  const top = largest[0]?.value ?? 1;
-  const items = largest.map(({ token: k, value }) =>
-    el(
+  const items = largest.map(({ token, value }) => {
+    const width = ((100 * value) / largest[0].value).toFixed(1);
+    const key = token === null ? ["sink"] : labelToken(view, token);
+    return el(
       "li",
-      { style: `--w: ${((100 * value) / top).toFixed(1)}%` },
-      el("span", {}, ...(k === null ? ["sink"] : labelToken(view, k))),
+      { style: `--w: ${width}%` },
+      el("span", {}, ...key),
       el("b", {}, formatNumber(value)),
-    ),
-  );
-  const list = el(
-    "div",
-    { className: kind },
-    el("h4", {}, ...labelToken(view, token), ` ${name}`),
-    el("ol", {}, ...items),
-  );
-  if (!positive.length) list.append(el("p", { className: "quiet" }, "none"));
+    );
+  });
+  const heading = el("h4", {}, ...labelToken(view, i), ` ${name}`);
+  const list = el("div", { className: kind }, heading, el("ol", {}, ...items));
   const omitted = positive.length - largest.length;
-  if (omitted) list.append(el("p", { className: "quiet" }, `and ${formatCount(omitted)} more`));
+  if (!positive.length) list.append(note("none"));
+  if (omitted) list.append(note(`and ${formatCount(omitted)} more`));
   return list;
 }
 
-/**
- * Scroll the text, and nothing else, until token i is visible.
- *
- * @param {number} i
- */
+/** Scroll the text until token i is visible. */
 export function revealToken(i) {
-  if (!spans[i]) return;
-  const host = $("text");
-  const frame = host.getBoundingClientRect();
-  const box = spans[i].getBoundingClientRect();
-  if (box.top < frame.top) host.scrollTop -= frame.top - box.top + 20;
-  else if (box.bottom > frame.bottom) host.scrollTop += box.bottom - frame.bottom + 20;
+  if (spans[i]) scrollWithin($("text"), spans[i]);
 }

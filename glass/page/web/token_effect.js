@@ -6,8 +6,7 @@ import { floatReader } from "./float16.js";
 import { formatCount, formatSigned } from "./format.js";
 import { labelToken } from "./labels.js";
 import { unpack } from "./packed.js";
-
-/** @typedef {import("./page_state.js").Predictions} Predictions */
+import { valueLine } from "./tooltip.js";
 
 const PREDICTED_TOKENS = 5; // likeliest next tokens that are stored for each token
 const DIRECT_TARGETS = 6; // the true next token and the predicted ones
@@ -15,6 +14,12 @@ const WRITTEN_TOKENS = 6; // three promoted and three suppressed tokens of each 
 
 /** Token effects below this many nats are drawn pale. */
 export const MIN_CLEAR_EFFECT_NATS = 0.1;
+
+/** Return the diagonals that scores read of tokens that repeat after `period` tokens. */
+export const scoredDiagonals = period => [
+  { score: "duplicate token", color: "c2", distance: period },
+  { score: "induction", color: "c3", distance: period - 1 },
+];
 
 /**
  * Decode the predictions of one probe at one step (glass/page/pack.py, `pack_predictions`).
@@ -74,78 +79,39 @@ export async function decodePredictions([numbers, tokenIds], [L, H], probe, step
   };
 }
 
-/**
- * Name the tokens of a long text that are explained.
- *
- * @param {Predictions} predictions
- */
+/** Name the tokens of a long text that are explained. */
 export const describeExplained = ({ from, T }) => `last ${T - from} of ${formatCount(T)} tokens`;
 
-/**
- * Describe the token effect of a cell for a tooltip.
- *
- * @param {Predictions} predictions
- * @param {number} i - Token after which the next one is predicted.
- * @param {number} j - Token that is hidden.
- * @returns {HTMLElement[]}
- */
+/** Describe the effect of hiding token j on the prediction after token i, for a tooltip. */
 export function describeTokenEffect(predictions, i, j) {
   const effect = predictions.at(0, 0, i, j);
+  const tokens = [...labelToken(predictions, i), ", hiding ", ...labelToken(predictions, j)];
   let unit = " nats of loss on the next token";
   if (i === predictions.T - 1) unit = " the text ends here, so there is no next token";
   else if (Number.isNaN(effect)) unit = " not yet measured";
-  const nodes = [
-    el(
-      "div",
-      { "data-query": i, "data-key": j },
-      "after ",
-      ...labelToken(predictions, i),
-      ", hiding ",
-      ...labelToken(predictions, j),
-    ),
-    el("div", { className: "value" }, el("b", {}, formatSigned(effect)), unit),
+  const lines = [
+    el("div", { "data-query": i, "data-key": j }, "after ", ...tokens),
+    valueLine(formatSigned(effect), unit),
   ];
   if (j < i) {
     const kl = predictions.kl(i, j);
     const value = Number.isNaN(kl) ? "–" : `${kl.toFixed(2)} nats`;
-    nodes.push(el("div", {}, `KL divergence of the prediction: ${value}`));
+    lines.push(el("div", {}, `KL divergence of the prediction: ${value}`));
   }
-  return nodes;
+  return lines;
 }
 
-/**
- * Return a token effect as it is colored: effects that are not clear are pale.
- *
- * @param {number} effect - In nats.
- */
-export const fadeSmallEffect = effect =>
-  Math.abs(effect) < MIN_CLEAR_EFFECT_NATS ? effect / 9 : effect;
+/** Return a token effect as it is colored: effects that are not clear are pale. */
+export const fadeSmallEffect = nats => (Math.abs(nats) < MIN_CLEAR_EFFECT_NATS ? nats / 9 : nats);
 
-/**
- * Return the diagonals that scores of repeated tokens read.
- *
- * @param {number} period - Tokens after which the tokens repeat.
- * @returns {{score: string, color: string, distance: number}[]}
- */
-export const scoredDiagonals = period => [
-  { score: "duplicate token", color: "c2", distance: period },
-  { score: "induction", color: "c3", distance: period - 1 },
-];
-
-/**
- * Outline the cells of an attention map that scores of repeated tokens read.
- *
- * @param {CanvasRenderingContext2D} context
- * @param {{left: number, cell: number, high: number}} box - Left edge, width, height of cells.
- * @param {number} period
- */
-export function outlineScoredCells(context, { left, cell, high }, period) {
-  context.lineWidth = Math.max(1, Math.min(2, cell / 8));
+/** Outline the cells of an attention map that scores of repeated tokens read. */
+export function outlineScoredCells(context, { left, cellWidth, cellHeight }, period) {
+  context.lineWidth = Math.max(1, Math.min(2, cellWidth / 8));
   for (const { color, distance } of scoredDiagonals(period)) {
     context.strokeStyle = resolveColor(`var(--${color})`);
     context.beginPath();
     for (let i = period; i < 2 * period; i++) {
-      context.rect(left + (i - distance) * cell, i * high, cell, high);
+      context.rect(left + (i - distance) * cellWidth, i * cellHeight, cellWidth, cellHeight);
     }
     context.stroke();
   }

@@ -2,16 +2,9 @@
 
 import { $, el } from "./dom.js";
 
-/** Least pixels between a tooltip and the border of the window. */
-const WINDOW_MARGIN = 4;
+const WINDOW_MARGIN = 4; // least pixels between a tooltip and the border of the window
 
-/**
- * Show the tooltip beside a point of the window, or hide it.
- *
- * @param {(Node | string)[] | null} nodes - Content; null hides the tooltip.
- * @param {number} [x] - In pixels.
- * @param {number} [y] - In pixels.
- */
+/** Show nodes in the tooltip beside a point of the window; null hides the tooltip. */
 export function showTooltip(nodes, x = 0, y = 0) {
   const tooltip = $("tip");
   tooltip.hidden = !nodes;
@@ -25,11 +18,11 @@ export function showTooltip(nodes, x = 0, y = 0) {
   tooltip.style.top = `${top}px`;
 }
 
-/**
- * Let screen readers speak a text.
- *
- * @param {(Node | string)[]} nodes - They are copied.
- */
+/** Create the line of a tooltip that has its value. */
+export const valueLine = (value, ...rest) =>
+  el("div", { className: "value" }, el("b", {}, value), ...rest);
+
+/** Let screen readers speak a copy of these nodes. */
 export function announce(nodes) {
   const copies = nodes.map(node => (node instanceof Node ? node.cloneNode(true) : node));
   $("live").replaceChildren(...copies);
@@ -70,37 +63,15 @@ export function addTooltip(element, nodes, pick = null, onToggle = () => {}) {
 }
 
 /**
- * Add tooltips to the words of the page that have a `data-explanation`. A word that labels an input
- * shows its tooltip also when the keyboard reaches the input.
- */
-export function explainTerms() {
-  for (const word of /** @type {NodeListOf<HTMLElement>} */ (
-    document.querySelectorAll("[data-explanation]")
-  )) {
-    const input = word.closest("label")?.querySelector("input");
-    word.classList.add("term");
-    addTooltip(word, () => [el("div", {}, word.dataset.explanation)]);
-    if (!input) {
-      word.tabIndex = 0;
-      continue;
-    }
-    input.onfocus = event => {
-      if (input.matches(":focus-visible")) word.onfocus(event);
-    };
-    input.onblur = word.onblur;
-  }
-}
-
-/**
  * Let arrow keys walk over items, of which one at a time is in the tab order.
  *
  * @param {any} container - Element around the items.
  * @param {any[]} items - Elements, row by row.
- * @param {number} columns - Items in a row.
- * @param {(index: number) => void} enter - Called with the item that a key leads to.
+ * @param {number} [columns] - Items in a row.
+ * @param {(index: number) => void} [enter] - Called with the item that a key leads to.
  * @param {number} [current] - Index of the item that is in the tab order at first.
  */
-export function addArrowKeys(container, items, columns, enter, current = 0) {
+export function addArrowKeys(container, items, columns = 1, enter = () => {}, current = 0) {
   items.forEach((item, k) => {
     item.tabIndex = k === current ? 0 : -1;
   });
