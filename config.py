@@ -7,10 +7,13 @@ short diffs from them, and `python train.py --help` is printed from this page.
 import dataclasses
 import re
 from dataclasses import MISSING, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from common.checkpoints import check_checkpoint
 from common.errors import UserError, not_one_of
+from common.files import exists
+from common.paths import expand_model_name
 from common.settings import LARGEST_SEED, Above, check_settings, format_value, setting
 
 # Tensor cores multiply 16-bit matrices whose sizes are multiples of 64 in full tiles.
@@ -536,6 +539,10 @@ class LoadConfig(ModelSource):
         check_checkpoint(self.checkpoint)
         if self.run_dir is not None and self.init_from is not None:
             raise UserError("run_dir= and init_from= exclude each other: leave one out")
+        if self.run_dir is not None and not exists(
+            Path(expand_model_name("run_dir", self.run_dir))
+        ):
+            raise UserError(f"run_dir={self.run_dir} does not exist: name the folder of a run")
 
 
 @dataclass

@@ -50,31 +50,36 @@ def sample(config: SampleConfig) -> None:
         page = expand_home("attention", config.attention)
         require_output_file(f"attention={config.attention}", page)
     text = read_text(config)
-    key = "init_from" if config.init_from is not None else "run_dir"
     path = config.run_dir if config.init_from is None else config.init_from
     if path is None:
         path = str(find_newest_run(Path("runs")))
     if is_terminal(sys.stderr):
         print_stderr("loading …")
+    import torch
+
     from interop import load
     from training.device import move_for_sampling, pick_device
 
-    model, tokenizer = load(path, config.checkpoint, print_stderr, key)
+    model, tokenizer = load(path, config.checkpoint)
     # A page of attention shows the model itself, not one with rounded weights.
     precision = config.precision if config.attention is None else "fp32"
+    n_threads = torch.get_num_threads()
     move_for_sampling(model, pick_device(config.device), precision)
-    if config.score is not None:
-        write_score(config, model, tokenizer, text)
-        return
-    if config.interactive:
-        is_typed = is_terminal(sys.stdin)
-        print_stderr(f"{path}: {INSTRUCTIONS if is_typed else 'each line is a prompt'}")
-        _continue_typed_prompts(config, model, tokenizer)
-        return
-    if not text and (text := _task_prompt(expand_home(key, path), tokenizer)):
-        rest = model.config.block_size + 1 - len(tokenizer.encode(text))  # of its sequence
-        config = replace(config, max_new_tokens=min(rest, config.max_new_tokens))
-    print_stderr(f"{path}: {write_texts(config, model, tokenizer, text)}")
+    try:
+        if config.score is not None:
+            write_score(config, model, tokenizer, text)
+            return
+        if config.interactive:
+            is_typed = is_terminal(sys.stdin)
+            print_stderr(f"{path}: {INSTRUCTIONS if is_typed else 'each line is a prompt'}")
+            _continue_typed_prompts(config, model, tokenizer)
+            return
+        if not text and (text := _task_prompt(expand_home("run_dir", path), tokenizer)):
+            rest = model.config.block_size + 1 - len(tokenizer.encode(text))  # of its sequence
+            config = replace(config, max_new_tokens=min(rest, config.max_new_tokens))
+        print_stderr(f"{path}: {write_texts(config, model, tokenizer, text)}")
+    finally:
+        torch.set_num_threads(n_threads)  # a run that the same notebook trains depends on them
 
 
 def _task_prompt(folder: Path, tokenizer: Tokenizer) -> str:

@@ -27,7 +27,7 @@ import nbformat
 
 from benchmarks import cluster
 from benchmarks.exploring import open_explorer
-from benchmarks.harness import ROOT, Options, read_options, run_command, select
+from benchmarks.harness import ROOT, read_options, run_command, select
 from studies.claims import STUDIES
 
 DOCS = ROOT / "docs"
@@ -42,7 +42,7 @@ UNSTICK = "#steps, #legend { position: static }"  # so that nothing covers the s
 
 
 @dataclass
-class DocsOptions(Options):
+class DocsOptions:
     """Options of this command."""
 
     only: str = "sweep,induction,notebook"
@@ -188,7 +188,7 @@ def renew_scaling(_: Path) -> None:
     page = DOCS / "scaling.md"
     text = page.read_text(encoding="utf-8")
     for part in cluster.PARTS:
-        table = cluster.make_table(part, cluster.ClusterOptions()).text
+        table = cluster.make_table(part, cluster.ClusterOptions())
         before, rest = text.split(f"<!-- {part} -->\n")
         after = rest[rest.index("<!-- end -->") :]
         text = f"{before}<!-- {part} -->\n{table}\n{after}"

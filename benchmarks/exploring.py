@@ -1,6 +1,6 @@
 """Response times of the page that `python explore.py` serves, in Chromium on this machine.
 
-    python -m benchmarks.exploring model=FILE.gguf [device=auto] [rounds=5] [json=FILE]
+    python -m benchmarks.exploring model=FILE.gguf [device=auto] [rounds=5]
 
 A text is written into the page's field, and the clock runs until the frame after its attention maps
 are drawn: texts of 32 and 256 tokens that share no beginning with the one before, and one token
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from benchmarks.harness import ROOT, Options, read_options, run_command, write_json
+from benchmarks.harness import ROOT, read_options, run_command
 from common.errors import UserError
 
 WORDS = ("the", "cat", "sat", "on", "mat", "and", "saw", "one", "red", "bird", "near", "an", "old")
@@ -56,7 +56,7 @@ PATCH_HEADS = """async request => {
 
 
 @dataclass
-class ExploringOptions(Options):
+class ExploringOptions:
     """Options of this benchmark."""
 
     model: str = ""
@@ -145,7 +145,6 @@ def main(argv: list[str]) -> dict[str, float]:
         browser.close()
     for name, milliseconds in results.items():
         print(f"{name:<22} {milliseconds:>9,.1f} ms")
-    write_json(options.json, results)
     return results
 
 

@@ -1,7 +1,6 @@
-"""Shared by all benchmarks: options, separate processes, timing and JSON output."""
+"""Shared by all benchmarks: options, separate processes and timing."""
 
 import dataclasses
-import json
 import multiprocessing
 import sys
 import time
@@ -9,10 +8,9 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 from common.errors import UserError, did_you_mean, not_one_of
-from common.files import atomic_write
 from common.terminal import run_main
 from config import GPTConfig
 
@@ -23,14 +21,7 @@ BYTES_PER_MB = 2**20
 
 
 @dataclass
-class Options:
-    """Options that every benchmark takes."""
-
-    json: str = ""  # file to write the results to; empty: none
-
-
-@dataclass
-class PassThroughOptions(Options):
+class PassThroughOptions:
     """Options of a benchmark that passes other arguments on to the runs that it starts."""
 
     settings: list[str] = field(default_factory=list)
@@ -63,7 +54,7 @@ class TrainingShape(NamedTuple):
         )
 
 
-AnyOptions = TypeVar("AnyOptions", bound=Options)
+AnyOptions = TypeVar("AnyOptions")
 Value = TypeVar("Value")
 Result = TypeVar("Result")
 
@@ -86,7 +77,7 @@ def read_options(argv: list[str], kind: type[AnyOptions]) -> AnyOptions:
     Raises:
         UserError: An argument is unknown, or not a number.
     """
-    fields = [f for f in dataclasses.fields(kind) if f.name != "settings"]
+    fields = [f for f in dataclasses.fields(cast(Any, kind)) if f.name != "settings"]
     types: dict[str, Callable[[str], Any]] = {f.name: type(f.default) for f in fields}
     values: dict[str, Any] = {}
     settings: list[str] = []
@@ -169,13 +160,6 @@ def median_step_seconds(
         synchronize()
         times.append((time.perf_counter() - start) / steps_per_timing)
     return sorted(times)[len(times) // 2]
-
-
-def write_json(path: str, result: object) -> None:
-    """Write a result to a file, which is complete at any time; an empty path means none."""
-    if path:
-        with atomic_write(Path(path)) as part:
-            part.write_text(json.dumps(result, indent=1) + "\n")
 
 
 def run_command(main: Callable[[list[str]], object], doc: str | None) -> None:

@@ -1,6 +1,6 @@
 """Speed and memory of turning text into BPE tokens.
 
-    python -m benchmarks.preparing [megabytes=10,100,1000] [vocab_size=2048] [json=FILE]
+    python -m benchmarks.preparing [megabytes=10,100,1000] [vocab_size=2048]
 
 The text is generated, the same at each call: lines of Python's standard library in random order.
 Each size is prepared in a new process on all cores and then deleted. The largest one needs twice
@@ -17,7 +17,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.harness import Options, read_options, run_command, run_in_process, write_json
+from benchmarks.harness import read_options, run_command, run_in_process
 from config import DataConfig, TokenizerConfig
 from data.sources import find_stdlib_files
 
@@ -26,7 +26,7 @@ BYTES_PER_MEGABYTE = 1e6
 
 
 @dataclass
-class PreparingOptions(Options):
+class PreparingOptions:
     """Options of this benchmark."""
 
     megabytes: str = "10,100,1000"
@@ -83,9 +83,7 @@ def main(argv: list[str]) -> list[dict]:
             result.memory = memory
             results.append(result)
     Console().print(make_table(results, options.vocab_size))
-    figures = [asdict(result) for result in results]
-    write_json(options.json, figures)
-    return figures
+    return [asdict(result) for result in results]
 
 
 def make_table(results: list[PreparingResult], vocab_size: int) -> Table:

@@ -1,7 +1,7 @@
 """Decoding speed of `generate` and of transformers with its KV cache, at equal shapes.
 
     python -m benchmarks.sampling [sizes=0.8M,10.65M,124M] [batches=1,16] [tokens=256] [rounds=2]
-                                  [device=auto] [context=4096] [seconds=2] [json=FILE]
+                                  [device=auto] [context=4096] [seconds=2]
 
 Both sample at temperature 1 after a prompt of 8 tokens with random weights, in turns, each time in
 a new process: transformers in float32, GlassGPT in the precision that sample.py chooses, which the
@@ -24,13 +24,11 @@ from rich.table import Table
 
 from benchmarks.harness import (
     BYTES_PER_MB,
-    Options,
     median_step_seconds,
     read_options,
     run_command,
     run_in_process,
     select,
-    write_json,
 )
 
 
@@ -61,7 +59,7 @@ GROUPED_VOCAB_SIZE = 65
 
 
 @dataclass
-class SamplingOptions(Options):
+class SamplingOptions:
     """Options of this benchmark."""
 
     sizes: str = ",".join(DECODING_SHAPES)
@@ -281,9 +279,7 @@ def main(argv: list[str]) -> dict[str, Any]:
             result.grouped.append(measure(f"{n} key/value heads", time_grouped, *settings))
     console.print(make_decoding_table(result))
     console.print(make_grouped_table(result, options.context))
-    figures = asdict(result)
-    write_json(options.json, figures)
-    return figures
+    return asdict(result)
 
 
 def make_decoding_table(result: SamplingResult) -> Table:

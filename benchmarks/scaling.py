@@ -2,7 +2,6 @@
 
     python -m benchmarks.scaling [sizes=4x128,6x256] [processes=1,2,4] [optim=adamw,muon]
                                  [steps=20] [rounds=3] [device=auto] [precision=fp32]
-                                 [json=FILE]
 
 Every row starts torchrun's processes on this machine. GlassGPT takes the steps of train.py with a
 complete model in each process (shard=1) or with a model sharded over all (shard=all). DDP takes
@@ -33,12 +32,10 @@ from benchmarks.harness import (
     BYTES_PER_MB,
     ROOT,
     WARM_UP_STEPS,
-    Options,
     TrainingShape,
     read_options,
     run_command,
     select,
-    write_json,
 )
 from config import OptimConfig, ResolvedConfig
 
@@ -63,7 +60,7 @@ RESET_PEAK_MEMORY = "5"  # written to /proc/self/clear_refs
 
 
 @dataclass
-class ScalingOptions(Options):
+class ScalingOptions:
     """Options of this benchmark."""
 
     sizes: str = "4x128,6x256"
@@ -265,7 +262,6 @@ def main(argv: list[str]) -> dict[str, dict]:
                 add_rows(table, size, processes, rows)
                 for method, row in rows.items():
                     figures[f"{size} {optim} {processes} {method}"] = asdict(row)
-                write_json(options.json, figures)
             console.print(table)
     return figures
 

@@ -1,7 +1,7 @@
 """Time to a loss on tiny Shakespeare by characters: nanoGPT's recipe and ours.
 
     python -m benchmarks.speedrun [runs=speedrun,speedrun_ngrams,…] [baseline=nanogpt_cpu]
-                                  [pairs=1] [targets=1.5,1.4697] [json=FILE]
+                                  [pairs=1] [targets=1.5,1.4697]
                                   [data.path=FILE] [max_steps=N …]
 
 The experiments run in turns, `pairs` times, each time with another seed and with everything that is
@@ -28,7 +28,12 @@ from rich.table import Table
 
 import cli
 from benchmarks.counting import kneser_ney
-from benchmarks.harness import ROOT, PassThroughOptions, read_options, run_command, write_json
+from benchmarks.harness import (
+    ROOT,
+    PassThroughOptions,
+    read_options,
+    run_command,
+)
 from common.metrics import read_rows
 from data.tokens import prepare
 from interop import read_starting_model
@@ -129,9 +134,7 @@ def main(argv: list[str]) -> dict[str, list[dict]]:
     losses = count_ngram_losses([f"experiment={options.baseline}", *options.settings])
     orders = ", ".join(f"{loss:.4f} (order {n})" for n, loss in enumerate(losses, 1))
     print(f"counting alone, interpolated Kneser-Ney: {orders}")
-    figures = {name: [asdict(run) for run in trained] for name, trained in runs.items()}
-    write_json(options.json, figures)
-    return figures
+    return {name: [asdict(run) for run in trained] for name, trained in runs.items()}
 
 
 def make_table(runs: dict[str, list[TrainedRun]], baseline: str, targets: list[str]) -> Table:

@@ -1,7 +1,7 @@
 """Training speed of GlassGPT, transformers' GPT-2 and nanoGPT's model at equal architecture.
 
     python -m benchmarks.throughput [sizes=4x128,6x384,12x768] [seconds=20] [rounds=2]
-                                    [device=auto] [peers=eager] [json=FILE]
+                                    [device=auto] [peers=eager]
     python -m benchmarks.throughput sizes=10M,124M,350M peers=compiled        # on a GPU
 
 All take the same training steps (forward, backward, clipping, fused AdamW) on the same random
@@ -28,7 +28,6 @@ from rich.table import Table
 
 from benchmarks.harness import (
     BYTES_PER_MB,
-    Options,
     ProcessResult,
     TrainingShape,
     median_step_seconds,
@@ -36,7 +35,6 @@ from benchmarks.harness import (
     run_command,
     run_in_process,
     select,
-    write_json,
 )
 from config import GPU_VOCAB_MULTIPLE, OptimConfig, ResolvedConfig
 
@@ -65,7 +63,7 @@ GPU_STEPS_PER_TIMING = 10  # a GPU should not wait for the host between steps
 
 
 @dataclass
-class ThroughputOptions(Options):
+class ThroughputOptions:
     """Options of this benchmark."""
 
     sizes: str = ",".join(CPU_SHAPES)
@@ -347,12 +345,9 @@ def main(argv: list[str]) -> dict[str, Any]:
                     args = (size, runner.precision, runner.compile, device, options.seconds)
                     rounds[name].append(run_in_process(runner.measure, *args))
                     progress.advance(task)
-                    result.sizes[size] = summarize(size, rounds, result.matmul)
-                    write_json(options.json, asdict(result))
+            result.sizes[size] = summarize(size, rounds, result.matmul)
             console.print(make_table(size, result.sizes[size], published_flops))
-    figures = asdict(result)
-    write_json(options.json, figures)
-    return figures
+    return asdict(result)
 
 
 def summarize(
@@ -362,7 +357,7 @@ def summarize(
 
     Args:
         size: Key of `THROUGHPUT_SHAPES`.
-        rounds: A `StepMeasurement` and the memory of each round so far, by runner.
+        rounds: A `StepMeasurement` and the memory of each round, by runner.
         matmul: Operations per second of a matrix product, by precision.
     """
     from training.flops import model_size
@@ -370,7 +365,6 @@ def summarize(
     shape = THROUGHPUT_SHAPES[size]
     tokens = shape.tokens_per_step
     _, flops_per_token = model_size(shape.model_config(bias=True))
-    rounds = {name: measurements for name, measurements in rounds.items() if measurements}
     median_seconds = {
         name: median(measurement.seconds for measurement, _ in measurements)
         for name, measurements in rounds.items()

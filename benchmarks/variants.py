@@ -1,38 +1,29 @@
 """What single settings change: speed and memory of GlassGPT's training step, and its profile.
 
     python -m benchmarks.variants [size=67M] [compile=1] [seconds=5] [profile=5] [device=auto]
-                                  [json=FILE]
 
 The first row is what precision=auto chooses on a GPU, and bf16 on a CPU; it is compiled and has
 padded logits. Other rows change the precision, torch.compile, checkpoint_activations,
 model.vocab_multiple, or compute cross-entropy in one piece instead of chunks. Each runs in a
 process of its own, on random tokens, as in benchmarks.throughput. A row that the device cannot run
-has a reason instead. With compile=0 all run eagerly.
+has the error instead. With compile=0 all run eagerly.
 
-The last table is torch's profile of the first row: the operations that take most of the time. The
-file is written after each row.
+The table is torch's profile of the first row: the operations that take most of the time.
 """
 
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
-
-from rich.console import Console
-from rich.progress import Progress
-from rich.table import Table
+from typing import NamedTuple
 
 from benchmarks.harness import (
     BYTES_PER_MB,
-    Options,
     ProcessResult,
     read_options,
     run_command,
     run_in_process,
     select,
-    write_json,
 )
 from benchmarks.throughput import (
     THROUGHPUT_SHAPES,
@@ -47,7 +38,7 @@ from training.profiling import WARM_UP_STEPS
 
 
 @dataclass
-class VariantOptions(Options):
+class VariantOptions:
     """Options of this benchmark."""
 
     size: str = "67M"
@@ -75,21 +66,6 @@ class Variant(NamedTuple):
     checkpoint_activations: bool = False
     vocab_multiple: int = GPU_VOCAB_MULTIPLE
     has_chunks: bool = True
-
-
-@dataclass
-class VariantResult:
-    """Everything that this benchmark measures.
-
-    Attributes:
-        machine: The device.
-        rows: What each variant measured, or why it was "skipped", or its "error".
-        profile: torch's table of the most expensive operations of the first variant's step.
-    """
-
-    machine: str
-    rows: dict[str, dict[str, Any]] = field(default_factory=dict)
-    profile: str = ""
 
 
 def make_variants(precision: str, compile: bool) -> dict[str, Variant]:
@@ -122,31 +98,6 @@ def configure_variant(size: str, variant: Variant, device: str) -> ResolvedConfi
         checkpoint_activations=variant.checkpoint_activations,
         model=replace(config.model, vocab_multiple=variant.vocab_multiple),
     )
-
-
-def find_obstacle(config: ResolvedConfig, needs_tf32: bool = False) -> str | None:
-    """Return why a device cannot run a configuration, or None if it can.
-
-    Args:
-        config: Device, precision, compiling and model.
-        needs_tf32: Whether the device has to have TF32.
-    """
-    from training.device import device_memory, has_compiler, has_tf32, is_bf16_fast
-    from training.memory import memory_needed
-    from training.plan import fits
-
-    if needs_tf32 and not has_tf32(config.device):
-        return "the device has no TF32"
-    is_bf16_on_gpu = config.device.startswith("cuda") and config.precision == "bf16"
-    if is_bf16_on_gpu and not is_bf16_fast(config.device):
-        return "the GPU has no matrix units for bf16"
-    if config.compile and not has_compiler():
-        return "torch.compile needs a C++ compiler, which is not installed"
-    memory = device_memory(config.device)
-    if memory is not None and not fits(config, 1, memory):
-        needed = memory_needed(config, 1)
-        return f"needs about {needed / 2**30:.1f} GiB of the device's {memory / 2**30:.1f}"
-    return None
 
 
 def measure_variant(size: str, variant: Variant, device: str, seconds: float) -> StepMeasurement:
@@ -195,61 +146,22 @@ def profile_variant(size: str, variant: Variant, device: str, steps: int) -> str
     return table
 
 
-def measure_rows(
-    variants: dict[str, Variant], options: VariantOptions, device: str
-) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the name and the row of each variant: measured, skipped or failed."""
-    first_seconds = None
-    for name, variant in variants.items():
-        config = configure_variant(options.size, variant, device)
-        obstacle = find_obstacle(config, needs_tf32=not variant.has_tf32)
-        if obstacle:
-            yield name, {"skipped": obstacle}
-            continue
-        try:
-            arguments = (options.size, variant, device, options.seconds)
-            measured = run_in_process(measure_variant, *arguments)
-        except Exception as e:  # of the other process: too little memory, an error of a compiler
-            yield name, {"error": error_sentence(e)}
-            continue
-        row = make_row(config, measured)
-        if first_seconds is None:
-            first_seconds = row["seconds"]
-        yield name, row | {"ratio": first_seconds / row["seconds"]}
-
-
-def make_row(config: ResolvedConfig, measured: ProcessResult) -> dict[str, Any]:
-    """Return the figures of a variant; "mfu" is None if the peak rate is not known."""
+def format_figures(config: ResolvedConfig, measured: ProcessResult) -> str:
+    """Return speed and memory of a variant in one line."""
     from training.flops import speed_metrics, tokens_per_step
     from training.memory import memory_needed
 
     tokens_per_second = tokens_per_step(config) / measured.value.seconds
-    metrics = speed_metrics(tokens_per_second, config, processes=1)
-    return {
-        "seconds": measured.value.seconds,
-        "tokens_per_second": tokens_per_second,
-        "mfu": metrics.get("train/mfu"),
-        "memory": measured.peak_memory,
-        "estimated_memory": memory_needed(config, 1),
-    }
-
-
-def describe_row(row: dict[str, Any]) -> str:
-    """Return the figures of a variant in one line."""
-    if "skipped" in row:
-        return f"skipped: {row['skipped']}"
-    if "error" in row:
-        return f"FAILED: {row['error']}"
-    mfu = "" if row["mfu"] is None else f", MFU {row['mfu']:.0%}"
+    mfu = speed_metrics(tokens_per_second, config, processes=1).get("train/mfu")
+    share = "" if mfu is None else f", MFU {mfu:.0%}"
     return (
-        f"{row['tokens_per_second']:,.0f} tok/s ({row['ratio']:.2f}x){mfu}, "
-        f"{row['memory'] / BYTES_PER_MB:,.0f} MB, estimated "
-        f"{row['estimated_memory'] / BYTES_PER_MB:,.0f}"
+        f"{tokens_per_second:,.0f} tok/s{share}, {measured.peak_memory / BYTES_PER_MB:,.0f} MB, "
+        f"estimated {memory_needed(config, 1) / BYTES_PER_MB:,.0f}"
     )
 
 
-def main(argv: list[str]) -> dict[str, Any]:
-    """Measure all variants and a profile, print tables and return the figures."""
+def main(argv: list[str]) -> None:
+    """Measure all variants and a profile, and print them."""
     options = read_options(argv, VariantOptions)
     select("size", options.size, THROUGHPUT_SHAPES)
     from training.device import describe, pick_device, pick_precision
@@ -257,27 +169,20 @@ def main(argv: list[str]) -> dict[str, Any]:
     device = pick_device(options.device)
     precision = pick_precision("auto", device) if device.startswith("cuda") else "bf16"
     variants = make_variants(precision, bool(options.compile))
-    console, result = Console(), VariantResult(describe(device))
-    with Progress(console=console, transient=True) as progress:
-        task = progress.add_task(options.size, total=len(variants) + 1)
-        for name, row in measure_rows(variants, options, device):
-            result.rows[name] = row
-            write_json(options.json, asdict(result))
-            progress.advance(task)
-        first = next(iter(variants.values()))
-        result.profile, _ = run_in_process(
-            profile_variant, options.size, first, device, options.profile
-        )
-    table = Table(title=f"{result.machine}, {options.size}")
-    table.add_column("variant")
-    table.add_column("")
-    for name, row in result.rows.items():
-        table.add_row(name, describe_row(row))
-    console.print(table)
-    print(result.profile)
-    figures = asdict(result)
-    write_json(options.json, figures)
-    return figures
+    print(f"{describe(device)}, {options.size}")
+    for name, variant in variants.items():
+        try:
+            measured = run_in_process(
+                measure_variant, options.size, variant, device, options.seconds
+            )
+        except Exception as e:  # of the other process: too little memory, an error of a compiler
+            print(f"{name}: FAILED, {error_sentence(e)}", flush=True)
+            continue
+        config = configure_variant(options.size, variant, device)
+        print(f"{name}: {format_figures(config, measured)}", flush=True)
+    first = next(iter(variants.values()))
+    profile, _ = run_in_process(profile_variant, options.size, first, device, options.profile)
+    print(profile)
 
 
 if __name__ == "__main__":

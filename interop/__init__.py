@@ -4,12 +4,17 @@ None of them needs transformers, and no pickled code runs.
 """
 
 from interop.export import save_hf
-from interop.external import ExternalCheckpoint
 from interop.gguf_export import save_gguf
-from interop.loading import load, load_hf, open_starting_weights, read_starting_model
+from interop.loading import (
+    find_model,
+    load,
+    load_hf,
+    open_starting_weights,
+    read_starting_model,
+)
 
 __all__ = [
-    "ExternalCheckpoint",
+    "find_model",
     "load",
     "load_hf",
     "open_starting_weights",

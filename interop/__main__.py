@@ -46,15 +46,10 @@ def main() -> None:
     to = expand_home("to", config.to)
     is_gguf = to.suffix.lower() == ".gguf"
     (require_new_file if is_gguf else require_empty_folder)(to)
-    key = "run_dir" if config.run_dir else "init_from"
-    model, tokenizer = load(getattr(config, key), config.checkpoint, print_stderr, key)
+    name = config.run_dir or config.init_from
+    assert name is not None  # as above
+    model, tokenizer = load(name, config.checkpoint)
     (save_gguf if is_gguf else save_hf)(model, to, tokenizer)
-    vocab_size = model.config.vocab_size
-    if padding := vocab_size - tokenizer.vocab_size:
-        print_stderr(
-            f"note: the last {padding:,} of the {vocab_size:,} ids of the exported model are not "
-            "tokens of its tokenizer"
-        )
     print_stderr(f"wrote {to}: {pluralize(model.num_parameters(), 'parameter')}")
 
 

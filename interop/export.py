@@ -4,7 +4,6 @@ import json
 import os
 import re
 import shutil
-from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -16,18 +15,16 @@ from common.errors import UserError
 from common.files import list_folder
 from common.paths import require_output_folder
 from data.tokenizer import Tokenizer
-from interop.hub import HF_CONFIG_FILE, WEIGHTS_FILE
-from interop.layout import map_tensors
+from interop.folder import HF_CONFIG_FILE, WEIGHTS_FILE
+from interop.names import map_tensors, parameter_shapes
 from interop.settings import config_to_hf, find_counterpart
 from interop.tokenizer_export import export_tokenizer
 from kernels import rms_norm
 from model import GPT
-from training.checkpoint import parameter_shapes
 
 # Our normalization of queries and keys without gains adds nothing to the variance, transformers'
 # adds rms_norm_eps. Larger queries and keys make that insignificant, and a power of two is exact.
 QK_EXPORT_SCALE = 64
-PART = ".part"  # in the folder that is written: files that are not complete yet
 
 
 def save_hf(model: GPT, path: str | os.PathLike, tokenizer: Tokenizer | None = None) -> None:
@@ -52,7 +49,7 @@ def save_hf(model: GPT, path: str | os.PathLike, tokenizer: Tokenizer | None = N
 def require_empty_folder(folder: Path) -> None:
     """Raise `UserError` unless a folder is empty or missing, and can be written."""
     require_output_folder(f"to={folder}", folder)
-    if {path.name for path in list_folder(folder)} - {PART}:
+    if list_folder(folder):
         raise UserError(f"to={folder} is not empty; name a new or empty folder")
 
 
@@ -86,30 +83,17 @@ def export_tensors(model: GPT, naming: str) -> dict[str, Tensor]:
 
 
 def _write_folder(folder: Path, texts: dict[str, str], tensors: dict[str, Tensor]) -> None:
-    part = folder / PART
-    is_new = not folder.exists()
-    names = [WEIGHTS_FILE, *texts]  # config.json is the last text, as nothing loads without it
+    """Write all files; config.json is the last text, as nothing loads a folder without it."""
     try:
-        shutil.rmtree(part, ignore_errors=True)
-        part.mkdir(parents=True)
+        folder.mkdir(parents=True, exist_ok=True)
+        save_file(tensors, folder / WEIGHTS_FILE, metadata={"format": "pt"})
         for name, text in texts.items():
-            (part / name).write_text(text, encoding="utf-8")
-        save_file(tensors, part / WEIGHTS_FILE, metadata={"format": "pt"})
+            (folder / name).write_text(text, encoding="utf-8")
         # safetensors makes its files readable only by their owner
-        shutil.copymode(part / HF_CONFIG_FILE, part / WEIGHTS_FILE)
-        for name in names:
-            (part / name).rename(folder / name)
-    except BaseException as e:
-        for name in names:
-            (folder / name).unlink(missing_ok=True)
-        if not isinstance(e, (SafetensorError, OSError)):
-            raise
+        shutil.copymode(folder / HF_CONFIG_FILE, folder / WEIGHTS_FILE)
+    except (SafetensorError, OSError) as e:
+        shutil.rmtree(folder, ignore_errors=True)  # it was empty
         raise UserError(
             f"to={folder} could not be written ({getattr(e, 'strerror', None) or e}); "
             "free some space there, or name another folder"
         ) from None
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
-        if is_new:
-            with suppress(OSError):  # it has files, unless writing failed
-                folder.rmdir()

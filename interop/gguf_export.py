@@ -14,7 +14,7 @@ from common.paths import require_output_file
 from config import GPTConfig
 from data.tokenizer import Tokenizer
 from interop.export import export_tensors
-from interop.gguf_header import require_gguf
+from interop.gguf_file import require_gguf
 from interop.gguf_tokenizer import describe_tokenizer
 from interop.names import GGUF_SETTINGS, ROPE_TENSOR
 from interop.settings import HFSettings, config_to_hf
@@ -28,8 +28,7 @@ def save_gguf(model: GPT, path: Path, tokenizer: Tokenizer) -> None:
     """Write a model and its tokenizer to a new .gguf file, completely or not at all.
 
     Raises:
-        UserError: The library gguf is missing, llama.cpp has no such model or tokenizer, or the
-            file exists or cannot be written.
+        UserError: llama.cpp has no such model or tokenizer, or the file cannot be written.
     """
     require_new_file(path)
     settings = config_to_hf(model.config, tokenizer)
@@ -78,8 +77,10 @@ def _require_supported(config: GPTConfig, family: str) -> None:
 def _describe_settings(config: GPTConfig, settings: HFSettings) -> dict[str, Any]:
     family = settings["model_type"]
     rope = settings.get("rope_scaling", {})
-    if rope.get("rope_type") == "linear":  # Llama 3's is a tensor
-        settings = settings | rope
+    if rope.get("rope_type") == "llama3":  # its factors are a tensor
+        name = "original_max_position_embeddings"
+        rope = {name: rope[name]}
+    settings = settings | rope
     names = GGUF_SETTINGS["gpt2" if family == "gpt2" else "llama"]
     values = {name: settings.get(theirs) for name, theirs in names.items()}
     if config.is_rotary:

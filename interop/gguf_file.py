@@ -1,9 +1,14 @@
-"""Read models from .gguf files, the format of llama.cpp. Nothing in a file is executed."""
+"""Read models from .gguf files, the format of llama.cpp. Nothing in a file is executed.
+
+Every size in the header is compared with the file's size before memory is allocated.
+"""
 
 import math
 import mmap
+import struct
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -12,160 +17,213 @@ from torch import Tensor
 from common.errors import UserError
 from config import GPTConfig
 from data.tokenizer import Tokenizer
-from interop.gguf_header import parse_header, require_gguf
+from interop.external import ExternalModel
 from interop.gguf_tokenizer import read_gguf_tokenizer
 from interop.names import GGUF_SETTINGS, ROPE_TENSOR
-from interop.settings import ROPE_SETTINGS, HFSettings, config_from_hf
-from interop.source import CheckpointSource
-from model import ROPE_HIGH, ROPE_LOW, rotary_frequencies
+from interop.settings import HFSettings, config_from_hf
+from model import rotary_frequencies
 
+GGUF_MAGIC = b"GGUF"
+SUPPORTED_VERSIONS = (2, 3)
+# Types of metadata values, as `struct` names them.
+SCALAR_FORMATS = dict(zip((0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12), "BbHhIif?Qqd"))
+STRING_TYPE = 8
+ARRAY_TYPE = 9
+DEFAULT_ALIGNMENT = 32
 EMBEDDING_TENSOR = "token_embd.weight"
 DEFAULT_ROPE_THETA = 1e4
-MAX_FACTOR_ERROR = 0.01  # of the factors that Llama 3's settings give, relative to those in a file
-# Settings that are not whole numbers, by their names in a config.json.
-SETTING_TYPES: dict[str, type] = {
-    "layer_norm_epsilon": float,
-    "rms_norm_eps": float,
-    "rope_theta": float,
-    "factor": float,
-    "rope_type": str,
-}
+LLAMA3_TRAINED_LENGTH = 8192  # before its wavelengths were stretched
+
+Metadata = dict[str, Any]  # values of any type by their keys
 
 
-class GGUFFile(CheckpointSource):
+def require_gguf(name: str) -> None:
+    """Raise `UserError` unless the library gguf is installed, which what is named needs."""
+    try:
+        import gguf  # noqa: F401
+    except ImportError:
+        raise UserError(
+            f"{name} needs the library gguf, which is not installed; run pip install gguf"
+        ) from None
+
+
+class GGUFFile(ExternalModel):
     """A model in a .gguf file, whose tensors are memory-mapped and dequantized when read."""
 
     def __init__(self, path: Path) -> None:
         require_gguf(str(path))
-        from gguf.quants import dequantize
-
         self.path = path
-        self._dequantize = dequantize
-        try:
-            with path.open("rb") as file:
-                self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-            self._metadata, self._tensors = parse_header(self._bytes)
-            self._architecture = self._metadata.read("general.architecture", str)
-            kind = self._metadata.read("general.type", str)
-            n_files = self._metadata.read("split.count", int)
-        except (OSError, ValueError, KeyError) as e:
-            raise UserError(
-                f"{path} is not a .gguf file that can be read ({e}); download it again"
-            ) from None
-        if kind not in (None, "model"):
-            raise UserError(f"{path} contains {kind!a:.40}, not a model; give the model's file")
-        if n_files is not None and n_files > 1:
-            raise UserError(
-                f"{path} is one of {n_files} files of a model; join them with "
-                "llama-gguf-split --merge"
-            )
-        self._require_dequantizable()
-        self._is_gpt2 = self._architecture == "gpt2"
-        self.naming = "gguf_gpt2" if self._is_gpt2 else "gguf"
-        self.shapes = {name: tensor.shape for name, tensor in self._tensors.items()}
-        if not self._is_gpt2:
-            self.shapes.pop(ROPE_TENSOR, None)  # a setting, stored as a tensor
-        # Names of the settings in a config.json → keys in the file
-        names = GGUF_SETTINGS["gpt2" if self._is_gpt2 else "llama"]
-        self._keys = {theirs: f"{self._architecture}.{name}" for name, theirs in names.items()}
-
-    def _require_dequantizable(self) -> None:
-        from gguf import GGML_QUANT_SIZES
-
-        for stored_type in {tensor.type for tensor in self._tensors.values()}:
-            try:
-                self._dequantize(np.zeros(GGML_QUANT_SIZES[stored_type][1], np.uint8), stored_type)
-            except NotImplementedError as e:
-                raise UserError(
-                    f"{self.path} has tensors in {stored_type.name}, which cannot be read ({e}); "
-                    "use a file of another quantization, such as Q8_0"
-                ) from None
-
-    def read_config(self) -> GPTConfig:
-        """Return our settings for the model."""
-        names_in_file = self._keys | {"model_type": "general.architecture"}
-        return config_from_hf(self._read_settings(), names_in_file)
+        with path.open("rb") as file:
+            self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        self._metadata, self._tensors = parse_header(self._bytes)
+        self._architecture = self._metadata["general.architecture"]
+        is_gpt2 = self._architecture == "gpt2"
+        shapes = {name: tensor.shape for name, tensor in self._tensors.items()}
+        if not is_gpt2:
+            shapes.pop(ROPE_TENSOR, None)  # a setting, stored as a tensor
+        config = config_from_hf(self._read_settings(is_gpt2))
+        super().__init__(path, config, "gguf_gpt2" if is_gpt2 else "gguf", shapes)
 
     def read_tensor(self, name: str) -> Tensor:
         """Return a tensor in float32, with its rows in the order of Hugging Face's format."""
+        from gguf.quants import dequantize
+
         stored = self._tensors[name]
         content = np.frombuffer(self._bytes, np.uint8, stored.length, stored.offset)
         rows = math.prod(stored.shape[:-1])
-        numbers = self._dequantize(content.reshape(rows, -1), stored.type)
+        try:
+            numbers = dequantize(content.reshape(rows, -1), stored.type)
+        except NotImplementedError as e:
+            raise UserError(
+                f"{self.path}: {name} is stored in {stored.type.name}, which cannot be read "
+                f"({e}); use a file of another quantization, such as Q8_0"
+            ) from None
         tensor = torch.from_numpy(np.array(numbers, np.float32)).view(stored.shape)
         is_query = ".attn_q." in name
         if self._architecture != "llama" or not (is_query or ".attn_k." in name):
             return tensor
-
         # In llama.cpp's Llama, the rows of W_Q and W_K that rotate together are adjacent
-        heads = self._metadata.read(self._keys["num_attention_heads"], int)
-        if not is_query:
-            heads = self._metadata.read(self._keys["num_key_value_heads"], int) or heads
-        assert heads is not None  # read_config requires it
+        heads = self.config.n_head if is_query else self.config.kv_heads
         return tensor.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)
 
-    def read_tokenizer(self) -> Tokenizer:
+    def parse_tokenizer(self) -> Tokenizer:
         """Return the tokenizer in the file."""
-        return read_gguf_tokenizer(self.path, self._metadata)
+        return read_gguf_tokenizer(self._metadata)
 
-    def _read_settings(self) -> HFSettings:
+    def _read_settings(self, is_gpt2: bool) -> HFSettings:
+        """Return the settings as a config.json has them."""
         settings: HFSettings = {
-            name: self._metadata.read(key, SETTING_TYPES.get(name, int))
-            for name, key in self._keys.items()
+            theirs: self._read_number(name)
+            for name, theirs in GGUF_SETTINGS["gpt2" if is_gpt2 else "llama"].items()
         }
-
-        # What only the tensors tell
-        if EMBEDDING_TENSOR not in self._tensors:
-            raise ValueError(f"the tensor {EMBEDDING_TENSOR} is missing")
         settings |= {
             "model_type": self._architecture,
             "vocab_size": self._tensors[EMBEDDING_TENSOR].shape[0],
             "tie_word_embeddings": "output.weight" not in self._tensors,
             "attention_bias": "blk.0.attn_output.bias" in self._tensors,
             "mlp_bias": "blk.0.ffn_up.bias" in self._tensors,
+            "use_sliding_window": True,
         }
-        if self._is_gpt2:
+        if is_gpt2:
             return settings
-        mlp = self._tensors.get("blk.0.ffn_up.weight")
-        if settings["intermediate_size"] is None and mlp is not None:
-            settings["intermediate_size"] = mlp.shape[0]
 
         # Rotary positions, which llama.cpp stretches linearly unless the file says otherwise
-        rope = f"{self._architecture}.rope"
-        if settings["factor"] is None:
-            settings["factor"] = self._metadata.read(f"{rope}.scale_linear", float)
+        settings["factor"] = settings["factor"] or self._read_number("rope.scale_linear")
         if settings["rope_type"] in (None, "linear"):
             settings["rope_type"] = "linear" if settings["factor"] else "none"
-        head_dim, n_head = settings["head_dim"], settings["num_attention_heads"]
-        if head_dim is None and n_head and settings["hidden_size"]:
-            head_dim = settings["hidden_size"] // n_head
-        rotary_dim = self._metadata.read(f"{rope}.dimension_count", int)
-        if head_dim and rotary_dim is not None:
+        head_dim = settings["head_dim"]
+        if not head_dim and settings["num_attention_heads"]:
+            head_dim = settings["hidden_size"] // settings["num_attention_heads"]
+        rotary_dim = self._read_number("rope.dimension_count")
+        if head_dim and rotary_dim:
             settings["partial_rotary_factor"] = rotary_dim / head_dim
         if ROPE_TENSOR in self._tensors:
             theta = settings["rope_theta"] or DEFAULT_ROPE_THETA
-            settings |= infer_llama3_rope(self.read_tensor(ROPE_TENSOR), theta, head_dim or 0)
+            length = settings["original_max_position_embeddings"] or LLAMA3_TRAINED_LENGTH
+            factors = self.read_tensor(ROPE_TENSOR)
+            settings |= read_llama3_rope(factors, theta, head_dim, length)
         return settings
 
+    def _read_number(self, name: str) -> Any:
+        """Return a value, or None. A list of equal ones, one for each block, counts as the one."""
+        value = self._metadata.get(f"{self._architecture}.{name}")
+        if isinstance(value, list) and value == value[:1] * len(value):
+            return value[0]
+        return value
 
-def infer_llama3_rope(factors: Tensor, theta: float, head_dim: int) -> HFSettings:
-    """Infer Llama 3's settings from the factors (d_k / 2,) that stretch rotary wavelengths."""
-    n_wavelengths = head_dim // 2
-    if list(factors.shape) == [n_wavelengths] and (factors.isfinite() & (factors > 0)).all():
-        largest = factors.max()
-        unstretched_share = (1 / factors - 1 / largest) / (1 - 1 / largest)
-        turns = ROPE_LOW + unstretched_share * (ROPE_HIGH - ROPE_LOW)
-        wavelengths = 2 * math.pi * theta ** (torch.arange(n_wavelengths) / n_wavelengths)
-        is_between = (unstretched_share > 0.01) & (unstretched_share < 0.99)
-        trained_length = (turns * wavelengths)[is_between].median()  # NaN if none is between
-        if trained_length.isfinite():
-            ours = {"rope_factor": largest.item(), "rope_trained": round(trained_length.item())}
-            plain = GPTConfig(1, position="rope", head_dim=head_dim, rope_theta=theta)
-            inferred = rotary_frequencies(plain) / rotary_frequencies(replace(plain, **ours))
-            if torch.allclose(inferred, factors, rtol=MAX_FACTOR_ERROR):
-                theirs = {name: ours[our_name] for name, our_name in ROPE_SETTINGS.items()}
-                return {"rope_type": "llama3", **theirs}
-    raise UserError(
-        f"the tensor {ROPE_TENSOR} does not stretch each of the {n_wavelengths} rotary wavelengths "
-        "as Llama 3 does, which is the only way that is supported"
-    )
+
+def read_llama3_rope(factors: Tensor, theta: float, head_dim: int, length: int) -> HFSettings:
+    """Return Llama 3's settings if they give the factors (d_k / 2,) of the rotary wavelengths."""
+    factor = factors.max().item()
+    plain = GPTConfig(1, position="rope", head_dim=head_dim, rope_theta=theta)
+    stretched = replace(plain, rope_factor=factor, rope_trained=length)
+    expected = rotary_frequencies(plain) / rotary_frequencies(stretched)
+    is_equal = factors.shape == expected.shape and torch.allclose(factors, expected, rtol=1e-2)
+    if not is_equal:
+        raise UserError(
+            f"the tensor {ROPE_TENSOR} does not stretch each rotary wavelength as Llama 3 does, "
+            "which is the only way that is supported"
+        )
+    return {"rope_type": "llama3", "factor": factor, "original_max_position_embeddings": length}
+
+
+# --- the header -----------------------------------------------------------------------------------
+
+
+class StoredGGUFTensor(NamedTuple):
+    """Location, shape and quantization type of a tensor in the file."""
+
+    type: Any  # a gguf.GGMLQuantizationType
+    shape: list[int]  # as in PyTorch: rows first
+    offset: int  # of its first byte in the file
+    length: int  # in bytes
+
+
+def parse_header(file: mmap.mmap) -> tuple[Metadata, dict[str, StoredGGUFTensor]]:
+    """Return the metadata in a memory-mapped .gguf file, and its tensors by their names.
+
+    Raises:
+        Exception: Of many classes, if the file is damaged.
+    """
+    if file.read(len(GGUF_MAGIC)) != GGUF_MAGIC or _read(file, "I") not in SUPPORTED_VERSIONS:
+        raise ValueError("it does not begin like a .gguf file of version 2 or 3")
+    tensor_count = _read_count(file)
+    entry_count = _read_count(file)
+    metadata = {}
+    for _ in range(entry_count):
+        key = _read_text(file)
+        metadata[key] = _read_value(file, _read(file, "I"))
+    entries = [_read_tensor_entry(file) for _ in range(tensor_count)]
+
+    # The tensors begin at the next multiple of the alignment
+    alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
+    start = -(-file.tell() // alignment) * alignment
+    tensors = {name: tensor._replace(offset=start + tensor.offset) for name, tensor in entries}
+    for name, tensor in tensors.items():
+        if tensor.offset + tensor.length > len(file):
+            raise ValueError(f"it ends before its tensor {name:.80} of shape {tensor.shape}")
+    return metadata, tensors
+
+
+def _read_tensor_entry(file: mmap.mmap) -> tuple[str, StoredGGUFTensor]:
+    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+
+    name = _read_text(file)
+    shape = list(_read_many(file, "Q", _read(file, "I")))[::-1]
+    quantization = GGMLQuantizationType(_read(file, "I"))
+    block_size, block_bytes = GGML_QUANT_SIZES[quantization]
+    length = math.prod(shape) // block_size * block_bytes
+    return name, StoredGGUFTensor(quantization, shape, _read(file, "Q"), length)
+
+
+def _read_value(file: mmap.mmap, type_number: int) -> Any:
+    if type_number == STRING_TYPE:
+        return _read_text(file)
+    if type_number != ARRAY_TYPE:
+        return _read(file, SCALAR_FORMATS[type_number])
+    item_type = _read(file, "I")
+    count = _read_count(file)
+    if item_type == STRING_TYPE:
+        return [_read_text(file) for _ in range(count)]
+    return list(_read_many(file, SCALAR_FORMATS[item_type], count))
+
+
+def _read_text(file: mmap.mmap) -> str:
+    return file.read(_read_count(file)).decode()
+
+
+def _read_count(file: mmap.mmap) -> int:
+    """Read a number of items or bytes, each of which takes at least a byte of the file."""
+    count = _read(file, "Q")
+    if count > len(file) - file.tell():
+        raise ValueError(f"it claims that something in it has the length {count:,}")
+    return count
+
+
+def _read(file: mmap.mmap, format: str) -> Any:
+    return _read_many(file, format, 1)[0]
+
+
+def _read_many(file: mmap.mmap, format: str, count: int) -> tuple[Any, ...]:
+    format = f"<{count}{format}"
+    return struct.unpack(format, file.read(struct.calcsize(format)))

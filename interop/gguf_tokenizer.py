@@ -1,8 +1,6 @@
 """Build the tokenizer of a .gguf file from its tables of tokens and merges, and write these."""
 
 import json
-import re
-from pathlib import Path
 from typing import Any
 
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
@@ -11,8 +9,7 @@ from tokenizers import Tokenizer as Library
 from common.errors import UserError
 from common.settings import show_value
 from data.hf_tokenizer import HFTokenizer
-from data.tokenizer import CharTokenizer, Tokenizer, byte_level_split
-from interop.gguf_header import Metadata
+from data.tokenizer import Tokenizer, byte_level_split
 from interop.tokenizer_export import describe_for_library
 
 PREFIX = "tokenizer.ggml."
@@ -25,7 +22,6 @@ WORD_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{digits}"
     r"| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-CHARACTER = re.compile(r"\\x[0-7][0-9a-f]")  # how an ASCII character is written
 DIGIT_GROUPS = {"llama-bpe": "{1,3}", "qwen2": ""}
 # How the models of an architecture split text, if an older file does not say so.
 DEFAULT_SPLITS = {"gpt2": "gpt-2", "qwen2": "qwen2", "qwen3": "qwen2"}
@@ -37,38 +33,29 @@ SPLIT_PROBE = (
 )
 
 
-def read_gguf_tokenizer(path: Path, metadata: Metadata) -> Tokenizer:
-    """Return the tokenizer of a .gguf file: byte-level BPE, or the characters that we write.
+def read_gguf_tokenizer(metadata: dict[str, Any]) -> Tokenizer:
+    """Return the tokenizer of a .gguf file, which must be byte-level BPE.
 
     Raises:
         UserError: The tokenizer is of another kind, or splits text in an unknown way.
         Exception: A table is missing or damaged, or the library cannot build the tokenizer.
     """
-    kind = metadata.read(f"{PREFIX}model", str)
-    tokens = metadata.read_list(f"{PREFIX}tokens", str)
-    if kind == "rwkv" and tokens and all(CHARACTER.fullmatch(token) for token in tokens):
-        return CharTokenizer("".join(chr(int(token[2:], 16)) for token in tokens))
+    kind = metadata[f"{PREFIX}model"]
+    tokens = metadata[f"{PREFIX}tokens"]
     if kind != "gpt2":
         raise UserError(
-            f"{path}: its tokenizer, {PREFIX}model={show_value(kind)}, is not byte-level BPE "
-            "(gpt2), the only type that can be read; use the model's Hugging Face folder instead"
+            f"{PREFIX}model={show_value(kind)} is not byte-level BPE (gpt2), the only type that "
+            "can be read; use the model's Hugging Face folder instead"
         )
-    architecture = metadata.read("general.architecture", str) or ""
-    split = metadata.read(f"{PREFIX}pre", str) or DEFAULT_SPLITS.get(architecture)
-    merges = metadata.read_list(f"{PREFIX}merges", str)
-    if not tokens or merges is None:
-        raise ValueError(f"{PREFIX}tokens or {PREFIX}merges is missing")
-    token_types = metadata.read_list(f"{PREFIX}token_type", int) or []
+    split = metadata.get(f"{PREFIX}pre") or DEFAULT_SPLITS.get(metadata["general.architecture"])
+    token_types = metadata.get(f"{PREFIX}token_type", [])
 
     # Build the vocabulary and the merges
     unused_ids = {id for id, token_type in enumerate(token_types) if token_type == UNUSED_TOKEN}
     ids = {token: id for id, token in enumerate(tokens) if id not in unused_ids}
-    pairs = [tuple(pair.split(" ", 1)) for pair in merges]
-    for pair in pairs:
-        if len(pair) != 2:
-            raise ValueError(f"{PREFIX}merges has {pair[0]!r:.40}, which is not two tokens")
-    library = Library(models.BPE(ids, pairs, ignore_merges=split == "llama-bpe"))
-    library.pre_tokenizer = _build_pre_tokenizer(path, split)
+    merges = [tuple(pair.split(" ", 1)) for pair in metadata[f"{PREFIX}merges"]]
+    library = Library(models.BPE(ids, merges, ignore_merges=split == "llama-bpe"))
+    library.pre_tokenizer = _build_pre_tokenizer(split)
     library.decoder = decoders.ByteLevel()
     if split == "qwen2":
         library.normalizer = normalizers.NFC()
@@ -83,17 +70,13 @@ def read_gguf_tokenizer(path: Path, metadata: Metadata) -> Tokenizer:
     )
 
     # Put begin-of-text before each text
-    adds_begin = metadata.read(f"{PREFIX}add_bos_token", bool)
-    begin = metadata.read(f"{PREFIX}bos_token_id", int)
-    if adds_begin is None:
-        adds_begin = split == "llama-bpe" and begin is not None
-    if adds_begin:
-        if begin is None or not 0 <= begin < len(tokens):
-            raise ValueError(f"{PREFIX}bos_token_id={begin} is none of its {len(tokens):,} tokens")
+    begin = metadata.get(f"{PREFIX}bos_token_id")
+    adds_begin = metadata.get(f"{PREFIX}add_bos_token", split == "llama-bpe")
+    if adds_begin and begin is not None:
         library.post_processor = processors.TemplateProcessing(
             single=[tokens[begin], "$A"], special_tokens=[(tokens[begin], begin)]
         )
-    return HFTokenizer(library.to_str(), metadata.read(f"{PREFIX}eos_token_id", int))
+    return HFTokenizer(library.to_str(), metadata.get(f"{PREFIX}eos_token_id"))
 
 
 def describe_tokenizer(tokenizer: Tokenizer, vocab_size: int) -> dict[str, Any]:
@@ -102,8 +85,6 @@ def describe_tokenizer(tokenizer: Tokenizer, vocab_size: int) -> dict[str, Any]:
     Raises:
         UserError: llama.cpp would turn some texts into other tokens.
     """
-    if isinstance(tokenizer, CharTokenizer):
-        return _describe_characters(tokenizer)
     end = tokenizer.end_of_text
     begin = end if tokenizer.begin_of_text is None else tokenizer.begin_of_text
     content = json.loads(describe_for_library(tokenizer))
@@ -137,7 +118,7 @@ def describe_tokenizer(tokenizer: Tokenizer, vocab_size: int) -> dict[str, Any]:
     metadata = {f"{PREFIX}{name}": value for name, value in metadata.items()}
 
     # Compare what is read from it
-    restored = read_gguf_tokenizer(Path("the file"), Metadata(metadata))
+    restored = read_gguf_tokenizer(metadata)
     for id in range(tokenizer.vocab_size):
         text = tokenizer.token_bytes(id).decode(errors="replace")
         if restored.encode(text) != tokenizer.encode(text):
@@ -146,29 +127,6 @@ def describe_tokenizer(tokenizer: Tokenizer, vocab_size: int) -> dict[str, Any]:
                 "has no merges; export the model to a folder"
             )
     return metadata
-
-
-def _describe_characters(tokenizer: CharTokenizer) -> dict[str, Any]:
-    """Describe characters as the table of RWKV's tokenizer: the only one without end-of-text.
-
-    An unknown character becomes a space, or token 0. If the alphabet has characters of several
-    bytes, llama.cpp fails on unknown ones that begin with the same byte.
-    """
-    alphabet = tokenizer.alphabet
-    if not alphabet.isascii():
-        character = next(c for c in alphabet if not c.isascii())
-        raise UserError(
-            "a character-level tokenizer can be written as .gguf only if all of its characters are "
-            f"ASCII, and this one has {character!r}; train with tokenizer=bpe, or export the model "
-            "to a folder"
-        )
-    metadata = {
-        "model": "rwkv",
-        "tokens": [f"\\x{ord(character):02x}" for character in alphabet],
-        "token_type": [NORMAL_TOKEN] * len(alphabet),
-        "unknown_token_id": max(0, alphabet.find(" ")),
-    }
-    return {f"{PREFIX}{name}": value for name, value in metadata.items()}
 
 
 def _find_split(content: dict[str, Any]) -> str | None:
@@ -180,13 +138,13 @@ def _find_split(content: dict[str, Any]) -> str | None:
     pieces = splitter.pre_tokenize_str(SPLIT_PROBE)
     for split in ("gpt-2", "smollm", *DIGIT_GROUPS):
         has_same_normalizer = normalizer == ("NFC" if split == "qwen2" else None)
-        rebuilt = _build_pre_tokenizer(Path(), split)
+        rebuilt = _build_pre_tokenizer(split)
         if has_same_normalizer and rebuilt.pre_tokenize_str(SPLIT_PROBE) == pieces:
             return split
     return None
 
 
-def _build_pre_tokenizer(path: Path, split: str | None) -> pre_tokenizers.PreTokenizer:
+def _build_pre_tokenizer(split: str | None) -> pre_tokenizers.PreTokenizer:
     if split in DIGIT_GROUPS:
         return byte_level_split(WORD_PATTERN.format(digits=DIGIT_GROUPS[split]))
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -197,6 +155,6 @@ def _build_pre_tokenizer(path: Path, split: str | None) -> pre_tokenizers.PreTok
         return pre_tokenizers.Sequence([digits, byte_level])
     supported = ", ".join(["gpt-2", "smollm", *DIGIT_GROUPS])
     raise UserError(
-        f"{path}: the rule by which text is split, {PREFIX}pre={show_value(split)}, is not "
-        f"one of {supported}, which are supported; use the model's Hugging Face folder instead"
+        f"{PREFIX}pre={show_value(split)}, the rule by which text is split, is not one of "
+        f"{supported}, which are supported; use the model's Hugging Face folder instead"
     )

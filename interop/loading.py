@@ -1,124 +1,64 @@
-"""Load any model: a run, or a checkpoint of another library by its path or its name on the hub."""
+"""Load any model: by its path, whose content decides what it is, or by its name on the hub."""
 
 import os
+import re
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
-import torch
-
-from cli.config_file import read_config
-from common.checkpoints import (
-    CONFIG_FILE,
-    MODEL_FILE,
-    TOKENIZER_FILE,
-    Manifest,
-    find_checkpoint,
-    verify_checkpoint,
-)
+from common.checkpoints import CONFIG_FILE, MANIFEST_FILE, contains_run
 from common.errors import UserError
-from config import Config, TokenizerConfig
-from data.tokenizer import Tokenizer, load_tokenizer
-from interop.external import ExternalCheckpoint
-from interop.hub import find_model_folder, pin_model
-from interop.locate import RunPath, identify
+from common.files import exists, is_folder, read_start
+from common.paths import expand_model_name
+from common.terminal import error_sentence, print_stderr
+from config import HUB_MODEL, Config, TokenizerConfig
+from data.tokenizer import Tokenizer
+from interop.external import ExternalModel
+from interop.folder import DOWNLOADED_FILES, HF_CONFIG_FILE, HFFolder, pickle_error
+from interop.gguf_file import GGUF_MAGIC, GGUFFile
+from interop.nanogpt import NanoGPTFile
+from interop.stored import RunCheckpoint, StoredModel, open_copied_checkpoint, open_run
 from model import GPT
-from training.checkpoint import SavedWeights, find_weights, load_checkpoint, load_weights
 from training.inputs import StartingWeights
-from training.nonfinite import check_finite_weights
+
+TORCH_MAGICS = (b"PK\3\4", b"\x80\2")  # zip, and the pickles of older versions
+HUB_NAME = re.compile(r"(\w[\w.-]*/[\w.-]+?)(?:@(\w[\w./-]*))?")
+CHECKPOINT_NAME = re.compile(r"step_0*(\d+)|(last|best)")
+FORMATS = "a run, a folder of Hugging Face's format, a .gguf file or nanoGPT's ckpt.pt"
+MAX_HUB_ERROR_CHARS = 200
 
 
-class LoadedRun(NamedTuple):
-    """The run whose checkpoint was loaded."""
-
-    path: RunPath
-    step: int  # of the checkpoint
-    config: Config
-
-
-class LoadedModel(NamedTuple):
-    """A model that was loaded for evaluation."""
-
-    model: GPT
-    tokenizer: Tokenizer
-    run: LoadedRun | None = None  # None for a model of another library
-
-
-def load_hf(path: str | os.PathLike) -> GPT:
-    """Load a model of another library, by its folder or file, on the CPU and in float32.
-
-    Raises:
-        UserError: It cannot be read, or our model cannot compute the same.
-    """
-    return ExternalCheckpoint(path).load(torch.float32)
-
-
-def load(
-    name: str | os.PathLike,
-    which: str | int = "best",
-    log: Callable[[str], None] = print,
-    key: str = "init_from",
-) -> tuple[GPT, Tokenizer]:
+def load(path_or_name: str | os.PathLike, checkpoint: str | int = "best") -> tuple[GPT, Tokenizer]:
     """Load a model and its tokenizer on the CPU, for evaluation.
 
     Args:
-        name: A run or one of its checkpoints, a folder of Hugging Face's format, a .gguf file,
-            nanoGPT's ckpt.pt, or a name on the Hugging Face hub.
-        which: Checkpoint of a run: "best", "last" or a step. "best" if the name is a checkpoint's.
-        log: Called with a line if a checkpoint is damaged and another one is loaded.
-        key: The setting that contains the name, for error messages.
+        path_or_name: A run or one of its checkpoints, a folder of Hugging Face's format, a .gguf
+            file, nanoGPT's ckpt.pt, or a name on the Hugging Face hub.
+        checkpoint: Of a run: "best" (lowest validation loss), "last" or a step, which may be that
+            of a snapshot whose weights were kept. A path to a checkpoint prevails.
 
     Raises:
         UserError: It cannot be read, its weights are not finite, or our model lacks a feature.
     """
-    return load_model(name, which, "best", log, key)[:2]
+    return find_model(path_or_name, checkpoint).load()
 
 
-def load_model(
-    name: str | os.PathLike, which: str | int, default: str, log: Callable[[str], None], key: str
-) -> LoadedModel:
-    """Load a model as `load` does, and return what it is besides.
+def load_hf(path: str | os.PathLike) -> GPT:
+    """Load a model by its path as `load` does, in float32. It needs no tokenizer."""
+    return open_model(Path(path)).build().float()
 
-    If the name is a checkpoint's, or a model's of another library, `which` must be the `default`.
+
+def find_model(
+    path_or_name: str | os.PathLike,
+    checkpoint: str | int = "best",
+    log: Callable[[str], Any] = print_stderr,
+) -> StoredModel:
+    """Find the model that `load` loads: a `RunCheckpoint`, or one of another library.
+
+    `log` is called with a line if a checkpoint is damaged and another one is taken.
     """
-    path = find_model_folder(pin_model(os.fspath(name), key))
-    source = identify(path)
-    if isinstance(source, RunPath):
-        loaded = _load_run(source, path, which, default, log)
-    elif which != default:
-        raise UserError(
-            f"checkpoint={which} has no effect on {name}, which is no run: leave it out"
-        )
-    else:
-        checkpoint = ExternalCheckpoint(source)
-        external_tokenizer = checkpoint.read_tokenizer()
-        if external_tokenizer is None:
-            raise UserError(
-                f"{path} has the characters of its vocabulary in another file, a pickle, which is "
-                f"not opened because it may run code; train on its text with init_from={path}, "
-                "and load that run"
-            )
-        loaded = LoadedModel(checkpoint.load(), external_tokenizer)
-        loaded.model.token_count = external_tokenizer.vocab_size
-    check_finite_weights(loaded.model, str(path))
-    return loaded
-
-
-def _load_run(
-    run: RunPath, path: Path, which: str | int, default: str, log: Callable[[str], None]
-) -> LoadedModel:
-    names_checkpoint = run.is_copy or run.which is not None
-    if names_checkpoint and str(which) not in (default, run.which):
-        raise UserError(f"{path} is a checkpoint, but checkpoint={which}; leave out one of them")
-    if run.is_copy:
-        folder, manifest = _find_checkpoint(run, log)
-        saved = SavedWeights(manifest.step, folder, folder / MODEL_FILE)
-    else:
-        saved = find_weights(run.folder, run.which or which, log)
-    model, tokenizer, config = load_checkpoint(saved)
-    return LoadedModel(model, tokenizer, LoadedRun(run, saved.step, config))
+    return open_model(find_path(pin_model(os.fspath(path_or_name))), checkpoint, log)
 
 
 def read_starting_model(init_from: str) -> Config:
@@ -128,36 +68,117 @@ def read_starting_model(init_from: str) -> Config:
     weights.
     """
     init_from = pin_model(init_from)
-    source = identify(find_model_folder(init_from))
-    if isinstance(source, RunPath):
-        folder, _ = _find_checkpoint(source, log=lambda note: None)
-        config = read_config(folder / CONFIG_FILE)
-        run_dir = None if config.init_from else str(source.folder)
-        start = Config(run_dir=run_dir, init_from=init_from)
-        return replace(start, model=config.model, tokenizer=config.tokenizer)
-    tokenizer = TokenizerConfig(name=source.tokenizer_name)
-    model = ExternalCheckpoint(source).config
-    return Config(init_from=init_from, model=model, tokenizer=tokenizer)
+    source = open_model(find_path(init_from), log=lambda note: None)
+    start = Config(init_from=init_from, model=source.config)
+    if isinstance(source, RunCheckpoint):
+        run = source.settings
+        run_dir = None if run.init_from else str(source.run_dir or source.path)
+        return replace(start, run_dir=run_dir, model=run.model, tokenizer=run.tokenizer)
+    assert isinstance(source, ExternalModel)
+    return replace(start, tokenizer=TokenizerConfig(name=source.tokenizer_name))
 
 
 def open_starting_weights(
-    init_from: str | os.PathLike, log: Callable[[str], None] = print
+    init_from: str | os.PathLike, log: Callable[[str], Any] = print
 ) -> StartingWeights:
     """Open the weights that training starts from, which `read_starting_model` has downloaded."""
-    source = identify(find_model_folder(init_from))
-    if isinstance(source, RunPath):
-        folder, manifest = _find_checkpoint(source, log)
-        copy_to = partial(load_weights, path=folder / MODEL_FILE)
-        return StartingWeights(load_tokenizer(folder / TOKENIZER_FILE), copy_to, manifest)
-    checkpoint = ExternalCheckpoint(source)
-    return StartingWeights(checkpoint.read_tokenizer(), checkpoint.copy_to)
+    source = open_model(find_path(init_from), log=log)
+    manifest = source.manifest if isinstance(source, RunCheckpoint) else None
+    return StartingWeights(source.read_tokenizer(), source.copy_to, manifest)
 
 
-def _find_checkpoint(run: RunPath, log: Callable[[str], None]) -> tuple[Path, Manifest]:
-    """Return a verified checkpoint and its manifest: the one that a path names, or a run's best."""
-    if not run.is_copy:
-        return find_checkpoint(run.folder, run.which or "best", log)
+# --- names ----------------------------------------------------------------------------------------
+
+
+def pin_model(name: str) -> str:
+    """Return the path of a model, or the "owner/name@commit" that is now in the hub's cache.
+
+    Raises:
+        UserError: The path does not exist, or the model cannot be downloaded.
+    """
+    path = expand_model_name("init_from", name)
+    if exists(Path(path)):
+        return path
+    match = HUB_NAME.fullmatch(path.rstrip("/"))
+    owner = Path(path).parts[0]
+    if not match or owner == "runs" or Path(owner).is_dir():
+        raise UserError(
+            f"init_from={name} does not exist; give {FORMATS}, or OWNER/NAME, a model on the "
+            "Hugging Face hub, if there is no folder OWNER here"
+        )
+    repository, revision = match.groups()
+    print_stderr(f"downloading {path} from the Hugging Face hub")
     try:
-        return run.folder, verify_checkpoint(run.folder)
-    except ValueError as e:
-        raise UserError(f"{run.folder} is a damaged checkpoint ({e}); copy it again") from None
+        folder = _download_snapshot(repository, revision)
+    except Exception as e:  # the library and those below it raise errors of many classes
+        cause = str(e).strip().partition("\n")[0][:MAX_HUB_ERROR_CHARS]
+        raise UserError(
+            f"init_from={name} is not a folder here and could not be downloaded from the "
+            f"Hugging Face hub ({type(e).__name__}: {cause}); check the name and the network"
+        ) from None
+    return f"{repository}@{folder.name}"
+
+
+def find_path(pinned: str | os.PathLike) -> Path:
+    """Return where a model that `pin_model` returned is on the disk."""
+    match = HUB_MODEL.fullmatch(str(pinned))
+    if not match:
+        return Path(pinned)
+    name, commit = match.groups()
+    return _download_snapshot(name, commit, local_files_only=True)
+
+
+def _download_snapshot(name: str, commit: str | None, **options: Any) -> Path:
+    from huggingface_hub import snapshot_download  # importing it is slow and seldom needed
+
+    patterns = {"allow_patterns": DOWNLOADED_FILES, "ignore_patterns": ["*/*"]}
+    return Path(snapshot_download(name, revision=commit, **patterns, **options))
+
+
+# --- paths ----------------------------------------------------------------------------------------
+
+
+def open_model(
+    path: Path, checkpoint: str | int = "best", log: Callable[[str], Any] = print_stderr
+) -> StoredModel:
+    """Open the run, checkpoint or model of another library at a path, or around a file in it."""
+    run_dir, named = _find_run(path)
+    is_step = str(checkpoint).isdecimal()
+    if is_step and (run_dir is None or named not in (None, str(checkpoint))):
+        raise UserError(f"{path} has no checkpoint={checkpoint}; leave that out")
+    if run_dir:
+        return open_run(run_dir, named or checkpoint, log)
+    folder = path if is_folder(path) else path.parent
+    if exists(folder / MANIFEST_FILE) and exists(folder / CONFIG_FILE):
+        return open_copied_checkpoint(folder)
+    try:
+        return _open_external(path, folder)
+    except Exception as e:  # a file may contain anything
+        raise UserError(f"{path} cannot be used: {error_sentence(e)}") from None
+
+
+def _find_run(path: Path) -> tuple[Path | None, str | None]:
+    """Return the run at a path and, if the path is in a checkpoint of it, the checkpoint's name."""
+    for folder in (path.absolute(), path.absolute().parent):
+        match = CHECKPOINT_NAME.fullmatch(folder.name)
+        if match and folder.parent.name == "checkpoints":
+            return folder.parents[1], match[1] or match[2]
+    if not is_folder(path) or exists(path / HF_CONFIG_FILE) or exists(path / MANIFEST_FILE):
+        return None, None
+    return (path, None) if contains_run(path) else (None, None)
+
+
+def _open_external(path: Path, folder: Path) -> ExternalModel:
+    has_config = exists(folder / HF_CONFIG_FILE)
+    if not is_folder(path):
+        start = read_start(path)
+        if start.startswith(GGUF_MAGIC):
+            return GGUFFile(path)
+        if start.startswith(TORCH_MAGICS):
+            if has_config:
+                raise pickle_error(path)
+            return NanoGPTFile(path)
+    if not has_config:
+        raise UserError(f"it is no model; give {FORMATS}")
+    weights = path if path.suffix == ".safetensors" else None
+    return HFFolder(folder, weights)

@@ -1,6 +1,13 @@
-"""Names of a model's modules and settings in other libraries."""
+"""Names of a model's tensors and settings in other libraries."""
 
 import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+
+from config import GPTConfig
+from variants import build_model
 
 # What torch.compile and data-parallel training put before the names of all tensors.
 WRAPPER_PREFIX = re.compile(r"^(_orig_mod\.|module\.)+")
@@ -89,6 +96,7 @@ HF_SETTINGS = {
         "tie_word_embeddings": "tie_embeddings",
     },
     "llama": _LLAMA_SETTINGS,
+    "mistral": _LLAMA_SETTINGS,
     "qwen2": _LLAMA_SETTINGS,
     "qwen3": _LLAMA_SETTINGS,
 }
@@ -116,7 +124,47 @@ GGUF_SETTINGS = {
         "rope.freq_base": "rope_theta",
         "rope.scaling.type": "rope_type",
         "rope.scaling.factor": "factor",
-        "attention.sliding_window": "use_sliding_window",
+        "rope.scaling.original_context_length": "original_max_position_embeddings",
+        "attention.sliding_window": "sliding_window",
         "expert_count": "num_experts",
     },
 }
+
+
+def parameter_shapes(config: GPTConfig) -> dict[str, list[int]]:
+    """Return the shapes of our model's parameters by name, without allocating them."""
+    with torch.device("meta"):
+        return {name: list(p.shape) for name, p in build_model(config).named_parameters()}
+
+
+class TensorMapping(NamedTuple):
+    """A tensor of another library's checkpoint, and our parameters that it contains."""
+
+    name: str  # of the tensor in the checkpoint
+    parameters: list[str]  # names of our parameters, which are stacked by rows
+    is_transposed: bool  # whether the checkpoint has the transpose of the stacked parameters
+    shape: list[int]  # of the tensor in the checkpoint
+
+
+def map_tensors(parameter_shapes: dict[str, list[int]], naming: str) -> Iterator[TensorMapping]:
+    """Yield the tensors that another library's checkpoint of our model has.
+
+    Parameters that our model lacks, such as biases, are not expected in the checkpoint either.
+    """
+    blocks = {int(name.split(".")[1]) for name in parameter_shapes if name.startswith("blocks.")}
+    for i in range(-1, len(blocks)):  # -1: the modules outside the blocks
+        for module, our_modules in MODULE_NAMES[naming].items():
+            if ("{i}" in module) != (i >= 0):
+                continue
+            for kind in ("weight", "bias"):
+                parameters = [f"{name}.{kind}".format(i=i) for name in our_modules.split()]
+                if parameters[0] not in parameter_shapes:
+                    continue
+                rows = sum(parameter_shapes[name][0] for name in parameters)
+                shape = [rows, *parameter_shapes[parameters[0]][1:]]
+                # GPT-2's linear layers, whose names begin with c_, compute x W instead of x Wᵀ
+                is_transposed = kind == "weight" and ".c_" in module
+                if is_transposed:
+                    shape.reverse()
+                name = f"{module}.{kind}".format(i=i)
+                yield TensorMapping(name, parameters, is_transposed, shape)

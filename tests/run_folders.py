@@ -1,5 +1,6 @@
 """Write the folder of a run without training it."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -19,7 +20,10 @@ from common.checkpoints import (
     write_pointer,
 )
 from config import Config, GPTConfig, ModelConfig, TokenizerConfig
-from data.tokenizer import CharTokenizer, save_tokenizer
+from data.tokenizer import CharTokenizer, Tokenizer, save_tokenizer
+from interop.loading import open_model
+from interop.stored import RunCheckpoint
+from model import GPT
 from variants import build_model
 
 SHAPE = {"block_size": 32, "n_layer": 1, "n_head": 2, "n_embd": 16}
@@ -60,3 +64,12 @@ def write_run(folder: Path) -> None:
         write_manifest(checkpoint, Manifest(step, {}, metrics, "0" * 64, (0.0, 0)))
     write_pointer(folder, "best", 3)
     write_pointer(folder, "last", 6)
+
+
+def load_run(
+    run_dir: Path, which: str | int = "last", log: Callable[[str], object] = print
+) -> tuple[GPT, Tokenizer, Config]:
+    """Load the model, the tokenizer and the configuration of a run."""
+    stored = open_model(Path(run_dir), which, log)
+    assert isinstance(stored, RunCheckpoint)
+    return *stored.load(), stored.settings

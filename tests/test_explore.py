@@ -8,13 +8,13 @@ import socket
 import numpy as np
 import pytest
 from explore_process import SECONDS, exploring
+from run_folders import load_run
 
 import cli
 from cli.explore_config import ExploreConfig, translate_model
 from common.errors import UserError
 from generation.scoring import token_losses
 from glass.heads.capture import capture, next_tokens
-from training.checkpoint import load_run
 
 TEXT = "the glass model attends"
 

@@ -9,16 +9,13 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 from models import VOCAB_SIZE, configs, few, lively, ngram_vectors, random_tokens, seeds, small
-from presets import PRESETS, model_preset
+from presets import model_preset
 from torch import nn
 
-from common.errors import UserError
 from config import OptimConfig
 from model import GPT, MLP, SelfAttention, attention, causal_mask, rotary_table
 from training.optimizers import build_optimizers
 from variants import VariantAttention, build_model, sink_of
-
-MAX_BUILT_PARAMETERS = 200_000_000  # larger presets are only counted, on the meta device
 
 close = torch.testing.assert_close
 
@@ -207,27 +204,6 @@ def test_a_preset_has_the_published_number_of_parameters(name, vocab_size, param
     assert model.num_parameters() == parameters
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("is_tied", [True, False])
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(path.stem, marks=[pytest.mark.soak] if path.stem.startswith("gpt2") else [])
-        for path in PRESETS
-    ],
-)
-def test_the_first_loss_is_that_of_a_uniform_guess(name, is_tied):
-    config = model_preset(name, vocab_size=2048, block_size=32, tie_embeddings=is_tied)
-    with torch.device("meta"):
-        if build_model(config).num_parameters() > MAX_BUILT_PARAMETERS:
-            pytest.skip("too large to be built in a test")
-    torch.manual_seed(0)
-    tokens = torch.randint(2048, (8, 33))
-    with torch.no_grad():
-        loss = build_model(config).eval()(tokens[:, :-1], tokens[:, 1:])[1].item()
-    assert loss == pytest.approx(math.log(2048), rel=0.05)
-
-
 @few
 @given(config=configs, T=st.integers(1, 16), seed=seeds)
 def test_the_logits_are_those_of_the_formulas(config, T, seed):
@@ -324,11 +300,6 @@ def test_more_tokens_than_fit_the_block_are_refused():
             model.attention_maps(random_tokens(1, 17))
 
 
-def test_ngrams_without_their_number_are_refused():
-    with pytest.raises(UserError, match=r"model\.ngram_rows"):
-        build_model(small(ngrams=2))
-
-
 # --- The loss -------------------------------------------------------------------------------------
 
 
@@ -365,14 +336,3 @@ def test_the_loss_of_a_model_in_bf16_is_computed_in_float32():
     assert logits.dtype == torch.bfloat16
     assert loss.dtype == torch.float32
     close(loss, F.cross_entropy(logits.double().flatten(0, 1), targets.flatten()).float())
-
-
-@pytest.mark.parametrize("n_kv_head", [1, 2, 4])
-def test_autocast_to_bf16_on_a_cpu_changes_the_loss_by_rounding_only(n_kv_head):
-    torch.manual_seed(0)
-    config = small(vocab_size=50, block_size=64, n_kv_head=n_kv_head, n_embd=64, position="rope")
-    model, tokens = build_model(config), torch.randint(0, 50, (4, 65))
-    exact = model(tokens[:, :-1], tokens[:, 1:])[1]
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        rounded = model(tokens[:, :-1], tokens[:, 1:])[1]
-    assert rounded.item() == pytest.approx(exact.item(), abs=5e-3)

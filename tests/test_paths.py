@@ -82,7 +82,7 @@ def here(tmp_path, monkeypatch):
 
 
 def export(to: str) -> None:
-    sys.argv[1:] = ["run_dir=missing", f"to={to}"]
+    sys.argv[1:] = ["run_dir=.", f"to={to}"]
     interop.__main__.main()
 
 

@@ -236,9 +236,3 @@ def test_a_pass_with_taps_drops_nothing_and_leaves_the_model_as_it_was():
 def test_a_tap_that_cannot_work_is_refused(key, returned):
     with pytest.raises(ValueError, match=r"\bheads\b"):
         build_model(small()).run_with_taps(random_tokens(2, 9), {key: lambda value: returned})
-
-
-@pytest.mark.parametrize("tokens", [random_tokens(9), [[1, 2]], "abc"])
-def test_anything_but_a_tensor_of_rows_of_tokens_is_refused(tokens):
-    with pytest.raises(ValueError, match="tokens"):
-        build_model(small()).run_with_taps(tokens, {})

@@ -1,11 +1,9 @@
 """Checkpoints: written completely or not at all, verified by hash before use, never pickled."""
 
-import os
 import shutil
 from collections.abc import Callable, Iterator
 from math import inf
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from safetensors import SafetensorError
@@ -13,7 +11,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from cli.config_file import config_yaml, read_config
+from cli.config_file import config_yaml
 from common.checkpoints import (
     CONFIG_FILE,
     MODEL_FILE,
@@ -21,19 +19,17 @@ from common.checkpoints import (
     TOKENIZER_FILE,
     Manifest,
     best_saved_row,
-    find_checkpoint,
     saved_steps,
     set_aside,
     step_folder,
     write_manifest,
     write_pointer,
 )
-from common.errors import SharedError, UserError
+from common.errors import SharedError
 from common.files import exists, list_folder, sync
 from common.metrics import METRICS, SAMPLES, best_row
 from common.terminal import tolerate_errors
-from config import Config, GPTConfig
-from data.tokenizer import Tokenizer, load_tokenizer, save_tokenizer
+from data.tokenizer import save_tokenizer
 from data.tokens import Tokens
 from model import GPT
 from training.optimizers import Muon
@@ -41,7 +37,6 @@ from training.schedule import is_due
 from training.state import TrainingState
 from training.stopwatch import Stopwatch
 from training.tensors import copy_rows, full_tensor, open_safetensors
-from variants import build_model
 
 # A checkpoint that is being written.
 PART_FOLDER = ".step.part"
@@ -256,71 +251,9 @@ def _empty_state(p: Tensor, field: str) -> Tensor:
 # --- loading --------------------------------------------------------------------------------------
 
 
-class SavedWeights(NamedTuple):
-    """Weights of a run at one step, and the verified checkpoint with their configuration."""
-
-    step: int
-    checkpoint: Path
-    weights: Path  # of the checkpoint, or the float16 weights that were kept with a snapshot
-
-
-def load_run(
-    run_dir: str | os.PathLike, which: str | int = "last", log: Callable[[str], None] = print
-) -> tuple[GPT, Tokenizer, Config]:
-    """Load a trained model, on the CPU and in evaluation mode, its tokenizer and configuration.
-
-    `which` is "last", "best" (lowest validation loss) or a step: of a checkpoint, or else of a
-    snapshot whose float16 weights were kept. `log` prints a line if a damaged checkpoint is
-    replaced by another one.
-    """
-    return load_checkpoint(find_weights(Path(run_dir), which, log))
-
-
-def find_weights(run_dir: Path, which: str | int, log: Callable[[str], None]) -> SavedWeights:
-    """Find and verify the weights that `load_run` loads."""
-    snapshot = run_dir / "attention" / f"step_{which:0>8}.safetensors"
-    is_step = str(which).isdecimal()
-    if is_step and int(which) not in saved_steps(run_dir) and exists(snapshot):
-        return SavedWeights(int(which), find_checkpoint(run_dir, "last", log)[0], snapshot)
-    folder, manifest = find_checkpoint(run_dir, which, log)
-    return SavedWeights(manifest.step, folder, folder / MODEL_FILE)
-
-
-def load_checkpoint(saved: SavedWeights) -> tuple[GPT, Tokenizer, Config]:
-    """Load the model, tokenizer and configuration of saved weights; see `load_run`."""
-    config = read_config(saved.checkpoint / CONFIG_FILE)
-    model_config = GPTConfig.from_settings(config.model)
-    with open_safetensors(saved.weights) as file:
-        names = file.keys()
-        shapes = {name: list(file.get_slice(name).get_shape()) for name in names}
-    # Before a wrong size takes all memory
-    check_shapes(saved.weights, shapes, parameter_shapes(model_config))
-    model = build_model(model_config)
-    load_weights(model, saved.weights)
-    tokenizer = load_tokenizer(saved.checkpoint / TOKENIZER_FILE)
-    model.token_count = tokenizer.vocab_size
-    return model.eval(), tokenizer, config
-
-
 @torch.no_grad()
 def load_weights(model: GPT, path: Path) -> None:
     """Copy weights from a file into a model; of more positions than it has, the first ones."""
     with open_safetensors(path) as file:
         for name, tensor in model.tensors().items():
             copy_rows(file, name, tensor)
-
-
-def parameter_shapes(config: GPTConfig) -> dict[str, list[int]]:
-    """Return the shapes of a model's tensors by name, without allocating them."""
-    with torch.device("meta"):
-        return {name: list(t.shape) for name, t in build_model(config).tensors().items()}
-
-
-def check_shapes(path: Path, shapes: dict[str, list[int]], expected: dict[str, list[int]]) -> None:
-    """Raise `UserError` if the tensors of a file, name → shape, are not the expected ones."""
-    for name in sorted(shapes.keys() | expected.keys()):
-        if shapes.get(name) != expected.get(name):
-            raise UserError(
-                f"{path} contains another model: {name:.80} is {shapes.get(name, 'missing')} in "
-                f"the file and {expected.get(name, 'absent')} in the model"
-            )

@@ -22,7 +22,8 @@ from glass.live.requests import MODEL_REQUESTS, TOKENIZER_REQUESTS
 from glass.live.session import Session
 from glass.page.snapshots import list_snapshots
 from glass.page.write import ExploredModel, read_scores, render_explore_page
-from interop.loading import load_model
+from interop import find_model
+from interop.stored import RunCheckpoint
 from kernels import DTYPES
 from training.device import pick_device
 
@@ -110,22 +111,23 @@ def load_session(
     name = getattr(settings, key)
     log(f"loading {name} …")
     device = pick_device(settings.device)
-    model, tokenizer, run = load_model(name, settings.checkpoint, "last", log, key)
+    stored = find_model(name, settings.checkpoint, log)
+    model, tokenizer = stored.load()
     precision = "fp32" if settings.precision == "auto" else settings.precision
     model.to(device, DTYPES[precision])
 
     path = Path(expand_model_name(key, name))
     explored = ExploredModel(path.resolve().name if exists(path) else name, model.config)
     run_dir = followed_run = None
-    if run is not None:
-        run_dir = None if run.path.is_copy else run.path.folder
-        if settings.checkpoint == "last" and run.path.which in (None, "last"):
+    if isinstance(stored, RunCheckpoint):
+        run_dir = stored.run_dir
+        if stored.which == "last":
             followed_run = run_dir
         explored = replace(
             explored,
-            title=run.path.folder.resolve().name,
-            step=run.step,
-            max_steps=run.config.max_steps,
+            title=(run_dir or stored.path).resolve().name,
+            step=stored.step,
+            max_steps=stored.settings.max_steps,
         )
 
     if run_dir is not None:

@@ -30,6 +30,7 @@ from processes import (
     run_to_end,
 )
 from processes import tiny_arguments as typed
+from run_folders import load_run
 from safetensors.torch import load_file
 
 import training.device
@@ -47,7 +48,6 @@ from common.checkpoints import (
 from common.errors import UserError
 from common.terminal import explain_error
 from data.tokens import Tokens, prepare
-from training.checkpoint import load_run
 from training.evaluate import WindowLoss
 
 # --- damaged files --------------------------------------------------------------------------------

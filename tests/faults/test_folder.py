@@ -23,6 +23,7 @@ from processes import (
     run_to_end,
     tiny_arguments,
 )
+from run_folders import load_run
 
 import training.device
 from cli.job import Job, configure
@@ -34,7 +35,6 @@ from glass.page.write import write_page
 from interop import read_starting_model
 from sweeps.jobs import open_sweep
 from sweeps.runs import write_request
-from training.checkpoint import load_run
 from training.run_folder import read_progress
 
 pytestmark = pytest.mark.slow

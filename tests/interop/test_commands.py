@@ -6,10 +6,10 @@ import pytest
 from conftest import soak
 from hf_models import SENTENCE, max_difference, transformers, write_model_and_tokenizer
 from processes import run_to_end
+from run_folders import load_run
 
 from common.metrics import read_rows
 from data.tokenizer import encode_prompt
-from training.checkpoint import load_run
 
 EXPORT = "interop/__main__.py"
 QUICK = [
@@ -58,19 +58,3 @@ def test_a_model_of_the_hub_is_fine_tuned_resumed_and_exported(family, text_file
     assert config.model.vocab_size == 420 > tokenizer.vocab_size
     run_to_end(tmp_path, "run_dir=run", "to=out", script=EXPORT)
     assert_equal_in_transformers(tmp_path / "out", model, tokenizer, SENTENCE)
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize(
-    "settings",
-    [["tokenizer=char", "model=nanogpt_cpu"], ["tokenizer=bpe", "tokenizer.vocab_size=300"]],
-    ids=["gpt2", "default"],
-)
-def test_a_run_is_exported(settings, text_file, tmp_path):
-    data = ["data=text", f"data.path={text_file}"]
-    run_to_end(tmp_path, *settings, *data, "model.n_layer=1", "max_steps=2", *QUICK)
-    run_to_end(tmp_path, "run_dir=run", "to=out", script=EXPORT)
-    model, tokenizer, _ = load_run(tmp_path / "run", "best")
-    assert_equal_in_transformers(tmp_path / "out", model, tokenizer, "the glass model é—λ\n")
-    message = run_to_end(tmp_path, "run_dir=run", "to=out", script=EXPORT, status=1)  # not empty
-    assert "to=out" in message and message.count("\n") == 1

@@ -11,6 +11,7 @@ import tracemalloc
 import unicodedata
 import zipfile
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,6 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from models import few, lively, random_tokens, seeds
-from processes import run_to_end
 from tokenizers import Regex, Tokenizer, pre_tokenizers, trainers
 from tokenizers import models as library_models
 
@@ -27,13 +27,11 @@ from common.errors import UserError
 from config import GPTConfig
 from glass.heads.analysis import analyze
 from glass.heads.findings import summarize
-from interop import ExternalCheckpoint, load, load_hf
-from interop.gguf_file import infer_llama3_rope
-from interop.layout import map_tensors
-from interop.names import GGUF_SETTINGS
+from interop import find_model, load, load_hf
+from interop.gguf_file import read_llama3_rope
+from interop.names import GGUF_SETTINGS, map_tensors, parameter_shapes
 from interop.settings import config_to_hf, find_family
 from model import GPT, rotary_frequencies
-from training.checkpoint import parameter_shapes
 from variants import build_model
 
 gguf = pytest.importorskip("gguf")
@@ -93,8 +91,6 @@ def write_gguf(
     changes = changes or {}
     family = changes.get("family", find_family(model.config))
     file = gguf.GGUFWriter(path, family)
-    for key in changes.keys() & {"general.type"}:
-        file.add_string(key, changes[key])
     add_settings(file, model, family, changes)
     add_tensors(file, model, family, type)
     add_tokenizer(file, pre, changes)
@@ -202,7 +198,7 @@ def test_a_gguf_file_gives_the_logits_that_transformers_computes(family, tmp_pat
 @pytest.mark.parametrize("pre", SPLITS)
 def test_text_is_split_by_the_rule_of_the_family(pre, tmp_path):
     path = write_gguf(tmp_path / "m.gguf", make_model("llama"), pre=pre)
-    tokenizer = ExternalCheckpoint(path).read_tokenizer()
+    tokenizer = find_model(path).read_tokenizer()
     library = train_tokenizer(pre)
     assert tokenizer.begin_of_text == (0 if pre == "llama-bpe" else None)
     assert tokenizer.end_of_text == 1
@@ -220,36 +216,33 @@ def test_text_is_split_by_the_rule_of_the_family(pre, tmp_path):
     check()
 
 
-@pytest.mark.parametrize(("factor", "theta", "size"), [(8.0, 500000.0, 128), (32.0, 5e5, 64)])
-def test_the_rotary_settings_of_llama3_are_inferred_from_its_factors(factor, theta, size):
-    config = GPTConfig(
-        9, position="rope", rope_theta=theta, head_dim=size, rope_factor=factor, rope_trained=8192
-    )
-    plain = rotary_frequencies(GPTConfig(9, position="rope", rope_theta=theta, head_dim=size))
-    settings = infer_llama3_rope(plain / rotary_frequencies(config), theta, size)
-    assert settings["factor"] == pytest.approx(factor, rel=1e-4)
-    assert settings["original_max_position_embeddings"] == pytest.approx(8192, rel=1e-3)
-    with pytest.raises(UserError):
-        infer_llama3_rope(torch.ones(8), theta, 16)
+def test_the_rotary_factors_of_llama3_are_recognized():
+    plain = GPTConfig(9, position="rope", rope_theta=5e5, head_dim=128)
+    config = replace(plain, rope_factor=8.0, rope_trained=8192)
+    factors = rotary_frequencies(plain) / rotary_frequencies(config)
+    assert read_llama3_rope(factors, 5e5, 128, 8192)["factor"] == pytest.approx(8.0)
+    for others in (2 * factors, factors[1:], torch.full((64,), 8.0)):
+        with pytest.raises(UserError):
+            read_llama3_rope(others, 5e5, 128, 8192)
 
 
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"family": "gemma"}, ["general.architecture=gemma", "gpt2, llama"]),
-        ({"expert_count": 8}, ["llama.expert_count=8"]),
+        ({"family": "gemma"}, ["model_type=gemma", "gpt2 or llama"]),
+        ({"expert_count": 8}, ["num_experts=8"]),
         ({"model": "llama"}, ["tokenizer", "llama"]),
         ({"pre": "tekken"}, ["tekken", "llama-bpe"]),
-        ({"attention.sliding_window": 512}, ["llama.attention.sliding_window=512"]),
+        ({"attention.sliding_window": 512}, ["sliding_window=512"]),
         ({"block_count": 3}, ["blk.2"]),
-        ({"rope.scaling.type": 7}, ["llama.rope.scaling.type=7"]),
+        ({"rope.scaling.type": 7}, ["rope_type=7"]),
         ({"embedding_length": 128}, ["128"]),
     ],
 )
 def test_an_unsupported_file_is_refused_with_the_reason(changes, named, tmp_path):
     path = write_gguf(tmp_path / "m.gguf", make_model("llama"), changes=changes)
     with pytest.raises(UserError) as error:
-        ExternalCheckpoint(path).read_tokenizer()
+        find_model(path).read_tokenizer()
     assert all(part in str(error.value) for part in [str(path), *named])
 
 
@@ -280,46 +273,28 @@ def test_any_file_gives_a_model_or_one_sentence(tmp_path):
     for text in (b"", b"GGUF", b"PK\3\4 something else"):
         path.write_bytes(text)
         with pytest.raises(UserError) as error:
-            ExternalCheckpoint(path)
+            find_model(path)
         assert str(path) in str(error.value)
 
 
-def test_a_list_that_claims_to_exceed_the_file_allocates_no_memory(tmp_path):
-    key = b"a"
-    text = struct.pack("<4sIQQQ1sIIQ", b"GGUF", 3, 0, 1, len(key), key, 9, 0, 1 << 40)
-    (tmp_path / "m.gguf").write_bytes(text + bytes(100))
+LIST = struct.pack("<4sIQQQ1sIIQ", b"GGUF", 3, 0, 1, 1, b"a", 9, 0, 1 << 40)
+TEXT_VALUE = struct.pack("<4sIQQQ1sIQ", b"GGUF", 3, 0, 1, 1, b"a", 8, 1 << 40)
+TENSOR = struct.pack("<4sIQQQ1sIQQIQ", b"GGUF", 3, 1, 0, 1, b"a", 2, 1 << 20, 1 << 20, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("header", "named"),
+    [(LIST, "1,099,511,627,776"), (TEXT_VALUE, "1,099,511,627,776"), (TENSOR, "1048576")],
+    ids=["list", "text", "tensor"],
+)
+def test_what_claims_to_exceed_the_file_allocates_no_memory(header, named, tmp_path):
+    (tmp_path / "m.gguf").write_bytes(header + bytes(100))
     tracemalloc.start()
     with pytest.raises(UserError) as error:
-        ExternalCheckpoint(tmp_path / "m.gguf")
-    assert "1,099,511,627,776" in str(error.value)
+        find_model(tmp_path / "m.gguf")
+    assert named in str(error.value)
     assert tracemalloc.get_traced_memory()[1] < 3e7
     tracemalloc.stop()
-
-
-@pytest.mark.slow
-def test_a_gguf_file_is_sampled_from_and_fine_tuned(text_file, tmp_path):
-    write_gguf(tmp_path / "m.gguf", make_model("qwen2"), TYPES.Q8_0)
-    run_to_end(
-        tmp_path, "init_from=m.gguf", "prompt=the glass", "max_new_tokens=4", script="sample.py"
-    )
-    run_to_end(
-        tmp_path,
-        "init_from=m.gguf",
-        "data=text",
-        f"data.path={text_file}",
-        "max_steps=2",
-        "run_dir=run",
-        "optim.warmup_steps=0",
-        "batch_size=2",
-        "compile=false",
-        "attention.every=0",
-        "data.val_max_tokens=300",
-    )
-    (tmp_path / "m.gguf").unlink()  # the run does not need it any more
-    model, tokenizer = load(tmp_path / "run")
-    assert model.config.bias == "qkv" and tokenizer.encode("the glass")
-    message = run_to_end(tmp_path, "init_from=no.gguf", script="sample.py", status=1)
-    assert "init_from=no.gguf" in message and message.count("\n") == 1
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 
 from common.errors import UserError
 from config import GPTConfig
-from interop import ExternalCheckpoint, load_hf, save_hf
+from interop import find_model, load_hf, save_hf
 from interop.settings import config_to_hf
 from model import GPT
 from variants import build_model
@@ -62,7 +62,7 @@ def test_weights_keep_their_data_type_and_changing_them_does_not_change_the_file
     save_hf(build_model(GPTConfig(**shape, **LLAMA_SHAPE)).bfloat16(), tmp_path / "hf")
     file = tmp_path / "hf" / WEIGHTS
     content = file.read_bytes()
-    weight = ExternalCheckpoint(tmp_path / "hf").load().head.weight
+    weight = find_model(tmp_path / "hf").build().head.weight
     with torch.no_grad():
         weight.zero_()
     assert weight.dtype == torch.bfloat16 and file.read_bytes() == content

@@ -19,7 +19,7 @@ from data.tokenizer import (
     start_token,
     train_bpe,
 )
-from interop import ExternalCheckpoint, load, read_starting_model, save_hf
+from interop import find_model, load, read_starting_model, save_hf
 from variants import build_model
 
 letters = st.sampled_from(list("the glas'123 \n\t\r_é—λ"))
@@ -82,7 +82,7 @@ def export(tokenizer, folder, model):
 def test_an_exported_bpe_tokenizer_gives_the_same_ids(small_model, tmp_path):
     ours = train_bpe([TEXT], 400)
     oracle = export(ours, tmp_path / "hf", small_model)
-    imported = ExternalCheckpoint(tmp_path / "hf").read_tokenizer()
+    imported = find_model(tmp_path / "hf").read_tokenizer()
     assert oracle.eos_token_id == ours.end_of_text == imported.end_of_text
     assert len(oracle) == ours.vocab_size == imported.vocab_size
 
@@ -103,7 +103,7 @@ def test_an_exported_character_tokenizer_gives_the_same_ids(tmp_path_factory, sm
         folder = tmp_path_factory.mktemp("char") / "hf"
         oracle = export(ours, folder, small_model)
         text = data.draw(st.text(st.sampled_from(ours.alphabet), max_size=20))
-        imported = ExternalCheckpoint(folder).read_tokenizer()
+        imported = find_model(folder).read_tokenizer()
         ids = ours.encode(text)
         assert oracle(text).input_ids == ids == imported.encode(text)
         assert oracle.decode(ids) == text == imported.decode(ids)
@@ -124,7 +124,7 @@ def test_the_gpt2_vocabulary_is_exported_with_its_own_merges(test_data, monkeypa
     merges = json.loads((tmp_path / "hf" / "tokenizer.json").read_text())["model"]["merges"]
     assert len(merges) == 50_000 and merges[0] == ["Ġ", "t"]
     text = (test_data / "data" / "tinyshakespeare.txt").read_text()[:100_000] + SENTENCE
-    imported = ExternalCheckpoint(tmp_path / "hf").read_tokenizer()
+    imported = find_model(tmp_path / "hf").read_tokenizer()
     assert oracle(text).input_ids == ours.encode(text) == imported.encode(text)
 
 

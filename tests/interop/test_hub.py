@@ -17,7 +17,8 @@ from common.errors import UserError
 from config import GPTConfig
 from data.tokenizer import train_bpe
 from interop import load, save_hf
-from interop.hub import DOWNLOADED_FILES, WEIGHTS_FILE, find_model_folder, pin_model
+from interop.folder import DOWNLOADED_FILES, WEIGHTS_FILE
+from interop.loading import find_path, pin_model
 from variants import build_model
 
 pytestmark = pytest.mark.slow
@@ -148,7 +149,7 @@ def test_a_name_is_pinned_to_its_commit_and_only_the_necessary_files_are_downloa
             f"hf://{NAME}",
         ):
             assert pin_model(name) == pinned == f"{NAME}@{COMMIT}"
-    files = {path.name for path in find_model_folder(pinned).iterdir()}
+    files = {path.name for path in find_path(pinned).iterdir()}
     assert files == {WEIGHTS_FILE, "config.json", "tokenizer.json", "tokenizer_config.json"}
     assert files <= set(DOWNLOADED_FILES)
     assert not any(".bin" in path or ".py" in path for path in requests)
@@ -174,21 +175,6 @@ def test_a_model_that_the_hub_refuses_gives_one_sentence_with_the_cause(name, ca
         pin_model(name)
     message = str(error.value)
     assert f"init_from={name} " in message and cause in message and "\n" not in message
-
-
-def test_without_a_network_a_name_is_refused_and_a_folder_is_loaded(
-    serve_hub, repository, monkeypatch, tmp_path
-):
-    with pytest.raises(UserError) as error:
-        pin_model(NAME)
-    assert f"init_from={NAME} " in str(error.value)
-    shutil.copytree(repository, tmp_path / "owner" / "small")
-    monkeypatch.chdir(tmp_path)
-    for path in ("runs/mine", "./small", "owner/smal", "gpt3"):  # these are not names on the hub
-        with pytest.raises(UserError) as error:
-            pin_model(path)
-        assert f"init_from={path} " in str(error.value) and "hub (" not in str(error.value)
-    assert pin_model(NAME) == NAME and load(find_model_folder(NAME))[0].config.n_layer == 1
 
 
 @pytest.mark.soak

@@ -7,6 +7,7 @@ import pytest
 import torch
 from models import lively
 from processes import run_to_end
+from run_folders import load_run
 
 from cli.config_file import read_config
 from common.errors import UserError
@@ -14,11 +15,12 @@ from common.metrics import read_rows
 from config import DataConfig, GPTConfig, TokenizerConfig
 from data.tokens import prepare
 from interop import load, open_starting_weights
-from interop.layout import map_tensors
+from interop.names import map_tensors, parameter_shapes
 from model import GPT
-from training.checkpoint import load_run, parameter_shapes
 from training.evaluate import Windows
 from variants import build_model
+
+NORM = "_orig_mod.transformer.ln_f.weight"
 
 
 class CreatesAFolder:
@@ -80,9 +82,13 @@ def test_a_checkpoint_of_nanogpt_is_trained_from_and_no_code_in_it_runs(
     # Without its text, or with other contents, it is refused
     with pytest.raises(UserError) as error:
         load(Path("ckpt.pt"))
-    assert "init_from=ckpt.pt" in str(error.value)
+    assert "ckpt.pt" in str(error.value)
     other_shape = {"model": state, "model_args": {**shape, "n_embd": 18}}
-    for content in (other_shape, {"model": CreatesAFolder()}, []):
+    dense = {"model": state, "model_args": shape}
+    expanded = {**state, NORM: torch.ones(1).expand(16)}
+    sparse = {**state, NORM: torch.ones(16).to_sparse()}
+    contents = [dense | {"model": changed} for changed in (expanded, sparse)]
+    for content in (*contents, other_shape, {"model": CreatesAFolder()}, []):
         torch.save(content, "ckpt.pt")
         with pytest.raises(UserError) as error:
             open_starting_weights(Path("ckpt.pt")).copy_to(build_model(GPTConfig(**shape)))

@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 
 from common.errors import UserError
 from config import GPTConfig
-from interop import ExternalCheckpoint, load_hf, save_hf
+from interop import find_model, load_hf, save_hf
 from variants import build_model
 
 MAX_SENTENCE = 600
@@ -97,19 +97,6 @@ def test_a_damaged_or_unsupported_model_is_refused_by_name(family, damage, named
     assert "\n" not in message and len(message) < MAX_SENTENCE
 
 
-def test_a_pickle_is_not_opened_and_a_pipe_is_not_waited_for(intact, tmp_path):
-    folder = shutil.copytree(intact["gpt2"], tmp_path / "hf")
-    (folder / WEIGHTS).rename(folder / "pytorch_model.bin")
-    with pytest.raises(UserError) as error:
-        load_hf(folder)
-    assert "pytorch_model.bin" in str(error.value) and "save_pretrained" in str(error.value)
-    (folder / "pytorch_model.bin").unlink()
-    os.mkfifo(folder / WEIGHTS)
-    with pytest.raises(UserError) as error:
-        load_hf(folder)
-    assert WEIGHTS in str(error.value)
-
-
 junk = st.sampled_from([None, True, 0, -1, 1.5, 10**9, float("inf"), "x", "${n_head}", [], {}, [1]])
 
 
@@ -123,7 +110,7 @@ def test_any_config_json_gives_a_model_or_one_sentence(family, intact, tmp_path)
     def check(changes):
         (folder / "config.json").write_text(json.dumps(settings | changes))
         try:
-            ExternalCheckpoint(folder)
+            find_model(folder)
         except UserError as e:
             assert "\n" not in str(e) and len(str(e)) < MAX_SENTENCE
 
@@ -148,7 +135,7 @@ def test_a_folder_without_a_usable_tokenizer_is_refused_by_name(old, new, named,
     if old:
         file.write_text(text.replace(old, new, 1))
     with pytest.raises(UserError) as error:
-        ExternalCheckpoint(folder).read_tokenizer()
+        find_model(folder).read_tokenizer()
     assert all(part in str(error.value) for part in [str(folder), *named])
 
 

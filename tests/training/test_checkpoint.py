@@ -6,6 +6,7 @@ import pytest
 import torch
 from models import lively, small
 from processes import pointer
+from run_folders import load_run
 from safetensors.torch import save_file
 
 from common.checkpoints import (
@@ -15,7 +16,7 @@ from common.checkpoints import (
     saved_steps,
 )
 from common.errors import UserError
-from training.checkpoint import load_run, load_weights
+from training.checkpoint import load_weights
 from variants import build_model
 
 

@@ -6,12 +6,12 @@ from dataclasses import replace
 import pytest
 import torch
 from processes import rows
+from run_folders import load_run
 
 from config import GPTConfig, OptimConfig, ResolvedConfig
 from data.batches import Batches
 from data.tokens import prepare
 from train import train_step
-from training.checkpoint import load_run
 from training.plan import resolve
 from training.state import build_state
 from training.world import World

@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from models import few, lively, small
 from processes import rows
+from run_folders import load_run
 from safetensors.torch import load_file
 
 from common.errors import UserError
@@ -28,7 +29,6 @@ from glass.heads.findings import summarize, summarize_run
 from glass.heads.metrics import flatten, read_latest
 from glass.heads.probes import make_probes
 from glass.page.write import write_page
-from training.checkpoint import load_run
 from variants import build_model
 
 TOKENIZER = CharTokenizer("abcdefghijklmnopqrstuv\n")

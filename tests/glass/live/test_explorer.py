@@ -9,7 +9,7 @@ import pytest
 import torch
 from frame_reader import decode_frames
 from models import small
-from run_folders import TEXT, write_run
+from run_folders import TEXT, load_run, write_run
 
 from cli.explore_config import ExploreConfig
 from common.checkpoints import MODEL_FILE, step_folder
@@ -17,7 +17,6 @@ from common.errors import UserError
 from data.tokenizer import PATTERNS, BPETokenizer, CharTokenizer
 from glass.live.explorer import EXAMPLE_PROMPT, Explorer, find_prompt, load_session
 from interop import save_hf
-from training.checkpoint import load_run
 from variants import build_model
 
 SECONDS = 10  # that no answer of a passing test takes

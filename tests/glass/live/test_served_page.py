@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from explore_process import exploring
 from playwright.sync_api import expect
-
-from training.checkpoint import load_run
+from run_folders import load_run
 
 pytestmark = pytest.mark.slow
 TEXT, CORRUPTED = "the glass the glass", "the grass the glass"

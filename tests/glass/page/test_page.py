@@ -24,13 +24,13 @@ from pages import (
     value_within_error,
 )
 from playwright.sync_api import expect
+from run_folders import load_run
 from safetensors.torch import save_file
 
 from common.metrics import read_rows
 from glass.heads.capture import float16_weights
 from glass.heads.findings import Finding
 from glass.page import write as page
-from training.checkpoint import load_run
 
 
 def test_a_run_that_has_only_begun_has_a_page(tmp_path):

@@ -12,6 +12,7 @@ from hypothesis import given
 from models import in_browser, lively, page_weights, patched_models, random_tokens
 from pages import expect_text
 from playwright.sync_api import expect
+from run_folders import load_run
 from safetensors.torch import save_file
 
 from glass.heads.capture import float16_weights
@@ -20,7 +21,6 @@ from glass.heads.results import parse_head
 from glass.page import write as page
 from model import GPT, Taps
 from model import tap as apply_tap
-from training.checkpoint import load_run
 from variants import build_model
 
 MEASURE = """async ([config, weights, parameters]) => {

@@ -11,13 +11,13 @@ from conftest import wait_until
 from models import lively
 from pages import expect_map, expect_text, read_back
 from playwright.sync_api import expect
+from run_folders import load_run
 from safetensors.torch import load_file, save_file
 
 from glass.heads.analysis import analyze
 from glass.heads.capture import float16_weights
 from glass.page import write as page
 from glass.page.embedded_model import find_model
-from training.checkpoint import load_run
 
 HOSTILE = "<img src=x onerror=window.hacked=1>"
 

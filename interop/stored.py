@@ -1,0 +1,131 @@
+"""A model on disk: its settings are known, and its weights are read when they are needed."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cli.config_file import read_config
+from common.checkpoints import (
+    CONFIG_FILE,
+    MODEL_FILE,
+    TOKENIZER_FILE,
+    Manifest,
+    find_checkpoint,
+    saved_steps,
+    verify_checkpoint,
+)
+from common.errors import UserError
+from common.files import exists
+from config import GPTConfig
+from data.tokenizer import Tokenizer, load_tokenizer
+from model import GPT
+from training.nonfinite import check_finite_weights
+from training.tensors import open_safetensors
+from variants import build_model
+
+
+class StoredModel(ABC):
+    """A model that `load` and training read: a run's, or that of another library."""
+
+    path: Path  # its file or folder
+    config: GPTConfig
+
+    @abstractmethod
+    def read_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield what `GPT.tensors` returns; tensors of safetensors are memory-mapped."""
+
+    @abstractmethod
+    def read_tokenizer(self) -> Tokenizer | None:
+        """Return the tokenizer, or None for a character model whose alphabet is not on the disk."""
+
+    def build(self) -> GPT:
+        """Build the model on the CPU, in evaluation mode."""
+        with torch.device("meta"):
+            model = build_model(self.config)
+        model.assign(dict(self.read_tensors()))
+        return model.eval()
+
+    @torch.no_grad()
+    def copy_to(self, model: GPT) -> None:
+        """Copy the weights into a model of these settings, or of a smaller block_size."""
+        destinations = model.tensors()
+        for name, tensor in self.read_tensors():
+            destination = destinations[name]
+            destination.copy_(tensor[: len(destination)])
+
+    def load(self) -> tuple[GPT, Tokenizer]:
+        """Return the model as `build` does, and its tokenizer.
+
+        Raises:
+            UserError: One of them cannot be read, or a weight is not finite.
+        """
+        tokenizer = self.read_tokenizer()
+        if tokenizer is None:
+            raise UserError(
+                f"{self.path} has the characters of its vocabulary in another file, a pickle, "
+                "which is not opened because it may run code; train on its text with "
+                f"init_from={self.path}, and load that run"
+            )
+        model = self.build()
+        model.token_count = tokenizer.vocab_size
+        check_finite_weights(model, str(self.path))
+        return model, tokenizer
+
+
+class RunCheckpoint(StoredModel):
+    """A checkpoint of a run, whose hashes are verified, or float16 weights kept with a snapshot.
+
+    `which` is what was asked for: "last", "best" or a step. `run_dir` is None if the checkpoint was
+    copied out of its run. `settings` are those of the run.
+    """
+
+    def __init__(
+        self, folder: Path, manifest: Manifest, which: str, run_dir: Path | None = None
+    ) -> None:
+        self.path = folder
+        self.manifest = manifest
+        self.which = which
+        self.run_dir = run_dir
+        self.step = manifest.step
+        self.weights = folder / MODEL_FILE
+        self.settings = read_config(folder / CONFIG_FILE)
+        self.config = GPTConfig.from_settings(self.settings.model)
+
+    def read_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield what `GPT.tensors` returns, with weights in float32."""
+        with open_safetensors(self.weights) as file:
+            for name in file.keys():  # noqa: SIM118  the file is not a dict
+                tensor = file.get_tensor(name)
+                yield name, tensor.float() if tensor.is_floating_point() else tensor
+
+    def read_tokenizer(self) -> Tokenizer:
+        """Return the tokenizer that the run was trained with."""
+        return load_tokenizer(self.path / TOKENIZER_FILE)
+
+
+def open_run(run_dir: Path, which: str | int, log: Callable[[str], Any]) -> RunCheckpoint:
+    """Open a run at "last", "best" (lowest validation loss) or a step.
+
+    The step may be that of a snapshot whose float16 weights were kept. `log` prints a line if a
+    damaged checkpoint is replaced by another one.
+    """
+    snapshot = run_dir / "attention" / f"step_{which:0>8}.safetensors"
+    is_step = str(which).isdecimal()
+    if is_step and int(which) not in saved_steps(run_dir) and exists(snapshot):
+        checkpoint = RunCheckpoint(*find_checkpoint(run_dir, "last", log), str(which), run_dir)
+        checkpoint.step = int(which)
+        checkpoint.weights = snapshot
+        return checkpoint
+    return RunCheckpoint(*find_checkpoint(run_dir, which, log), str(which), run_dir)
+
+
+def open_copied_checkpoint(folder: Path) -> RunCheckpoint:
+    """Open a checkpoint that was copied out of its run."""
+    try:
+        return RunCheckpoint(folder, verify_checkpoint(folder), "last")
+    except ValueError as e:
+        raise UserError(f"{folder} is a damaged checkpoint ({e}); copy it again") from None
