@@ -46,11 +46,6 @@ class Explorer(Process):
         assert kind == "answer", value
         return value
 
-    def read(self, text: str) -> dict:
-        """Return the answer of `read` for a text, at the step that is shown."""
-        ids, step = self.ask("encode", text=text), self.data()["step"]
-        return self.ask("read", ids=ids, step=step, off=[], hidden=[])
-
 
 @contextmanager
 def exploring(folder: Path, *argv: str, **more) -> Iterator[Explorer]:

@@ -181,11 +181,11 @@ def make_explained(folder: Path, words=None, **more) -> Path:
 
 def note_job(run: Path, overrides: dict) -> None:
     """Write what a sweep notes of a job: its typed settings, and a configuration with them."""
-    values = {key: yaml.safe_load(value) for key, value in overrides.items() if key != "sweep"}
     config = Config(model=GPTConfig(vocab_size=65))
-    for key, value in values.items():
+    for key, text in overrides.items():
         if key in SETTINGS:
-            config = config.with_value(key, value)
+            is_text = SETTINGS[key].type in (str, str | None)
+            config = config.with_value(key, text if is_text else yaml.safe_load(text))
     write_request(run, [f"{key}={value}" for key, value in overrides.items()], config)
 
 
@@ -272,9 +272,12 @@ def unpack(data: bytes, L: int, H: int, n: int) -> tuple[np.ndarray, np.ndarray]
     """Maps (L, H, n, n) float64, zero above the diagonal, and the largest error that the page
     promises (L, H, n)."""
     lower, A = np.tri(n, dtype=bool), np.zeros((L, H, n, n))
-    largest = np.frombuffer(data, "<f4", L * H * n).reshape(L, H, n).astype(float)
-    A[:, :, lower] = np.frombuffer(data, np.uint8, offset=4 * L * H * n).reshape(L, H, -1)
-    return A * largest[..., None] / pack.LEVELS, largest / pack.LEVELS
+    floats = np.frombuffer(data, "<f4", 2 * L * H * n).reshape(2, L, H, n).astype(float)
+    first_weights, largest = floats
+    A[:, :, lower] = np.frombuffer(data, np.uint8, offset=8 * L * H * n).reshape(L, H, -1)
+    A *= largest[..., None] / pack.LEVELS
+    A[..., 0] = first_weights
+    return A, largest / pack.LEVELS
 
 
 def check_maps(found: np.ndarray, captured: np.ndarray) -> None:
@@ -302,9 +305,9 @@ def expect_text(tab, selector: str, text: str, **more) -> None:
 
 
 def value_within_error(text: str):
-    """Return the number in a tooltip, equal to everything within its error."""
-    value, error = map(float, re.search(r"(\S+) ± ([\d.e-]+)", text).groups())
-    return pytest.approx(value, abs=error)
+    """Return the number in a tooltip, equal to everything within its error, if it has one."""
+    value, error = re.search(r"([\d.e-]+)(?: ± ([\d.e-]+))?", text).groups()
+    return pytest.approx(float(value), abs=float(error or 0), rel=5e-4)
 
 
 def read_cell_tooltip(tab) -> tuple[int, int, str]:

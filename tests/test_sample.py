@@ -168,22 +168,6 @@ def test_a_text_ends_at_the_end_of_text_but_without_a_prompt_may_begin_with_it(
     assert capsys.readouterr().out == "\n" * n_tokens
 
 
-def test_each_setting_that_leaves_one_token_gives_the_most_likely_text(capsys, run):
-    most_likely = generated(capsys, run, temperature=0.0)
-    assert generated(capsys, run, temperature=1.0) != most_likely
-    for setting in ({"top_k": 1}, {"top_p": 1e-9}, {"min_p": 1.0}, {"temperature": 1e-9}):
-        assert generated(capsys, run, **setting) == most_likely
-
-
-def test_each_stop_string_ends_the_text_and_is_not_shown(capsys, run):
-    whole = generated(capsys, run, seed=3)[:-1]
-    late, early = whole[20:24], whole[9:12]
-    assert generated(capsys, run, seed=3, stop=(late,))[:-1] == whole[: whole.index(late)]
-    assert generated(capsys, run, seed=3, stop=(late, early))[:-1] == whole[: whole.index(early)]
-    line_end = generated(capsys, run, seed=3, stop=(r"\n",))[:-1]
-    assert line_end == whole.split("\n")[0]
-
-
 def test_each_line_of_stdin_is_a_prompt_of_interactive_mode(capsys, run, monkeypatch):
     expected = [generated(capsys, run, prompt="the", seed=1337 + number) for number in (0, 1)]
     monkeypatch.setattr(sys, "stdin", io.StringIO("the\n\nthe\n"))

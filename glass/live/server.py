@@ -44,11 +44,7 @@ class Server(ThreadingTCPServer):
     answer: Answer
 
     def __init__(self, port: int) -> None:
-        """Listen on a port; 0 is a free one.
-
-        Raises:
-            UserError: If the port cannot be used.
-        """
+        """Listen on a port; 0 is a free one. Raise `UserError` if it cannot be used."""
         try:
             super().__init__((ADDRESS, port), Handler)
         except OSError as e:

@@ -17,20 +17,18 @@ UNSUPPORTED = re.compile(r"^(?:import|export)\b.*", re.MULTILINE)
 def bundle(entry: Path) -> str:
     """Return one script that evaluates the module `entry` after all modules that it imports."""
     scripts: dict[Path, str] = {}
-    _add_module(entry.resolve(), scripts, ())
+    _add_module(entry.resolve(), scripts)
     return '"use strict";\n' + "".join(scripts.values())
 
 
-def _add_module(path: Path, scripts: dict[Path, str], importers: tuple[Path, ...]) -> None:
+def _add_module(path: Path, scripts: dict[Path, str]) -> None:
     if path in scripts:
         return
-    if path in importers:
-        raise ValueError(f"{path.name} imports itself through {importers[-1].name}")
     source = path.read_text(encoding="utf-8")
     bindings = []
     for names, address in IMPORT.findall(source):
         imported = (path.parent / address).resolve()
-        _add_module(imported, scripts, (*importers, path))
+        _add_module(imported, scripts)
         if names:
             names = names.replace(" as ", ": ")
             bindings.append(f"const {{{names}}} = module_{imported.stem};\n")

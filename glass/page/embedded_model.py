@@ -7,8 +7,8 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-from safetensors import safe_open
+from safetensors import SafetensorError
+from safetensors.numpy import load_file
 
 from cli.config_file import read_config
 from common.checkpoints import (
@@ -20,15 +20,13 @@ from common.checkpoints import (
     verify_checkpoint,
 )
 from common.errors import UserError
-from common.files import ordinary_file, read_json_object
+from common.files import read_json_object
 from common.settings import format_value
 from config import GPTConfig
 from glass.heads.metrics import read_emergence
 from glass.heads.stored_weights import list_stored_weights, order_by_importance
-from glass.page.pack import NGRAM_KEYS, Blobs, PackedWeights, pack_weights, to_base64
+from glass.page.pack import Blobs, PackedWeights, pack_weights, to_base64
 
-MAX_WEIGHTS_BYTES = 15_500_000  # of a page, for weights
-MAX_EMBEDDED_STEPS = 16  # of small models, so that their pages stay small
 # Values of settings that a page can run. A model with others is explored with explore.py.
 CAN_RUN = {
     "position": ("learned", "rope"),
@@ -56,34 +54,27 @@ def find_model(run_dir: Path, latest: dict[str, float]) -> EmbeddedModel | None:
     if not steps:
         return None
     newest = step_folder(run_dir, steps[-1])
-    stats = {}
-    for step in order_by_importance([*paths], read_emergence(latest)):
-        with suppress(OSError):
-            stats[step] = ordinary_file(paths[step]).stat()
     with suppress(ValueError, OSError, UserError):
         verify_checkpoint(newest, [CONFIG_FILE, TOKENIZER_FILE])
         config = GPTConfig.from_settings(read_config(newest / CONFIG_FILE).model)
-        float32_size = (newest / MODEL_FILE).stat().st_size
-        size = max((stat.st_size for stat in stats.values()), default=float32_size // 2)
+        size = (newest / MODEL_FILE).stat().st_size // 2  # that file has float32
         weights = {
-            step: partial(_pack_file, paths[step], stat.st_mtime_ns) for step, stat in stats.items()
+            step: partial(_pack_file, paths[step], paths[step].stat().st_mtime_ns)
+            for step in order_by_importance([*paths], read_emergence(latest))
         }
         return EmbeddedModel(config, read_json_object(newest / TOKENIZER_FILE), size, weights)
     return None
 
 
-@lru_cache(maxsize=MAX_EMBEDDED_STEPS)  # steps of the run in progress
+@lru_cache(maxsize=128)  # steps of the run in progress
 def _pack_file(path: Path, modified_ns: int) -> PackedWeights | None:
     try:
-        with safe_open(path, "np") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except Exception:  # safetensors and NumPy raise many types for damaged files
+        return pack_weights(load_file(path))
+    except (SafetensorError, OSError):
         return None
-    types = {tensor.dtype for name, tensor in tensors.items() if name != NGRAM_KEYS}
-    return pack_weights(tensors) if types == {np.dtype(np.float16)} else None
 
 
-def embed_weights(model: EmbeddedModel | None, blobs: Blobs) -> dict[str, Any] | None:
+def embed_weights(model: EmbeddedModel | None, room: int, blobs: Blobs) -> dict[str, Any] | None:
     """Add the tokenizer and the most important weights that fit to `blobs`, and describe them.
 
     If none fit or the page cannot run the model, the description says why; None without a model.
@@ -94,24 +85,21 @@ def embed_weights(model: EmbeddedModel | None, blobs: Blobs) -> dict[str, Any] |
         value = getattr(model.config, name)
         if value not in values:
             return {"cannotRun": f"model.{name}={format_value(value)}"}
-    if model.size > MAX_WEIGHTS_BYTES:
+    if model.size > room:
         return {"bytes": model.size}
-    tensors: list[tuple[str, tuple[int, ...]]] = []
     blob_of_step: dict[int, int] = {}
-    room, is_too_large = MAX_WEIGHTS_BYTES, False
     for step, pack in model.weights.items():
         packed = pack()
-        if packed is None or (tensors and packed[0] != tensors):
+        if packed is None:
             continue
-        if len(packed[1]) > room or len(blob_of_step) == MAX_EMBEDDED_STEPS:
-            is_too_large = True
-            break
-        room -= len(packed[1])
         tensors, weights = packed
+        room -= len(weights)
+        if room < 0:
+            break
         blob_of_step[step] = len(blobs)
         blobs.append(weights)
     if not blob_of_step:
-        return {"bytes": model.size} if is_too_large else None
+        return {"bytes": model.size} if room < 0 else None
     blobs.append(to_base64(json.dumps(model.tokenizer).encode()))
     return {
         "tensors": tensors,

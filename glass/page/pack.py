@@ -38,6 +38,11 @@ class Packed(NamedTuple):
 class Blobs(list[str]):
     """The elements of compressed data in a page, in the order of their numbers."""
 
+    @property
+    def size(self) -> int:
+        """Return the bytes that they take in a page."""
+        return sum(map(len, self))
+
     def put(self, packed: Packed) -> list[float]:
         """Add both parts; return their numbers and the top of their color scale."""
         self.extend(packed.parts)
@@ -47,22 +52,26 @@ class Blobs(list[str]):
 def pack_maps(maps: np.ndarray, norms: np.ndarray) -> Packed:
     """Compress the attention patterns (L, H, T, T) and value norms (L, H, T) of one text.
 
-    The first part has the largest weight of each query (L, H, T) as float32, then one byte per
-    weight: its share of that largest weight; see `quantize`. The second part has the norms as
-    float32. `largest` is the largest product of a weight and a norm.
+    The first part has the weight of each query on the first token, (L, H, T), and the largest one
+    on other tokens, (L, H, T), as float32; then one byte per weight on another token: its share of
+    that largest weight; see `quantize`. So rows are as precise without the first token, which is
+    often an attention sink. The second part has the norms as float32. `largest` is the largest
+    product of a weight and a norm.
     """
     T = maps.shape[-1]
     lower = np.tri(T, dtype=bool)
     largest = 0.0
-    row_maxima, levels = [], []
+    first_weights, row_maxima, levels = [], [], []
     # One head at a time: in float64 all of them can take many gigabytes.
     for head_map, head_norms in zip(maps.reshape(-1, T, T), norms.reshape(-1, T)):
-        weighted = zero_unknown(head_map) * zero_unknown(head_norms)
-        largest = max(largest, float(weighted.max()))
-        head_levels, head_maxima = quantize(head_map)
+        known = zero_unknown(head_map)
+        largest = max(largest, float((known * zero_unknown(head_norms)).max()))
+        first_weights.append(known[:, 0].astype("<f4").tobytes())
+        known[:, 0] = 0
+        head_levels, head_maxima = quantize(known)
         row_maxima.append(head_maxima.astype("<f4").tobytes())
         levels.append(head_levels[lower].tobytes())
-    weights = b"".join(row_maxima + levels)
+    weights = b"".join(first_weights + row_maxima + levels)
     return Packed((to_base64(weights), to_base64(norms.astype("<f4").tobytes())), largest, {})
 
 

@@ -1,32 +1,29 @@
 """Read the snapshots of a run, and choose as many of them as fit a page."""
 
-import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from functools import cache, cached_property, lru_cache, partial
-from itertools import accumulate
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.lib.npyio import NpzFile
 
-from common.files import list_folder, ordinary_file
-from glass.heads.scores import without_first_token
+from common.files import list_folder, parse_step
+from glass.heads.stored_weights import order_by_importance
 from glass.page.pack import Blobs, Packed, pack_maps, pack_predictions
-from glass.page.values import clip_text, thin
+from glass.page.values import clip_text
 
 PROBES = ("text", "repeated")
 MAX_TOKEN_LENGTH = 100  # characters
 
 Arrays = Mapping[str, np.ndarray]
-Part = Literal["maps", "maps_without_first", "predictions"]
 
 
 class Probe(NamedTuple):
     """Shape and tokens of one probe in a snapshot."""
 
-    shape: tuple[int, int, int]  # L, H, T
+    shape: tuple[int, ...]  # L, H, T
     tokens: tuple[str, ...]  # as text
     ids: tuple[int, ...]  # of the tokens; empty if the snapshot has none
     period: int | None  # tokens after which they repeat; None for text
@@ -40,12 +37,12 @@ class Snapshot:
     ) -> None:
         self.step = step
         self.open_arrays = open_arrays
-        # Packs a part of a probe; returns None if the snapshot has no such predictions.
-        self.pack = cache(self._pack)
+        self.pack_maps = cache(self._pack_maps)
+        self.pack_predictions = cache(self._pack_predictions)
 
     @cached_property
     def probes(self) -> dict[str, Probe]:
-        """Return its probes; empty if the file cannot be read or holds something else."""
+        """Return its probes; empty if the file cannot be read."""
         try:
             with self.open_arrays() as arrays:
                 if isinstance(arrays, NpzFile) and arrays.zip and arrays.zip.testzip():
@@ -54,22 +51,14 @@ class Snapshot:
         except Exception:  # numpy and zipfile raise many types for damaged files
             return {}
 
-    def pack_maps(self, probe: str, part: Part = "maps") -> Packed:
-        """Pack the maps of a probe that the snapshot has."""
-        packed = self.pack(probe, part)
-        assert packed is not None, f"a snapshot with {probe} has its maps"
-        return packed
-
-    def _pack(self, probe: str, part: Part) -> Packed | None:
+    def _pack_maps(self, probe: str) -> Packed:
         with self.open_arrays() as arrays:
-            if part == "predictions":
-                with suppress(Exception):  # the arrays are something else
-                    return pack_predictions(arrays, probe)
-                return None
-            maps = shown_row(arrays, probe)
-            if part == "maps_without_first":
-                maps = np.pad(without_first_token(maps), ((0, 0), (0, 0), (1, 0), (1, 0)))
-            return pack_maps(maps, shown_row(arrays, f"{probe}_value_norms"))
+            return pack_maps(shown_row(arrays, probe), shown_row(arrays, f"{probe}_value_norms"))
+
+    def _pack_predictions(self, probe: str) -> Packed | None:
+        with self.open_arrays() as arrays, suppress(KeyError):  # a damaged file lacks some
+            return pack_predictions(arrays, probe)
+        return None
 
 
 def shown_row(arrays: Arrays, name: str) -> np.ndarray:
@@ -82,19 +71,12 @@ def shown_row(arrays: Arrays, name: str) -> np.ndarray:
 
 
 def read_probe(arrays: Arrays, name: str) -> Probe:
-    """Return what a snapshot holds of a probe; raise `ValueError` if its arrays do not fit."""
+    """Return what a snapshot holds of a probe."""
     period = int(arrays["repeated_periods"].max()) if name == "repeated" else None
     tokens = tuple(str(token) for token in shown_row(arrays, f"{name}_tokens"))
-    maps = shown_row(arrays, name)
-    norms = shown_row(arrays, f"{name}_value_norms")
-    is_float = maps.dtype.kind == "f" and norms.dtype.kind == "f"
-    if not is_float or maps.ndim != 4 or not maps.size:
-        raise ValueError(f"{name} is not a float array of shape (L, H, T, T)")
-    L, H, T, keys = maps.shape
-    if keys != T or len(tokens) != T or norms.shape != (L, H, T):
-        raise ValueError(f"{name} has maps {maps.shape} and norms {norms.shape}")
     ids = shown_row(arrays, f"{name}_ids") if f"{name}_ids" in arrays else []
-    return Probe((L, H, T), tokens, tuple(int(token_id) for token_id in ids), period)
+    shape = shown_row(arrays, f"{name}_value_norms").shape
+    return Probe(shape, tokens, tuple(int(token_id) for token_id in ids), period)
 
 
 # --- the snapshots of a run -----------------------------------------------------------------------
@@ -105,15 +87,13 @@ def list_snapshots(run_dir: Path) -> list[Snapshot]:
     known = _known_snapshots(run_dir)
     snapshots = []
     for path in list_folder(run_dir / "attention", "step_*.npz"):
-        match = re.fullmatch(r"step_(\d+)", path.stem)
-        if match is None:
+        step = parse_step(path.stem)
+        if step is None:
             continue
-        version = (path, 0, 0)
-        with suppress(OSError):  # a link to nothing is a snapshot that cannot be read
-            stat = path.stat()
-            version = (path, stat.st_mtime_ns, stat.st_size)
+        stat = path.stat()
+        version = (path, stat.st_mtime_ns, stat.st_size)
         if version not in known:
-            known[version] = Snapshot(int(match[1]), partial(_open_arrays, path))
+            known[version] = Snapshot(step, partial(np.load, path))
         snapshots.append(known[version])
     return sorted(snapshots, key=lambda snapshot: snapshot.step)
 
@@ -124,59 +104,55 @@ def _known_snapshots(run_dir: Path) -> dict[tuple[Path, int, int], Snapshot]:
     return {}
 
 
-def _open_arrays(path: Path) -> NpzFile:
-    return np.load(ordinary_file(path))
-
-
 # --- what fits a page -----------------------------------------------------------------------------
 
 
-def pack_fitting_maps(
+def embed_maps(
     snapshots: Sequence[Snapshot],
     probes: Sequence[str],
     room: int,
     blobs: Blobs,
-    steps_with_weights: Collection[int] = (),
-) -> dict[str, Any] | None:
+    steps_with_weights: Iterable[int] = (),
+) -> dict[str, Any]:
     """Add the maps of as many snapshots as fit in `room` bytes to `blobs`, and describe them.
 
-    They are evenly spaced, besides those whose weights are in the page. None if none fits.
+    Besides the newest and those whose weights are in the page, they are evenly spaced.
     """
-    if not snapshots:
-        return None
-    newest = snapshots[-1]
-    alike = [snapshot for snapshot in snapshots if snapshot.probes == newest.probes]
-    names = [name for name in probes if name in newest.probes]
-    token_bytes = sum(len(str(newest.probes[name].tokens)) for name in names)
-    count = len(alike)
-    while count:
-        spaced = {snapshot.step for snapshot in thin(alike, count)}.union(steps_with_weights)
-        chosen = [snapshot for snapshot in alike if snapshot.step in spaced]
-        sizes = (snapshot.pack_maps(name).size for snapshot in chosen for name in names)
-        if all(total <= room for total in accumulate(sizes, initial=token_bytes)):
-            return {**_describe_maps(chosen, names, blobs), "snapshotCount": len(snapshots)}
-        count //= 2
-    return None
-
-
-def _describe_maps(
-    snapshots: Sequence[Snapshot], names: Sequence[str], blobs: Blobs
-) -> dict[str, Any]:
-    newest = snapshots[-1]
-    probes = [
+    newest = snapshots[-1] if snapshots else None
+    names = [name for name in probes if newest and name in newest.probes]
+    while newest and sum(newest.pack_maps(name).size for name in names) > room:
+        names.pop()
+    if not newest or not names:
+        return {"steps": [], "snapshotCount": len(snapshots), "shape": None, "probes": []}
+    alike = {one.step: one for one in snapshots if one.probes == newest.probes}
+    spaced = order_by_importance([*alike], {})
+    chosen = []
+    for step in dict.fromkeys([newest.step, *steps_with_weights, *spaced]):
+        if step not in alike:
+            continue
+        room -= sum(alike[step].pack_maps(name).size for name in names)
+        if room < 0:
+            break
+        chosen.append(alike[step])
+    chosen.sort(key=lambda snapshot: snapshot.step)
+    described = [
         {
             "name": name,
             "period": probe.period,
             "T": probe.shape[2],
             "tokens": [clip_text(token, MAX_TOKEN_LENGTH) for token in probe.tokens],
             "ids": probe.ids,
-            "maps": [blobs.put(snapshot.pack_maps(name)) for snapshot in snapshots],
+            "maps": [blobs.put(snapshot.pack_maps(name)) for snapshot in chosen],
         }
         for name, probe in newest.probes.items()
         if name in names
     ]
-    shape = next(iter(newest.probes.values())).shape[:2]
-    return {"steps": [snapshot.step for snapshot in snapshots], "shape": shape, "probes": probes}
+    return {
+        "steps": [snapshot.step for snapshot in chosen],
+        "snapshotCount": len(snapshots),
+        "shape": newest.probes[names[0]].shape[:2],
+        "probes": described,
+    }
 
 
 def pack_fitting_predictions(
@@ -186,7 +162,7 @@ def pack_fitting_predictions(
     fitting = {}
     for snapshot in reversed(snapshots):
         for name in probes:
-            packed = snapshot.pack(name, "predictions") if name in snapshot.probes else None
+            packed = snapshot.pack_predictions(name) if name in snapshot.probes else None
             if packed is not None and packed.size <= room:
                 room -= packed.size
                 fitting[name, snapshot.step] = packed

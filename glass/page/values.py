@@ -25,8 +25,6 @@ def thin(items: Sequence[Item], max_count: int) -> Sequence[Item]:
     """Return at most `max_count` items, evenly spaced, with the last one."""
     if len(items) <= max_count:
         return items
-    if max_count == 1:
-        return items[-1:]
     indices = np.linspace(0, len(items) - 1, max_count).round().astype(int)
     return [items[i] for i in indices]
 

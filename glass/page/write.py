@@ -10,7 +10,6 @@ import numpy as np
 
 from cli.config_file import read_config
 from common.checkpoints import CONFIG_FILE
-from common.files import exists
 from common.metrics import METRICS, SAMPLES, is_scored, read_rows, snapshot_steps
 from common.settings import format_value, iterate_settings
 from config import GPTConfig
@@ -22,15 +21,13 @@ from glass.page.pack import Blobs
 from glass.page.snapshots import (
     PROBES,
     Snapshot,
+    embed_maps,
     list_snapshots,
-    pack_fitting_maps,
     pack_fitting_predictions,
 )
 from glass.page.values import clip_text, finite_number, metric_curve, thin
 
 MAX_PAGE_BYTES = 24_500_000
-MAX_PREDICTIONS_BYTES = 6_000_000  # of the page, for what explains predictions
-MAX_DESCRIPTION_BYTES = 100_000  # of the page, for tokens and numbers beside the maps
 MAX_CURVE_POINTS = 1500
 MAX_SCORED_STEPS = 200  # steps of which the page has the scores of every head
 MAX_SETTING_LENGTH = 2000  # characters
@@ -49,11 +46,7 @@ CURVES = (
     "train/tokens_per_second",
 )
 # The figures of the training speed, and their metrics.
-SPEED_FIGURES = {
-    "msPerStep": "train/ms_per_step",
-    "mfu": "train/mfu",
-    "peakGib": "memory/peak_gib",
-}
+SPEED_FIGURES = {"msPerStep": "train/ms_per_step", "mfu": "train/mfu", "peakGib": "memory/peak_gib"}
 # Where the time of a run went: the activity and its metric.
 ACTIVITIES = {
     "train": "train_seconds",
@@ -87,25 +80,20 @@ def write_page(run_dir: Path) -> Path:
     run_dir = Path(run_dir)
     rows = read_rows(run_dir / METRICS)
     config_file = run_dir / CONFIG_FILE
-    config = read_config(config_file) if exists(config_file) else None
+    config = read_config(config_file) if config_file.exists() else None
     latest = {key: value for row in rows for key, value in row.items()}
     # Of one row: another machine, on which an earlier part of the run ran, has other figures.
     speed: dict = next((row for row in reversed(rows) if "train/ms_per_step" in row), {})
-    model = find_model(run_dir, latest)
-    model_config = model.config if model else None
-    if config and not model:
-        model_config = GPTConfig.from_settings(config.model)
     samples = [
         {"step": row["step"], "text": clip_text(row["text"], MAX_SAMPLE_LENGTH)}
         for row in read_rows(run_dir / SAMPLES)
         if isinstance(row.get("text"), str)
     ]
-    settings = iterate_settings(config) if config else ()
     curves = [*CURVES, *(key for key in latest if key.startswith("task/"))]
     content = {
         "kind": "run",
         "title": run_dir.resolve().name,
-        **_describe_model(model_config),
+        **_describe_model(GPTConfig.from_settings(config.model) if config else None),
         "step": latest.get("step"),
         "maxSteps": config.max_steps if config else None,
         "tokens": finite_number(latest.get("tokens")),
@@ -117,15 +105,15 @@ def write_page(run_dir: Path) -> Path:
         "omittedSamples": max(0, len(samples) - MAX_SAMPLES),
         "config": [
             [name, clip_text(format_value(value), MAX_SETTING_LENGTH)]
-            for name, _, value in settings
+            for name, _, value in (iterate_settings(config) if config else ())
         ],
         "emergenceIntervals": _emergence_intervals(rows),
         "scored": _head_metrics(rows),
         "findings": [finding._asdict() for finding in summarize_run(rows)],
     }
-    return _write_with_attention(
-        run_dir / "report.html", content, list_snapshots(run_dir), PROBES, model
-    )
+    model = find_model(run_dir, latest)
+    snapshots = list_snapshots(run_dir)
+    return _write_with_attention(run_dir / "report.html", content, snapshots, PROBES, model)
 
 
 def write_prompt_page(
@@ -202,12 +190,10 @@ def _describe_scores(scores: HeadScores | None) -> dict[str, Any]:
 
 
 def _describe_model(config: GPTConfig | None) -> dict[str, Any]:
-    if config is None:
-        return {"groups": None, "tiedEmbeddings": None, "modelConfig": None}
     return {
-        "groups": config.kv_heads,
-        "tiedEmbeddings": config.tie_embeddings,
-        "modelConfig": asdict(config),
+        "groups": config and config.kv_heads,
+        "tiedEmbeddings": config and config.tie_embeddings,
+        "modelConfig": config and asdict(config),
     }
 
 
@@ -238,31 +224,22 @@ def _write_with_attention(
     model: EmbeddedModel | None,
 ) -> Path:
     readable = [snapshot for snapshot in snapshots if snapshot.probes]
-    blobs = Blobs()
     content["unreadableSnapshots"] = len(snapshots) - len(readable)
-    content["weights"] = embed_weights(model, blobs)
+    blobs = Blobs()
 
-    # The weights first, then the predictions; the maps take what is left.
-    used = len(expand_template("run.html")) + len(embed_json(content)) + sum(map(len, blobs))
-    predictions = pack_fitting_predictions(readable, probes, MAX_PREDICTIONS_BYTES)
-    used += sum(packed.size for packed in predictions.values())
-    room = MAX_PAGE_BYTES - MAX_DESCRIPTION_BYTES - used
+    # The weights take at most two thirds of the room, the predictions half of what is left, and the
+    # maps the rest.
+    room = MAX_PAGE_BYTES - len(expand_template("run.html")) - len(embed_json(content))
+    content["weights"] = embed_weights(model, 2 * room // 3, blobs)
+    room -= blobs.size
+    predictions = pack_fitting_predictions(readable, probes, room // 2)
+    room -= sum(packed.size for packed in predictions.values())
     steps_with_weights = (content["weights"] or {}).get("blobs", ())
-    maps = (
-        pack_fitting_maps(readable, probes, room, blobs, steps_with_weights)
-        or pack_fitting_maps(readable, probes[:1], room, blobs, steps_with_weights)
-        or pack_fitting_maps(readable, probes[:1], room, blobs)
-        or {"steps": [], "snapshotCount": len(readable), "shape": None, "probes": []}
-    )
+    maps = embed_maps(readable, probes, room, blobs, steps_with_weights)
 
     for probe in maps["probes"]:
-        name = probe["name"]
-        of_steps = [predictions.get((name, step)) for step in maps["steps"]]
+        of_steps = [predictions.get((probe["name"], step)) for step in maps["steps"]]
         probe["tokenEffects"] = [packed and blobs.put(packed) for packed in of_steps]
-        if content["kind"] == "prompt":  # heads of other models are often attention sinks
-            without_first = readable[-1].pack_maps(name, "maps_without_first")
-            fits = 2 * without_first.size < room
-            probe["withoutFirst"] = [blobs.put(without_first)] if fits else []
     words: dict[int, str] = {}
     for packed in predictions.values():
         words |= packed.words

@@ -3,7 +3,6 @@
 No intact checkpoint is lost.
 """
 
-import errno
 import hashlib
 import json
 import math
@@ -24,7 +23,6 @@ from hypothesis import strategies as st
 from processes import (
     assert_same_run,
     copy_after_8_steps,
-    fault_at_call,
     pointer,
     rows,
     run_to_end,
@@ -320,31 +318,6 @@ def test_a_resume_sets_unreadable_checkpoints_aside_and_drops_later_snapshots(
         "step_00000000.npz",
         "step_00000005.npz",
     ]  # that of step 6 belonged to the other continuation
-
-
-@pytest.mark.slow
-def test_a_best_checkpoint_that_could_not_be_named_is_kept_and_named_later(tmp_path, text_file):
-    argv = typed(text_file, "attention.every=0", "checkpoint.keep=1")
-
-    def fault():
-        losses(5.0, 1.0, 2.0, 3.0)()
-        fault_at_call(Path, "replace", 1, no_room, when=lambda part, to: Path(to).name == "best")()
-
-    def no_room():
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    run_to_end(tmp_path, *argv, fault=fault)
-    assert saved_steps(tmp_path / "run") == [4, 12]
-    assert pointer(tmp_path / "run", "best") == 4
-
-
-def test_a_checkpoint_whose_shapes_do_not_fit_its_configuration_is_refused(run):
-    for folder in run.glob("checkpoints/step_*"):
-        path = folder / "config.yaml"
-        path.write_text(path.read_text().replace("n_embd: 32", "n_embd: 3200"))
-        forge(folder)
-    with pytest.raises(UserError):
-        load_run(run)
 
 
 # --- configuration --------------------------------------------------------------------------------

@@ -84,16 +84,6 @@ def test_windows_are_disjoint_consecutive_and_limited_in_number(length, block_si
         assert num_targets in (block_size, (length - 1) % block_size)
 
 
-def test_several_processes_together_evaluate_the_windows_of_one():
-    model = build_model(replace(config_of(20).model, vocab_size=300, n_layer=1, n_head=1, n_embd=4))
-    together, *shares = [
-        make_windows(300, 20, World(rank, size), val_max_tokens=190).local_loss(model)
-        for size, rank in ((1, 0), (3, 0), (3, 1), (3, 2))
-    ]
-    assert together.targets == 199 and together.scored_windows == 9  # the last one is too short
-    assert np.sum(shares, axis=0) == pytest.approx(together, rel=1e-6)
-
-
 def test_the_in_context_score_is_the_early_minus_the_late_loss_of_each_window():
     torch.manual_seed(0)
     model = build_model(replace(config_of(40).model, vocab_size=300, n_layer=1, n_head=2, n_embd=8))

@@ -55,21 +55,6 @@ def test_muon_follows_its_written_out_rule():
     assert torch.allclose(p, expected, atol=1e-6)
 
 
-def test_muon_moves_all_rows_equally_far_although_one_has_a_larger_gradient():
-    torch.manual_seed(0)
-    p = torch.nn.Parameter(torch.zeros(8, 3))
-    gradient_scale = torch.tensor([3.0] + [1] * 7)[:, None]
-    optimizer = Muon([p], lr=1, momentum=0, weight_decay=0)
-    moved, orthogonal = torch.zeros(8), torch.zeros(8)
-    for step in range(300):
-        before, p.grad = p.detach().clone(), torch.randn(8, 3) * gradient_scale
-        orthogonal += orthogonalize(p.grad[None])[0].square().mean(dim=1)
-        optimizer.step()
-        if step >= 50:  # the running mean squares have settled
-            moved += (p.detach() - before).square().mean(dim=1)
-    assert orthogonal.max() > 1.8 * orthogonal.min() and moved.max() < 1.25 * moved.min()
-
-
 def test_muon_does_not_move_a_row_without_a_gradient():
     torch.manual_seed(0)
     p = torch.nn.Parameter(torch.randn(4, 3))

@@ -24,30 +24,6 @@ import { describeChoices, readChoices } from "./patching_state.js";
 const MAX_TEXT_LENGTH = 20_000; // characters of the reader's text in the address
 const WRITE_DELAY = 150; // milliseconds; browsers limit how often an address changes
 
-/** Read the address; parts that are absent or malformed are null. */
-function parseAddress() {
-  const parameters = new URLSearchParams(location.hash.slice(1));
-  const readNumber = name => {
-    const text = parameters.get(name) ?? "";
-    return /^\d{1,12}$/.test(text) ? Number(text) : null;
-  };
-  const head = /^L(\d{1,4})H(\d{1,4})$/.exec(parameters.get("head") ?? "");
-  const hidden = (parameters.get("hidden") ?? "").split(",");
-  return {
-    head: head && [Number(head[1]), Number(head[2])],
-    step: readNumber("step"),
-    token: readNumber("token"),
-    view: parameters.get("view"),
-    weights: parameters.get("weights"),
-    heads: parameters.get("heads"),
-    first: parameters.get("first"),
-    probe: parameters.get("probe"),
-    text: parameters.get("text"),
-    off: (parameters.get("off") ?? "").split(",").filter(name => /^L\d+H\d+$/.test(name)),
-    hidden: hidden.filter(token => /^\d{1,6}$/.test(token)).map(Number),
-  };
-}
-
 let timer = 0;
 
 /** Write the selection into the address, after a moment, unless the reader changes it meanwhile. */
@@ -59,7 +35,6 @@ export function writeAddress() {
   }, WRITE_DELAY);
 }
 
-/** Write the selection into the address. */
 export function writeAddressNow() {
   const parts = Object.entries(describeSelection()).filter(([, value]) => value !== null);
   try {
@@ -83,40 +58,50 @@ function describeSelection() {
     heads: selection.averageHeads ? "average" : null,
     first: selection.excludeFirst ? "no" : null,
     probe: selection.probe && !isOwnText() ? currentProbe().name : null,
-    text: null,
-    off: null,
-    hidden: null,
   };
   if (!isOwnText()) return parts;
   const text = $("typed").value;
-  if (text.length <= MAX_TEXT_LENGTH) parts.text = text;
-  if (ownText.off.length) parts.off = ownText.off.join(",");
-  if (ownText.hidden.length) parts.hidden = ownText.hidden.join(",");
-  if (text.length <= MAX_TEXT_LENGTH) Object.assign(parts, describeChoices());
-  return parts;
+  const interventions = {
+    off: ownText.off.join(",") || null,
+    hidden: ownText.hidden.join(",") || null,
+  };
+  if (text.length > MAX_TEXT_LENGTH) return { ...parts, ...interventions };
+  return { ...parts, text, ...interventions, ...describeChoices() };
 }
 
 /** Select what the address names, as far as the page has it; its step and input are loaded first. */
 export function readAddress() {
-  const address = parseAddress();
-  readChoices(new URLSearchParams(location.hash.slice(1)));
-  const [layer, head] = address.head ?? [L, H];
+  const parameters = new URLSearchParams(location.hash.slice(1));
+  const readNumber = name => {
+    const text = parameters.get(name) ?? "";
+    return /^\d+$/.test(text) ? Number(text) : null;
+  };
+  const readList = name => (parameters.get(name) ?? "").split(",");
+  readChoices(parameters);
+  const named = /^L(\d+)H(\d+)$/.exec(parameters.get("head") ?? "");
+  const [layer, head] = named ? [Number(named[1]), Number(named[2])] : [L, H];
   if (layer < L && head < H) Object.assign(selection, { layer, head });
-  const hasText = address.text !== null && runnableSteps.length > 0;
+  const hasText = parameters.has("text") && runnableSteps.length > 0;
   if (hasText) {
-    $("typed").value = address.text;
-    Object.assign(ownText, { off: address.off, hidden: address.hidden });
+    $("typed").value = parameters.get("text");
+    Object.assign(ownText, {
+      off: readList("off").filter(name => /^L\d+H\d+$/.test(name)),
+      hidden: readList("hidden")
+        .filter(token => /^\d{1,6}$/.test(token))
+        .map(Number),
+    });
   }
   const probe = data.probes.findIndex(candidate =>
-    hasText ? candidate === ownText : candidate.name === address.probe,
+    hasText ? candidate === ownText : candidate.name === parameters.get("probe"),
   );
-  Object.assign(wanted, { probe: Math.max(0, probe), pin: address.token });
-  const step = steps.findLastIndex(value => value <= (address.step ?? Number.NaN));
+  Object.assign(wanted, { probe: Math.max(0, probe), pin: readNumber("token") });
+  const namedStep = readNumber("step") ?? Number.NaN;
+  const step = steps.findLastIndex(value => value <= namedStep);
   snapToStop(step < 0 ? Math.max(0, steps.length - 1) : step);
   Object.assign(selection, {
-    showTokenEffect: address.view === "token_effect",
-    weightByValues: address.weights === "value",
-    averageHeads: address.heads === "average",
-    excludeFirst: address.first === "no",
+    showTokenEffect: parameters.get("view") === "token_effect",
+    weightByValues: parameters.get("weights") === "value",
+    averageHeads: parameters.get("heads") === "average",
+    excludeFirst: parameters.get("first") === "no",
   });
 }

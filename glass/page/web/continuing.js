@@ -2,20 +2,24 @@
 
 import { windowStart } from "./decoding.js";
 import { $ } from "./dom.js";
-import { askModel, cancel, describeFailure, send } from "./engine.js";
-import { encodeTyped, firstIds, readSoon } from "./own_text.js";
+import { ask, cancel, describeFailure, send } from "./engine.js";
+import { encodeTyped, firstIds, readOwnText } from "./own_text.js";
 import { chooseProbe, data, maxTokens, ownText, wantedStep } from "./page_state.js";
 
 const MAX_CONTINUED_TOKENS = 1000;
 const TOKENS_OF_REQUEST = 4; // so that the text is read between two requests
+const READING_INTERVAL = 200; // milliseconds between two views of the text
+
+let isContinuing = false;
 
 /** Let the model continue the text; if it is doing that, stop it. */
 async function continueText() {
-  if (ownText.isContinuing) {
-    stopContinuing();
+  if (isContinuing) {
+    isContinuing = false;
+    cancel("continue");
     return;
   }
-  ownText.isContinuing = true;
+  isContinuing = true;
   $("continue").textContent = "Stop";
   chooseProbe(data.probes.indexOf(ownText));
   try {
@@ -23,7 +27,9 @@ async function continueText() {
   } catch (error) {
     $("own-text-status").textContent = describeFailure(error);
   }
-  stopContinuing();
+  isContinuing = false;
+  $("continue").textContent = "Continue";
+  readOwnText();
 }
 
 /** Write tokens of the model until it is stopped, or another step is wanted. */
@@ -33,19 +39,26 @@ async function generate() {
   let ids = await encodeTyped();
   if (!ids.length) ids = await firstIds();
   const end = ids.length + MAX_CONTINUED_TOKENS;
-  while (ids.length < end) {
+  let reading = null;
+  let nextReading = 0;
+  while (ids.length < end && isContinuing && wantedStep() === step) {
     const start = windowStart(ids.length, maxTokens);
     const hidden = ownText.hidden.map(j => j - start).filter(j => j >= 0);
-    const parameters = { step, hidden, temperature, maxTokens: TOKENS_OF_REQUEST };
+    const input = { ids: ids.slice(start), step, hidden, temperature };
     let continued = [];
-    await askModel("continue", ids.slice(start), parameters, part => {
+    const onPart = part => {
       continued = part.ids;
-    });
-    if (!ownText.isContinuing || wantedStep() !== step || !continued.length) return;
+    };
+    await ask({ request: "continue", ...input, maxTokens: TOKENS_OF_REQUEST }, { onPart });
+    if (!continued.length) return;
     ids = [...ids.slice(0, start), ...continued];
     $("typed").value = await send("decode", { ids });
     $("typed").scrollTop = $("typed").scrollHeight;
-    readSoon();
+    if (reading || performance.now() < nextReading) continue;
+    nextReading = performance.now() + READING_INTERVAL;
+    reading = readOwnText().finally(() => {
+      reading = null;
+    });
   }
 }
 
@@ -58,15 +71,6 @@ function readTemperature() {
   return temperature;
 }
 
-/** Stop continuing the text and read what is there. */
-function stopContinuing() {
-  if (ownText.isContinuing) cancel("continue");
-  ownText.isContinuing = false;
-  $("continue").textContent = "Continue";
-  readSoon();
-}
-
-/** Connect the button and the temperature. */
 export function setUpContinuing() {
   $("continue").onclick = continueText;
   $("temperature").onchange = readTemperature;

@@ -1,13 +1,14 @@
 /** The controls beside the map: which input, which values, which step. */
 
 import { $, el } from "./dom.js";
-import { setUpStepSlider } from "./frame.js";
+import { formatCount } from "./format.js";
 import { scoreNames } from "./head_metrics.js";
 import { requestTokenEffects } from "./own_requests.js";
 import {
   chooseProbe,
   chooseStep,
   currentProbe,
+  currentStep,
   data,
   emit,
   H,
@@ -23,7 +24,6 @@ import {
 import { scoreLabel } from "./terms.js";
 import { fillText, textIsCurrent } from "./text_view.js";
 
-/** Name a probe in the list of inputs. */
 function nameProbe(probe) {
   if (probe === ownText) return ownText.name;
   if (probe.name === "repeated") return `repeated random tokens (period ${probe.period})`;
@@ -31,16 +31,10 @@ function nameProbe(probe) {
   return data.kind === "prompt" ? "prompt" : validationName;
 }
 
-/** Connect every control to the selection. */
 export function setUpControls() {
   $("step").max = Math.max(0, steps.length - 1);
   $("steps").hidden = steps.length < 2;
-  setUpStepSlider({
-    stops: wantedStops,
-    shown: () => selection.step,
-    wanted: () => wanted.step,
-    choose: chooseStep,
-  });
+  setUpSlider();
   markStepsWithWeights();
   $("probe").append(...data.probes.map((probe, k) => el("option", { value: k }, nameProbe(probe))));
   $("probe").parentElement.hidden = data.probes.length < 2;
@@ -72,6 +66,63 @@ export function setUpControls() {
   $("token-effect").onchange = chooseMapKind;
 }
 
+// ---- the slider over the steps
+
+const PLAY_INTERVAL = 700; // milliseconds between two steps while the slider plays
+
+/** Directions of the keys that move the slider to the next place where it stops. */
+const DIRECTIONS = { ArrowLeft: -1, ArrowDown: -1, ArrowRight: 1, ArrowUp: 1 };
+
+let playing = null; // timer
+
+function stopPlaying() {
+  clearInterval(playing);
+  playing = null;
+  $("play").textContent = "▶";
+  $("play").setAttribute("aria-label", "play");
+}
+
+function play() {
+  if (nextStop(selection.step, 1) === undefined) chooseStep(wantedStops()[0]);
+  playing = setInterval(() => {
+    if (wanted.step !== selection.step) return; // it is being loaded
+    const next = nextStop(selection.step, 1);
+    if (next === undefined) stopPlaying();
+    else chooseStep(next);
+  }, PLAY_INTERVAL);
+  $("play").textContent = "❚❚";
+  $("play").setAttribute("aria-label", "pause");
+}
+
+/** Return the stop after an index, or before it; undefined at the end. */
+const nextStop = (index, direction) =>
+  direction > 0 ? wantedStops().find(k => k > index) : wantedStops().findLast(k => k < index);
+
+/** The slider shows the step on display; a step that was chosen is shown when it has been loaded. */
+function setUpSlider() {
+  $("step").oninput = () => {
+    const index = Number($("step").value);
+    stopPlaying();
+    $("step").value = selection.step;
+    chooseStep(index);
+  };
+  $("step").onkeydown = event => {
+    const direction = DIRECTIONS[event.key];
+    if (!direction) return;
+    event.preventDefault();
+    stopPlaying();
+    chooseStep(nextStop(wanted.step, direction) ?? wanted.step);
+  };
+  $("play").onclick = () => (playing === null ? play() : stopPlaying());
+}
+
+/** Show the step on display on the slider. */
+export function showStep() {
+  $("step").value = selection.step;
+  $("step").setAttribute("aria-valuetext", `step ${formatCount(currentStep())}`);
+  $("step-now").textContent = `step ${formatCount(currentStep())}`;
+}
+
 /** Mark the steps whose weights are in the page below the slider. */
 function markStepsWithWeights() {
   const marks = runnableSteps.map(step =>
@@ -80,7 +131,6 @@ function markStepsWithWeights() {
   $("steps-with-weights").replaceChildren(...marks);
 }
 
-/** Show attention patterns or token effects, as the reader chose. */
 function chooseMapKind() {
   selection.showTokenEffect = $("token-effect").checked;
   updateControls();
@@ -102,7 +152,6 @@ export function updateControls() {
   if (!textIsCurrent()) fillText();
 }
 
-/** Check the controls that the selection stands for. */
 function checkSelected() {
   const { showTokenEffect, weightByValues, averageHeads, excludeFirst } = selection;
   $(showTokenEffect ? "token-effect" : "attention-pattern").checked = true;

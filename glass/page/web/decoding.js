@@ -5,21 +5,13 @@ import { argTop, logNormalizers } from "./logits.js";
 /**
  * Return the first token that the model reads of a text that it continues. Beyond the limit the
  * window moves by a quarter at a time, so that most tokens are cached.
- *
- * @param {number} length - Number of tokens of the text.
- * @param {number} maxTokens - Number of tokens that the model reads at once.
  */
 export function windowStart(length, maxTokens) {
   const stride = Math.max(1, Math.floor(maxTokens / 4));
   return Math.max(0, Math.ceil((length - maxTokens) / stride)) * stride;
 }
 
-/**
- * Draw an id from the distribution of logits at a temperature; the likeliest one at 0.
- *
- * @param {Float32Array} logits - (V)
- * @param {number} temperature
- */
+/** Draw an id from the distribution of logits at a temperature; the likeliest one at 0. */
 export function sample(logits, temperature) {
   if (!(temperature > 0)) return argTop(logits, 1)[0];
   const scaled = logits.map(logit => logit / temperature);

@@ -23,7 +23,6 @@ class GrowingRows {
     this.data = new Float32Array(256);
   }
 
-  /** Write numbers at a place. */
   write(place, numbers) {
     if (place + numbers.length > this.data.length) {
       const larger = new Float32Array(2 * (place + numbers.length));
@@ -34,7 +33,7 @@ class GrowingRows {
   }
 }
 
-/** Return x plus other arrays of its length. */
+/** @returns {Float32Array} x plus other arrays of its length. */
 function add(x, ...others) {
   const sum = x.slice();
   for (const other of others) {
@@ -43,35 +42,17 @@ function add(x, ...others) {
   return sum;
 }
 
-/**
- * Repeat a row for each of n tokens.
- *
- * @param {Float32Array | undefined} row - (C)
- * @param {number} n
- * @returns {Float32Array | null} (n, C); null without a row.
- */
+/** Repeat a row (C) for each of n tokens, (n, C); return null without a row. */
 export function repeatRow(row, n) {
   if (!row) return null;
   return Float32Array.from({ length: n * row.length }, (_, k) => row[k % row.length]);
 }
 
-/**
- * A function that may change activations in place, of the tokens from `start` on.
- *
- * @callback Tap
- * @param {"residual" | "heads" | "mlp"} name - The input of a block (n, C), the per-head outputs
- *   before W_O (n, H, d_v) or what the MLP writes (n, C).
- * @param {number} layer
- * @param {Float32Array} values
- * @param {number} start
- * @returns {void}
- */
-
 /** The activations of a model that reads a text, with some heads ablated and tokens hidden. */
 export class ForwardPass {
   /**
-   * @param {import("./layers.js").Weights} weights
-   * @param {object} config - GPTConfig.
+   * @param {Weights} weights
+   * @param {GPTConfig} config
    * @param {string[]} [off] - Names of ablated heads, as "L1H3".
    * @param {Tap} [tap]
    */
@@ -99,7 +80,6 @@ export class ForwardPass {
     }));
   }
 
-  /** Return the number of tokens. */
   get T() {
     return this.ids.length;
   }
@@ -109,12 +89,13 @@ export class ForwardPass {
     return rows.data.subarray(0, this.T * width);
   }
 
-  /**
-   * Read ids with some tokens hidden from all later ones.
-   *
-   * @param {number[]} ids
-   * @param {number[]} [hidden]
-   */
+  /** Return the attention weights of head k = layer · H + head: a lower triangle, row after row. */
+  patternOf(k) {
+    const { attention } = this.layers[Math.floor(k / this.sizes.H)];
+    return attention[k % this.sizes.H].data.subarray(0, (this.T * (this.T + 1)) / 2);
+  }
+
+  /** Read ids with some tokens hidden from all later ones. */
   read(ids, hidden = []) {
     const start = this.firstChange(ids, hidden);
     this.ids = [...ids];
@@ -128,10 +109,6 @@ export class ForwardPass {
   /**
    * Run the blocks from `layer` on again, for the tokens from `start` on. What comes before is the
    * same as in another pass, whose text this pass takes.
-   *
-   * @param {ForwardPass} base
-   * @param {number} layer
-   * @param {number} start
    */
   runFrom(base, layer, start) {
     const { L, C, G, d_k, d_v } = this.sizes;
@@ -152,7 +129,6 @@ export class ForwardPass {
     this.output.write(start * this.sizes.C, residual);
   }
 
-  /** Return the first token whose activations change. */
   firstChange(ids, hidden) {
     const changed = [
       ...hidden.filter(j => !this.hidden.includes(j)),
@@ -168,18 +144,13 @@ export class ForwardPass {
     const { weights, config, ids, T, hidden } = this;
     const { C } = this.sizes;
     const E = weights["token_embedding.weight"].data;
-    let x = new Float32Array((T - start) * C);
+    let x = /** @type {Float32Array} */ (new Float32Array((T - start) * C));
     for (let t = start; t < T; t++) {
       x.set(E.subarray(ids[t] * C, (ids[t] + 1) * C), (t - start) * C);
     }
     const positions = weights["position_embedding.weight"]?.data;
     if (positions) x = add(x, positions.subarray(start * C, T * C));
-    if (config.ngrams > 1) {
-      x = add(
-        x,
-        embedNgrams(weights, config, ids, start, j => hidden.includes(j)),
-      );
-    }
+    if (config.ngrams > 1) x = add(x, embedNgrams(weights, config, ids, start, hidden));
     return config.norm_embedding ? normalizeEmbedding(x, C) : x;
   }
 
@@ -211,12 +182,8 @@ export class ForwardPass {
   }
 
   /**
-   * Attend from the tokens from `start` on, and store the attention weights.
-   *
-   * @param {number} l
-   * @param {Float32Array} q - (T - start, H, d_k)
-   * @param {number} start
-   * @returns {Float32Array} What the heads gather, (T - start, H, d_v).
+   * Attend with the queries q (T - start, H, d_k) of the tokens from `start` on, and store the
+   * attention weights. Return what the heads gather, (T - start, H, d_v).
    */
   attend(l, q, start) {
     const { H, G, d_v } = this.sizes;
@@ -266,7 +233,6 @@ export class ForwardPass {
     return row;
   }
 
-  /** Measure ‖v_j W_O‖ of every head up to the last token. */
   measureNorms() {
     const { weights, T, sizes, measuredNorms: start } = this;
     const { H, G, C, d_v } = sizes;
@@ -274,12 +240,8 @@ export class ForwardPass {
     this.layers.forEach(({ v, norms }, l) => {
       norms.forEach((rows, h) => {
         const g = Math.floor(h / (H / G));
-        const values = new Float32Array(n * H * d_v);
-        for (let j = 0; j < n; j++) {
-          const value = ((start + j) * G + g) * d_v;
-          values.set(v.data.subarray(value, value + d_v), (j * H + h) * d_v);
-        }
-        const wrote = headOutput(weights, `blocks.${l}.attention`, h, values, n, sizes);
+        const values = v.data.subarray((start * G + g) * d_v);
+        const wrote = headOutput(weights, `blocks.${l}.attention`, h, values, G * d_v, n, sizes);
         const normOf = j => Math.hypot(...wrote.subarray(j * C, (j + 1) * C));
         rows.write(
           start,
@@ -295,22 +257,14 @@ export class ForwardPass {
     return norm(this.weights, this.config, "norm", this.rowsOf(this.output, this.sizes.C));
   }
 
-  /**
-   * Return the logits of the tokens from `start` on, (T - start, V).
-   *
-   * @param {number} [start]
-   */
+  /** Return the logits of the tokens from `start` on, (T - start, V). */
   logits(start = 0) {
     const { C } = this.sizes;
     const x = this.rowsOf(this.output, C).subarray(start * C);
     return logitsOf(this.weights, this.config, x);
   }
 
-  /**
-   * Return what each component wrote to the residual stream, in order.
-   *
-   * @returns {{name: string, layer: number, wrote: Float32Array}[]} `wrote` is (T, C).
-   */
+  /** Return what each component wrote to the residual stream, (T, C), in order. */
   components() {
     const { weights, T, layers, sizes } = this;
     const { L, H, C, d_v } = sizes;
@@ -319,7 +273,8 @@ export class ForwardPass {
       const name = `blocks.${l}.attention`;
       const gathered = this.rowsOf(layers[l].gathered, H * d_v);
       for (let h = 0; h < H; h++) {
-        const wrote = headOutput(weights, name, h, gathered, T, sizes);
+        const values = gathered.subarray(h * d_v);
+        const wrote = headOutput(weights, name, h, values, H * d_v, T, sizes);
         components.push({ name: `L${l}H${h}`, layer: l, wrote });
       }
       const bias = repeatRow(weights[`${name}.W_O.bias`]?.data, T);

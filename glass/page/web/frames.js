@@ -24,7 +24,7 @@ function createByteReader(stream) {
     let filled = 0;
     while (filled < length) {
       if (!rest.length) {
-        const { done, value } = await reader.read().catch(() => ({ done: true })); // it broke
+        const { done, value } = await reader.read().catch(() => ({ done: true, value: null })); // it broke
         if (done) return null;
         rest = value;
       }

@@ -4,17 +4,8 @@ import { $ } from "./dom.js";
 import { formatNumber } from "./format.js";
 import { headOfEvent, markAblatedHeads } from "./head_grid.js";
 import { headName } from "./labels.js";
-import { firstTypedToken, readOwnText, showsInitialText } from "./own_text.js";
-import {
-  chooseProbe,
-  currentProbe,
-  data,
-  isOwnText,
-  ownText,
-  selection,
-  wanted,
-  wantsOwnText,
-} from "./page_state.js";
+import { chooseOwnText, firstTypedToken, isInField, readOwnText } from "./own_text.js";
+import { currentProbe, isOwnText, ownText, selection, wantsOwnText } from "./page_state.js";
 import { mean } from "./statistics.js";
 import { tokenInFocus } from "./text_view.js";
 
@@ -31,23 +22,15 @@ function toggle(list, element) {
   if (place < 0) list.push(element);
   else if (wantsOwnText()) list.splice(place, 1);
   drawInterventions();
-  if (wantsOwnText()) {
-    readOwnText();
-    return;
-  }
-  if (showsInitialText() && selection.pinned !== null) {
-    wanted.pin = Math.max(0, selection.pinned - firstTypedToken());
-  }
-  chooseProbe(data.probes.indexOf(ownText));
+  if (wantsOwnText()) readOwnText();
+  else chooseOwnText();
 }
 
-/** Ablate the selected head, or restore it. */
 const toggleSelectedHead = () => toggle(ownText.off, headName(selection.layer, selection.head));
 
-/** Return whether a token can be hidden from later ones. */
 function canHide(token) {
-  const isInField = isOwnText() || showsInitialText();
-  return isInField && token !== null && token >= firstTypedToken() && token < currentProbe().T - 1;
+  if (token === null || !isInField()) return false;
+  return token >= firstTypedToken() && token < currentProbe().T - 1;
 }
 
 /** Hide the token in focus from all later ones, or show it again. */
@@ -69,7 +52,6 @@ export function drawInterventions() {
   markAblatedHeads(isOwnText() ? off : []);
 }
 
-/** Name the token in focus on the button that hides it. */
 export function drawHideButton() {
   const token = tokenInFocus();
   const isHidden = isOwnText() && ownText.hidden.includes(token);
@@ -78,22 +60,23 @@ export function drawHideButton() {
   $("hide-token").textContent = `${isHidden ? "Show" : "Hide"} ${name} (h)`;
 }
 
+const meanLoss = losses => mean([...losses].filter(Number.isFinite));
+
 /** Describe the mean loss of the text as it was read, and the interventions that changed it. */
 function describeMeanLoss() {
   const predictions = isOwnText() ? ownText.predictions : null; // those of the step on display
-  const { off = [], hidden = [], losses = [], was } = predictions ?? {};
+  const { off = [], hidden = [], losses = null, was = null } = predictions ?? {};
   Object.assign($("mean-loss").dataset, { off: off.join(" "), hidden: hidden.join(" ") });
-  if (losses.length < 2) return "";
-  const sentence = `Mean loss ${formatNumber(mean(losses.filter(Number.isFinite)))} nats/token`;
+  if (!(losses?.length > 1)) return "";
+  const sentence = `Mean loss ${formatNumber(meanLoss(losses))} nats/token`;
   if (!was) return `${sentence}.`;
-  const before = formatNumber(mean(was.losses.filter(Number.isFinite)));
+  const before = formatNumber(meanLoss(was.losses));
   const ablated = off.length ? ` Ablated: ${off.join(", ")}.` : "";
   const hiddenTokens = hidden.map(j => `token ${j}`).join(", ");
   const concealed = hidden.length ? ` Hidden: ${hiddenTokens}.` : "";
   return `${sentence}; ${before} without interventions.${ablated}${concealed}`;
 }
 
-/** Intervene when a key is pressed anywhere but in a text field. */
 function pressKey(event) {
   const action = { x: toggleSelectedHead, h: toggleToken }[event.key.toLowerCase()];
   const isShortcut = event.ctrlKey || event.altKey || event.metaKey || event.repeat;
@@ -114,10 +97,9 @@ function toggleClickedHead(event) {
     event.clientY <= box.top + SWITCH_HEIGHT;
   if (!isOnSwitch) return;
   event.stopPropagation();
-  toggle(ownText.off, headName(...head));
+  toggle(ownText.off, headName(head[0], head[1]));
 }
 
-/** Connect the buttons and keys of the interventions. */
 export function setUpInterventions() {
   $("ablate-head").onclick = toggleSelectedHead;
   $("hide-token").onclick = toggleToken;

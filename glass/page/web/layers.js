@@ -6,18 +6,10 @@
  * `weights` maps a parameter's name to its {shape, data}; `config` is a GPTConfig (config.py).
  */
 
-/** @typedef {Record<string, {shape: number[], data: Float32Array}>} Weights */
-/** @typedef {{scales: Float64Array, isCentered: boolean}} Scales */
-
 const FLOAT32_EPSILON = 2 ** -23; // torch's default where a norm names none
 const YARN_LOW = 1; // turns over the trained length below which a frequency is interpolated
 const YARN_HIGH = 4; // turns from which it is kept
 
-/**
- * Return the sizes that a configuration implies.
- *
- * @param {object} config
- */
 export function sizesOf(config) {
   const G = config.n_kv_head ?? config.n_head;
   const d_k = config.head_dim ?? Math.floor(config.n_embd / config.n_head);
@@ -35,7 +27,6 @@ export function sizesOf(config) {
  * @param {string} name - Of the layer, without ".weight".
  * @param {ArrayLike<number>} x
  * @param {number} n
- * @returns {Float32Array} (n, out)
  */
 export function linear(weights, name, x, n) {
   const { shape, data } = weights[`${name}.weight`];
@@ -80,15 +71,7 @@ function rowMean(x, i, C, isCentered) {
   return sum / C;
 }
 
-/**
- * Return the scales by which a norm multiplies each row of x (n, C).
- *
- * @param {ArrayLike<number>} x
- * @param {number} C
- * @param {number} epsilon
- * @param {boolean} isCentered - Whether the norm subtracts the mean first.
- * @returns {Scales}
- */
+/** Return the scales by which a norm, which may subtract the mean first, multiplies each row of x. */
 function normScales(x, C, epsilon, isCentered) {
   const scales = new Float64Array(x.length / C);
   for (let i = 0; i < scales.length; i++) {
@@ -100,16 +83,7 @@ function normScales(x, C, epsilon, isCentered) {
   return { scales, isCentered };
 }
 
-/**
- * Normalize x (n, C) by scales that may be those of other rows: without the bias a linear map.
- *
- * @param {ArrayLike<number>} x
- * @param {number} C
- * @param {Scales} scales
- * @param {ArrayLike<number> | null} [gain] - (C)
- * @param {ArrayLike<number> | null} [bias] - (C)
- * @returns {Float32Array} (n, C)
- */
+/** Normalize x (n, C) by scales that may be those of other rows: without the bias a linear map. */
 export function normalize(x, C, { scales, isCentered }, gain = null, bias = null) {
   const y = new Float32Array(x.length);
   for (let i = 0; i < scales.length; i++) {
@@ -126,11 +100,9 @@ export function normalize(x, C, { scales, isCentered }, gain = null, bias = null
 export const normalizeEmbedding = (x, C) =>
   normalize(x, C, normScales(x, C, FLOAT32_EPSILON, false));
 
-/** Return the scales of the model's kind of norm for x (n, C). */
 export const modelScales = (config, x) =>
   normScales(x, config.n_embd, config.norm_eps, config.norm === "layernorm");
 
-/** Apply the norm of this name to x (n, C). */
 export const norm = (weights, config, name, x) =>
   normalize(
     x,
@@ -142,13 +114,7 @@ export const norm = (weights, config, name, x) =>
 
 // ---- rotary positions (Su et al. 2021)
 
-/**
- * Return the radians by which each pair of numbers turns from one position to the next.
- *
- * @param {object} config
- * @param {number} d_k
- * @returns {number[]} (d_k / 2)
- */
+/** Return the radians by which each of d_k / 2 pairs turns from one position to the next. */
 export function rotaryFrequencies(config, d_k) {
   return Array.from({ length: d_k / 2 }, (_, k) => {
     const frequency = config.rope_theta ** ((-2 * k) / d_k);
@@ -159,14 +125,7 @@ export function rotaryFrequencies(config, d_k) {
   });
 }
 
-/**
- * Rotate the pairs (x_k, x_{k + d/2}) of one vector at a position, in place.
- *
- * @param {Float32Array | Float64Array} x
- * @param {number} start - Where the vector begins in x.
- * @param {number} position
- * @param {number[]} frequencies - (d_k / 2)
- */
+/** Rotate the pairs (x_k, x_{k + d/2}) of one vector of x, from `start` on, in place. */
 export function rotate(x, start, position, frequencies) {
   const half = frequencies.length;
   for (let k = 0; k < half; k++) {
@@ -179,33 +138,14 @@ export function rotate(x, start, position, frequencies) {
   }
 }
 
-/**
- * Rotate every head's vectors in x (n, heads, d_k), in place, if positions are rotary.
- *
- * @param {object} config
- * @param {Float32Array} x
- * @param {number} heads
- * @param {number} firstPosition
- * @returns {Float32Array} x
- */
+/** Rotate every head's vectors in x (n, heads, d_k), in place, if positions are rotary. */
 export function rotateHeads(config, x, heads, firstPosition) {
   if (config.position !== "rope") return x;
   const { d_k } = sizesOf(config);
   const frequencies = rotaryFrequencies(config, d_k);
-  for (let t = 0; t < x.length / (heads * d_k); t++) {
-    for (let k = 0; k < d_k / 2; k++) {
-      const angle = (firstPosition + t) * frequencies[k];
-      const cos = Math.cos(angle);
-      const sin = Math.sin(angle);
-      for (let h = 0; h < heads; h++) {
-        const a = (t * heads + h) * d_k + k;
-        const b = a + d_k / 2;
-        const u = x[a];
-        const v = x[b];
-        x[a] = u * cos - v * sin;
-        x[b] = v * cos + u * sin;
-      }
-    }
+  for (let start = 0; start < x.length; start += d_k) {
+    const t = Math.floor(start / (heads * d_k));
+    rotate(x, start, firstPosition + t, frequencies);
   }
   return x;
 }
@@ -215,15 +155,8 @@ export function rotateHeads(config, x, heads, firstPosition) {
 const sigmoid = x => 1 / (1 + Math.exp(-x));
 
 /**
- * Project normalized inputs to queries (n, H, d_k) or keys (n, G, d_k), with QK-norm.
- *
- * @param {Weights} weights
- * @param {object} config
- * @param {string} name - Of the attention layer.
- * @param {"Q" | "K"} which
- * @param {Float32Array} x - (n, C)
- * @param {number} n
- * @returns {{y: Float32Array, scales: Scales | null}} The scales are those of QK-norm.
+ * Project normalized inputs x (n, C) to queries y (n, H, d_k) or keys (n, G, d_k), with QK-norm,
+ * whose scales are returned, too.
  */
 export function project(weights, config, name, which, x, n) {
   const { d_k } = sizesOf(config);
@@ -239,14 +172,10 @@ export function project(weights, config, name, which, x, n) {
 }
 
 /**
- * Multiply what the heads gather by their gates, in place, if they have gates (Qiu et al. 2025).
+ * Multiply what the heads gather (n, H, d_v) by their gates, in place, if they have gates. The gates
+ * depend on the normalized inputs x (n, C).
  *
- * @param {Weights} weights
- * @param {string} name - Of the attention layer.
- * @param {Float32Array} gathered - (n, H, d_v)
- * @param {Float32Array} x - Normalized inputs (n, C).
- * @param {number} n
- * @returns {Float32Array} gathered
+ * Reference: Qiu et al. 2025.
  */
 export function applyGates(weights, name, gathered, x, n) {
   if (!weights[`${name}.W_gate.weight`]) return gathered;
@@ -256,26 +185,15 @@ export function applyGates(weights, name, gathered, x, n) {
   return gathered;
 }
 
-/**
- * Return what one head writes to the residual stream.
- *
- * @param {Weights} weights
- * @param {string} name - Of the attention layer.
- * @param {number} head
- * @param {ArrayLike<number>} gathered - What all heads gathered, (n, H, d_v).
- * @param {number} n
- * @param {{H: number, C: number, d_v: number}} sizes
- * @returns {Float32Array} (n, C)
- */
-export function headOutput(weights, name, head, gathered, n, { H, C, d_v }) {
+/** Return what one head writes to the residual stream (n, C); its vectors are `stride` apart. */
+export function headOutput(weights, name, head, values, stride, n, { H, C, d_v }) {
   const W_O = weights[`${name}.W_O.weight`].data;
   const y = new Float32Array(n * C);
   for (let t = 0; t < n; t++) {
-    const a = (t * H + head) * d_v;
     for (let c = 0; c < C; c++) {
-      const b = (c * H + head) * d_v;
+      const row = (c * H + head) * d_v;
       let sum = 0;
-      for (let k = 0; k < d_v; k++) sum += gathered[a + k] * W_O[b + k];
+      for (let k = 0; k < d_v; k++) sum += values[t * stride + k] * W_O[row + k];
       y[t * C + c] = sum;
     }
   }
@@ -286,16 +204,7 @@ const silu = x => x / (1 + Math.exp(-x));
 const gelu = x => 0.5 * x * (1 + Math.tanh(Math.sqrt(2 / Math.PI) * (x + 0.044715 * x ** 3)));
 const squaredRelu = x => Math.max(0, x) ** 2;
 
-/**
- * Apply the MLP of a block to x (n, C); a model without MLPs adds zeros.
- *
- * @param {Weights} weights
- * @param {object} config
- * @param {string} name
- * @param {Float32Array} x
- * @param {number} n
- * @returns {Float32Array} (n, C)
- */
+/** Apply the MLP of a block to x (n, C); a model without MLPs adds zeros. */
 export function feedForward(weights, config, name, x, n) {
   if (config.mlp === "none") return new Float32Array(x.length);
   const hidden = linear(weights, `${name}.W_in`, x, n);
@@ -314,14 +223,7 @@ export function feedForward(weights, config, name, x, n) {
 /** Return the output layer's weight (V, C); tied embeddings share it. */
 export const outputWeight = weights => weights["head.weight"] ?? weights["token_embedding.weight"];
 
-/**
- * Return the logits (n, V) of residual states x (n, C).
- *
- * @param {Weights} weights
- * @param {object} config
- * @param {Float32Array} x
- * @returns {Float32Array}
- */
+/** Return the logits (n, V) of residual states x (n, C). */
 export function logitsOf(weights, config, x) {
   const output = { "head.weight": outputWeight(weights) };
   return linear(output, "head", norm(weights, config, "norm", x), x.length / config.n_embd);

@@ -1,12 +1,6 @@
 /** Logits to probabilities. */
 
-/**
- * Return log Σ exp of each row.
- *
- * @param {Float32Array} logits - (n, V)
- * @param {number} V
- * @returns {Float64Array} (n)
- */
+/** Return log Σ exp of each row of logits (n, V). */
 export function logNormalizers(logits, V) {
   return Float64Array.from({ length: logits.length / V }, (_, t) => {
     const row = logits.subarray(t * V, (t + 1) * V);
@@ -15,13 +9,7 @@ export function logNormalizers(logits, V) {
   });
 }
 
-/**
- * Return the indices of the n largest numbers, the largest first; of equal ones the first.
- *
- * @param {ArrayLike<number>} numbers
- * @param {number} n
- * @returns {number[]}
- */
+/** Return the indices of the n largest numbers, the largest first; of equal ones the first. */
 export function argTop(numbers, n) {
   const top = [];
   for (let k = 0; k < numbers.length; k++) {

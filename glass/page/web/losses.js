@@ -8,17 +8,7 @@ import { addArrowKeys, announce, showTooltip } from "./tooltip.js";
 
 const TICKS = [0, 0.25, 0.5, 0.75, 1]; // shares of the color scale
 
-/**
- * Show the losses of a scored text.
- *
- * @param {object} scored - As generation/scoring.py writes it.
- * @param {string} scored.summary - Mean loss and bits per byte.
- * @param {string[]} scored.tokens - The first tokens of the text.
- * @param {number[]} scored.losses - Their losses in nats.
- * @param {number} scored.tokenCount - Number of tokens in the whole text.
- * @param {number} scored.window - Number of tokens that the model reads at once.
- * @param {number} scored.vocabSize
- */
+/** @param {ScoredText} scored */
 export function drawLosses(scored) {
   $("losses").hidden = false;
   $("losses-summary").textContent = `${scored.summary}.`;
@@ -53,7 +43,6 @@ function describe({ tokens, tokenCount, window }, top) {
   return sentences.join(" ");
 }
 
-/** Draw the colors with the losses that they stand for. */
 function drawLegend(top) {
   const ticks = TICKS.map(share =>
     el("span", { style: `left: ${100 * share}%` }, (share * top).toFixed(1)),
@@ -71,7 +60,6 @@ function createToken(text, loss, top) {
   return el("bdi", { className: "token", style: `--share: ${percent}%` }, ...splitMarks(text));
 }
 
-/** Show the loss of a token that is pointed at or has the focus. */
 function addTokenTooltip(spans, { tokens, losses }) {
   const host = $("losses-text");
   const indices = new Map(spans.map((span, i) => [span, i]));

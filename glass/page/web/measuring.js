@@ -1,10 +1,10 @@
 /** The section that lets the reader measure the scores of all heads, on a page of explore.py. */
 
 import { $ } from "./dom.js";
-import { askModel, cancel, describeFailure } from "./engine.js";
+import { ask, cancel, describeFailure } from "./engine.js";
 import { reloadPage } from "./follow_run.js";
 import { scoreNames } from "./head_metrics.js";
-import { data, ownText } from "./page_state.js";
+import { data } from "./page_state.js";
 
 let isMeasuring = false;
 
@@ -18,9 +18,10 @@ async function measureHeads() {
   $("measure-heads").textContent = "Stop";
   $("measure-status").textContent = "waiting for the model …";
   try {
-    const answer = await askModel("measureHeads", ownText.ids, {}, line => {
+    const onPart = line => {
       $("measure-status").textContent = line;
-    });
+    };
+    const answer = await ask({ request: "measureHeads" }, { onPart });
     if (answer !== undefined) reloadPage();
     $("measure-status").textContent = "";
   } catch (error) {

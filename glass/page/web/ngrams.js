@@ -18,11 +18,9 @@ function binarySearch(number, sorted) {
  * Each length has two special rows, for n-grams that are not in the table and for those that are
  * incomplete: they begin before the text or include a hidden token.
  */
-function rowOf(ids, t, length, { keys, V, specialRows }, isHidden) {
+function rowOf(ids, t, length, { keys, V, specialRows }, hidden) {
   const first = t + 1 - length;
-  let isIncomplete = first < 0;
-  for (let j = first; j < t && !isIncomplete; j++) isIncomplete = isHidden(j);
-  if (isIncomplete) return 2 * length - 3;
+  if (first < 0 || hidden.some(j => j >= first && j < t)) return 2 * length - 3;
   let node = ids[first];
   for (let j = first + 1; j <= t && node >= 0; j++) {
     const place = binarySearch(node * V + ids[j], keys);
@@ -31,17 +29,8 @@ function rowOf(ids, t, length, { keys, V, specialRows }, isHidden) {
   return node < 0 ? 2 * length - 4 : specialRows + node - V;
 }
 
-/**
- * Return what n-grams add to the embeddings of tokens from `start` on.
- *
- * @param {import("./layers.js").Weights} weights
- * @param {object} config
- * @param {number[]} ids
- * @param {number} start
- * @param {(j: number) => boolean} isHidden - Whether later tokens do not see token j.
- * @returns {Float32Array} (T - start, C)
- */
-export function embedNgrams(weights, config, ids, start, isHidden) {
+/** Return what n-grams add to the embeddings of tokens from `start` on, (T - start, C). */
+export function embedNgrams(weights, config, ids, start, hidden) {
   const { shape, data: table } = weights["ngrams.table"];
   const size = shape[1];
   const { n_embd: C, vocab_size: V } = config;
@@ -49,7 +38,7 @@ export function embedNgrams(weights, config, ids, start, isHidden) {
   const sum = new Float32Array((ids.length - start) * C);
   for (let t = start; t < ids.length; t++) {
     for (let length = 2; length <= config.ngrams; length++) {
-      const row = rowOf(ids, t, length, lookup, isHidden);
+      const row = rowOf(ids, t, length, lookup, hidden);
       for (let k = 0; k < size; k++) sum[(t - start) * C + k] += table[row * size + k];
     }
   }

@@ -1,16 +1,11 @@
 /** The reader's own text: the model reads it as it is typed. It is one more probe for other views. */
 
 import { drawAttention } from "./attention_map.js";
+import { Cells, MIN_CLEAR_EFFECT_NATS, Predictions } from "./cells.js";
 import { $ } from "./dom.js";
-import { askModel, cancel, describeFailure, send, startModel } from "./engine.js";
+import { ask, describeFailure, send } from "./engine.js";
 import { formatCount, pluralize } from "./format.js";
-import {
-  cancelRequestsOfText,
-  createPatternView,
-  createPredictions,
-  requestPatterns,
-  requestTokenEffects,
-} from "./own_requests.js";
+import { cancelRequestsOfText, requestPatterns, requestTokenEffects } from "./own_requests.js";
 import {
   chooseProbe,
   currentProbe,
@@ -18,8 +13,10 @@ import {
   data,
   display,
   emit,
+  H,
   isOwnText,
   keepSelection,
+  L,
   maxTokens,
   ownText,
   runnableSteps,
@@ -34,39 +31,27 @@ import { fillText, revealToken } from "./text_view.js";
 
 const SLOW_READING = 300; // milliseconds after which the page says that it is reading
 const TYPING_DELAY = 10; // milliseconds in which keys are gathered
-const CONTINUING_DELAY = 200; // milliseconds between two views of a text that is continued
 
 /** The text that the field holds at first: the tokens of a probe, from number `start` on. */
-let initial = { probe: null, start: 0, text: "", ids: [] };
+const initial = { probe: null, start: 0, text: "", ids: [] };
 
 // ---- reading
 
-/** Text that is being read. */
-let textBeingRead = "";
+let readings = 0;
 
-/** Read the text and show it; while it is being read, read it again afterwards. */
+/** Read the text and show it, unless another text or another step is wanted meanwhile. */
 export async function readOwnText() {
-  if (ownText.isReading) {
-    ownText.readAgain = true;
-    if (!$("typed").value.startsWith(textBeingRead)) cancel("read"); // it shares no beginning
-    return;
-  }
-  ownText.isReading = true;
-  const timer = setInterval(sayThatItIsReading, SLOW_READING);
+  readings += 1;
+  const reading = readings;
+  const timer = setTimeout(sayThatItIsReading, SLOW_READING);
   try {
-    await readOnce();
+    await readOnce(() => reading === readings && wantsOwnText());
   } catch (error) {
     $("own-text-status").textContent = describeFailure(error);
     keepSelection();
-    emit("draw");
+    emit(display.attention || wantsOwnText() ? "draw" : "wanted");
   }
-  clearInterval(timer);
-  ownText.isReading = false;
-  if (!display.attention && !wantsOwnText()) emit("wanted"); // nothing is shown yet
-  if (ownText.readAgain) {
-    ownText.readAgain = false;
-    readOwnText();
-  }
+  clearTimeout(timer);
 }
 
 /** Say which step's weights are to read the text. */
@@ -76,32 +61,34 @@ function sayThatItIsReading() {
   $("own-text-status").textContent = `reading${weights} …`;
 }
 
-/** Encode the text, run the model and update the views, unless another step is wanted meanwhile. */
-async function readOnce() {
+/** Encode the text, run the model and update the views. */
+async function readOnce(isWanted) {
   const startTime = performance.now();
   const step = wantedStep();
-  textBeingRead = $("typed").value;
   const allIds = await encodeTyped();
+  if (!isWanted()) return;
   const ids = allIds.slice(-maxTokens);
   if (!ids.length) {
     showEmptyText();
     return;
   }
   ownText.hidden = ownText.hidden.filter(j => j < ids.length - 1);
-  const interventions = { off: [...ownText.off], hidden: [...ownText.hidden] };
+  const input = { ids, step, off: [...ownText.off], hidden: [...ownText.hidden] };
   cancelRequestsOfText();
   const [results, tokens] = await Promise.all([
-    askModel("read", ids, { step, ...interventions }),
+    ask({ request: "read", ...input }),
     send("tokenTexts", { ids }),
   ]);
-  if (!results) return; // it was canceled
-  const view = createPatternView(tokens, results);
-  await requestPatterns(view, ids, { step, ...interventions });
-  if (!wantsOwnText() || wantedStep() !== step) return;
+  if (!results || !isWanted()) return;
+  const { norms, largest } = results;
+  const view = new Cells({ L, H, tokens, largest, norms, triangles: [] });
+  if (!(await requestPatterns(view, input)) || !isWanted()) return;
   const milliseconds = Math.round(performance.now() - startTime);
   $("own-text-status").textContent = describeLength(ids.length, allIds.length, milliseconds);
-  const isEdited = ids.length !== ownText.ids.length || ids.some((id, t) => id !== ownText.ids[t]);
-  const predictions = createPredictions(tokens, { ...results, ...interventions }, step);
+  const isEdited = String(ids) !== String(ownText.ids);
+  const facts = { L, H, tokens, step, largest: MIN_CLEAR_EFFECT_NATS };
+  const predictions = new Predictions(facts);
+  predictions.addRead(results, input.off, input.hidden);
   Object.assign(data.words, results.words);
   Object.assign(ownText, { ids, tokens, T: ids.length, view, predictions });
   showOwnText(isEdited);
@@ -109,24 +96,17 @@ async function readOnce() {
 
 /** Say how many tokens were read, and why these are not all. */
 function describeLength(count, countOfAll, milliseconds) {
-  const sentence = `${pluralize(count, "token")}, ${milliseconds} ms`;
-  if (count === countOfAll) return sentence;
   const reason =
     maxTokens === data.modelConfig.block_size
       ? "the model's context length"
       : "the attention patterns of more tokens would take too much memory";
-  return `${pluralize(count, "token")}, the last of ${formatCount(countOfAll)} (${reason}), ${milliseconds} ms`;
+  const part = count < countOfAll ? `, the last of ${formatCount(countOfAll)} (${reason})` : "";
+  return `${pluralize(count, "token")}${part}, ${milliseconds} ms`;
 }
 
-/**
- * Encode the text in the field; the initial text is read as the tokens of its probe.
- *
- * @returns {Promise<number[]>}
- */
+/** Encode the text in the field; the initial text is read as the tokens of its probe. */
 export async function encodeTyped() {
-  await startModel();
-  const text = $("typed").value;
-  return holdsInitialText() ? initial.ids : send("encode", { text });
+  return holdsInitialText() ? initial.ids : send("encode", { text: $("typed").value });
 }
 
 /** Return the ids that an empty text is continued from. */
@@ -134,21 +114,27 @@ export async function firstIds() {
   return initial.ids.length ? initial.ids.slice(0, 1) : send("encode", { text: "\n" });
 }
 
-/** Return whether the field still holds the initial text, whose tokens are known. */
 const holdsInitialText = () => initial.ids.length > 0 && $("typed").value === initial.text;
 
-/** Return whether the selected input has the tokens that are in the field. */
-export const showsInitialText = () => currentProbe() === initial.probe && holdsInitialText();
+const showsInitialText = () => currentProbe() === initial.probe && holdsInitialText();
 
 /** Return the index, in the selected input, of the first token that is in the field. */
 export const firstTypedToken = () => (isOwnText() ? 0 : initial.start);
 
-/** Empty all views, because there is no text. */
+export const isInField = () => isOwnText() || showsInitialText();
+
+/** Show the reader's text in all views; if it is that of the selected input, with the same pin. */
+export function chooseOwnText() {
+  if (showsInitialText() && selection.pinned !== null) {
+    wanted.pin = Math.max(0, selection.pinned - firstTypedToken());
+  }
+  chooseProbe(data.probes.indexOf(ownText));
+}
+
 function showEmptyText() {
   $("own-text-status").textContent = "";
   cancelRequestsOfText();
   Object.assign(ownText, { ids: [], tokens: [], T: 0, hidden: [], view: null, predictions: null });
-  if (!wantsOwnText()) return;
   selectWanted({ attention: null, predictions: null });
   fillText();
   emit("selected");
@@ -177,27 +163,12 @@ function showOwnText(isEdited) {
   emit("pin");
 }
 
-let timer = 0;
-
-/** Read the text when no key has followed for a moment; while it is continued, at intervals. */
-export function readSoon() {
-  if (timer && ownText.isContinuing) return;
-  clearTimeout(timer);
-  timer = setTimeout(
-    () => {
-      timer = 0;
-      readOwnText();
-    },
-    ownText.isContinuing ? CONTINUING_DELAY : TYPING_DELAY,
-  );
-}
-
 // ---- set-up
 
 /**
  * Set up the section, or say why the model cannot run here.
  *
- * @param {{tokens: string[], ids: number[]} | undefined} probe - Its text is in the field at first.
+ * @param {Probe | undefined} probe - Its text is in the field at first.
  * @param {number} start - Number of its tokens that cannot be typed, at its beginning.
  */
 export function setUpOwnText(probe, start) {
@@ -218,30 +189,27 @@ export function setUpOwnText(probe, start) {
   }
   const tokens = (probe?.tokens ?? []).slice(start);
   $("typed").value = data.server?.prompt ?? tokens.join("");
-  initial = { probe, start, text: $("typed").value, ids: (probe?.ids ?? []).slice(start) };
+  const ids = (probe?.ids ?? []).slice(start);
+  Object.assign(initial, { probe, start, text: $("typed").value, ids });
+  let timer = 0;
   $("typed").oninput = () => {
     chooseProbe(data.probes.indexOf(ownText));
-    readSoon();
+    clearTimeout(timer);
+    timer = setTimeout(readOwnText, TYPING_DELAY);
   };
   window.glass = createConsoleInterface();
 }
 
 /** Return the functions of `glass`, for the browser's console: by default at the step on display. */
 function createConsoleInterface() {
-  const ask = async (request, ids, { step = currentStep(), off = [], hidden = [] } = {}) => {
-    if (!runnableSteps.includes(step)) {
-      throw new Error(`the model cannot run at step ${step}: choose ${runnableSteps.join(", ")}`);
-    }
-    return askModel(request, [...ids], { step, off, hidden });
-  };
-  const sendWhenStarted = async (request, parameters) => {
-    await startModel();
-    return send(request, parameters);
+  const run = (request, ids, { step = currentStep(), off = [], hidden = [] } = {}) => {
+    if (runnableSteps.includes(step)) return send(request, { ids: [...ids], step, off, hidden });
+    throw new Error(`the model cannot run at step ${step}: choose ${runnableSteps.join(", ")}`);
   };
   return {
-    encode: text => sendWhenStarted("encode", { text }),
-    decode: ids => sendWhenStarted("decode", { ids: [...ids] }),
-    logits: (ids, interventions) => ask("logits", ids, interventions),
-    maps: (ids, interventions) => ask("maps", ids, interventions),
+    encode: text => send("encode", { text }),
+    decode: ids => send("decode", { ids: [...ids] }),
+    logits: async (ids, interventions) => run("logits", ids, interventions),
+    maps: async (ids, interventions) => run("maps", ids, interventions),
   };
 }

@@ -1,17 +1,12 @@
 /** Compressed data, embedded in the page in base64. */
 
-/** The embedded elements, in the order of their numbers in the page's data. */
-export const blobs = document.querySelectorAll("script.blob");
+/** Return the base64 of an embedded element, by its number in the page's data. */
+export const blobText = number => document.querySelectorAll("script.blob")[number].textContent;
 
-/**
- * Decompress an embedded element.
- *
- * @param {number} number
- * @returns {Promise<Uint8Array>}
- */
-export async function unpack(number) {
-  const text = atob(blobs[number].textContent);
-  const bytes = Uint8Array.from(text, character => character.charCodeAt(0));
+export async function inflate(base64) {
+  const bytes = Uint8Array.from(atob(base64), character => character.charCodeAt(0));
   const plain = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
   return new Uint8Array(await new Response(plain).arrayBuffer());
 }
+
+export const unpack = number => inflate(blobText(number));

@@ -4,41 +4,6 @@
  * Views import this module; it imports no view.
  */
 
-/**
- * One snapshot of a probe, read cell by cell: attention weights or token effects.
- *
- * @typedef {object} CellView
- * @property {number} L - Layers.
- * @property {number} H - Heads per layer.
- * @property {number} T - Tokens.
- * @property {string[]} tokens
- * @property {number} largest - Top of the color scale, the same at every step.
- * @property {boolean} [signed] - Whether values are token effects, which have a sign.
- * @property {boolean} [exact] - Whether values were computed here instead of read from a byte.
- * @property {number} [from] - First row and column that is shown.
- * @property {Float32Array | null} norms - ‖v W_O‖ of each token, (L, H, T).
- * @property {(l: number, h: number, i: number, j: number) => number} at - Value of query i, key j.
- * @property {(l: number, h: number) => boolean} hasPattern - Whether a head's values are there; until
- *   then they are NaN.
- * @property {(l: number, h: number, i: number) => number} bound - Largest error in row i.
- */
-
-/**
- * The predictions after each token of a probe: a CellView of token effects, and more.
- *
- * @typedef {object} PredictionFields
- * @property {number} step - Training step at which they were measured.
- * @property {(i: number) => number} loss - Loss of the token after i, in nats.
- * @property {(i: number, j: number) => number} kl - KL divergence when token j is hidden, in nats.
- * @property {(l: number, h: number, i: number) => number} headEffect - Nats lost without a head.
- * @property {(k: number, i: number) => number} lens - Loss after block k (logit lens), in nats.
- * @property {(part: number, i: number, target: number) => number} direct - Logit contribution.
- * @property {(i: number) => {id: number, chance: number, was?: number}[]} predicted
- * @property {(l: number, h: number, i: number) => number[]} writes - Promoted, suppressed tokens.
- */
-
-/** @typedef {CellView & PredictionFields} Predictions */
-
 import { $ } from "./dom.js";
 
 /** The page's data, as glass/page/write.py writes it. */
@@ -52,7 +17,6 @@ const shape = data.shape ?? shapeFromMetrics();
 export const L = shape[0];
 export const H = shape[1];
 
-/** Key/value heads per layer. */
 export const groups = data.groups && H % data.groups === 0 ? data.groups : H;
 
 /** Whether the model's heads have sink logits, so that the weights on tokens sum to less than 1. */
@@ -65,7 +29,6 @@ export const validationName = data.config?.some(
   ? "held-out sequences"
   : "validation text";
 
-/** Whether the model has MLPs. */
 export const hasMlps = data.modelConfig?.mlp !== "none";
 
 /** Steps of the slider. */
@@ -109,13 +72,13 @@ export const wanted = {
 
 /** What is on display: the attention of one probe and step, and its predictions, if measured. */
 export const display = {
-  /** @type {(CellView & {withoutFirst?: CellView}) | null} */
+  /** @type {Cells | null} */
   attention: null,
   /** @type {Predictions | null} */
   predictions: null,
 };
 
-/** The probe that the reader types. Its arrays follow the text (own_text.js). */
+/** The probe that the reader types. Its arrays follow the text (own_text.js). @type {OwnText} */
 export const ownText = {
   name: "your text",
   period: null,
@@ -128,9 +91,6 @@ export const ownText = {
   hidden: [], // tokens hidden from all later ones
   view: null,
   predictions: null,
-  isReading: false,
-  readAgain: false,
-  isContinuing: false,
 };
 
 /** Return [layers, heads] as far as the names of metrics tell. */
@@ -141,26 +101,20 @@ function shapeFromMetrics() {
   return [1, 2].map(k => Math.max(0, ...heads.map(match => Number(match[k]) + 1)));
 }
 
-/** Return the training step of the slider. */
 export const currentStep = () => steps[selection.step] ?? 0;
 
-/** Return the selected probe. */
+/** @returns {Probe} The selected one. */
 export const currentProbe = () => data.probes[selection.probe];
 
-/** Return whether the selected probe is the reader's own text. */
 export const isOwnText = () => currentProbe() === ownText;
 
-/** Return whether the reader wants to see their own text. */
 export const wantsOwnText = () => data.probes[wanted.probe] === ownText;
 
-/** Return the training step that the reader wants to see. */
 export const wantedStep = () => steps[wanted.step] ?? 0;
 
 /**
  * Return the indices of the steps at which the wanted input can be shown: the model reads the
  * reader's own text only at the steps at which it can run.
- *
- * @returns {number[]}
  */
 export const wantedStops = () =>
   [...steps.keys()].filter(k => !wantsOwnText() || runnableSteps.includes(steps[k]));
@@ -175,55 +129,30 @@ export const selectedMaps = () => ({
 // ---- events
 
 /** @type {Record<string, (() => void)[]>} */
-const listeners = {};
+const listeners = {}; // of head, token, pin, cell, wanted, selected, draw and stepChanged
 
-/**
- * Call `listener` whenever an event is emitted.
- *
- * @param {"head" | "token" | "pin" | "cell" | "wanted" | "selected" | "draw" | "stepChanged"} event
- * @param {() => void} listener
- */
 export function on(event, listener) {
   listeners[event] ??= [];
   listeners[event].push(listener);
 }
 
-/**
- * Call the listeners of an event.
- *
- * @param {string} event
- */
 export function emit(event) {
   for (const listener of listeners[event] ?? []) listener();
 }
 
-/**
- * Select a head.
- *
- * @param {number} layer
- * @param {number} head
- */
 export function chooseHead(layer, head) {
   Object.assign(selection, { layer, head });
   emit("head");
 }
 
-/**
- * Load a probe and then select it.
- *
- * @param {number} k - Index into `data.probes`.
- */
+/** Load probe k and then select it. */
 export function chooseProbe(k) {
   if (k === wanted.probe) return;
   wanted.probe = k;
   chooseStep(wanted.step);
 }
 
-/**
- * Load a step and then select it; if the wanted input cannot be shown there, the nearest one.
- *
- * @param {number} k - Index into `steps`.
- */
+/** Load step k of the slider, or the nearest at which the wanted input can be shown; select it. */
 export function chooseStep(k) {
   snapToStop(k);
   emit("wanted");
@@ -241,26 +170,17 @@ export function selectWanted(loaded) {
   Object.assign(display, loaded);
 }
 
-/** Stop wanting what cannot be loaded. */
 export function keepSelection() {
   Object.assign(wanted, { step: selection.step, probe: selection.probe, pin: null });
 }
 
-/**
- * Highlight token i; null: the pinned token, if there is one.
- *
- * @param {number | null} i
- */
+/** Highlight token i; null: the pinned token, if there is one. */
 export function highlightToken(i) {
   selection.token = i ?? selection.pinned;
   emit("token");
 }
 
-/**
- * Pin token i, or unpin it if it is pinned.
- *
- * @param {number} i
- */
+/** Pin token i, or unpin it if it is pinned. */
 export function togglePin(i) {
   const pinned = selection.pinned === i ? null : i;
   Object.assign(selection, { pinned, pinAutomatically: false, target: 0 });
@@ -268,12 +188,7 @@ export function togglePin(i) {
   emit("pin");
 }
 
-/**
- * Pin query token i and explain its attention to key token j.
- *
- * @param {number} i
- * @param {number} j
- */
+/** Pin query token i and explain its attention to key token j. */
 export function pinCell(i, j) {
   Object.assign(selection, { pinned: i, pinnedCell: [i, j], pinAutomatically: false, target: 0 });
   highlightToken(i);

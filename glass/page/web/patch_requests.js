@@ -3,32 +3,11 @@
 import { argTop, logNormalizers } from "./logits.js";
 import { parsePatch } from "./patches.js";
 import { logitDifference, Patching } from "./patching.js";
-import { isCanceled, PREDICTED_TOKENS, runModel, session, textsOf } from "./requests.js";
+import { PREDICTED_TOKENS, runModel, session, textsOf } from "./requests.js";
 
 const PART_INTERVAL = 50; // milliseconds of computing until cells are sent
 
-/**
- * Two texts and a contrast between two next tokens.
- *
- * @typedef {object} PatchingParameters
- * @property {number} step - Step of the weights.
- * @property {number[]} ids - The clean text.
- * @property {number[]} corrupted - As many tokens.
- * @property {number} i - The token after which the answer is predicted; later ones are not read.
- * @property {number} answer - Token id.
- * @property {number} wrong - Token id of the wrong answer.
- * @property {"denoising" | "noising"} direction - Whether activations are copied from the clean text
- *   to the corrupted one or the other way round.
- * @property {string[]} patched - Names of the patches of every run, as "L2H1".
- * @property {string[]} off - Ablated heads, as "L1H3".
- * @property {number[]} hidden - Tokens hidden from all later ones.
- */
-
-/**
- * Read both texts, and the one that is patched with the kept patches.
- *
- * @param {PatchingParameters} parameters
- */
+/** @param {PatchingParameters} parameters */
 function preparePatching({ ids, corrupted, i, answer, wrong, direction, patched, ...input }) {
   const readText = (text, cacheName) =>
     runModel({ ...input, ids: text.slice(0, i + 1), cacheName });
@@ -40,13 +19,11 @@ function preparePatching({ ids, corrupted, i, answer, wrong, direction, patched,
   return { cleanPass, corruptedPass, patching };
 }
 
-/** Handlers like those of requests.js. */
+/** @type {Record<string, Handler>} */
 export const PATCH_HANDLERS = {
   /**
    * Return the logit differences of the clean, the corrupted and the patched run, and the likeliest
    * next tokens of the patched run.
-   *
-   * @param {PatchingParameters} parameters
    */
   contrast(parameters) {
     const { cleanPass, corruptedPass, patching } = preparePatching(parameters);
@@ -56,14 +33,14 @@ export const PATCH_HANDLERS = {
     return {
       clean: logitDifference(cleanPass, parameters),
       corrupted: logitDifference(corruptedPass, parameters),
-      patched: patching.logitDifference(),
+      patched: logitDifference(patching.patched, parameters),
       next: next.map(id => ({ id, chance: Math.exp(logits[id] - logNormalizer) })),
       words: textsOf(next),
     };
   },
 
   /** Send the logit differences with one more patch, cell by cell. */
-  async patchCells({ kind, ...parameters }, sendPart, id) {
+  async patchCells({ kind, ...parameters }, sendPart, isCanceled) {
     const { patching } = preparePatching(parameters);
     let cells = [];
     let values = [];
@@ -74,7 +51,7 @@ export const PATCH_HANDLERS = {
       values.push(value);
       if (performance.now() - sent < PART_INTERVAL) continue;
       send();
-      if (await isCanceled("patchCells", id)) return;
+      if (await isCanceled()) return;
       [cells, values, sent] = [[], [], performance.now()];
     }
     send();

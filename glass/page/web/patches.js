@@ -1,15 +1,6 @@
 /** Patches of activation patching: their names, and where two texts differ. */
 
-/**
- * An activation that is copied from another pass.
- *
- * @typedef {object} Patch
- * @property {"residual" | "heads" | "mlp"} kind - The residual stream before a block at one token,
- *   or the output of one head or of an MLP at all tokens.
- * @property {number} layer
- * @property {number} index - Token of the residual stream or number of the head; 0 for an MLP.
- */
-
+/** @type {Record<string, Patch["kind"]>} */
 const KINDS = { T: "residual", H: "heads", MLP: "mlp" };
 
 /**

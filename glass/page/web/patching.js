@@ -4,20 +4,18 @@ import { ForwardPass } from "./forward.js";
 import { norm, outputWeight } from "./layers.js";
 import { firstDifference } from "./patches.js";
 
-/** @typedef {import("./patches.js").Patch} Patch */
-
 /**
  * Return a tap that copies activations from another pass.
  *
  * @param {ForwardPass} source - Has read a text with at least as many tokens.
  * @param {Patch[]} patches
- * @returns {import("./forward.js").Tap}
+ * @returns {Tap}
  */
 function createPatchingTap(source, patches) {
   return (name, layer, values, start) => {
     for (const patch of patches) {
-      if (patch.kind === name && patch.layer === layer)
-        copyActivation(source, patch, values, start);
+      if (patch.kind !== name || patch.layer !== layer) continue;
+      copyActivation(source, patch, values, start);
     }
   };
 }
@@ -51,8 +49,7 @@ export class Patching {
   /**
    * @param {ForwardPass} source
    * @param {ForwardPass} base - Has read a text with as many tokens.
-   * @param {{answer: number, wrong: number}} contrast - Token ids: what is measured is the logit of
-   *   the answer minus that of the wrong answer, after the last token.
+   * @param {Contrast} contrast
    * @param {Patch[]} kept - Patches of every run.
    */
   constructor(source, base, contrast, kept) {
@@ -65,21 +62,15 @@ export class Patching {
     this.patched.runFrom(base, 0, this.first);
   }
 
-  /** Return the logit difference with the kept patches. */
-  logitDifference() {
-    return logitDifference(this.patched, this.contrast);
-  }
-
   /**
    * Measure the logit difference with the kept patches and that of one cell.
    *
    * @param {"residual" | "component"} kind - Residual stream: layers × tokens. Components: layers ×
    *   heads, with the MLP in a last column, if the model has MLPs.
-   * @yields {{cell: [number, number], value: number}} Of each row and column.
    */
   *measureCells(kind) {
     const { weights, config, off, T } = this.patched;
-    const unpatched = this.logitDifference();
+    const unpatched = logitDifference(this.patched, this.contrast);
     const pass = new ForwardPass(weights, config, [...off]);
     for (let layer = 0; layer < this.patched.sizes.L; layer++) {
       const patches =
@@ -98,26 +89,20 @@ export class Patching {
   }
 }
 
-/** Return the patches of the residual stream before a block, one for each token. */
+/** @returns {Patch[]} Those of the residual stream before a block, one for each token. */
 const residualPatches = (layer, T) =>
   Array.from({ length: T }, (_, index) => ({ kind: "residual", layer, index }));
 
-/** Return the patches of the heads of a layer and of its MLP, if it has one. */
+/** @returns {Patch[]} Those of the heads of a layer and of its MLP, if it has one. */
 function componentPatches(layer, config) {
-  const ofHeads = Array.from({ length: config.n_head }, (_, index) => ({
-    kind: "heads",
-    layer,
-    index,
-  }));
-  return config.mlp === "none" ? ofHeads : [...ofHeads, { kind: "mlp", layer, index: 0 }];
+  /** @type {Patch[]} */
+  const patches = [];
+  for (let index = 0; index < config.n_head; index++) patches.push({ kind: "heads", layer, index });
+  if (config.mlp !== "none") patches.push({ kind: "mlp", layer, index: 0 });
+  return patches;
 }
 
-/**
- * Return the logit of the answer minus that of the wrong answer after the last token of a pass.
- *
- * @param {ForwardPass} pass
- * @param {{answer: number, wrong: number}} contrast
- */
+/** Return the logit of the answer minus that of the wrong answer after the last token of a pass. */
 export function logitDifference(pass, { answer, wrong }) {
   const { weights, config, T } = pass;
   const { C } = pass.sizes;

@@ -1,7 +1,7 @@
 /** Activation patching: what the reader has selected, and its measurement. */
 
 import { $, throttle } from "./dom.js";
-import { askModel, cancel, describeFailure, send } from "./engine.js";
+import { ask, cancel, describeFailure, send } from "./engine.js";
 import { formatNumber, makeVisible, pluralize } from "./format.js";
 import { data, H, hasMlps, isOwnText, L, maxTokens, ownText, selection } from "./page_state.js";
 import { firstDifference, parsePatch } from "./patches.js";
@@ -20,60 +20,45 @@ export const choices = {
   kept: [], // names of the patches of all runs
 };
 
-/** What was measured of the selection. */
-export const measured = {
-  problem: "", // sentence that says why nothing is measured
+/** What was not measured yet of two texts. */
+const UNMEASURED = {
   cleanTokens: [],
   corruptedTokens: [],
-  i: 0, // token after which the answer is predicted
   first: 0, // first token that differs between the texts
-  /** Likeliest next tokens after i. @type {{id: number, chance: number}[]} */
-  cleanNext: [],
-  /** @type {{id: number, chance: number}[]} */
+  cleanNext: [], // likeliest next tokens after token i
   corruptedNext: [],
   answer: null,
   wrong: null,
-  /** Patches of all runs that can change the prediction. @type {string[]} */
-  kept: [],
-  /**
-   * Logit differences of the runs, and likeliest next tokens of the patched one.
-   *
-   * @type {{clean: number, corrupted: number, patched: number,
-   *   next: {id: number, chance: number}[]} | null}
-   */
+  kept: [], // names of the patches of all runs that can change the prediction
+};
+
+/** What was measured of the selection. @type {PatchingResults} */
+export const measured = {
+  ...UNMEASURED,
+  problem: "",
+  i: 0,
   contrast: null,
-  /** Logit differences with one more patch, by kind and "row,column". */
   cells: { residual: new Map(), component: new Map() },
 };
 
-/**
- * Return the parts of the page's address that name the selection; null if they are not needed.
- *
- * @returns {Record<string, string | null>}
- */
+/** Return the parts of the page's address that name the selection; null if they are not needed. */
 export function describeChoices() {
   const { isOpen, corrupted, answer, wrong, direction, kept } = choices;
+  if (!isOpen) return {};
   return {
-    corrupted: isOpen ? (corrupted ?? $("typed").value) : null,
-    answer: isOpen && answer !== null ? String(answer) : null,
-    wrong: isOpen && wrong !== null ? String(wrong) : null,
-    direction: isOpen && direction !== "denoising" ? direction : null,
-    patched: isOpen && kept.length ? kept.join(",") : null,
+    corrupted: corrupted ?? $("typed").value,
+    answer,
+    wrong,
+    direction: direction === "denoising" ? null : direction,
+    patched: kept.join(",") || null,
   };
 }
 
-/**
- * Select what the page's address names.
- *
- * @param {URLSearchParams} parameters
- */
 export function readChoices(parameters) {
   const corrupted = parameters.get("corrupted");
   const readId = name => {
-    const text = parameters.get(name) ?? "";
-    return /^\d{1,9}$/.test(text) && Number(text) < data.modelConfig?.vocab_size
-      ? Number(text)
-      : null;
+    const id = Number(parameters.get(name) ?? Number.NaN);
+    return Number.isInteger(id) && id >= 0 && id < data.modelConfig?.vocab_size ? id : null;
   };
   Object.assign(choices, {
     isOpen: corrupted !== null,
@@ -98,8 +83,6 @@ function isPatchOfModel(name) {
 /**
  * Return the share of the difference between the texts that a run restores (denoising) or removes
  * (noising).
- *
- * @param {number} logitDifference - Of the run.
  */
 export function shareOf(logitDifference) {
   const { clean, corrupted } = measured.contrast;
@@ -108,7 +91,6 @@ export function shareOf(logitDifference) {
   return change / (clean - corrupted);
 }
 
-/** Return the name of the patch of a cell. */
 export function patchName(kind, row, column) {
   if (kind === "residual") return `L${row}T${column}`;
   return column === H ? `L${row}MLP` : `L${row}H${column}`;
@@ -116,16 +98,8 @@ export function patchName(kind, row, column) {
 
 // ---- measuring
 
-/** What is being measured or has been, as JSON; null: nothing. */
-let question = null;
-
-/** Stop measuring. */
-export function stopMeasuring() {
-  if (question === null) return;
-  question = null;
-  cancel("contrast");
-  cancel("patchCells");
-}
+/** What is being measured or has been, as JSON. */
+let question = "";
 
 /**
  * Measure what is selected, unless that has been done.
@@ -137,15 +111,14 @@ export async function measure(draw, drawCells) {
   const { ids, predictions } = ownText;
   if (!choices.isOpen || !isOwnText() || !predictions) {
     stopMeasuring();
-    forgetTexts();
-    measured.problem = "Type a text above.";
+    Object.assign(measured, UNMEASURED, { contrast: null, problem: "Type a text above." });
     draw();
     return;
   }
   const { off, hidden, step } = predictions;
   const i = Math.min(selection.pinned ?? ids.length - 1, ids.length - 1);
-  const input = { step, off, hidden, i };
-  const asked = JSON.stringify([ids, input, choices]);
+  const input = { ids, step, off, hidden, i };
+  const asked = JSON.stringify([input, choices]);
   if (asked === question) return;
   stopMeasuring();
   question = asked;
@@ -153,11 +126,11 @@ export async function measure(draw, drawCells) {
   Object.assign(measured, { problem: "", contrast: null, i });
   measured.cells = { residual: new Map(), component: new Map() };
   try {
-    const problem = await measureAll({ ids, input, isCurrent, draw, drawCells });
+    const problem = await measureAll({ input, isCurrent, draw, drawCells });
     if (!isCurrent()) return;
     measured.problem = problem;
     const isComplete = countMeasured() === countCells();
-    if (!problem && !isComplete) question = null; // canceled: measured at the next change
+    if (!problem && !isComplete) question = ""; // canceled: measured at the next change
   } catch (error) {
     if (!isCurrent()) return;
     measured.problem = describeFailure(error);
@@ -165,56 +138,44 @@ export async function measure(draw, drawCells) {
   draw();
 }
 
-/** Forget what was measured of two texts. */
-function forgetTexts() {
-  Object.assign(measured, { cleanTokens: [], corruptedTokens: [], contrast: null });
-  Object.assign(measured, { cleanNext: [], corruptedNext: [], answer: null, wrong: null });
+function stopMeasuring() {
+  question = "";
+  cancel("contrast");
+  cancel("patchCells");
 }
-
-/**
- * A measurement in progress.
- *
- * @typedef {object} Task
- * @property {number[]} ids - The clean text.
- * @property {{step: number, off: string[], hidden: number[], i: number}} input
- * @property {() => boolean} isCurrent - Whether the reader still wants it.
- * @property {() => void} draw
- * @property {() => void} drawCells
- */
 
 /**
  * Compare the texts and measure all patches.
  *
- * @param {Task} task
+ * @param {PatchingTask} task
  * @returns {Promise<string>} A sentence that says why nothing is measured; "" if it is or if the
  *   measurement was canceled.
  */
 async function measureAll(task) {
-  const { ids, input, isCurrent } = task;
+  const { input, isCurrent } = task;
+  const { ids, i } = input;
+  const { tokens: cleanTokens, predictions } = ownText;
   const corrupted = choices.corrupted === null ? ids : await encodeText(choices.corrupted);
   const corruptedTokens = await send("tokenTexts", { ids: corrupted });
   if (!isCurrent()) return "";
-  const { tokens: cleanTokens, predictions } = ownText;
-  forgetTexts();
-  Object.assign(measured, { cleanTokens, corruptedTokens });
-  measured.first = firstDifference(ids, corrupted);
-  const problem = compareTexts(ids, corrupted, input.i);
+  const first = firstDifference(ids, corrupted);
+  Object.assign(measured, UNMEASURED, { cleanTokens, corruptedTokens, first });
+  const problem = compareTexts(ids, corrupted, i);
   if (problem) return problem;
 
   // The predictions to choose the answers from.
-  const ask = (request, parameters, onPart) =>
-    askModel(request, ids, { ...input, corrupted, ...parameters }, onPart);
-  const cleanNext = predictions.predicted(input.i);
+  const texts = { request: "contrast", ...input, corrupted };
+  const cleanNext = predictions.predicted(i);
   const [answer, wrong] = cleanNext.map(({ id }) => id);
   const unpatched = { answer, wrong, direction: "denoising", patched: [] };
-  const onCorrupted = await ask("contrast", unpatched);
-  if (!isCurrent() || !onCorrupted) return "";
+  const onCorrupted = await ask({ ...texts, ...unpatched });
+  if (!onCorrupted) return "";
   Object.assign(data.words, onCorrupted.words);
   Object.assign(measured, { cleanNext, corruptedNext: onCorrupted.next });
   await chooseAnswers();
   if (!isCurrent()) return "";
   if (measured.answer === measured.wrong) return "Choose a wrong answer that is not the answer.";
-  return measurePatches(task, ask);
+  return measurePatches(task, texts);
 }
 
 /** Encode a text as the reader's text is encoded. */
@@ -223,13 +184,12 @@ async function encodeText(text) {
   return ids.slice(-maxTokens);
 }
 
-/** Measure the run with the patches that are kept, and then one more at a time. */
-async function measurePatches({ input, isCurrent, draw, drawCells }, ask) {
+async function measurePatches({ draw, drawCells }, texts) {
   const { answer, wrong, first } = measured;
-  const kept = choices.kept.filter(name => isEffective(name, first, input.i));
-  const parameters = { answer, wrong, direction: choices.direction, patched: kept };
-  const contrast = await ask("contrast", parameters);
-  if (!isCurrent() || !contrast) return "";
+  const kept = choices.kept.filter(name => isEffective(name, first, texts.i));
+  const question = { ...texts, answer, wrong, direction: choices.direction, patched: kept };
+  const contrast = await ask(question);
+  if (!contrast) return "";
   Object.assign(data.words, contrast.words);
   Object.assign(measured, { kept, contrast });
   const { clean, corrupted } = contrast;
@@ -242,14 +202,14 @@ async function measurePatches({ input, isCurrent, draw, drawCells }, ask) {
   draw();
   const redraw = throttle(drawCells, REDRAW_DELAY);
   for (const kind of ["component", "residual"]) {
-    await ask("patchCells", { ...parameters, kind }, ({ cells, values }) => {
-      if (!isCurrent()) return;
+    const onPart = ({ cells, values }) => {
       cells.forEach(([row, column], k) => {
         measured.cells[kind].set(`${row},${column}`, values[k]);
       });
       redraw();
-    });
-    if (!isCurrent()) return "";
+    };
+    await ask({ ...question, request: "patchCells", kind }, { onPart });
+    if (measured.contrast !== contrast) return ""; // another question is being measured
   }
   return "";
 }
@@ -290,19 +250,11 @@ async function chooseAnswers() {
   });
 }
 
-/** Return the number of cells of both maps. */
 export const countCells = () => L * (measured.i + 1 + H + (hasMlps ? 1 : 0));
 
-/** Return the number of cells that have been measured. */
 export const countMeasured = () => measured.cells.residual.size + measured.cells.component.size;
 
-/**
- * Encode a text that must be one token.
- *
- * @param {string} text
- * @returns {Promise<{id: number | null, problem: string}>} The token, or a sentence that says why
- *   there is none.
- */
+/** Encode a text that must be one token: return its id, or a sentence that says why there is none. */
 export async function encodeToken(text) {
   try {
     let ids = await send("encode", { text });

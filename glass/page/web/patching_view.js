@@ -7,17 +7,15 @@ import { writeAddress } from "./address.js";
 import { $, bdi, button, el } from "./dom.js";
 import { formatSigned, shortenToken } from "./format.js";
 import { labelToken, parseHead, tokenName } from "./labels.js";
-import { firstTypedToken, showsInitialText } from "./own_text.js";
+import { chooseOwnText } from "./own_text.js";
 import {
   chooseHead,
-  chooseProbe,
   data,
   isOwnText,
   ownText,
   runnableSteps,
   selection,
   togglePin,
-  wanted,
 } from "./page_state.js";
 import { drawPatchingMaps, effectVerb, setUpPatchingMaps } from "./patching_maps.js";
 import {
@@ -164,7 +162,9 @@ function drawDifferences() {
     ["clean text", contrast.clean],
     ["corrupted text", contrast.corrupted],
     [`with the kept patches, ${share}`, contrast.patched],
-  ].map(([name, value]) => el("div", {}, el("b", {}, formatSigned(value)), el("span", {}, name)));
+  ].map(([name, value]) =>
+    el("div", {}, el("b", {}, formatSigned(Number(value))), el("span", {}, name)),
+  );
   // It takes its room also while no patch is kept, so that the maps below stay where they are.
   figures[2].classList.toggle("invisible", !kept.length);
   $("patching-contrast").replaceChildren(
@@ -212,14 +212,6 @@ function togglePatch(name) {
 
 // ---- set-up
 
-/** Show the reader's text in all views, with the same token pinned. */
-function showOwnText() {
-  if (showsInitialText() && selection.pinned !== null) {
-    wanted.pin = Math.max(0, selection.pinned - firstTypedToken());
-  }
-  chooseProbe(data.probes.indexOf(ownText));
-}
-
 /** Use the typed token as the active answer. */
 async function useTypedToken() {
   const { id, problem } = await encodeToken($("typed-token").value);
@@ -237,9 +229,9 @@ export function setUpPatching() {
   $("patching").ontoggle = () => {
     if ($("patching").open === choices.isOpen) return;
     choose({ isOpen: $("patching").open });
-    if (choices.isOpen && !isOwnText()) showOwnText();
+    if (choices.isOpen && !isOwnText()) chooseOwnText();
   };
-  $("patching-show-text").onclick = showOwnText;
+  $("patching-show-text").onclick = chooseOwnText;
   let timer = 0;
   $("corrupted").oninput = () => {
     clearTimeout(timer);

@@ -1,12 +1,13 @@
 /** The prediction after the highlighted token, and the breakdown of the pinned one. */
 
+import { MIN_CLEAR_EFFECT_NATS } from "./cells.js";
 import { $, button, el } from "./dom.js";
 import { formatCount, formatNumber, formatProbability, formatSigned } from "./format.js";
 import { labelToken, tokenName } from "./labels.js";
 import { drawBreakdown } from "./logit_attribution.js";
 import { requestBreakdown } from "./own_requests.js";
 import { currentStep, data, display, highlightToken, ownText, selection } from "./page_state.js";
-import { describeExplained, MIN_CLEAR_EFFECT_NATS } from "./token_effect.js";
+import { describeExplained } from "./token_effect.js";
 
 const MAX_HELPING_TOKENS = 3;
 const MAX_WORD_LENGTH = 40; // characters of the tokens in `data.words`
@@ -19,7 +20,7 @@ export function drawPrediction() {
   let hasBreakdown = isExplained(predictions, pinned);
   if (hasBreakdown && predictions === ownText.predictions) {
     requestBreakdown(pinned, drawPrediction);
-    hasBreakdown = predictions.breakdown?.i === pinned;
+    hasBreakdown = predictions.hasBreakdown(pinned);
   }
   $("breakdown-part").hidden = !hasBreakdown;
   if (!$("expected").hidden) drawExpected(predictions, token);

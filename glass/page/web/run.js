@@ -1,16 +1,16 @@
 /** Entry of a run's page and of a prompt's page: sets up all views and connects them. */
 
 import { readAddress, writeAddress, writeAddressNow } from "./address.js";
-import { decodeAttention, loadCached, withoutFirstToken } from "./attention_data.js";
 import { drawAttention, setUpMaps } from "./attention_map.js";
+import { decodeAttention, decodePredictions, MIN_CLEAR_EFFECT_NATS } from "./cells.js";
 import { setUpContinuing } from "./continuing.js";
-import { setUpControls, updateControls } from "./controls.js";
+import { setUpControls, showStep, updateControls } from "./controls.js";
 import { $, el } from "./dom.js";
 import { isModelBusy } from "./engine.js";
 import { drawFindings } from "./findings.js";
 import { followRun, reloadPage, restoreScroll } from "./follow_run.js";
 import { formatCount, formatNumber, pluralize } from "./format.js";
-import { setTitle, setUpTheme, showStep } from "./frame.js";
+import { setTitle, setUpTheme } from "./frame.js";
 import { focusSelectedHead, revealSelectedHead, setUpHeadGrid } from "./head_grid.js";
 import { headNames, measuredIndices, metricAt, scoreNames } from "./head_metrics.js";
 import { drawHeads } from "./heads.js";
@@ -42,7 +42,6 @@ import { drawPrediction } from "./prediction_view.js";
 import { explainPinnedCell } from "./score_attribution_view.js";
 import { explainTerms } from "./terms.js";
 import { drawHighlights, textLength } from "./text_view.js";
-import { decodePredictions, MIN_CLEAR_EFFECT_NATS } from "./token_effect.js";
 import { drawTraining, setUpTraining, totalSeconds } from "./training.js";
 
 const MIN_INDUCTION_SCORE = 0.15; // below this the page opens on a previous-token head
@@ -82,32 +81,31 @@ function pinWanted() {
   }
 }
 
+const decoded = new Map();
+
+/** Return cells that were decoded before, or decode them. */
+function decodeOnce(key, decode) {
+  if (!decoded.has(key)) decoded.set(key, decode());
+  return decoded.get(key);
+}
+
 /** Load the stored attention of the wanted step and the predictions measured last before it. */
 async function loadWanted() {
   const { probe: p, step: s } = wanted;
-  const { excludeFirst } = selection;
   const probe = data.probes[p];
-  const attention = await loadCached(`${p}/${s}`, () =>
+  const attention = await decodeOnce(`${p}/${s}`, () =>
     decodeAttention(probe.maps[s], data.shape, probe),
   );
-  const stored = probe.withoutFirst?.[s];
-  if (excludeFirst && stored && !attention.withoutFirst) {
-    const exact = await loadCached(`${p}/without-first`, () =>
-      decodeAttention(stored, data.shape, probe),
-    );
-    attention.withoutFirst = withoutFirstToken(attention, exact);
-  }
   const k = probe.tokenEffects.findLastIndex((packed, at) => packed && at <= s);
   if (k < 0) return { attention, predictions: null };
-  const predictions = await loadCached(`${p}/${k}/predictions`, () =>
+  const predictions = await decodeOnce(`${p}/${k}/predictions`, () =>
     decodePredictions(probe.tokenEffects[k], data.shape, probe, steps[k]),
   );
   return { attention, predictions };
 }
 
-/** Draw everything that depends on the selection. */
 function drawAll() {
-  showStep(selection.step, currentStep());
+  showStep();
   if (hasProbes()) drawAttention();
   drawHeads();
   drawInterventions();
@@ -125,7 +123,7 @@ function eventfulToken() {
   const { layer, head } = selection;
   const count = Math.max(1, currentProbe().tokens.length - 1);
   if (!predictions) return Math.floor(count * 0.6);
-  const first = predictions.from ?? 0;
+  const first = predictions.from;
   const tokens = Array.from({ length: count - first }, (_, k) => first + k);
   const argmax = measure =>
     tokens.reduce((best, i) => (measure(i) > measure(best) ? i : best), first);
@@ -158,7 +156,6 @@ function firstHead() {
   return chosen.slice(1).split("H").map(Number);
 }
 
-/** Summarize the model and the run in one line. */
 function describeRun() {
   const isRun = data.kind === "run";
   const losses = isRun ? data.curves["val/loss"].values : [];
@@ -179,14 +176,12 @@ function describeRun() {
   return facts.join(" · ");
 }
 
-/** Say why the page has no attention maps. */
 function describeMissingAttention() {
   if (data.snapshotCount) return "The attention maps of so many tokens do not fit a page.";
   if (data.unreadableSnapshots) return "The snapshots of this run cannot be read.";
   return "No attention has been captured yet.";
 }
 
-/** Show the attention pattern of a head that a finding names. */
 function showHead(layer, head) {
   if (!hasProbes()) return;
   Object.assign(selection, { layer, head, showTokenEffect: false, averageHeads: false });
@@ -195,14 +190,12 @@ function showHead(layer, head) {
   $("large").scrollIntoView({ block: "nearest" });
 }
 
-/** Draw the views of a head that was chosen. */
 function showChosenHead() {
   focusSelectedHead();
   drawAll();
   if (isDeep) revealSelectedHead();
 }
 
-/** Connect the views to the events of page_state.js. */
 function connectViews() {
   on("head", showChosenHead);
   on("draw", drawAll);
@@ -224,7 +217,6 @@ function connectViews() {
   });
 }
 
-/** Lay out the attention section. */
 function setUpAttention() {
   $("nothing").hidden = hasProbes();
   $("nothing").textContent = describeMissingAttention();
@@ -252,16 +244,13 @@ function setUpContents() {
   $("contents").append(...ids.map(createButton));
 }
 
-/** Reload the page when there is a newer one. */
 function follow() {
   if (data.kind !== "run") return;
-  const isModelUsed = () => ownText.isReading || ownText.isContinuing || isModelBusy();
   const isPlaying = () => $("play").getAttribute("aria-label") === "pause";
   const run = { ...data, seconds: totalSeconds() };
-  followRun($("alive"), run, () => isPlaying() || isModelUsed());
+  followRun($("alive"), run, () => isPlaying() || isModelBusy());
 }
 
-/** Set up the page. */
 async function start() {
   const isRun = data.kind === "run";
   const text = data.probes.find(probe => probe.name === "text");
@@ -295,7 +284,7 @@ async function start() {
   }
   readAddress();
   selection.step = wanted.step; // nothing is shown yet
-  showStep(selection.step, currentStep());
+  showStep();
   if (hasProbes()) setUpHeadGrid($("heads-grid"));
   window.onhashchange = () => {
     readAddress();

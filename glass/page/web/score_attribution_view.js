@@ -2,7 +2,7 @@
 
 import { barList, largestBars, sumOfValues } from "./bars.js";
 import { $, el, isNarrow, note } from "./dom.js";
-import { askModel, describeFailure } from "./engine.js";
+import { ask, describeFailure } from "./engine.js";
 import { formatCount, formatSigned } from "./format.js";
 import { headName, labelToken } from "./labels.js";
 import {
@@ -39,10 +39,10 @@ export async function explainPinnedCell() {
     return;
   }
   const interventions = isOwnText() ? {} : { off: [], hidden: [] };
-  const parameters = { layer, head, i, j, ...interventions };
+  const input = { ids: currentProbe().ids, ...interventions };
   let content = [];
   try {
-    const terms = await askModel("explainScore", currentProbe().ids, parameters);
+    const terms = await ask({ request: "explainScore", ...input, layer, head, i, j });
     if (!terms) return; // it was canceled
     content = describeTerms(terms, i, j);
   } catch (error) {

@@ -48,12 +48,13 @@ async function readAnswer(stream, onPart) {
 /**
  * Return a transport that asks the server of the page.
  *
- * @returns {import("./engine.js").Transport}
+ * @returns {Transport}
  */
 export function createServerTransport() {
   /** Requests that are not answered yet: their names, and what aborts them. */
   const pending = new Set();
 
+  /** @type {Transport["send"]} */
   async function send(request, parameters = {}, onPart = () => {}) {
     const controller = new AbortController();
     const entry = { request, controller };
@@ -78,8 +79,6 @@ export function createServerTransport() {
       }
     },
     isBusy: () => pending.size > 0,
-    start: async () => {},
-    loadWeights: async () => {},
 
     describeFailure(error) {
       const { message } = error;

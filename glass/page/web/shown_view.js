@@ -21,6 +21,5 @@ export const showsSink = () =>
 /** Return a function i → the weight of query i on the sink logit; null if it is not on display. */
 export const shownSink = () => (showsSink() ? sinkReader(shownView(), selectedMaps()) : null);
 
-/** Return the view in the large map. */
 export const shownView = () =>
   selection.showTokenEffect && display.predictions ? display.predictions : shownAttention();

@@ -313,7 +313,10 @@ export function highlight(settings) {
   document.body.classList.toggle("single", Boolean(highlighted));
   for (const mark of document.querySelectorAll("[data-group]")) {
     const groups = mark.getAttribute("data-group").split(" ").map(Number);
-    mark.classList.toggle("lit", groups.some(group => highlighted?.has(group)) ?? false);
+    mark.classList.toggle(
+      "lit",
+      groups.some(group => highlighted?.has(group)),
+    );
   }
 }
 

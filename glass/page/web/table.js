@@ -24,7 +24,7 @@ export function fillTable(table, columns, rows, createRow, sorting = null) {
     const sortByColumn = () => {
       Object.assign(sorting, { column: k, sign: NEXT_SIGN.at(sign) });
       fillTable(table, columns, rows, createRow, sorting);
-      table.querySelectorAll("thead button")[k].focus();
+      table.tHead.querySelectorAll("button")[k].focus();
     };
     const name = bdi(column.name);
     const heading = sorting ? button({ onclick: sortByColumn }, name, ARROWS.at(sign)) : name;

@@ -1,13 +1,5 @@
 /** Text to token ids and back, as data/tokenizer.py does it. */
 
-/**
- * @typedef {object} Tokenizer
- * @property {(text: string) => number[]} encode
- * @property {(ids: number[]) => string} decode
- * @property {(id: number) => string} tokenText
- * @property {number} size - Number of tokens.
- */
-
 /** A byte string has one character per byte, so that it can be the key of a Map. */
 const toByteString = text =>
   Array.from(new TextEncoder().encode(text), byte => String.fromCharCode(byte)).join("");
@@ -67,7 +59,6 @@ function mergePairs(bytes, ids) {
   }
 }
 
-/** Create a tokenizer of characters. */
 function createCharTokenizer(alphabet) {
   const characters = [...alphabet];
   const ids = new Map(characters.map((character, id) => [character, id]));
@@ -85,7 +76,6 @@ function createCharTokenizer(alphabet) {
   };
 }
 
-/** Create a tokenizer of byte pairs. */
 function createBytePairTokenizer({ tokens, pattern, end_of_text: endOfText }) {
   const byteStrings = tokens.map(token => (token === null ? "" : atob(token)));
   const splitter = createSplitter(pattern);
@@ -104,11 +94,5 @@ function createBytePairTokenizer({ tokens, pattern, end_of_text: endOfText }) {
   };
 }
 
-/**
- * Create a tokenizer from the contents of tokenizer.json.
- *
- * @param {object} saved
- * @returns {Tokenizer}
- */
 export const createTokenizer = saved =>
   saved.kind === "char" ? createCharTokenizer(saved.alphabet) : createBytePairTokenizer(saved);

@@ -9,10 +9,8 @@ from models import (
     captured_with,
     configs,
     few,
-    in_browser,
     induction_model,
     lively,
-    page_weights,
     random_tokens,
 )
 
@@ -78,28 +76,3 @@ def test_the_score_of_an_induction_head_comes_from_the_previous_token_head():
     largest = max(terms, key=lambda term: term.value)
     assert (largest.query, largest.key) == ("embedding", "L0H0")
     assert largest.value > 0.9 * total > 10
-
-
-ASK = """([config, weights, ids, off, hidden, cells]) => {
-  const { HANDLERS, models, passes, session } = engine;
-  for (const weight of Object.values(weights)) weight.data = Float64Array.from(weight.data);
-  models.set(0, weights);
-  Object.assign(session, { config, tokenizer: { tokenText: String, decode: String } });
-  passes.clear();
-  return cells.map(([[layer, head], i, j]) =>
-    HANDLERS.explainScore({ step: 0, ids, off, hidden, layer, head, i, j }));
-}"""
-
-
-@in_browser
-@given(configs, ablations, hidden_tokens)
-def test_the_page_lists_the_same_terms(engine_tab, config, ablated, hidden):
-    model, forward = read_text(config, ablated, hidden)
-    ids, off = forward.tokens[0].tolist(), [str(head) for head in ablated]
-    lists = engine_tab.evaluate(ASK, [vars(config), page_weights(model), ids, off, hidden, CELLS])
-    for (head, i, j), listed in zip(CELLS, lists):
-        terms = attribute_score(model, forward, head, i, j, hidden)
-        names = [(term["query"], term["key"]) for term in listed]
-        assert names == [(term.query, term.key) for term in terms]
-        values = [term["value"] for term in listed]
-        assert values == pytest.approx([term.value for term in terms], abs=1e-4, rel=1e-4)

@@ -156,6 +156,14 @@ def test_a_request_waits_for_the_one_before_and_ends_when_its_client_is_gone(exp
     assert_works(explorer)
 
 
+def test_an_answer_that_is_given_up_leaves_the_model_free(explorer):
+    body = json.dumps({"request": "continue", "ids": [0], "step": 6, "maxTokens": 9}).encode()
+    answer = explorer.answer(body, lambda: False)
+    next(answer)
+    answer.close()
+    assert_works(explorer)
+
+
 def test_a_client_that_is_gone_before_its_turn_gets_nothing(explorer):
     assert frames(explorer, is_canceled=lambda: True) == []
     assert_works(explorer)

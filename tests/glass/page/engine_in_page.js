@@ -1,31 +1,42 @@
 /** Modules of the worker and of the page, where a test reaches them as `engine`. */
 
 import { withoutFirstToken } from "../../../glass/page/web/attention_data.js";
-import { floatReader } from "../../../glass/page/web/float16.js";
+import { decodeSplitHalves } from "../../../glass/page/web/float16.js";
 import { readFrames } from "../../../glass/page/web/frames.js";
 import { PATCH_HANDLERS } from "../../../glass/page/web/patch_requests.js";
-import {
-  cachedPass,
-  HANDLERS,
-  models,
-  passes,
-  runModel,
-  session,
-} from "../../../glass/page/web/requests.js";
+import { HANDLERS, models, passes, session } from "../../../glass/page/web/requests.js";
 import { scoredDiagonals } from "../../../glass/page/web/token_effect.js";
 import { createTokenizer } from "../../../glass/page/web/tokenizer.js";
 
+const toPlain = value => {
+  if (ArrayBuffer.isView(value)) return [...value];
+  if (Array.isArray(value)) return value.map(toPlain);
+  if (typeof value !== "object" || value === null) return value;
+  return Object.fromEntries(Object.entries(value).map(([key, part]) => [key, toPlain(part)]));
+};
+
+/** Return the parts of the answer to each question about a model, or the answer. */
+async function ask([config, weights, questions]) {
+  for (const weight of Object.values(weights)) weight.data = Float64Array.from(weight.data);
+  Object.assign(session, { config, tokenizer: { tokenText: String, decode: String, size: 23 } });
+  models.set(0, weights);
+  passes.clear();
+  const answers = [];
+  for (const { request, ...parameters } of questions) {
+    const parts = [];
+    const handler = HANDLERS[request] ?? PATCH_HANDLERS[request];
+    const sendPart = part => parts.push(toPlain(part));
+    const answer = await handler({ step: 0, ...parameters }, sendPart, async () => false);
+    answers.push(parts.length ? parts : toPlain(answer));
+  }
+  return answers;
+}
+
 window.engine = {
-  cachedPass,
+  ask,
   createTokenizer,
-  floatReader,
-  HANDLERS,
-  models,
-  PATCH_HANDLERS,
-  passes,
+  decodeSplitHalves,
   readFrames,
-  runModel,
   scoredDiagonals,
-  session,
   withoutFirstToken,
 };

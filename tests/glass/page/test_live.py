@@ -1,9 +1,6 @@
 """A page that follows its run, an address for every selection, the page of a prompt; in Chromium,
 opened from disk."""
 
-import re
-
-import numpy as np
 import pytest
 from conftest import wait_until
 from pages import (
@@ -84,13 +81,8 @@ def test_the_address_restores_the_selection(open_page, tmp_path):
 
 @pytest.mark.slow
 def test_the_page_of_a_prompt_marks_generated_tokens_and_shows_scores(open_page, tmp_path):
-    rng = np.random.default_rng(0)
-    scores = {
-        f"heads/{name}/L{layer}H{head}": float(rng.random()) / 9
-        for layer in range(2)
-        for head in range(4)
-        for name in ("previous_token", "induction")
-    }
+    heads = [f"L{layer}H{head}" for layer in range(2) for head in range(4)]
+    scores = {f"heads/induction/{head}": 0.1 for head in heads}
     scores |= {"heads/induction/L1H2": 0.7, "heads/induction_se/L1H2": 0.03}
     words = [f" a long word {i}" for i in range(300)]
     path = page.write_prompt_page(
@@ -105,17 +97,13 @@ def test_the_page_of_a_prompt_marks_generated_tokens_and_shows_scores(open_page,
     expect_map(tab, heads="L1H2")  # the strongest induction head
     assert "0.70 ± 0.03" in tab.inner_text("#map-caption")
     assert tab.get_attribute("#text .token.lit", "aria-label") == "token 199"  # ends the prompt
-    shown = tab.locator("#scores figure").evaluate_all("all => all.map(f => f.dataset.score)")
-    assert shown == ["previous_token", "induction"]
     border = tab.locator("#text .border")
     assert border.evaluate("b => b.nextElementSibling.getAttribute('aria-label')") == "token 200"
     box = tab.locator("#map canvas").bounding_box()
-    down = tab.evaluate("scrollY")
     tab.mouse.move(box["x"] + box["width"] * 0.3, box["y"] + box["height"] * 0.9)
     lit, text = (tab.locator(part).bounding_box() for part in ("#text .token.lit", "#text"))
     assert text["y"] <= lit["y"] and lit["y"] + lit["height"] <= text["y"] + text["height"]
-    assert tab.evaluate("scrollY") == down and tab.locator("#text").evaluate("t => t.scrollTop") > 0
-    assert re.match(r"\w+ 2\d\d to 2\d\d", tab.inner_text("#zoom-title"))
+    assert tab.evaluate("scrollY") == 0 and tab.locator("#text").evaluate("t => t.scrollTop") > 0
     move_pointer_away(tab)
     tab.focus("#zoom-map canvas")
     tab.keyboard.press("ArrowDown")
