@@ -4,7 +4,7 @@
  */
 
 import { $ } from "./dom.js";
-import { headName } from "./labels.js";
+import { headName, parseHead } from "./labels.js";
 import {
   currentProbe,
   currentStep,
@@ -78,14 +78,13 @@ export function readAddress() {
   };
   const readList = name => (parameters.get(name) ?? "").split(",");
   readChoices(parameters);
-  const named = /^L(\d+)H(\d+)$/.exec(parameters.get("head") ?? "");
-  const [layer, head] = named ? [Number(named[1]), Number(named[2])] : [L, H];
+  const [layer, head] = parseHead(parameters.get("head")) ?? [L, H];
   if (layer < L && head < H) Object.assign(selection, { layer, head });
   const hasText = parameters.has("text") && runnableSteps.length > 0;
   if (hasText) {
     $("typed").value = parameters.get("text");
     Object.assign(ownText, {
-      off: readList("off").filter(name => /^L\d+H\d+$/.test(name)),
+      off: readList("off").filter(parseHead),
       hidden: readList("hidden")
         .filter(token => /^\d{1,6}$/.test(token))
         .map(Number),

@@ -21,28 +21,24 @@ export class Cells {
   signed = false; // whether the values are token effects, which have a sign
   from = 0; // first row and column that is shown
 
-  /** @param {CellArrays} arrays */
-  constructor({
-    L,
-    H,
-    tokens,
-    largest,
-    triangles,
-    norms = null,
-    firstWeights = null,
-    units = null,
-  }) {
+  norms = null; // ‖v W_O‖ of each token, (L, H, T)
+  firstWeights = null; // weights on the first token, (L, H, T), if they are not in the triangles
+  units = null; // what the values of each row are multiples of, (L, H, T)
+  /** The same without the first token, once that has been shown. @type {Cells | null} */
+  withoutFirst = null;
+
+  /**
+   * `largest` is the top of the color scale, the same at every step. `triangles` has the values of
+   * each head, layer · H + head: a lower triangle, row after row.
+   */
+  constructor({ L, H, tokens, largest, triangles, ...others }) {
     this.L = L;
     this.H = H;
     this.T = tokens.length;
     this.tokens = tokens;
     this.largest = largest;
     this.triangles = triangles;
-    this.norms = norms;
-    this.firstWeights = firstWeights;
-    this.units = units;
-    /** The same without the first token, once that has been shown. @type {Cells | null} */
-    this.withoutFirst = null;
+    Object.assign(this, others);
   }
 
   /** Return whether the values of a head have arrived; until then they are NaN. */
@@ -62,13 +58,7 @@ export class Cells {
   }
 }
 
-/**
- * Decode the attention weights of a probe at a step (`pack_maps` of glass/page/pack.py).
- *
- * @param {number[]} packed - Places of the weights and of the value norms.
- * @param {[number, number]} shape - Layers and heads.
- * @param {Probe} probe
- */
+/** Decode the attention weights of a probe at a step (`pack_maps` of glass/page/pack.py). */
 export async function decodeAttention([weights, norms], [L, H], { T, tokens, maps }) {
   const bytes = await unpack(weights);
   const rowCount = L * H * T;
@@ -96,18 +86,13 @@ export class Predictions extends Cells {
   signed = true;
   lacksHeadEffects = false; // they were not measured
   asked = { breakdown: "", headEffects: null, tokenEffects: false }; // of the model, for it
-  /** Those without interventions, if there are any. @type {Unchanged | null} */
-  was = null;
-  /** Ablated heads. @type {string[]} */
-  off = [];
-  /** Hidden tokens. @type {number[]} */
-  hidden = [];
+  was = null; // chances and losses of each token without interventions, if there are any
+  off = []; // ablated heads
+  hidden = []; // hidden tokens
 
   /**
-   * @param {{L: number, H: number, tokens: string[], step: number, largest: number}} facts - `step`
-   *   is the training step at which they were measured.
-   * @param {Float32Array} [numbers] - As `pack_predictions` of glass/page/pack.py orders them.
-   * @param {Int32Array} [ids]
+   * Numbers and ids are ordered as by `pack_predictions` of glass/page/pack.py; `step` is the
+   * training step at which they were measured.
    */
   constructor({ L, H, tokens, step, largest }, numbers = undefined, ids = undefined) {
     const T = tokens.length;
@@ -220,14 +205,7 @@ export class Predictions extends Cells {
   }
 }
 
-/**
- * Decode the predictions of a probe at a step (`pack_predictions` of glass/page/pack.py).
- *
- * @param {number[]} packed - Places of the numbers and of the token ids.
- * @param {[number, number]} shape - Layers and heads.
- * @param {Probe} probe
- * @param {number} step
- */
+/** Decode the predictions of a probe at a step (`pack_predictions` of glass/page/pack.py). */
 export async function decodePredictions([numbers, ids], [L, H], probe, step) {
   const { T, tokens, tokenEffects } = probe;
   const largest = Math.max(...tokenEffects.map(stored => stored?.[2] ?? 0));

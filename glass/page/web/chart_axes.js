@@ -59,13 +59,7 @@ export function formatCompact(value) {
   return value.toLocaleString("en", { maximumFractionDigits: 6 });
 }
 
-/**
- * The range of an axis, which is never empty: values that differ by rounding only are equal.
- *
- * @param {number} low
- * @param {number} high
- * @returns {[number, number]}
- */
+/** The range of an axis, which is never empty: values that differ by rounding only are equal. */
 export function axisRange(low, high) {
   const size = Math.max(Math.abs(low), Math.abs(high));
   if (high - low > 1e-9 * size) return [low, high];
@@ -73,15 +67,7 @@ export function axisRange(low, high) {
   return [low - margin, low + margin];
 }
 
-/**
- * Create a scale that maps values from `low` to `high` to pixels.
- *
- * @param {number} low
- * @param {number} high
- * @param {number} lowPixel
- * @param {number} highPixel
- * @returns {(value: number) => number}
- */
+/** Create a scale that maps values from `low` to `high` to pixels. */
 export function createScale(low, high, lowPixel, highPixel, isLog = false) {
   const transform = isLog ? Math.log10 : Number;
   const start = transform(low);
@@ -89,26 +75,14 @@ export function createScale(low, high, lowPixel, highPixel, isLog = false) {
   return value => lowPixel + ((transform(value) - start) / span) * (highPixel - lowPixel);
 }
 
-/**
- * Return the elements of charts. All that are missing are created before the first is drawn,
- * because charts share the width.
- *
- * @param {HTMLElement} host
- * @param {string[]} ids
- * @returns {HTMLElement[]}
- */
-export function chartPanels(host, ids) {
-  return ids.map(id => $(id) ?? host.appendChild(el("div", { id })));
-}
+/** Return the element of a chart, which is added to `host` if it is missing. */
+export const chartPanel = (host, id) => $(id) ?? host.appendChild(el("div", { id }));
 
 let frameCount = 0;
 
 /**
- * Create an empty chart as wide as its host.
+ * Create an empty chart as wide as its host, with `labelWidth` right of the plotting area.
  *
- * @param {HTMLElement} host
- * @param {number} height - Pixels down to the tick labels of the x axis.
- * @param {number} labelWidth - Pixels right of the plotting area.
  * @returns {ChartFrame}
  */
 export function createFrame(host, height, labelWidth) {
@@ -130,23 +104,15 @@ export function createFrame(host, height, labelWidth) {
   return { svg, plot, width, height, left, right, bottom };
 }
 
-/**
- * @param {ChartFrame} frame
- * @param {number} height - Of the whole chart.
- */
+/** Set the height of the whole chart. */
 export function setChartHeight({ svg, width }, height) {
   svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
   svg.setAttribute("height", String(height));
 }
 
 /**
- * Draw the grid lines and tick labels of the y axis, and the tick labels and name of the x axis.
- *
- * @param {ChartFrame} frame
- * @param {(value: number) => number} y
- * @param {number[]} yTicks - Values.
- * @param {[number, string][]} xTicks - Positions in pixels, and their texts.
- * @param {string} xName
+ * Draw the grid lines and tick labels of the y axis, at the values `yTicks`, and the name of the x
+ * axis and its tick labels, [pixels, text].
  */
 export function drawAxes({ svg, width, height, left, right }, y, yTicks, xTicks, xName) {
   for (const tick of yTicks) {
@@ -165,18 +131,13 @@ export function drawAxes({ svg, width, height, left, right }, y, yTicks, xTicks,
 
 const measuringContext = document.createElement("canvas").getContext("2d");
 
-/** @param {string} text - A chart label. */
+/** Return the width of a chart's label, in pixels. */
 export function textWidth(text) {
   measuringContext.font = `11.5px ${getComputedStyle(document.body).fontFamily}`;
   return measuringContext.measureText(text).width;
 }
 
-/**
- * Shorten a label with an ellipsis until it fits.
- *
- * @param {string} text
- * @param {number} maxWidth - In pixels.
- */
+/** Shorten a chart's label with an ellipsis until it fits. */
 export function shortenToWidth(text, maxWidth) {
   let shortened = text;
   for (let length = [...text].length; length > 1; length--) {
@@ -188,13 +149,12 @@ export function shortenToWidth(text, maxWidth) {
 
 /**
  * Place labels at the right ends of lines, moved apart so that they do not overlap. If a label
- * would be far from its line, none is placed, and the chart needs a legend.
+ * would be far from its line, none is placed, and the chart needs a legend. Return the width that
+ * they take, and a function that draws them.
  *
  * @param {HTMLElement} host
  * @param {EndLabel[]} labels
- * @param {number} bottom - Lower end of the plotting area, in pixels.
- * @returns {{width: number, draw: (frame: ChartFrame) => void}} The width that the labels take in
- *   pixels, and a function that draws them.
+ * @param {number} bottom - Lower end of the plotting area.
  */
 export function placeEndLabels(host, labels, bottom) {
   const placed = labels.map(label => ({ ...label, labelY: label.y })).sort((a, b) => a.y - b.y);
@@ -217,11 +177,6 @@ export function placeEndLabels(host, labels, bottom) {
   return { width, draw: frame => drawEndLabels(frame, placed, width - 13) };
 }
 
-/**
- * @param {ChartFrame} frame
- * @param {(EndLabel & {labelY: number})[]} labels
- * @param {number} maxTextWidth
- */
 function drawEndLabels({ svg, right }, labels, maxTextWidth) {
   for (const { text, y, labelY, group, color } of labels) {
     const marks = { "data-group": group };

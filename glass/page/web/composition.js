@@ -88,7 +88,7 @@ function createGraph(compositions, color, title) {
   const obstacles = Object.entries(layout.places).map(([name, [x, y]]) => ({
     x,
     y,
-    clearance: isHead(name) ? layout.radius + 8 : 18,
+    clearance: parseHead(name) ? layout.radius + 8 : 18,
   }));
   const lines = [];
   const labels = [];
@@ -114,8 +114,6 @@ function createGraph(compositions, color, title) {
   addArrowKeys(svg, lines);
   return svg;
 }
-
-const isHead = name => parseHead(name) !== null;
 
 /**
  * Return the path of a line and its point at a position from 0 to 1. A line that passes over the
@@ -182,7 +180,7 @@ function createNode(name, { places, radius }, isConnected) {
   const [x, y] = places[name];
   const className = `node${isConnected ? " connected" : ""}`;
   const writeName = text => el("svg:text", { x, y: y + 3.5, "text-anchor": "middle" }, text);
-  if (!isHead(name)) {
+  if (!parseHead(name)) {
     const text = name.replace(/^L\d+/, "");
     const width = 7.8 * text.length + 10;
     const box = { x: x - width / 2, y: y - 9, width, height: 18, rx: 3 };

@@ -74,12 +74,7 @@ export function drawDotChart(host, chart) {
   host.replaceChildren(el("h3", {}, title), svg);
 }
 
-/**
- * Range of the y axis. Outliers would flatten the differences between the others.
- *
- * @param {Dot[]} dots
- * @param {boolean} cutsOutliers
- */
+/** Range of the y axis. Outliers would flatten the differences between the others. */
 function valueRange(dots, cutsOutliers) {
   const values = dots.map(dot => dot.y).sort((a, b) => a - b);
   const [best, median] = [values[0], values[values.length >> 1]];
@@ -93,28 +88,16 @@ function valueRange(dots, cutsOutliers) {
   return [low - margin, high + margin];
 }
 
-/**
- * @param {Dot[]} dots
- * @returns {string} A `data-group` attribute.
- */
+/** The groups of dots, as a `data-group` attribute. */
 function groupsOf(dots) {
   return [...new Set(dots.map(({ group }) => group))].join(" ");
 }
 
-/**
- * @param {DotChart["lines"][0]} line
- * @param {(value: number) => number} y
- * @returns {EndLabel}
- */
+/** @returns {EndLabel} */
 function labelOf({ name, dots }, y) {
   return { text: name, y: y(dots.at(-1).y), group: groupsOf(dots), color: "quiet" };
 }
 
-/**
- * @param {ChartFrame} frame
- * @param {DotAxis} axis
- * @param {Dot[]} dots
- */
 function createXScale({ left, right }, { type, ticks }, dots) {
   if (type === "names") return createScale(-0.5, ticks.length - 0.5, left, right);
   const values = [...ticks.map(([value]) => value), ...dots.map(({ x }) => x)];
@@ -123,13 +106,7 @@ function createXScale({ left, right }, { type, ticks }, dots) {
   return createScale(first, last, left + 14, right - 14, type === "log");
 }
 
-/**
- * The ticks of the x axis whose texts do not touch.
- *
- * @param {ChartFrame} frame
- * @param {DotAxis} axis
- * @param {(value: number) => number} x
- */
+/** The ticks of the x axis whose texts do not touch. */
 function readableTicks({ left, right }, axis, x) {
   const nameWidth = Math.max(26, (right - left) / axis.ticks.length - 6);
   const maxWidth = axis.type === "names" ? nameWidth : 90;
@@ -146,15 +123,7 @@ function readableTicks({ left, right }, axis, x) {
   return ticks;
 }
 
-/**
- * One dot with its error bar; an arrowhead if the value is above the chart.
- *
- * @param {Dot} dot
- * @param {number} cx
- * @param {(value: number) => number} y
- * @param {boolean} isAbove
- * @param {boolean} isRinged
- */
+/** One dot with its error bar; an arrowhead if the value is above the chart. */
 function dotMark(dot, cx, y, isAbove, isRinged) {
   const cy = y(dot.y);
   const mark = el("svg:g", {

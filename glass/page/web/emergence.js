@@ -44,8 +44,6 @@ export function drawEmergence(host, scores, scoreColor) {
     return y - top;
   }
 
-  const previous = [...host.querySelectorAll("[data-emerged]")];
-  const focused = previous.indexOf(document.activeElement);
   drawLineChart(host, {
     title: "Emergence of heads, and the loss (nats/token)",
     explanation: EXPLANATION,
@@ -59,7 +57,7 @@ export function drawEmergence(host, scores, scoreColor) {
     ],
   });
   const svg = host.querySelector("svg");
-  if (svg) addKeyboard(svg, marks, focused);
+  if (svg) addKeyboard(svg, marks);
 }
 
 /** Create a dot with the head's name and a stem up to the loss; hollow if the head was lost again. */
@@ -83,15 +81,11 @@ function createMark(emergence, stemX, markX, y, color) {
   return addTooltip(mark, nodes, () => chooseHead(layer, head));
 }
 
-/**
- * Let arrow keys read values on the chart itself and walk over the heads on a mark; the mark that
- * had the focus before the chart was drawn gets it again.
- */
-function addKeyboard(svg, marks, focused) {
+/** Let arrow keys read values on the chart itself and walk over the heads on a mark. */
+function addKeyboard(svg, marks) {
   const readValues = svg.onkeydown;
-  addArrowKeys(svg, marks, 1, () => {}, Math.max(0, focused));
+  addArrowKeys(svg, marks);
   const walkMarks = svg.onkeydown;
   svg.onkeydown = event =>
     event.target === svg ? readValues.call(svg, event) : walkMarks.call(svg, event);
-  if (focused >= 0) marks[focused].focus();
 }

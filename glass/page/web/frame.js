@@ -5,6 +5,7 @@ import { $ } from "./dom.js";
 import { printableName } from "./format.js";
 
 const THEME_KEY = "glassgpt-theme";
+
 /** Name the page, and what it is about before its title. */
 export function setTitle(title, kind) {
   $("brand").textContent = kind;

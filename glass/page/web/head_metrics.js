@@ -62,7 +62,7 @@ export function snapshotIndex(score) {
   return last ?? (indices.length === 1 ? indices[0] : -1);
 }
 
-/** When each head emerged, earliest first. @type {Emergence[]} */
+/** When each head emerged, and when its score was lost again (null: never); earliest first. */
 export const emergences = readEmergences();
 
 function readEmergences() {
@@ -88,7 +88,11 @@ const compositionColumns = Object.keys(columns)
 /** Whether composition was measured at any snapshot. */
 export const hasComposition = compositionColumns.length > 0;
 
-/** Return the composition of all heads at the k-th snapshot. @returns {Composition[]} */
+/**
+ * Return the composition of all heads at the k-th snapshot: the share of the score of head `to` that
+ * is lost if what the component `from` (L0H1, L0MLP or embedding) wrote is removed from an input, and
+ * the share that is lost if nothing in between is computed again.
+ */
 export function compositionAt(k) {
   const all = compositionColumns.map(([key, score, layer, head, input, from]) => {
     const metric = suffix => metricAt(key.replace(score, score + suffix), k);

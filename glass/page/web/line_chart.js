@@ -4,6 +4,7 @@ import {
   AXIS_NAME_HEIGHT,
   axisRange,
   BOTTOM_MARGIN,
+  chartPanel,
   createFrame,
   createScale,
   drawAxes,
@@ -18,10 +19,31 @@ import { el } from "./dom.js";
 import { formatCount, formatWithError } from "./format.js";
 import { addTooltip, announce, showTooltip } from "./tooltip.js";
 
-/**
- * Pixels by which a faint line must be nearer to the pointer than another to be read out instead.
- */
+/** Pixels by which a faint line must be nearer to the pointer than another to be read out instead. */
 const FAINT_LINE_PENALTY = 5;
+
+/**
+ * Draw line charts, each into a panel of `host` with its id. All panels are there before the first
+ * chart is drawn, because they share the width.
+ *
+ * @param {HTMLElement} host
+ * @param {(LineChart & {id: string})[]} charts
+ */
+export function drawLineCharts(host, charts) {
+  const panels = charts.map(({ id }) => chartPanel(host, id));
+  charts.forEach((chart, k) => {
+    panels[k].hidden = stepsOf(chart).length < 2;
+  });
+  charts.forEach((chart, k) => {
+    drawLineChart(panels[k], chart);
+  });
+}
+
+/** The steps at which any series has a value, and those that the x axis includes in any case. */
+function stepsOf({ series, extraSteps = [] }) {
+  const all = [...series.flatMap(({ xs }) => xs), ...extraSteps];
+  return [...new Set(all)].sort((a, b) => a - b);
+}
 
 /**
  * Draw a line chart into `host`, or hide `host` if there are fewer than two steps.
@@ -33,8 +55,7 @@ export function drawLineChart(host, options) {
   const { title, height = 150, currentStep = null, hasLogSteps = false } = options;
   const { drawBelow, describe } = options;
   const series = options.series.filter(({ xs }) => xs.length);
-  const allSteps = [...series.flatMap(({ xs }) => xs), ...(options.extraSteps ?? [])];
-  const steps = [...new Set(allSteps)].sort((a, b) => a - b);
+  const steps = stepsOf(options);
   host.hidden = steps.length < 2;
   if (host.hidden) return;
 
@@ -74,11 +95,6 @@ export function drawLineChart(host, options) {
   addReadout(frame, cursor, x, y, steps, { ...options, series });
 }
 
-/**
- * @param {Series[]} series
- * @param {number[]} includes
- * @param {number} yMax
- */
 function valueRange(series, includes, yMax) {
   // Not Math.min(...values): a run has more values than a call can have arguments.
   const values = series.flatMap(({ ys }) => ys).filter(value => value !== null);
@@ -89,12 +105,7 @@ function valueRange(series, includes, yMax) {
   return axisRange(low, Math.max(Math.min(yMax, largest), ...includes));
 }
 
-/**
- * @param {Series[]} series
- * @param {(value: number) => number} y
- * @param {number} low - Value that stands for a line without values.
- * @returns {EndLabel[]}
- */
+/** @returns {EndLabel[]} At `low` if a line has no values. */
 function labelsOf(series, y, low) {
   return series
     .filter(({ label }) => label)
@@ -104,10 +115,6 @@ function labelsOf(series, y, low) {
     });
 }
 
-/**
- * @param {string} title
- * @param {string} [explanation]
- */
 function heading(title, explanation) {
   if (!explanation) return title;
   // Not in the tab order: the chart itself is.
@@ -115,21 +122,13 @@ function heading(title, explanation) {
   return addTooltip(element, () => [el("div", {}, explanation)]);
 }
 
-/** @param {Series} series */
-function legendKey({ name, color }) {
-  return el("span", { className: "key", style: `--c: var(--${color})` }, name);
-}
+const legendKey = ({ name, color }) =>
+  el("span", { className: "key", style: `--c: var(--${color})` }, name);
 
 function verticalLine(x, bottom, className) {
   return el("svg:line", { x1: x, x2: x, y1: TOP_MARGIN, y2: bottom, class: className });
 }
 
-/**
- * @param {SVGElement} plot
- * @param {Series} series
- * @param {(step: number) => number} x
- * @param {(value: number) => number} y
- */
 function drawSeries(plot, series, x, y) {
   const { xs, ys, color, group } = series;
   const marks = group === undefined ? {} : { "data-group": group };
@@ -151,13 +150,7 @@ function drawSeries(plot, series, x, y) {
   plot.append(...(series.dots ?? []).map(k => dot(k, 4.5)));
 }
 
-/**
- * A band of one standard error on either side of a line.
- *
- * @param {Series} series
- * @param {(step: number) => number} x
- * @param {(value: number) => number} y
- */
+/** A band of one standard error on either side of a line. */
 function errorBand({ xs, ys, errors, color }, x, y) {
   const measured = [...xs.keys()].filter(k => ys[k] !== null);
   const upper = measured.map(k => `${x(xs[k])} ${y(ys[k] + (errors[k] ?? 0))}`);
@@ -254,25 +247,12 @@ function addReadout({ svg, width, height }, cursor, x, y, steps, { series, descr
   svg.onkeydown = onKeyDown;
 }
 
-/**
- * @param {number[]} values
- * @param {number} target
- * @returns {number} Index of the value that is nearest to `target`.
- */
 function indexOfNearest(values, target) {
   const distance = k => Math.abs(values[k] - target);
   return [...values.keys()].reduce((best, k) => (distance(k) < distance(best) ? k : best), 0);
 }
 
-/**
- * The values of all series at a step. A series that was not measured there is read at its nearest
- * step.
- *
- * @param {number} step
- * @param {Series[]} series
- * @param {(series: Series) => number} nearestIndex
- * @returns {Node[]}
- */
+/** The values of all series at a step; one that was not measured there is read at its nearest. */
 function describeStep(step, series, nearestIndex) {
   const rows = series.map(line => {
     const k = nearestIndex(line);

@@ -4,7 +4,7 @@ import { $, bdi, el } from "./dom.js";
 import { formatCount, formatNumber, makeVisible, pluralize } from "./format.js";
 import { currentProbe } from "./page_state.js";
 import { breakAfter, splitMarks } from "./text_view.js";
-import { addArrowKeys, announce, showTooltip } from "./tooltip.js";
+import { addArrowKeys, addTooltip } from "./tooltip.js";
 
 const TICKS = [0, 0.25, 0.5, 0.75, 1]; // shares of the color scale
 
@@ -15,10 +15,9 @@ export function drawLosses(scored) {
   const top = Math.log(scored.vocabSize); // loss of a uniform guess
   $("losses-note").textContent = describe(scored, top);
   drawLegend(top);
-  const spans = scored.tokens.map((text, i) => createToken(text, scored.losses[i], top));
+  const spans = scored.tokens.map((text, i) => createToken(text, i, scored.losses[i], top));
   $("losses-text").replaceChildren(...spans.flatMap(breakAfter));
-  addArrowKeys($("losses-text"), spans, 1, () => {});
-  addTokenTooltip(spans, scored);
+  addArrowKeys($("losses-text"), spans);
 }
 
 /** Describe the colors, the part that is shown of a long text, and how the model read it. */
@@ -55,34 +54,13 @@ function drawLegend(top) {
 }
 
 /** Create the element of a token; `top` is the loss of the last color. */
-function createToken(text, loss, top) {
+function createToken(text, i, loss, top) {
   const percent = Math.round(100 * Math.min(1, loss / top));
-  return el("bdi", { className: "token", style: `--share: ${percent}%` }, ...splitMarks(text));
-}
-
-function addTokenTooltip(spans, { tokens, losses }) {
-  const host = $("losses-text");
-  const indices = new Map(spans.map((span, i) => [span, i]));
-  const show = event => {
-    const span = event.target.closest(".token");
-    const i = indices.get(span);
-    if (i === undefined) {
-      showTooltip(null);
-      return;
-    }
-    const chance = `${formatNumber(100 * Math.exp(-losses[i]))}%`;
-    const content = [
-      el("div", {}, `token ${i + 1}: `, bdi(makeVisible(tokens[i]))),
-      el("div", {}, el("b", {}, losses[i].toFixed(3)), ` nats (probability ${chance})`),
-    ];
-    const box = span.getClientRects()[0];
-    showTooltip(content, box.right, box.bottom - 12);
-    if (event.type === "focusin") announce(content);
-  };
-  const hide = () => showTooltip(null);
-  host.onpointerover = show;
-  host.addEventListener("focusin", show);
-  host.onpointerleave = hide;
-  host.addEventListener("focusout", hide);
-  host.onscroll = hide;
+  const properties = { className: "token", style: `--share: ${percent}%` };
+  const token = el("bdi", properties, ...splitMarks(text));
+  const chance = `${formatNumber(100 * Math.exp(-loss))}%`;
+  return addTooltip(token, () => [
+    el("div", {}, `token ${i + 1}: `, bdi(makeVisible(text))),
+    el("div", {}, el("b", {}, loss.toFixed(3)), ` nats (probability ${chance})`),
+  ]);
 }

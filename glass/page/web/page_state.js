@@ -78,7 +78,7 @@ export const display = {
   predictions: null,
 };
 
-/** The probe that the reader types. Its arrays follow the text (own_text.js). @type {OwnText} */
+/** The probe that the reader types. Its arrays follow the text (own_text.js). */
 export const ownText = {
   name: "your text",
   period: null,

@@ -32,13 +32,13 @@ const UNMEASURED = {
   kept: [], // names of the patches of all runs that can change the prediction
 };
 
-/** What was measured of the selection. @type {PatchingResults} */
+/** What was measured of the selection. */
 export const measured = {
   ...UNMEASURED,
-  problem: "",
-  i: 0,
-  contrast: null,
-  cells: { residual: new Map(), component: new Map() },
+  problem: "", // a sentence that says why nothing is measured
+  i: 0, // token after which the answer is predicted
+  contrast: null, // logit differences of the runs, and likeliest next tokens of the patched one
+  cells: { residual: new Map(), component: new Map() }, // by "row,column", with one more patch
 };
 
 /** Return the parts of the page's address that name the selection; null if they are not needed. */
@@ -102,10 +102,8 @@ export function patchName(kind, row, column) {
 let question = "";
 
 /**
- * Measure what is selected, unless that has been done.
- *
- * @param {() => void} draw - Called when the prediction is there, and at the end.
- * @param {() => void} drawCells - Called at intervals while cells come in.
+ * Measure what is selected, unless that has been done. `draw` is called when the prediction is there,
+ * and at the end; `drawCells` at intervals while cells come in.
  */
 export async function measure(draw, drawCells) {
   const { ids, predictions } = ownText;
@@ -145,11 +143,8 @@ function stopMeasuring() {
 }
 
 /**
- * Compare the texts and measure all patches.
- *
- * @param {PatchingTask} task
- * @returns {Promise<string>} A sentence that says why nothing is measured; "" if it is or if the
- *   measurement was canceled.
+ * Compare the texts and measure all patches. Return a sentence that says why nothing is measured; ""
+ * if it is or if the measurement was canceled.
  */
 async function measureAll(task) {
   const { input, isCurrent } = task;

@@ -34,7 +34,7 @@ export async function loadWeights(step, packed) {
  * Return the cached forward pass of a step with these heads ablated, or a new one. Passes of
  * different names do not evict each other's tokens.
  */
-export function cachedPass({ step, off = [], cacheName = "" }) {
+function cachedPass({ step, off = [], cacheName = "" }) {
   const key = JSON.stringify([step, [...off].sort(), cacheName]);
   const pass = passes.get(key) ?? new ForwardPass(models.get(step), session.config, off);
   passes.delete(key);

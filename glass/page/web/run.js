@@ -5,7 +5,7 @@ import { drawAttention, setUpMaps } from "./attention_map.js";
 import { decodeAttention, decodePredictions, MIN_CLEAR_EFFECT_NATS } from "./cells.js";
 import { setUpContinuing } from "./continuing.js";
 import { setUpControls, showStep, updateControls } from "./controls.js";
-import { $, el } from "./dom.js";
+import { $, button } from "./dom.js";
 import { isModelBusy } from "./engine.js";
 import { drawFindings } from "./findings.js";
 import { followRun, reloadPage, restoreScroll } from "./follow_run.js";
@@ -15,7 +15,7 @@ import { focusSelectedHead, revealSelectedHead, setUpHeadGrid } from "./head_gri
 import { headNames, measuredIndices, metricAt, scoreNames } from "./head_metrics.js";
 import { drawHeads } from "./heads.js";
 import { drawHideButton, drawInterventions, setUpInterventions } from "./interventions.js";
-import { MIN_DEEP_LAYERS } from "./labels.js";
+import { MIN_DEEP_LAYERS, parseHead } from "./labels.js";
 import { drawLosses } from "./losses.js";
 import { setUpMeasuring } from "./measuring.js";
 import { readOwnText, setUpOwnText } from "./own_text.js";
@@ -143,8 +143,8 @@ function eventfulToken() {
  * strongest induction head, or the strongest previous-token head if there is none.
  */
 function firstHead() {
-  const named = /L(\d+)H(\d+)/.exec(data.findings[0]?.heads[0]);
-  if (named) return [Number(named[1]), Number(named[2])];
+  const named = parseHead(data.findings[0]?.heads[0]);
+  if (named) return named;
   const score = (name, head) =>
     metricAt(`heads/${name}/${head}`, measuredIndices[name]?.at(-1)) ?? 0;
   const strongest = name =>
@@ -153,7 +153,7 @@ function firstHead() {
   const isInducing = score("induction", inductionHead) >= MIN_INDUCTION_SCORE;
   const chosen =
     isInducing || !measuredIndices.previous_token ? inductionHead : strongest("previous_token");
-  return chosen.slice(1).split("H").map(Number);
+  return parseHead(chosen);
 }
 
 function describeRun() {
@@ -239,8 +239,7 @@ function setUpContents() {
     training: data.kind === "run",
   };
   const ids = Object.keys(sections).filter(id => sections[id]);
-  const createButton = id =>
-    el("button", { type: "button", onclick: () => $(id).scrollIntoView() }, id);
+  const createButton = id => button({ onclick: () => $(id).scrollIntoView() }, id);
   $("contents").append(...ids.map(createButton));
 }
 

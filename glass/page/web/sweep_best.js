@@ -51,10 +51,6 @@ function figureBox(id, value, ...label) {
   return el("div", { "data-figure": id }, el("b", {}, value), el("span", {}, ...label));
 }
 
-/**
- * @param {string} id
- * @param {SweepFigure} figure
- */
 function resultBox(id, figure) {
   const { value, error, count } = resultOf(lowestLossSetting, figure);
   const isLoss = figure === lossFigure;

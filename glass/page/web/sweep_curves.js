@@ -1,9 +1,8 @@
 /** The curves of a sweep's page: losses and head scores over the steps of training. */
 
-import { chartPanels } from "./chart_axes.js";
 import { $ } from "./dom.js";
 import { formatCount, formatNumber, pluralize } from "./format.js";
-import { drawLineChart } from "./line_chart.js";
+import { drawLineCharts } from "./line_chart.js";
 import { mean, standardError } from "./statistics.js";
 import {
   allSettings,
@@ -34,9 +33,6 @@ const WARMUP_SHARE = 0.1;
 /**
  * The mean over the finished runs of a setting, at the steps that all of them have; null if no run
  * has finished.
- *
- * @param {number} setting
- * @param {(run: SweepRun) => Curve | undefined} curveOf
  */
 function meanCurve(setting, curveOf) {
   const curves = measuredRuns(setting)
@@ -58,14 +54,11 @@ function meanCurve(setting, curveOf) {
 
 /**
  * The lines of all settings, best on top: the mean with its runs behind it. A run that has not
- * finished is a dashed line of its own.
+ * finished is a dashed line of its own. `dots` returns the indices of marked values.
  *
- * @param {(run: SweepRun) => Curve | undefined} curveOf
- * @param {{bold?: boolean, dots?: (run: SweepRun, curve: Curve) => number[]}} [options] - `dots`
- *   returns the indices of marked values.
  * @returns {Series[]}
  */
-export function settingLines(curveOf, { bold = true, dots = () => [] } = {}) {
+export function settingLines(curveOf, { bold = true, dots = (_run, _curve) => [] } = {}) {
   const background = [];
   const foreground = [];
   for (const setting of allSettings) {
@@ -88,10 +81,7 @@ export function settingLines(curveOf, { bold = true, dots = () => [] } = {}) {
   return [...background, ...foreground.reverse()];
 }
 
-/**
- * @param {string} unit
- * @returns {LineChart["describe"]}
- */
+/** @returns {LineChart["describe"]} */
 export function describeValue(unit) {
   return ({ name, xs, ys, run, seedCount, group }, k) => {
     const details = [`step ${formatCount(xs[k])}`];
@@ -126,26 +116,22 @@ export function drawLossCurves() {
   const charts = candidates.filter(({ metric }) =>
     runs.some(run => run.curves[metric].steps.length > 1),
   );
-  const panels = chartPanels(
-    $("curves-charts"),
-    charts.map((_, k) => `curve-${k}`),
-  );
-  charts.forEach(({ metric, name, bold }, k) => {
-    drawLineChart(panels[k], {
-      title: `${name} (${lossFigure.unit || "bits per byte"})`,
-      explanation: explanationOf(name),
-      series: settingLines(run => run.curves[metric], { bold }),
-      height: $("curves").clientWidth > 1500 ? 400 : 320,
-      yMax: upperLimit(metric),
-      describe: describeValue(lossFigure.unit),
-      onNear: highlightNear,
-    });
-  });
+  const drawn = charts.map(({ metric, name, bold }, k) => ({
+    id: `curve-${k}`,
+    title: `${name} (${lossFigure.unit || "bits per byte"})`,
+    explanation: explanationOf(name),
+    series: settingLines(run => run.curves[metric], { bold }),
+    height: $("curves").clientWidth > 1500 ? 400 : 320,
+    yMax: upperLimit(metric),
+    describe: describeValue(lossFigure.unit),
+    onNear: highlightNear,
+  }));
+  drawLineCharts($("curves-charts"), drawn);
   $("curves").hidden = !charts.length;
   $("curves-note").textContent = curvesNote(charts.map(({ metric }) => metric));
 }
 
-/** @param {string[]} metrics - Of the charts that are shown. */
+/** Explain the charts of these metrics. */
 function curvesNote(metrics) {
   const curves = metrics.flatMap(metric => runs.map(run => run.curves[metric]));
   const unfinished = runs.filter(({ status, curves }) => {
@@ -176,14 +162,11 @@ export function drawScoreCurves() {
   const allScores = [...new Set(runs.flatMap(run => Object.keys(run.heads)))];
   const scores = allScores.filter(score => runs.some(run => run.heads[score]?.steps.length > 1));
   $("heads").hidden = !scores.length;
-  const panels = chartPanels(
-    $("heads-charts"),
-    scores.map(score => `head-${score}`),
-  );
-  scores.forEach((score, k) => {
+  const charts = scores.map(score => {
     const emergenceDot = (run, { steps }) =>
       [steps.findLastIndex(step => step <= run.emerged[score])].filter(index => index >= 0);
-    drawLineChart(panels[k], {
+    return {
+      id: `head-${score}`,
       title: scoreTitle(score),
       explanation: SCORES[score]?.explanation,
       height: 220,
@@ -191,8 +174,9 @@ export function drawScoreCurves() {
       series: settingLines(run => run.heads[score], { dots: emergenceDot }),
       describe: describeValue(SCORES[score]?.unit ?? ""),
       onNear: highlightNear,
-    });
+    };
   });
+  drawLineCharts($("heads-charts"), charts);
   const averaged = scores.filter(score => data.averagedScores.includes(score)).map(scoreLabel);
   const averagedNote = averaged.length
     ? `; for ${averaged.join(" and ").toLowerCase()}, the mean over all heads`

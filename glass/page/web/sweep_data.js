@@ -8,7 +8,7 @@
 
 import { formatCompact, shortenToWidth } from "./chart_axes.js";
 import { RAMP } from "./colors.js";
-import { $, bdi, el } from "./dom.js";
+import { $, bdi, button, el } from "./dom.js";
 import { formatCount, formatWithError, pluralize, printableName } from "./format.js";
 import { censoredMedian, mean, standardDeviation, standardError } from "./statistics.js";
 import { addArrowKeys } from "./tooltip.js";
@@ -68,29 +68,17 @@ export const chartedKeys =
 
 // --- values --------------------------------------------------------------------------------------
 
-/**
- * The runs whose results count: the finished ones, or in a comparison of runs each one so far.
- */
+/** The runs whose results count: the finished ones, or in a comparison of runs each one so far. */
 export function measuredRuns(setting) {
   return runsOf[setting].filter(run => run.status === "finished" || data.isComparison);
 }
 
-/**
- * Whether all runs of a setting have the same value of a swept key.
- *
- * @param {number} setting
- * @param {number} k - Index of the key.
- */
+/** Return whether all runs of a setting have the same value of swept key k. */
 export function hasSingleValue(setting, k) {
   return new Set(runsOf[setting].map(run => run.valueIndices[k])).size === 1;
 }
 
-/**
- * The place of a run's value on an axis: the number, or its index among the names.
- *
- * @param {SweepRun} run
- * @param {number} k - Index of the swept key.
- */
+/** The place of a run's value of key k on an axis: the number, or its index among the names. */
 export function axisValue(run, k) {
   const index = run.valueIndices[k];
   return sweptKeys[k].numbers?.[index] ?? index;
@@ -99,7 +87,6 @@ export function axisValue(run, k) {
 /**
  * Put the values of a key in order and choose the axis that spaces them more evenly.
  *
- * @param {{name: string, values: string[]}} key
  * @returns {SweptKey}
  */
 function createSweptKey({ name, values }) {
@@ -112,7 +99,6 @@ function createSweptKey({ name, values }) {
   return { name, values: sortedValues, axis: isSpacedByRatio(numbers) ? "log" : "linear", numbers };
 }
 
-/** @param {number[]} numbers ascending */
 function isSpacedByRatio(numbers) {
   const pairs = numbers.slice(1).map((next, k) => [numbers[k], next]);
   if (numbers[0] <= 0 || numbers.length < 2 || pairs.some(([a, b]) => a === b)) return false;
@@ -123,11 +109,7 @@ function isSpacedByRatio(numbers) {
   return unevenness(ratios) < unevenness(differences);
 }
 
-/**
- * @param {number} setting
- * @param {SweepFigure} figure
- * @returns {SweepResult}
- */
+/** A figure of a setting: the mean over its measured runs; of a time, the median. */
 export function resultOf(setting, { name, isTime }) {
   const measured = measuredRuns(setting);
   const values = measured.map(run => run.figures[name]).filter(value => value !== null);
@@ -139,31 +121,15 @@ export function resultOf(setting, { name, isTime }) {
 
 const lastParts = sweptKeys.map(({ name }) => name.slice(name.lastIndexOf(".") + 1));
 
-/**
- * The last part of a key's name, or all of it if the last part is ambiguous: n_head for
- * model.n_head.
- *
- * @param {number} k - Index of the swept key.
- */
+/** The last part of a key's name, or all of it if that is ambiguous: n_head for model.n_head. */
 export function keyName(k) {
   const isAmbiguous = lastParts.filter(name => name === lastParts[k]).length > 1;
   return printableName(isAmbiguous ? sweptKeys[k].name : lastParts[k]);
 }
 
-/**
- * @param {SweepRun} run
- * @param {number} k - Index of the swept key.
- */
-export function valueName(run, k) {
-  return printableName(run.values[k]);
-}
+export const valueName = (run, k) => printableName(run.values[k]);
 
-/**
- * A value with its key, or alone if it explains itself: "n_head 4", "muon".
- *
- * @param {SweepRun} run
- * @param {number} k - Index of the swept key.
- */
+/** A value with its key, or alone if it explains itself: "n_head 4", "muon". */
 export function keyAndValue(run, k) {
   const isWord = sweptKeys[k].axis === "names" && !/^(true|false|null|none|)$/i.test(run.values[k]);
   if ((sweptKeys.length > 1 || data.study) && isWord) return valueName(run, k);
@@ -177,16 +143,11 @@ export function settingName(setting) {
   return parts.filter(Boolean).join(", ") || "all seeds";
 }
 
-/**
- * A star after the name of the setting that is declared best.
- *
- * @param {number | null} setting
- */
+/** A star after the name of the setting that is declared best. */
 export function bestMark(setting) {
   return setting !== null && setting === bestSetting ? " ★" : "";
 }
 
-/** @param {SweepRun} run */
 export function runName(run) {
   if (data.isComparison) return printableName(run.name);
   const parts = sweptKeys.map((_, k) => keyAndValue(run, k));
@@ -196,11 +157,7 @@ export function runName(run) {
   return parts.join(", ") || printableName(run.name);
 }
 
-/**
- * How a run ended: "finished", "failed after 10 of 20 steps".
- *
- * @param {SweepRun} run
- */
+/** How a run ended: "finished", "failed after 10 of 20 steps". */
 export function outcome({ status, step, maxSteps }) {
   if (status === "finished") return status;
   if (!step) return `${status} before its first step`;
@@ -208,22 +165,12 @@ export function outcome({ status, step, maxSteps }) {
   return `${status} after ${formatCount(step)} of ${pluralize(maxSteps, "step")}`;
 }
 
-/**
- * The name of a figure with its unit: "Throughput (tokens/s)". Bytes are written with their values.
- *
- * @param {SweepFigure} figure
- */
+/** The name of a figure with its unit: "Throughput (tokens/s)". Bytes are written with their values. */
 export function figureTitle({ title, unit }) {
   return unit && unit !== "B" ? `${title} (${unit})` : title;
 }
 
-/**
- * Write a figure with its standard error, if that is known: 1.72 ± 0.01, 115k, 8.19 kB.
- *
- * @param {SweepFigure} figure
- * @param {number | null} value
- * @param {number | null} [error]
- */
+/** Write a figure with its standard error, if that is known: 1.72 ± 0.01, 115k, 8.19 kB. */
 export function formatFigure({ isLarge, unit }, value, error = null) {
   if (!isLarge || value === null) return formatWithError(value, error, 2);
   const power = Math.min(3, Math.floor(Math.log10(Math.max(1, value)) / 3));
@@ -235,15 +182,7 @@ export function formatFigure({ isLarge, unit }, value, error = null) {
   return unit === "B" ? `${number} ${prefix}B` : number + prefix;
 }
 
-/**
- * What a tooltip says about a mark of a chart.
- *
- * @param {string} name
- * @param {string} star - After the name.
- * @param {string} value
- * @param {string} unit
- * @param {string[]} details - One line each.
- */
+/** What a tooltip says about a mark of a chart, whose name may have a star; a line for each detail. */
 export function describeMark(name, star, value, unit, details) {
   return [
     el("div", {}, el("b", {}, bdi(name)), star),
@@ -254,13 +193,11 @@ export function describeMark(name, star, value, unit, details) {
 
 // --- colors --------------------------------------------------------------------------------------
 
-/**
- * Index of the swept key that gives the colors; settings that stay highlighted; the setting that is
- * pointed at.
- *
- * @type {{colorKey: number, pinned: Set<number> | null, near: number | null}}
- */
-const state = { colorKey: 0, pinned: null, near: null };
+const state = {
+  colorKey: 0, // index of the swept key that gives the colors
+  pinned: null, // set of settings that stay highlighted
+  near: null, // setting that is pointed at
+};
 
 /** The index of the value that gives a setting its color; null if its runs have several. */
 function colorValue(setting) {
@@ -303,11 +240,7 @@ export function colorSwatch(setting) {
 
 // --- highlight -----------------------------------------------------------------------------------
 
-/**
- * Highlight settings: the marks of the others fade.
- *
- * @param {Set<number> | null} settings - Null: those that are pinned.
- */
+/** Highlight a set of settings, or those that are pinned if it is null: the others' marks fade. */
 export function highlight(settings) {
   const highlighted = settings ?? state.pinned;
   document.body.classList.toggle("single", Boolean(highlighted));
@@ -320,7 +253,7 @@ export function highlight(settings) {
   }
 }
 
-/** @param {{group?: number} | null} mark - The one that is pointed at. */
+/** Highlight the setting of the mark that is pointed at, if there is one. */
 export function highlightNear(mark) {
   const setting = mark?.group ?? null;
   if (setting === state.near) return;
@@ -328,16 +261,9 @@ export function highlightNear(mark) {
   highlight(setting === null ? null : new Set([setting]));
 }
 
-/** @param {Set<number> | null} settings */
-function joinSettings(settings) {
-  return settings && [...settings].join(" ");
-}
+const joinSettings = settings => settings && [...settings].join(" ");
 
-/**
- * Keep settings highlighted, or no longer if they were.
- *
- * @param {Set<number> | null} settings
- */
+/** Keep a set of settings highlighted, or no longer if it was. */
 export function togglePin(settings) {
   state.pinned = joinSettings(settings) === joinSettings(state.pinned) ? null : settings;
   showPinned();
@@ -359,26 +285,21 @@ export function drawLegend() {
   const chips = sweptKeys[state.colorKey].values.map(legendChip);
   $("color-name").textContent = keyName(state.colorKey);
   $("chips").replaceChildren(...chips);
-  addArrowKeys($("chips"), chips, 1, () => {});
+  addArrowKeys($("chips"), chips);
 }
 
-/**
- * @param {string} name
- * @param {number} value - Its index.
- */
 function legendChip(name, value) {
   const settings = new Set(allSettings.filter(setting => colorValue(setting) === value));
   const isOfBest = settings.has(bestSetting);
   const { color, dash } = styleOf(value);
   const attributes = {
-    type: "button",
     className: "chip",
     "data-group": joinSettings(settings),
     style: `--c: ${color}; --dash: ${dash.css}`,
     title: isOfBest ? "The best setting has this value." : "",
   };
   const text = bdi(shortenToWidth(printableName(name), 200));
-  const chip = el("button", attributes, text, isOfBest ? " ★" : "");
+  const chip = button(attributes, text, isOfBest ? " ★" : "");
   chip.onpointerenter = chip.onfocus = () => highlight(settings);
   chip.onpointerleave = chip.onblur = () => highlight(null);
   chip.onclick = () => togglePin(settings);
@@ -386,9 +307,8 @@ function legendChip(name, value) {
 }
 
 /**
- * Set up the choice of the key that gives the colors, and the keys that end highlighting.
- *
- * @param {() => void} redraw - Draws everything that has a setting's color.
+ * Set up the choice of the key that gives the colors, and the keys that end highlighting; `redraw`
+ * draws everything that has a setting's color.
  */
 export function setUpLegend(redraw) {
   const valueCounts = sweptKeys.map(({ values }) => values.length);

@@ -1,6 +1,6 @@
 /** The charts of a sweep's page that show a figure against a swept key or a cost. */
 
-import { chartPanels } from "./chart_axes.js";
+import { chartPanel } from "./chart_axes.js";
 import { $ } from "./dom.js";
 import { drawDotChart } from "./dot_chart.js";
 import { pluralize, printableName } from "./format.js";
@@ -79,10 +79,7 @@ function lossNotes() {
   return notes;
 }
 
-/**
- * @param {number} k - Index of the swept key.
- * @returns {Abscissa}
- */
+/** @returns {Abscissa} */
 function keyAbscissa(k) {
   const { axis: type, values, numbers } = sweptKeys[k];
   /** @type {[number, string][]} */
@@ -92,10 +89,7 @@ function keyAbscissa(k) {
   return { id: `key-${k}`, name, key: k, toValue: run => axisValue(run, k), axis };
 }
 
-/**
- * @param {SweepFigure} figure
- * @returns {Abscissa}
- */
+/** @returns {Abscissa} */
 function costAbscissa(figure) {
   const results = allSettings.map(setting => resultOf(setting, figure).value);
   const values = [...new Set(results.filter(value => value !== null))].sort((a, b) => a - b);
@@ -118,12 +112,6 @@ function axisName(name, isLog) {
   return isLog ? `${name}, log scale` : name;
 }
 
-/**
- * @param {HTMLElement} section
- * @param {string} id
- * @param {SweepFigure} figure
- * @param {Abscissa} abscissa
- */
 function drawFigure(section, id, figure, abscissa) {
   const { key, toValue } = abscissa;
   const means = allSettings
@@ -137,8 +125,7 @@ function drawFigure(section, id, figure, abscissa) {
     return (isLoss || run.status === "finished") && !isOnlyRun; // which is the mean
   };
   const singleRuns = key === null ? [] : runs.filter(isSmallDot);
-  const [panel] = chartPanels(section, [id]);
-  drawDotChart(panel, {
+  drawDotChart(chartPanel(section, id), {
     title: `${figureTitle(figure)} vs. ${abscissa.name}`,
     dots: [...singleRuns.map(run => runDot(run, toValue(run), figure)), ...means],
     lines: key === null ? [] : joinDots(means, key),
@@ -150,12 +137,7 @@ function drawFigure(section, id, figure, abscissa) {
   });
 }
 
-/**
- * @param {number} setting
- * @param {SweepFigure} figure
- * @param {Abscissa} abscissa
- * @returns {Dot}
- */
+/** @returns {Dot} */
 function meanDot(setting, figure, { toValue, describe }) {
   const { value, error, count } = resultOf(setting, figure);
   const x = toValue(runsOf[setting][0]);
@@ -168,12 +150,7 @@ function meanDot(setting, figure, { toValue, describe }) {
   return { x, y: value, error, group: setting, nodes };
 }
 
-/**
- * @param {SweepRun} run
- * @param {number} x
- * @param {SweepFigure} figure
- * @returns {Dot}
- */
+/** @returns {Dot} */
 function runDot(run, x, figure) {
   const value = run.figures[figure.name];
   const nodes = describeDot(runName(run), "", figure, value, null, [outcome(run)]);
@@ -186,11 +163,9 @@ function describeDot(name, star, figure, value, error, details) {
 }
 
 /**
- * Join the dots of settings that differ in one key only.
+ * Join the dots of settings that differ in key k only, by lines named by what these have in common.
  *
- * @param {Dot[]} dots - Dots of settings.
- * @param {number} k - Index of the key.
- * @returns {{name: string, dots: Dot[]}[]} Lines named by what their settings have in common.
+ * @returns {DotLine[]}
  */
 function joinDots(dots, k) {
   if (sweptKeys[k].axis === "names") return [];

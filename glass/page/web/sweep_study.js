@@ -1,8 +1,7 @@
 /** The sections of a study: its verdicts, the curves that its papers are known for, its tables. */
 
-import { chartPanels } from "./chart_axes.js";
 import { $, el } from "./dom.js";
-import { drawLineChart } from "./line_chart.js";
+import { drawLineCharts } from "./line_chart.js";
 import { describeValue, LINES_NOTE, settingLines } from "./sweep_curves.js";
 import { allSettings, colorSwatch, data, highlightNear, settingName } from "./sweep_data.js";
 import { fillTable } from "./table.js";
@@ -46,10 +45,6 @@ export function showStudy() {
   $("compared").after($("table")); // the costs and losses of the arms
 }
 
-/**
- * @param {HTMLElement} element
- * @param {StudyTable} table
- */
 function fillResultTable(element, { columns, rows, text_columns }) {
   const tableColumns = columns.map((name, k) => ({
     id: name,
@@ -69,14 +64,11 @@ function fillResultTable(element, { columns, rows, text_columns }) {
 /** Draw the curves of a study's metrics. */
 export function drawPhases() {
   const { plot, hasLogSteps, events } = data.study;
-  const panels = chartPanels(
-    $("phases-charts"),
-    plot.map((_, k) => `phase-${k}`),
-  );
-  plot.forEach(([metric, title], k) => {
+  const charts = plot.map(([metric, title], k) => {
     const curveOf = run => (hasLogSteps ? withoutStepZero(run.curves[metric]) : run.curves[metric]);
     const eventDot = (run, { steps }) => [steps.indexOf(run.events[metric])].filter(i => i >= 0);
-    drawLineChart(panels[k], {
+    return {
+      id: `phase-${k}`,
       title,
       explanation: explainMetric(metric),
       series: settingLines(curveOf, { dots: eventDot }),
@@ -84,17 +76,15 @@ export function drawPhases() {
       hasLogSteps,
       describe: describeValue(""),
       onNear: highlightNear,
-    });
+    };
   });
+  drawLineCharts($("phases-charts"), charts);
   $("phases-note").textContent =
     `${LINES_NOTE} A dot marks an event, the first evaluation of a run past a threshold that the next one ` +
     `confirms: ${events.join("; ")}.`;
 }
 
-/**
- * @param {Curve} curve
- * @returns {Curve} What a logarithmic axis can show of the curve.
- */
+/** Return what a logarithmic axis can show of a curve. */
 function withoutStepZero({ steps, values, of }) {
   const first = steps.filter(step => step === 0).length;
   return { steps: steps.slice(first), values: values.slice(first), of };

@@ -104,10 +104,6 @@ function seedCount(setting) {
   return finished === total ? String(finished) : `${finished} of ${total}`;
 }
 
-/**
- * @param {string} id
- * @param {SweepFigure} figure
- */
 function figureColumn(id, figure) {
   return {
     id,

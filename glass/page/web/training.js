@@ -1,9 +1,9 @@
 /** The section about a run's training: figures, curves, samples, time by activity. */
 
-import { chartPanels, formatCompact } from "./chart_axes.js";
+import { formatCompact } from "./chart_axes.js";
 import { $, bdi, el } from "./dom.js";
 import { formatCount, formatDuration, formatNumber, pluralize, printable } from "./format.js";
-import { drawLineChart } from "./line_chart.js";
+import { drawLineCharts } from "./line_chart.js";
 import { columns, data, scoredSteps } from "./page_state.js";
 import { explanationOf, TASK_CHARTS, term } from "./terms.js";
 
@@ -20,9 +20,6 @@ const MAX_SAMPLE_LENGTH = 4000;
 /**
  * A metric as a line of a chart, with a band if the page has its standard errors.
  *
- * @param {string} key
- * @param {string} name
- * @param {string} color - Name of a CSS custom property.
  * @returns {Series}
  */
 export function metricSeries(key, name, color, bold = false) {
@@ -34,9 +31,9 @@ export function metricSeries(key, name, color, bold = false) {
 export function drawTraining() {
   const curve = (key, name) => [metricSeries(key, name, "accent")];
   const inContext = "in-context learning score";
-  /** @type {Record<string, LineChart>} */
-  const charts = {
-    "chart-loss": {
+  drawLineCharts($("charts"), [
+    {
+      id: "chart-loss",
       title: "Loss (nats/token)",
       explanation: explanationOf("loss"),
       height: 170,
@@ -45,60 +42,63 @@ export function drawTraining() {
         metricSeries("val/loss", "validation", "accent", true),
       ],
     },
-    "chart-gain": {
+    {
+      id: "chart-gain",
       title: "Copying gain (nats)",
       explanation: explanationOf("copying gain"),
       includes: [0, 0.1],
       series: [copyingGainSeries()],
     },
-    "chart-in-context": {
+    {
+      id: "chart-in-context",
       title: "In-context learning (nats/token)",
       explanation: explanationOf(inContext),
       includes: [0, 0.1],
       series: [metricSeries("val/in_context_score", inContext, "accent", true)],
     },
-    "chart-lr": {
+    {
+      id: "chart-lr",
       title: "Learning rate",
       explanation: explanationOf("learning rate"),
       series: learningRateSeries(),
     },
-    "chart-speed": {
+    {
+      id: "chart-speed",
       title: "Throughput (tokens/s)",
       explanation: explanationOf("throughput"),
       includes: [0, 1],
       series: curve("train/tokens_per_second", "tokens/s"),
     },
-    "chart-bits": {
+    {
+      id: "chart-bits",
       title: "Bits per byte",
       explanation: explanationOf("bits per byte"),
       series: curve("val/bits_per_byte", "bits per byte"),
     },
-    "chart-norm": {
+    {
+      id: "chart-norm",
       title: "Gradient norm",
       explanation: explanationOf("gradient norm"),
       series: curve("train/grad_norm", "gradient norm"),
     },
-  };
-  for (const [id, chart] of Object.entries(charts)) {
-    drawLineChart(chartPanels($("charts"), [id])[0], chart);
-  }
+  ]);
   drawTask();
 }
 
 /** Draw the charts of the task's metrics, if the run has one. */
 function drawTask() {
-  const measured = TASK_CHARTS.map(({ metrics, ...chart }) => ({
+  const charts = TASK_CHARTS.map(({ metrics, ...chart }, k) => ({
     ...chart,
+    id: `task-${k}`,
     includes: [0],
     series: Object.keys(metrics)
       .filter(name => data.curves[`task/${name}`]?.steps.length > 1)
-      .map((name, k) => metricSeries(`task/${name}`, metrics[name], `c${k + 1}`)),
-  })).filter(({ series }) => series.length);
-  const hosts = measured.map(() => el("div"));
-  $("task-charts").replaceChildren(...hosts); // all of them first, because they share the width
-  measured.forEach((chart, k) => {
-    drawLineChart(hosts[k], chart);
-  });
+      .map((name, line) => metricSeries(`task/${name}`, metrics[name], `c${line + 1}`)),
+  }));
+  drawLineCharts(
+    $("task-charts"),
+    charts.filter(({ series }) => series.length),
+  );
 }
 
 /** @returns {Series} */

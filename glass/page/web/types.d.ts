@@ -1,5 +1,5 @@
 /**
- * Shapes that several modules of the page share; `tsc` checks them.
+ * Shapes that several modules of the pages share; `tsc` checks them.
  *
  * A matrix (n, m) is an array of n · m numbers, row after row. Letters: L layers, H query heads of
  * each, T tokens, C channels, d_v the size of a value.
@@ -17,20 +17,13 @@ type Weights = Record<string, { shape: number[]; data: Float32Array | Float64Arr
  * A function that may change activations in place, of the tokens from `start` on: the input of a
  * block (n, C), the per-head outputs before W_O (n, H, d_v) or what the MLP writes (n, C).
  */
-type Tap = (
-  name: "residual" | "heads" | "mlp",
-  layer: number,
-  values: Float32Array,
-  start: number,
-) => void;
+type Tap = (name: Patch["kind"], layer: number, values: Float32Array, start: number) => void;
 
 /** An activation that is copied from another pass. */
 interface Patch {
-  /** The residual stream before a block at one token, or a head or an MLP at all tokens. */
-  kind: "residual" | "heads" | "mlp";
+  kind: "residual" | "heads" | "mlp"; // the residual stream before a block, at one token
   layer: number;
-  /** Token of the residual stream or number of the head; 0 for an MLP. */
-  index: number;
+  index: number; // token of the residual stream or number of the head; 0 for an MLP
 }
 
 /** Token ids: patching measures the logit of one minus that of the other, after the last token. */
@@ -47,32 +40,24 @@ interface Transport {
   send(request: string, parameters?: Record<string, any>, onPart?: (part: any) => void): Promise<any>;
   /** Stops all requests of a name; their promises resolve to undefined. */
   cancel(request: string): void;
-  /** Whether a request is not answered yet. */
-  isBusy(): boolean;
-  /** Says in a sentence why a request failed. */
-  describeFailure(error: Error): string;
+  isBusy(): boolean; // whether a request is not answered yet
+  describeFailure(error: Error): string; // in a sentence
 }
 
 /** A text, and what the model that reads it lacks. */
 interface Input {
-  /** Step of the weights. */
-  step: number;
+  step: number; // of the weights
   ids: number[];
-  /** Ablated heads, as "L1H3". */
-  off: string[];
-  /** Tokens hidden from all later ones. */
-  hidden: number[];
+  off: string[]; // ablated heads, as "L1H3"
+  hidden: number[]; // tokens hidden from all later ones
 }
 
 /** `ids` is the clean text; the answer is predicted after token i, later ones are not read. */
 interface PatchingParameters extends Input, Contrast {
-  /** As many tokens. */
-  corrupted: number[];
+  corrupted: number[]; // as many tokens
   i: number;
-  /** From the clean text to the corrupted one or the other way round. */
-  direction: "denoising" | "noising";
-  /** Names of the patches of every run, as "L2H1". */
-  patched: string[];
+  direction: "denoising" | "noising"; // from the clean text to the corrupted one, or back
+  patched: string[]; // names of the patches of every run, as "L2H1"
 }
 
 type Handler = (
@@ -81,7 +66,7 @@ type Handler = (
   isCanceled: () => Promise<boolean>,
 ) => any;
 
-// ---- what the page shows
+// ---- what a run's page shows
 
 type Cells = import("./cells.js").Cells;
 type Predictions = import("./cells.js").Predictions;
@@ -89,44 +74,12 @@ type Predictions = import("./cells.js").Predictions;
 /** A text on which attention was captured. */
 interface Probe {
   name: string;
-  /** Tokens after which they repeat; null for text. */
-  period: number | null;
+  period: number | null; // tokens after which they repeat; null for text
   T: number;
   tokens: string[];
   ids: number[];
-  /** Of each step: places of the weights and of the value norms, and their largest product. */
-  maps: number[][];
-  /** Of each step: places of the numbers and of the ids, and the largest effect. */
-  tokenEffects: (number[] | null)[];
-}
-
-interface OwnText extends Probe {
-  off: string[];
-  hidden: number[];
-  view: Cells | null;
-  predictions: Predictions | null;
-}
-
-interface CellArrays {
-  L: number;
-  H: number;
-  tokens: string[];
-  /** Top of the color scale, the same at every step. */
-  largest: number;
-  /** The values of each head, layer · H + head: a lower triangle, row after row. */
-  triangles: (Float32Array | Uint8Array)[];
-  /** ‖v W_O‖ of each token, (L, H, T). */
-  norms?: Float32Array | null;
-  /** Weights on the first token, (L, H, T), if they are not in the triangles. */
-  firstWeights?: Float32Array | null;
-  /** What the values of each row are multiples of, (L, H, T). */
-  units?: Float32Array | null;
-}
-
-/** Predictions without interventions, of each token. */
-interface Unchanged {
-  chances: number[][];
-  losses: ArrayLike<number>;
+  maps: number[][]; // of each step: places of the weights and the value norms, largest product
+  tokenEffects: (number[] | null)[]; // of each step: places of the numbers and ids, largest effect
 }
 
 /** Which maps are read: one head's, or their average if `head` is null. */
@@ -136,53 +89,224 @@ interface Maps {
   weightByValues: boolean;
 }
 
-interface NextToken {
-  id: number;
-  chance: number;
-}
-
-interface PatchingResults {
-  /** Sentence that says why nothing is measured. */
-  problem: string;
-  cleanTokens: string[];
-  corruptedTokens: string[];
-  /** Token after which the answer is predicted. */
-  i: number;
-  first: number;
-  cleanNext: NextToken[];
-  corruptedNext: NextToken[];
-  answer: number | null;
-  wrong: number | null;
-  kept: string[];
-  /** Logit differences of the runs, and likeliest next tokens of the patched one. */
-  contrast: { clean: number; corrupted: number; patched: number; next: NextToken[] } | null;
-  /** Logit differences with one more patch, by "row,column". */
-  cells: { residual: Map<string, number>; component: Map<string, number> };
-}
-
-interface PatchingTask {
-  input: Input & { i: number };
-  /** Whether the reader still wants it. */
-  isCurrent(): boolean;
-  draw(): void;
-  drawCells(): void;
-}
-
 /** As generation/scoring.py writes it. */
 interface ScoredText {
-  /** Mean loss and bits per byte. */
-  summary: string;
-  /** The first tokens of the text, and their losses in nats. */
-  tokens: string[];
-  losses: number[];
-  /** Number of tokens in the whole text. */
-  tokenCount: number;
-  /** Number of tokens that the model reads at once. */
-  window: number;
+  summary: string; // mean loss and bits per byte
+  tokens: string[]; // the first ones of the text
+  losses: number[]; // theirs, in nats
+  tokenCount: number; // of the whole text
+  window: number; // tokens that the model reads at once
   vocabSize: number;
 }
 
+/** As glass/heads/findings.py states it. */
+interface Finding {
+  title: string; // the phenomenon: "Induction head"
+  text: string; // sentences that explain it
+  details: string[]; // measurements with standard errors
+  heads: string[]; // names, strongest first
+}
+
+interface Score {
+  label: string;
+  unit?: string; // missing if it is a share or has none
+  explanation: string; // one sentence
+}
+
 interface Window {
-  /** Functions for the browser's console. */
-  glass: Record<string, Function>;
+  glass: Record<string, Function>; // for the browser's console
+}
+
+// ---- tables and bars
+
+/** Where cells are on a canvas, in pixels. */
+interface CellBox {
+  left: number;
+  cellWidth: number;
+  cellHeight: number;
+  width: number;
+  height: number;
+  bottom: number; // height of the names of the columns
+  hasNames: boolean;
+}
+
+/** What a `CellGrid` shows. A cell is (row, column). */
+interface GridContent {
+  rows: number;
+  cols: number;
+  level(i: number, j: number): number; // a color from 0 to 255; -1 if there is no such cell
+  signed?: boolean; // whether the colors have two ends
+  describe(i: number, j: number): Node[]; // what the tooltip says
+  write?: ((i: number, j: number) => string) | null; // what is written in a cell
+  pick?(i: number, j: number): void; // at a click
+  enter?(i: number, j: number): void; // the cursor enters a cell
+  leave?(): void; // the cursor leaves the grid
+  drawOver?(context: CanvasRenderingContext2D, box: CellBox): void;
+  start?: number[]; // cell at which the keyboard starts
+  maxWidth?: number;
+  minNamedWidth?: number; // of a cell from which rows and columns have names
+  cellHeight?: number; // as high as wide if missing
+  upright?: boolean; // whether the names of columns are not turned
+  rowNames?: string[];
+  colNames?: string[];
+}
+
+interface Bar {
+  name: string;
+  value: number;
+  detail?: string; // a second number
+  pick?: (() => void) | null; // at a click on the name
+}
+
+interface Column<Row> {
+  id: string;
+  name: string; // heading
+  explanation?: string; // one sentence
+  isText?: boolean; // cells are aligned to the left
+  sortValue?(row: Row): string | number | null | undefined; // unknown values come last
+  cell(row: Row): Node | string | number;
+}
+
+/** How a table is sorted: descending (-1), in its original order (0) or ascending. */
+interface Sorting {
+  column: number | null;
+  sign: number;
+}
+
+// ---- charts
+
+/** An empty chart; all sizes are in pixels. */
+interface ChartFrame {
+  svg: SVGElement;
+  plot: SVGElement; // the group whose marks are clipped to the plotting area
+  width: number;
+  height: number; // down to the tick labels of the x axis
+  left: number;
+  right: number;
+  bottom: number;
+}
+
+interface EndLabel {
+  text: string;
+  y: number; // where its line ends
+  color: string; // a CSS custom property, without its dashes
+  group?: number | string;
+}
+
+interface Series {
+  name: string;
+  xs: number[]; // training steps, ascending
+  ys: (number | null)[]; // null leaves a gap
+  errors?: (number | null)[]; // drawn as a band
+  color: string; // a CSS custom property, without its dashes
+  bold?: boolean;
+  faint?: boolean;
+  dash?: string; // an SVG stroke-dasharray
+  label?: string; // at the line's right end
+  group?: number;
+  dots?: number[]; // indices of marked values
+  run?: SweepRun;
+  seedCount?: number;
+}
+
+interface LineChart {
+  title: string; // with the unit of the y axis
+  explanation?: string;
+  series: Series[];
+  height?: number; // pixels down to the tick labels of the x axis
+  currentStep?: number | null;
+  includes?: number[]; // values that the y axis includes in any case
+  yMax?: number; // values above are cut off
+  extraSteps?: number[]; // steps that the x axis includes in any case
+  hasLogSteps?: boolean; // all steps are positive
+  // Draws below the x axis and returns the height that it used
+  drawBelow?: (svg: SVGElement, x: (step: number) => number, top: number, width: number) => number;
+  describe?: (series: Series, index: number) => Node[]; // of one value; if missing, of all series
+  onNear?: (series: Series | null) => void;
+}
+
+interface Dot {
+  x: number | null;
+  y: number | null;
+  error?: number | null;
+  group: number;
+  small?: boolean; // one run rather than a mean
+  nodes: Node[]; // what the tooltip says
+}
+
+/** Dots that are joined. */
+interface DotLine {
+  name: string;
+  dots: Dot[];
+}
+
+interface DotAxis {
+  type: "log" | "linear" | "names";
+  ticks: [number, string][];
+  name: string; // with its unit
+}
+
+interface DotChart {
+  title: string; // with the unit of the y axis
+  dots: Dot[]; // those without x or y are left out
+  lines: DotLine[];
+  axis: DotAxis;
+  ringedGroup: number | null;
+  cutsOutliers: boolean; // draws them at the upper edge, not to scale
+  onNear: (dot: Dot | null) => void;
+  onPick: (dot: Dot) => void;
+}
+
+// ---- the data of a sweep's page
+
+interface Curve {
+  steps: number[];
+  values: number[];
+  of: number; // measured points, of which the curve keeps some
+}
+
+interface SweepRun {
+  name: string;
+  page: string | null; // address of the run's own page
+  status: "finished" | "failed" | "unfinished";
+  reason: string; // why the run failed or could not be continued; "" if it did not
+  step: number;
+  maxSteps: number | null;
+  setting: number;
+  seed: string;
+  values: string[];
+  valueIndices: number[]; // for each swept key, the index of the run's value
+  figures: Record<string, number | null>;
+  curves: Record<string, Curve>;
+  heads: Record<string, Curve>; // of the strongest head, or the mean over the heads
+  emerged: Record<string, number>; // for each kind of head, the step at which the first one emerged
+  events: Record<string, number | null>; // for each metric of a study
+}
+
+interface SweptKey {
+  name: string;
+  values: string[]; // in their order
+  axis: DotAxis["type"];
+  numbers: number[] | null; // null if a value is not a number
+}
+
+/** A number of a run. */
+interface SweepFigure {
+  name: string;
+  title: string;
+  unit: string;
+  better: "lower" | "higher" | "";
+  isLarge: boolean; // written with a prefix: 115k
+  isTime: boolean; // censored in runs that do not have it
+  section: "loss" | "cost" | "heads";
+}
+
+/** What a figure is drawn against. */
+interface Abscissa {
+  id: string;
+  name: string;
+  key: number | null; // index of the swept key; null: a cost
+  toValue: (run: SweepRun) => number | null;
+  describe?: (value: number | null) => string;
+  axis: DotAxis;
 }
