@@ -68,7 +68,7 @@ def patched_models(draw):
 
     return config, {
         "off": some(["L0H1", "L1H0", "L1H3"]),
-        "hidden": some(range(9)),
+        "hidden": some(range(10)),
         "patched": some(patches),
         "direction": draw(st.sampled_from(["denoising", "noising"])),
     }

@@ -1,18 +1,13 @@
 """The command line: mistakes are refused early, and values arrive as typed."""
 
-import os
 import re
-import shlex
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import processes
 import pytest
 import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.singleton import Singleton
 from hydra.errors import HydraException
 from hypothesis import example, given
@@ -24,11 +19,10 @@ from run_folders import write_configuration, write_run
 
 import cli
 from cli.command_line import CONFIGS, SETTINGS, parse_command_line
-from cli.config_file import config_yaml
 from cli.sample_config import SampleConfig
 from common.errors import UserError
-from common.settings import explain_unused, iterate_settings
-from common.terminal import Terminal, explain_error, print_stderr, printer, run_main
+from common.settings import iterate_settings
+from common.terminal import explain_error
 from config import Config, GPTConfig, ModelConfig, TokenizerConfig
 from data.tokenizer import CharTokenizer
 from interop import read_starting_model, save_hf
@@ -74,41 +68,28 @@ def configured(*argv: str) -> Config:
 MISTAKES = [
     ("max_step=3", ["max_step=3", "max_steps?", "python train.py --help"]),
     ("n_layer=4", ["n_layer=4", "model.n_layer?"]),
-    ("+model.typo=4", ["model.typo"]),
     ("max_steps", ["max_steps=VALUE"]),
-    ("max_steps=", ["max_steps=VALUE"]),
     ("max_steps=abc", ["max_steps: ", "'abc'"]),
-    ("model.n_layer=${", ["model.n_layer=${"]),
-    ("model.tie_embeddings=maybe", ["model.tie_embeddings: ", "'maybe'"]),
     ("optim.lr=1e-3,3e-3", ["optim.lr=1e-3,3e-3", "--multirun"]),
-    ("model=small,gpt2", ["model=small,gpt2", "--multirun"]),
-    ("data=my.txt", ["data=my.txt", "text"]),
     ("max_steps=0", ["max_steps=0", "1"]),
     ("model=gpt3", ["model=gpt3", "gpt2?"]),
     ("sweep=heads", ["sweep=heads", "-m"]),
     ("model.n_head=5", ["model.n_head=5", "model.n_embd=128"]),
     ("data=text", ["data.path"]),
     ("data=synthetic data.task=modular model.block_size=8", ["model.block_size=8", "=4"]),
-    ("data=synthetic data.max_period=300", ["data.max_period=300", "model.block_size=256"]),
-    ("data=synthetic data.min_period=30", ["data.min_period=30", "data.max_period=24"]),
     ("data=synthetic data.task=recall data.pairs=17", ["data.pairs=17", "data.symbols=32"]),
-    ("data=synthetic data.task=modular data.symbols=2 data.train_share=0.1", ["data.train_share"]),
     ("data=synthetic tokenizer=gpt2", ["tokenizer", "data=synthetic"]),
     ("data=text data.path=nowhere", ["data.path=nowhere"]),
     ("resume=true", ["resume=true", "run_dir=PATH"]),
     ("resume=true run_dir=nowhere", ["run_dir=nowhere", "resume=true"]),
-    ("optim.lr=${nothing}", ["nothing"]),
     ("hydra.run.dir=here", ["hydra.run.dir=here", "-m"]),
     ("--batch_size=32", ["--batch_size=32", "write batch_size=VALUE"]),
-    ("--config-dir=none", ["--config-dir=none"]),
-    ("--cfg nope", ["nope"]),
     ("-m seed=1,2 run_dir=x", ["run_dir=x", "hydra.sweep.dir=PATH"]),
     ("-m seed=1,2 resume=true", ["resume=true", "resume=auto"]),
-    ("init_from=resume", ["init_from=resume", "run_dir=PATH resume=true"]),
-    ("optim.learning_rate=1", ["optim.learning_rate=1", "optim.lr=RATE"]),
-    ("config/train_shakespeare_char.py", ["experiment=nanogpt_gpu"]),
     (str(ROOT), [str(ROOT), "data.path=PATH", "run_dir=PATH"]),
     ("optim=adamw optim.momentum=0.9", ["optim.momentum=0.9", "optim=muon"]),
+    ("model.position=learned model.rope_theta=8", ["model.rope_theta=8", "learned"]),
+    ("data=synthetic data.task=markov data.pairs=8", ["data.pairs=8", "markov"]),
 ]
 
 
@@ -145,12 +126,6 @@ def test_a_mistake_gives_one_sentence_that_names_it_and_creates_no_file(launch, 
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("line", ["max_steps=3 data.name=null", "-m seed=1,2"])
-def test_a_valid_command_line_prints_one_line_and_continues(line, launch):
-    status, out, err = launch(line)
-    assert (status, out.count("\n"), err) == (0, 1, "")
-
-
 def test_hydra_prints_the_configuration_without_torch(launch):
     status, out, err = launch("--cfg job")
     assert (status, err) == (0, "")
@@ -164,9 +139,6 @@ def test_only_rank_0_prints_errors_and_reads_folders(launch, monkeypatch):
     assert launch("max_step=3") == (1, "", "")
     monkeypatch.setenv("RANK", "0")
     assert launch("resume=true run_dir=nowhere")[0] == 1
-    status, _, err = launch("-m seed=1,2")
-    assert status == 1
-    assert_one_sentence(err, ["torchrun", "python train.py -m"])
 
 
 @pytest.mark.slow
@@ -183,30 +155,6 @@ def test_a_mistake_is_refused_before_torch_is_imported(script, line, new_command
 
 
 # --- values ---------------------------------------------------------------------------------------
-
-
-def alternatives(value: str) -> list:
-    """The values of data.name=VALUE that Hydra sweeps over."""
-    parse = OverridesParser.create().parse_override
-    override = parse(parse_command_line(["-m", f"data.name={value}"]).settings[0])
-    if not override.is_sweep_override():
-        return [override.value()]
-    return [parse(f"data.name={text}").value() for text in override.sweep_string_iterator()]
-
-
-@pytest.mark.parametrize(
-    "value, expected",
-    [
-        ("a", ["a"]),
-        ("/notes,a b.txt", ["/notes", "a b.txt"]),
-        ("'a,b',c", ["a,b", "c"]),
-        ("choice(a,b)", ["a", "b"]),
-        ("null,a", [None, "a"]),
-        ("it's (1)", ["it's (1)"]),
-    ],
-)
-def test_a_sweep_splits_values_that_hydra_can_parse_and_keeps_others_whole(value, expected):
-    assert alternatives(value) == expected
 
 
 @pytest.mark.slow
@@ -241,17 +189,6 @@ def test_typed_settings_win_over_experiments_and_experiments_over_presets(hydra)
     assert composed("data=stdlib", "experiment=nanogpt_cpu").data.source == "stdlib"
     nanogpt = composed("experiment=nanogpt_cpu", "optim=muon").optim
     assert (nanogpt.name, nanogpt.beta2) == ("muon", 0.99)
-    assert composed("experiment=nanogpt_cpu", "optim.beta2=0.9").optim.beta2 == 0.9
-    assert composed("data.name=null").data.name is None
-
-
-@pytest.mark.slow
-def test_the_command_in_a_presets_header_is_valid(hydra):
-    for group, presets in cli.find_presets().items():
-        for path in presets.values() if group != "sweep" else ():
-            lines = path.read_text(encoding="utf-8").splitlines()
-            command = next(line for line in lines if line.startswith("# python train.py"))
-            composed(*shlex.split(re.sub(r"# python train\.py|[\[\]]", "", command)))
 
 
 # --- the settings of sample.py --------------------------------------------------------------------
@@ -259,26 +196,19 @@ def test_the_command_in_a_presets_header_is_valid(hydra):
 
 @given(text=hostile_texts)
 @example(text="???")
-def test_a_prompt_arrives_as_typed(text):
+@example(text="5")
+def test_a_prompt_arrives_as_typed_and_numbers_as_numbers(text):
     if text != "null":
-        assert sample_config([f"prompt={text}"]).prompt == text
-
-
-def test_settings_of_sample_are_converted_to_their_types():
-    config = sample_config(["top_k=5", "temperature=2", "prompt=5"])
-    assert config == SampleConfig(top_k=5, temperature=2.0, prompt="5")
+        config = sample_config([f"prompt={text}", "top_k=5", "temperature=2"])
+        assert config == SampleConfig(prompt=text, top_k=5, temperature=2.0)
 
 
 @pytest.mark.parametrize(
     "argv, names",
     [
-        (["temprature=1"], ["temprature", "temperature?", "python sample.py --help"]),
-        (["prompt=def", "main"], ["main", "KEY=VALUE"]),
+        (["temprature=1"], ["temprature", "temperature?"]),
         (["--prompt"], ["--prompt", "prompt=VALUE"]),
-        (["prompt=a", "score=b"], ["prompt=", "score="]),
         (["top_k=1.5"], ["top_k=1.5"]),
-        (["temperature=null"], ["temperature=null"]),
-        (["score=a", "top_k=3"], ["top_k=3", "score=a"]),
         (["temperature=0", "top_p=0.5"], ["top_p=0.5", "temperature=0"]),
         (["attention=a.html", "precision=bf16"], ["precision=bf16", "attention=a.html"]),
     ],
@@ -298,54 +228,36 @@ def test_the_help_of_train_lists_all_settings_and_presets_in_80_columns(launch, 
     status, out, err = launch("max_steps=3 --help")
     assert (status, err) == (0, "") and all(len(line) <= 80 for line in out.splitlines())
     text = " ".join(out.split())
-    for name, f, _ in iterate_settings(Config()):
-        assert re.search(rf" {re.escape(name)}=\S+ {re.escape(f.metadata['help'])}", text), name
+    assert all(f" {name}=" in text for name, _, _ in iterate_settings(Config()))
     for group, presets in cli.find_presets().items():
         assert all(re.search(rf" {group}={name}\*? \S", text) for name in presets)
-    # The values of the plain command, which is experiment=default, not the neutral ones.
-    assert " max_steps=2000 " in text and " optim.name=muon " in text
-    assert "(true | false | auto)" in text
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "argv", [["train.py", "-h"], ["sample.py", "-h"], ["explore.py", "--help"]]
-)
-def test_help_is_printed_in_every_encoding(argv, tmp_path):
-    done = processes.run(tmp_path, *argv, env={"PYTHONIOENCODING": "ascii"}, text=False)
-    assert (done.returncode, done.stderr) == (0, b"") and len(done.stdout.decode("ascii")) > 100
+    assert " max_steps=2000 " in text  # of experiment=default
 
 
 # --- the user's own presets -----------------------------------------------------------------------
 
-GLOBAL = "# @package _global_\n"
 OWN = {
     "model/tiny": "n_layer: 1\nn_head: 2\nn_embd: 16\nblock_size: 16\n",
     "data/mine": f"source: text\npath: {ROOT / 'LICENSE'}\n",
     "tokenizer/letters": "name: char\n",
-    "experiment/mine": GLOBAL + "defaults:\n  - override /model: tiny\n"
+    "experiment/mine": "# @package _global_\ndefaults:\n  - override /model: tiny\n"
     "  - override /data: mine\n  - override /tokenizer: letters\n"
     "max_steps: 2\nbatch_size: 2\nattention:\n  every: 0\n",
 }
 
 
-@pytest.fixture
-def own(tmp_path):
-    """Add presets to a folder for --config-dir: own({"model/tiny": "n_layer: 1"})."""
-
-    def write(presets: dict[str, str]) -> str:
-        for name, text in presets.items():
-            path = tmp_path / "own" / f"{name}.yaml"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text)
-        return f"--config-dir={tmp_path / 'own'}"
-
-    return write
+def write_presets(folder: Path, presets: dict[str, str]) -> str:
+    """Write presets to a folder, and return the argument that adds it."""
+    for name, text in presets.items():
+        path = folder / f"{name}.yaml"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return f"--config-dir={folder}"
 
 
 @pytest.mark.slow
-def test_a_run_of_own_presets_resumes(own, tmp_path, command):
-    folder = own(OWN)
+def test_a_run_of_own_presets_resumes(tmp_path, command):
+    folder = write_presets(tmp_path / "own", OWN)
     for steps, more in ((2, []), (3, ["resume=true", "max_steps=3"])):
         done = command("train.py", folder, "experiment=mine", "run_dir=run", *more)
         assert (done.returncode, done.stderr) == (0, "")
@@ -353,54 +265,21 @@ def test_a_run_of_own_presets_resumes(own, tmp_path, command):
         assert (kept["model"]["n_embd"], kept["max_steps"]) == (16, steps)
 
 
-# What experiment/bad.yaml has below its first line → what is named.
-BAD_EXPERIMENTS = [
-    ("max_steps: [3\n", ["bad.yaml", "line 3"]),
-    ("max_step: 3\n", ["max_step"]),
-    ("max_steps: ${nothing}\n", ["nothing"]),
-    ("defaults:\n  - override /model: smal\n", ["model=smal", "small?"]),
-]
-
-
-@pytest.mark.parametrize("content, names", BAD_EXPERIMENTS)
-def test_a_mistake_in_an_own_preset_gives_one_sentence(content, names, own, launch):
-    folder = own({"experiment/bad": GLOBAL + content})
-    status, out, err = launch(f"{folder} experiment=bad")
+@pytest.mark.parametrize(
+    "content, names", [("max_steps: [3\n", ["bad.yaml", "line 3"]), ("max_step: 3\n", ["max_step"])]
+)
+def test_a_mistake_in_an_own_preset_gives_one_sentence(content, names, tmp_path, launch):
+    bad = {"experiment/bad": "# @package _global_\n" + content}
+    status, out, err = launch(f"{write_presets(tmp_path / 'own', bad)} experiment=bad")
     assert (status, out) == (1, "")
     assert_one_sentence(err, names)
 
 
-# --- settings without effect ----------------------------------------------------------------------
-
-# A setting, values with which it has an effect, and one with which it has none.
-USED_WITH = [
-    ("optim.momentum", {"optim.name": "muon"}, {"optim.name": "adamw"}),
-    ("model.rope_theta", {"model.position": "rope"}, {"model.position": "learned"}),
-    ("attention.check_every", {"attention.every": 2}, {"attention.every": 0}),
-    ("data.symbols", {"data.source": "synthetic"}, {"data.source": "stdlib"}),
-    ("data.pairs", {"data.source": "synthetic", "data.task": "recall"}, {"data.task": "markov"}),
-]
-
-
-@pytest.mark.parametrize("name, used, unused", USED_WITH)
-def test_a_setting_without_effect_is_refused_if_it_was_typed(name, used, unused):
-    config = Config().with_value(name, 8)
-    for key, value in used.items():
-        config = config.with_value(key, value)
-    assert explain_unused(config, name) is None
-    ((other, value),) = unused.items()
-    config = config.with_value(other, value)
-    reason = explain_unused(config, name)
-    assert reason.startswith(f"{name}=8 ") and str(value) in reason
-    for swept in (other, other.partition(".")[0], "experiment"):  # other jobs use it
-        assert explain_unused(config, name, [swept]) is None
+# --- from arguments to a configuration ------------------------------------------------------------
 
 
 def test_a_setting_of_a_preset_may_have_no_effect(hydra):
     assert configured("optim=adamw", "experiment=speedrun").optim.name == "adamw"
-
-
-# --- from arguments to a configuration ------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -426,9 +305,6 @@ def test_a_resumed_run_keeps_its_configuration_except_for_typed_settings(hydra, 
             configured(f"run_dir={tmp_path}", "resume=true", setting)
         assert all(name in str(error.value) for name in names)
     assert configured(f"run_dir={tmp_path / 'new'}", "resume=auto").model.n_layer == 3
-    (tmp_path / "early").mkdir()  # stopped before its first checkpoint
-    (tmp_path / "early" / "config.yaml").write_text(config_yaml(kept))
-    assert configured(f"run_dir={tmp_path / 'early'}", "resume=auto").model.vocab_size is None
 
 
 def test_a_tilde_after_an_equals_sign_is_expanded(hydra, tmp_path, monkeypatch):
@@ -454,41 +330,17 @@ def test_a_pretrained_model_starts_at_a_tenth_of_the_presets_rate_unless_one_is_
     config = configured(start, f"run_dir={tmp_path / 'run'}")
     assert (config.optim.lr, config.optim.muon_lr) == (pytest.approx(6e-4), None)
     assert "optim.lr=0.0006" in capsys.readouterr().out
-    assert configured(start, "optim=adamw").optim.lr == pytest.approx(1e-4)
     both = configured(start, "experiment=speedrun").optim  # lr and muon_lr in the preset
     assert (both.lr, both.muon_lr) == (pytest.approx(3e-3), pytest.approx(1e-2))
     typed = configured(start, "experiment=speedrun", "optim.lr=0.01").optim
     assert (typed.lr, typed.muon_lr) == (0.01, None)
-    typed = configured(start, "experiment=speedrun", "optim.muon_lr=0.5").optim
-    assert (typed.lr, typed.muon_lr) == (pytest.approx(3e-3), 0.5)
 
-    # A resumed run keeps its rate, whether its command is repeated or not
+    # A resumed run keeps its rate, though its command is repeated
     write_configuration(tmp_path / "run", config)
-    for arguments in ([], [start], ["experiment=default"], [start, "experiment=default"]):
+    for arguments in ([], [start, "experiment=default"]):
         resumed = configured(f"run_dir={tmp_path / 'run'}", "resume=true", *arguments)
         assert resumed.optim.lr == pytest.approx(6e-4)
         assert resumed.init_from == config.init_from
-    resumed = configured(f"run_dir={tmp_path / 'run'}", "resume=true", "optim.lr=0.002")
-    assert resumed.optim.lr == 0.002
-    command = [start, "optim=adamw", f"run_dir={tmp_path / 'run'}"]
-    config = configured(*command)
-    write_configuration(tmp_path / "run", config)
-    assert configured(*command, "resume=true").optim == config.optim
-
-
-def test_control_characters_are_shown_and_closed_streams_are_ignored(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["sample.py"])
-    monkeypatch.setenv("HYDRA_FULL_ERROR", os.environ.get("HYDRA_FULL_ERROR", ""))
-    print_stderr("a \x1b[31m\x9b name\n\tof two lines")
-    printer(Terminal())("a \x1b[31m")
-    printed = capsys.readouterr()
-    assert (printed.out, printed.err) == (
-        "a \ufffd[31m\n",
-        "a \ufffd[31m\ufffd name\n\tof two lines\n",
-    )
-    monkeypatch.setattr(sys, "stderr", None)  # as with 2>&-
-    run_main(lambda: print_stderr("a note"), str)
-    assert capsys.readouterr().out == ""
 
 
 def test_a_short_trial_of_a_preset_shortens_its_warm_up():

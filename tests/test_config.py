@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from cli.config_file import absolute_paths, config_yaml, read_config
 from cli.sample_config import SampleConfig
 from common.errors import UserError
-from common.settings import iterate_settings
 from config import Config, GPTConfig
 
 
@@ -30,12 +29,9 @@ def changed(config, values):
 
 # Settings that cannot work → what the error names: the setting, its value, what is possible.
 INVALID = [
-    ({"max_steps": 0}, ["max_steps=0", "1"]),
     ({"accumulate": 5}, ["accumulate=5", "batch_size=32"]),
     ({"seed": 2**63}, [f"seed={2**63}", f"{2**63 - 1}"]),
-    ({"resume": True}, ["resume=true", "run_dir=PATH"]),
     ({"eval_only": True}, ["eval_only=true", "run_dir=PATH", "init_from=MODEL"]),
-    ({"eval_only": True, "prepare_only": True, "run_dir": "x"}, ["eval_only", "prepare_only"]),
     ({"run_dir": "odd\udcff"}, [r"'odd\udcff'", "UTF-8"]),
     ({"model.n_head": 3}, ["model.n_embd=128", "model.n_head=3", "model.head_dim"]),
     ({"model.n_kv_head": 3}, ["model.n_kv_head=3", "model.n_head=4", "1, 2, 4"]),
@@ -43,34 +39,15 @@ INVALID = [
     ({"model.mlp": "relu"}, ["model.mlp=relu", "gelu, swiglu, relu2", "relu2?"]),
     ({"model.ngrams": 2, "model.ngram_size": 129}, ["model.ngram_size=129", "model.n_embd=128"]),
     ({"optim.lr": 0.0}, ["optim.lr=0.0", "0"]),
-    ({"optim.muon_lr": 1e300}, ["optim.muon_lr=1e+300", "1e+30"]),
     ({"optim.warmup_steps": 1000}, ["optim.warmup_steps=1000", "max_steps=1000"]),
-    ({"data.source": "text"}, ["data=text", "data.path="]),
     ({"data.source": "hf"}, ["data=hf", "data.name="]),
     ({"tokenizer.name": "gtp2"}, ["tokenizer.name=gtp2", "gpt2?"]),
-    ({"tokenizer.name": "hf"}, ["tokenizer.name=hf", "init_from="]),
-    (
-        {"attention.picture_every": 150},
-        ["attention.picture_every=150", "attention.every=100"],
-    ),
 ]
 INVALID_FOR_SAMPLE = [
     ({"top_p": 1.1}, ["top_p=1.1", "1"]),
     ({"max_new_tokens": 10**23}, ["max_new_tokens=", "1000000000"]),
     ({"checkpoint": "²"}, ["checkpoint=²", "best", "last"]),
-    ({"run_dir": "a", "init_from": "b"}, ["run_dir=", "init_from="]),
     ({"attention": "map.png"}, ["attention=map.png", ".html"]),
-]
-VALID = [
-    {},
-    {"max_steps": 1},
-    {"batch_size": 32, "accumulate": 32},
-    {"seed": 2**63 - 1},
-    {"device": "cuda:1"},
-    {"resume": "auto", "run_dir": "a"},
-    {"model.n_head": 3, "model.head_dim": 7},
-    {"model.position": "rope", "model.head_dim": 2},
-    {"log.every": 0, "eval.every": 0, "checkpoint.every": 0, "attention.every": 0},
 ]
 
 
@@ -85,20 +62,6 @@ def test_an_invalid_setting_is_refused_by_name_and_value(settings_class, cases):
         assert "\n" not in sentence and all(name in sentence for name in names), sentence
 
 
-def test_values_at_their_bounds_are_accepted():
-    for values in VALID:
-        changed(Config(), values).check()
-    for values in (
-        {"temperature": 0.0},
-        {"top_p": 1.0},
-        {"min_p": 0.0},
-        {"checkpoint": "0"},
-        {"prompt": ""},
-        {"attention": "a.html"},
-    ):
-        changed(SampleConfig(), values).check()
-
-
 # --- derived sizes --------------------------------------------------------------------------------
 
 
@@ -107,18 +70,6 @@ def test_sizes_that_are_left_out_follow_from_the_others(mlp, hidden):
     shape = GPTConfig(vocab_size=9, n_head=3, n_embd=60, mlp=mlp)
     assert (shape.key_dim, shape.value_dim, shape.kv_heads) == (20, 20, 3)
     assert shape.hidden_dim == hidden
-
-
-# --- help and bounds ------------------------------------------------------------------------------
-
-
-def test_every_setting_has_help_and_every_number_a_lower_bound():
-    for name, f, default in [*iterate_settings(Config()), *iterate_settings(SampleConfig())]:
-        help, choices = f.metadata["help"], f.metadata.get("choices")
-        assert help and "\n" not in help, name
-        assert not choices or default in choices, name
-        if "int" in str(f.type) or "float" in str(f.type):
-            assert f.metadata.get("ge") is not None or f.metadata.get("gt") is not None, name
 
 
 # --- config.yaml ----------------------------------------------------------------------------------
@@ -157,14 +108,7 @@ def test_an_invalid_configuration_file_is_refused_in_one_sentence(tmp_path):
     with pytest.raises(UserError) as error:
         read_config(path)
     assert str(path) in str(error.value)
-    for text in (
-        "max_step: 3",
-        "max_steps: many",
-        "model: [",
-        "model: 3",
-        "seed: ${nothing}",
-        "wandb:\n  project: caf\xe9\n",
-    ):
+    for text in ("max_step: 3", "max_steps: many", "model: [", "wandb:\n  project: caf\xe9\n"):
         path.write_bytes(text.encode("latin-1"))
         with pytest.raises(UserError) as error:
             read_config(path)

@@ -6,16 +6,16 @@ import formulas
 import pytest
 import torch
 import torch.nn.functional as F
+from conftest import ROOT
 from hypothesis import given
 from hypothesis import strategies as st
 from models import VOCAB_SIZE, configs, few, lively, ngram_vectors, random_tokens, seeds, small
-from presets import model_preset
+from omegaconf import OmegaConf
 from torch import nn
 
-from config import OptimConfig
-from model import GPT, MLP, SelfAttention, attention, causal_mask, rotary_table
-from training.optimizers import build_optimizers
-from variants import VariantAttention, build_model, sink_of
+from config import GPTConfig
+from model import SelfAttention, attention, causal_mask, rotary_table
+from variants import VariantAttention, build_model
 
 close = torch.testing.assert_close
 
@@ -87,45 +87,7 @@ def test_self_attention_is_torchs_multihead_attention(bias):
     close(attention_pattern(layer, x), weights, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("qk_norm", [False, True, "gains"])
-def test_qk_norm_makes_attention_independent_of_the_length_of_queries_and_keys(qk_norm):
-    x = torch.randn(2, 9, 16, dtype=torch.float64)
-    layer = lively(SelfAttention(small(qk_norm=qk_norm, norm_eps=1e-12)).double())
-    before = layer(x)
-    with torch.no_grad():
-        layer.W_Q.weight *= 7
-        layer.W_K.weight *= 0.5
-    assert torch.allclose(layer(x), before) == bool(qk_norm)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_rotary_angles_are_exact_and_take_no_memory_for_a_long_context(dtype):
-    short = lively(GPT(small(position="rope", block_size=64)), seed=1).to(dtype)
-    long = GPT(small(position="rope", block_size=400_000_000)).to(dtype)
-    long.load_state_dict(short.state_dict())
-    tokens = random_tokens(2, 40)
-    assert torch.equal(long(tokens)[0], short(tokens)[0])
-    assert torch.equal(long.rotary_at(7, 9), rotary_table(0, 9, short.config)[:, 7:])
-    generated = long.generate(tokens[:, :5], 30, temperature=0)
-    assert torch.equal(generated, short.generate(tokens[:, :5], 30, temperature=0))
-
-
 # --- Variants of attention ------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("groups", [1, 4])
-def test_a_sink_logit_is_one_more_score_whose_value_is_zero(groups, dtype):
-    layer = VariantAttention(small(attention_sink=True, n_kv_head=groups))
-    q, k, v = (torch.randn(2, heads, 40, 4, requires_grad=True) for heads in (4, groups, groups))
-    torch.nn.init.normal_(layer.sink)
-    output, weights = formulas.attend(q, k, v, causal_mask(40, 40), sink_of(layer))
-    close(layer.weights(q, k, causal_mask(40, 40)), weights, atol=1e-6, rtol=0)
-    fused = layer.fused(q.to(dtype), k.to(dtype), v.to(dtype), None).float()
-    atol = 1e-5 if dtype == torch.float32 else 0.05
-    close(fused, output, atol=atol, rtol=0)
-    direction = torch.randn_like(fused) / 40
-    assert_equal_gradients(fused, output, [q, k, v, layer.sink], direction, atol=10 * atol)
 
 
 @pytest.mark.parametrize("is_additive", [False, True])
@@ -143,45 +105,15 @@ def test_a_key_is_not_smeared_with_a_token_that_its_query_cannot_attend_to(is_ad
     close(layer(x, mask=mask)[:, rows], layer(changed, mask=mask)[:, rows])
 
 
-def test_variants_begin_as_documented_and_have_no_weight_decay_but_gates():
-    model = build_model(
-        small(attention_sink=True, smear_keys=True, n_kv_head=2, attention_gate="channel")
-    )
-    layer = model.blocks[0].attention
-    assert layer.sink.tolist() == [0] * 4 and layer.smear.tolist() == [2] * 2
-    assert layer.W_gate.weight.shape == (16, 16) and not layer.W_gate.bias.any()
-    undecayed = [
-        id(p)
-        for optimizer in build_optimizers(model, OptimConfig())
-        for group in optimizer.param_groups
-        for p in group["params"]
-        if group["weight_decay"] == 0
-    ]
-    assert {id(layer.sink), id(layer.smear), id(layer.W_gate.bias)} <= {*undecayed}
-
-
 # --- Dropout --------------------------------------------------------------------------------------
 
 
-def test_attention_drops_in_training_only_and_keeps_the_mean():
-    layer = lively(SelfAttention(small(dropout=0.3)))
-    x = torch.randn(1, 6, 16)
-    expected = layer(x)
-    close(expected, formulas.self_attention(layer, x), atol=1e-5, rtol=1e-5)
-    dropped = layer.train()(x.expand(20_000, -1, -1))
-    assert (dropped == 0).float().mean().item() == pytest.approx(0.3, abs=0.01)
-    # Attention weights are dropped too, not the output alone.
-    assert dropped[dropped != 0].unique().numel() > 1000
-    close(dropped.mean(dim=0, keepdim=True), expected, atol=0.06, rtol=0)
-
-
 @pytest.mark.parametrize(("is_training", "share"), [(True, 0.3), (False, 0.0)])
-def test_the_mlp_and_the_embeddings_drop_in_training_only(is_training, share):
+def test_every_part_drops_in_training_only(is_training, share):
     model = lively(build_model(small(dropout=0.3))).train(is_training)
-    mlp = lively(MLP(small(dropout=0.3))).train(is_training)
-    embeddings = []
+    embeddings, x = [], torch.randn(500, 16, 16)
     model.run_blocks(random_tokens(500, 16), taps={("embedding", 0): embeddings.append})
-    for output in (embeddings[0], mlp(torch.randn(500, 16, 16))):
+    for output in (embeddings[0], model.blocks[0].attention(x), model.blocks[0].mlp(x)):
         assert (output == 0).float().mean().item() == pytest.approx(share, abs=0.01)
 
 
@@ -199,8 +131,11 @@ def test_the_mlp_and_the_embeddings_drop_in_training_only(is_training, share):
     ],
 )
 def test_a_preset_has_the_published_number_of_parameters(name, vocab_size, parameters):
+    settings = dict(OmegaConf.load(ROOT / "configs" / "model" / f"{name}.yaml"))
+    for base in settings.pop("defaults", ()):
+        settings = {**OmegaConf.load(ROOT / "configs" / "model" / f"{base}.yaml"), **settings}
     with torch.device("meta"):
-        model = build_model(model_preset(name, vocab_size=vocab_size))
+        model = build_model(GPTConfig(**{**settings, "vocab_size": vocab_size}))
     assert model.num_parameters() == parameters
 
 
@@ -254,21 +189,6 @@ def test_ngrams_read_previous_tokens_but_no_hidden_ones(T, n_previous, hidden, n
     close(added, ngram_vectors(model, text, hidden)[n_previous:])
 
 
-def test_tied_embeddings_are_one_parameter_and_untied_ones_two():
-    tied, untied = build_model(small()), build_model(small(tie_embeddings=False))
-    assert tied.head.weight is tied.token_embedding.weight
-    assert untied.num_parameters() == tied.num_parameters() + VOCAB_SIZE * 16
-    tied(random_tokens(1, 4), random_tokens(1, 4))[1].backward()
-    # Tokens that were not read learn as outputs.
-    assert tied.token_embedding.weight.grad.abs().min() > 0
-
-
-def test_normalized_embeddings_have_a_mean_square_of_one():
-    model = build_model(small(norm_embedding=True))
-    x = model.embed(random_tokens(2, 16))
-    close(x.square().mean(-1), torch.ones(2, 16), atol=1e-2, rtol=0)
-
-
 def test_the_first_weights_have_the_documented_standard_deviations():
     torch.manual_seed(0)
     config = small(
@@ -290,49 +210,49 @@ def test_the_first_weights_have_the_documented_standard_deviations():
             assert torch.equal(p, torch.full_like(p, value)), name
 
 
-def test_more_tokens_than_fit_the_block_are_refused():
-    for position in ("learned", "rope"):
-        model = build_model(small(position=position, block_size=16))
-        assert model(random_tokens(1, 16))[0].shape == (1, 16, VOCAB_SIZE)
-        with pytest.raises(ValueError):
-            model(random_tokens(1, 17))
-        with pytest.raises(ValueError):
-            model.attention_maps(random_tokens(1, 17))
-
-
 # --- The loss -------------------------------------------------------------------------------------
 
 
-def test_the_loss_is_the_mean_over_targets_that_are_not_negative():
-    model, tokens, targets = (
-        lively(build_model(small())),
-        random_tokens(2, 5),
-        random_tokens(2, 5, seed=1),
-    )
-    targets[0, 1] = targets[1, 4] = -1
-    logits, loss = model(tokens, targets)
-    losses = [
-        -logits[b, t].log_softmax(dim=0)[targets[b, t]].item()
-        for b in range(2)
-        for t in range(5)
-        if targets[b, t] >= 0
-    ]
-    assert len(losses) == 8
-    assert loss.item() == pytest.approx(sum(losses) / 8, rel=1e-5)
-
-
-@pytest.mark.parametrize("vocab_multiple", [1, 64])
-def test_logits_beside_a_loss_need_no_gradient_and_others_do(vocab_multiple):
-    model, tokens = build_model(small(vocab_multiple=vocab_multiple)), random_tokens(2, 5)
-    logits, loss = model(tokens, tokens)
-    assert loss.requires_grad and not logits.requires_grad
-    assert model(tokens)[0].requires_grad
-
-
-def test_the_loss_of_a_model_in_bf16_is_computed_in_float32():
+def test_the_loss_is_the_mean_over_targets_that_are_not_negative_in_float32():
     model = lively(build_model(small())).bfloat16()
     tokens, targets = random_tokens(2, 16), random_tokens(2, 16, seed=1)
+    targets[0, 1] = targets[1, 4] = -1
     logits, loss = model(tokens, targets)
-    assert logits.dtype == torch.bfloat16
     assert loss.dtype == torch.float32
-    close(loss, F.cross_entropy(logits.double().flatten(0, 1), targets.flatten()).float())
+    logits, targets = logits.double().flatten(0, 1), targets.flatten()
+    close(loss, F.cross_entropy(logits, targets, ignore_index=-1).float())
+
+
+# --- A padded vocabulary --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tie_embeddings", [True, False])
+@pytest.mark.parametrize("multiple", [2, 64])
+def test_padding_the_product_of_the_head_changes_no_prediction_and_no_gradient(
+    multiple, tie_embeddings
+):
+    plain = lively(build_model(small(tie_embeddings=tie_embeddings)).double())
+    padded = build_model(small(tie_embeddings=tie_embeddings, vocab_multiple=multiple)).double()
+    padded.load_state_dict(plain.state_dict())
+    tokens, targets = random_tokens(2, 9), random_tokens(2, 9, seed=1)
+    losses = [model(tokens, targets)[1] for model in (padded, plain)]
+    close(padded(tokens)[0], plain(tokens)[0])
+    close(*losses)
+    gradients = [
+        torch.autograd.grad(loss, list(model.parameters()))
+        for loss, model in zip(losses, (padded, plain))
+    ]
+    close(*gradients)
+
+
+def test_no_id_without_a_token_is_generated():
+    model = lively(build_model(small(bias=True)))
+    with torch.no_grad():  # the model predicts only ids from 20 on
+        model.norm.weight.zero_()
+        model.norm.bias.zero_()[0] = 1
+        model.head.weight[:, 0] = 0
+        model.head.weight[20:, 0] = 50
+    prompt = random_tokens(2, 3) % 20
+    assert (model.generate(prompt, 20)[:, 3:] >= 20).all()
+    model.token_count = 20
+    assert (model.generate(prompt, 20) < 20).all()

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from models import configs, few, lively, random_tokens, seeds, small
 
-from model import TAP_NAMES, GPTConfig, causal_mask
+from model import TAP_NAMES, causal_mask
 from variants import build_model, gates_of, sink_of
 
 close = torch.testing.assert_close
@@ -150,30 +150,25 @@ def test_the_maps_times_the_values_are_the_update_of_fused_attention(config, T, 
 
 
 @pytest.mark.parametrize("is_training", [True, False])
-def test_attention_maps_change_neither_the_model_nor_the_random_state(is_training):
+@pytest.mark.parametrize(
+    "look",
+    [
+        lambda model, tokens: model.attention_maps(tokens),
+        lambda model, tokens: model.run_with_taps(tokens, {}),
+    ],
+)
+def test_looking_drops_nothing_and_changes_neither_the_model_nor_the_random_state(
+    look, is_training
+):
     model, tokens = lively(build_model(small(dropout=0.5))).train(is_training), random_tokens(2, 9)
     model(tokens, tokens)[1].backward()
-    gradients = [p.grad.clone() for p in model.parameters()]
-    weights = [p.detach().clone() for p in model.parameters()]
+    before = [(p.clone(), p.grad.clone()) for p in model.parameters()]
     random_state = torch.get_rng_state()
-    maps = model.attention_maps(tokens)
+    seen = look(model, tokens)
     assert torch.equal(torch.get_rng_state(), random_state)
     assert all(module.training == is_training for module in model.modules())
-    assert torch.is_grad_enabled()
-    assert not maps.requires_grad
-    assert all(torch.equal(p.grad, g) for p, g in zip(model.parameters(), gradients))
-    assert all(torch.equal(p, w) for p, w in zip(model.parameters(), weights))
-    # Nothing was dropped from them.
-    assert torch.equal(maps, model.eval().attention_maps(tokens))
-
-
-def test_attention_maps_are_exact_under_autocast_too():
-    torch.manual_seed(0)
-    model = build_model(GPTConfig(vocab_size=11, block_size=64, n_layer=2, n_head=2, n_embd=16))
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        maps = model.attention_maps(torch.randint(0, 11, (1, 64)))
-    assert maps.dtype == torch.float32
-    assert (maps.sum(-1) - 1).abs().max() < 1e-5
+    close([(p, p.grad) for p in model.parameters()], before, atol=0, rtol=0)
+    assert torch.equal(seen, look(model.eval(), tokens))
 
 
 # --- From Python ----------------------------------------------------------------------------------
@@ -211,26 +206,12 @@ def test_gradients_flow_through_what_a_tap_returns_or_changes_in_place(name, cha
     assert torch.autograd.gradcheck(loss, added)
 
 
-def test_a_pass_with_taps_drops_nothing_and_leaves_the_model_as_it_was():
-    model, tokens = lively(build_model(small(dropout=0.5))).train(), random_tokens(2, 9)
-    random_state = torch.get_rng_state()
-    logits = model.run_with_taps(tokens, {("heads", 0): lambda heads: heads * 2})
-    assert all(module.training for module in model.modules())
-    assert torch.equal(torch.get_rng_state(), random_state)
-    model.eval()
-    assert not torch.allclose(logits, model(tokens)[0])
-    assert torch.equal(model.run_with_taps(tokens, {}), model(tokens)[0])
-
-
 @pytest.mark.parametrize(
     ("key", "returned"),
     [
         (("blocks.0.attn.hook_z", 0), None),
         (("heads", 2), None),
-        (("embedding", 1), None),
-        ("heads", None),
         (("heads", 0), torch.zeros(2, 9, 4)),
-        (("heads", 0), 0.0),
     ],
 )
 def test_a_tap_that_cannot_work_is_refused(key, returned):

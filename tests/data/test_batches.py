@@ -63,14 +63,6 @@ def test_the_slices_of_all_processes_make_up_the_global_batch(size, seed, step, 
         assert {len(part) for part in parts} == {batch}
 
 
-def test_a_batch_may_span_many_epochs():
-    batches = Batches(numbered_tokens(45), 10, 21, seed=5)
-    assert np.array_equal(
-        batches.window_starts(0),
-        np.concatenate([epoch_starts(batches, epoch) for epoch in range(6)])[:21],
-    )
-
-
 @given(size=sizes(), seed=seeds, epoch=st.integers(0, 10**6))
 def test_an_epoch_lays_windows_end_to_end_and_visits_each_once(size, seed, epoch):
     number, block, batch = size
@@ -82,19 +74,6 @@ def test_an_epoch_lays_windows_end_to_end_and_visits_each_once(size, seed, epoch
     assert max(gaps) == block + number % block
 
 
-@pytest.mark.slow
-def test_every_token_occurs_and_begins_a_window_about_equally_often_over_many_epochs():
-    number, block, epochs = 97, 10, 3000
-    batches = Batches(numbered_tokens(number), block, 9 * epochs, seed=3)
-    inputs, _ = batches.batch(0)
-    share = np.bincount(inputs.ravel(), minlength=number) / epochs
-    left_out = 1 - 90 / 97
-    assert abs(share - 90 / 97).max() < 5 * (left_out * (1 - left_out) / epochs) ** 0.5
-    counts_of_starts = np.bincount(inputs[:, 0], minlength=97)
-    expected = 9 * epochs / 97
-    assert abs(counts_of_starts - expected).max() < 5 * expected**0.5
-
-
 def test_epochs_differ_in_their_offset_and_in_their_order_and_so_do_seeds():
     batches = Batches(numbered_tokens(100_003), 100, 16, seed=1337)
     epochs = [epoch_starts(batches, epoch) for epoch in range(20)]
@@ -104,12 +83,6 @@ def test_epochs_differ_in_their_offset_and_in_their_order_and_so_do_seeds():
         Batches(numbered_tokens(1000), 10, 100, seed).window_starts(0) for seed in range(50)
     ]
     assert len({tuple(starts) for starts in of_seeds}) == 50
-
-
-def test_adjacent_windows_are_not_visited_consecutively():
-    starts = epoch_starts(Batches(numbered_tokens(100_000), 10, 16, seed=1337), 0) // 10
-    assert (abs(np.diff(starts)) <= 1).mean() < 0.01
-    assert abs(np.corrcoef(np.arange(len(starts)), starts)[0, 1]) < 0.05
 
 
 # --- the permutation ------------------------------------------------------------------------------
@@ -133,10 +106,3 @@ def test_permute_of_a_large_size_stays_in_range_without_repetition(size):
     assert len(np.unique(image)) == len(index)
     assert abs(image.mean() / size - 0.5) < 0.02
     assert permute(index[5:6], size, key(7)) == image[5]
-
-
-def test_every_order_of_four_is_about_equally_likely():
-    orders = [tuple(permute(np.arange(4), 4, key(seed))) for seed in range(4800)]
-    counts = np.array([orders.count(order) for order in set(orders)])
-    assert len(counts) == 24
-    assert counts.min() > 100 and counts.max() < 320

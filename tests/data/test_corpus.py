@@ -1,37 +1,15 @@
-"""Reading a corpus: pieces of documents, .jsonl and .gz files, and text that cannot be read."""
+"""Reading a corpus: .jsonl and .gz files, and text that cannot be read."""
 
 import gzip
 import json
-from itertools import pairwise
 
 import pytest
 from corpora import documents, text_corpus
 
-import data.corpus
 from common.errors import UserError
 from config import DataConfig
 from data.corpus import open_corpus
 from data.splits import count_corpus
-
-# --- pieces of documents --------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("size", [1, 7, 64])
-def test_the_pieces_of_a_document_make_it_up_and_begin_at_lines_that_begin_with_a_letter(
-    tmp_path, size, monkeypatch
-):
-    text = "\ufeffif x:\r\n\n\n    é = 1\n\n\n# note\nélan 漢字\n漢字\n\nafter a gap\n" * 20
-    (tmp_path / "a.txt").write_bytes(text.encode())
-    (tmp_path / "b.txt").write_bytes(b"")
-    monkeypatch.setattr(data.corpus, "PIECE_CHARS", size)
-    corpus = text_corpus(tmp_path)
-    assert documents(corpus) == [text.removeprefix("\ufeff").replace("\r\n", "\n"), ""]
-    pieces = [piece.text for piece in corpus.pieces()]
-    assert len(pieces) > 10
-    if size > 7:  # else the pieces are so small that lines do not fit into two of them
-        for before, after in pairwise(pieces):
-            assert before.endswith("\n") and not before[-2].isspace()
-            assert not after or after[0].isalnum()
 
 
 @pytest.mark.parametrize(

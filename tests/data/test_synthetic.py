@@ -78,15 +78,6 @@ def test_the_begin_symbol_comes_first_and_symbols_are_written_as_characters_in_o
     assert spelled.removesuffix("+=") == CHARACTERS[:100] and spelled.isprintable()
 
 
-@pytest.mark.parametrize(
-    ("task", "begin", "length"),
-    [("passages", True, 1), ("modular", True, 5), ("recall", False, 17)],
-)
-def test_a_prompt_ends_before_the_first_token_that_counts(task, begin, length):
-    a_task = task_of(task, begin=begin)
-    assert a_task.prompt == a_task.validation.tokens[0, :length].tolist()
-
-
 def test_probes_of_a_task_are_sequences_and_draw_no_begin_symbol():
     text = generate_tokens(config_of("passages", begin=True), None)
     probes = make_probes(text.train, text.val, text.tokenizer, 24, 0, text.task.block_size + 1)
@@ -163,25 +154,6 @@ def test_chains_have_the_transition_probabilities_that_are_given(seed, shared):
         assert (abs(share - probabilities) < 5.5 * error + 1e-9).all()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("concentration", [0.3, 5.0])
-def test_each_chain_has_transitions_of_its_own(concentration):
-    """With a Dirichlet concentration c, pairs of equal transitions are expected to agree more."""
-    task = task_of("markov", block_size=400, concentration=concentration)
-    tokens = task.generate(BATCH, 300).tokens
-    counts = np.zeros((300, 3, 3))
-    rows = np.repeat(np.arange(300), 400)
-    np.add.at(counts, (rows, tokens[:, :-1].ravel(), tokens[:, 1:].ravel()), 1)
-    n = counts.sum(-1)
-    # E[k (k - 1)] / (n (n - 1)) is E[p²] = (c + 1) / (3 (3 c + 1)) for Dirichlet(c, c, c)
-    pairs = (counts * (counts - 1)).sum(-1) / 3
-    is_enough = n > 30
-    estimates = pairs[is_enough] / (n * (n - 1))[is_enough]
-    expected = (concentration + 1) / (3 * (3 * concentration + 1))
-    error = estimates.std() / len(estimates) ** 0.5
-    assert abs(estimates.mean() - expected) < 6 * error
-
-
 # --- modular addition and recall ------------------------------------------------------------------
 
 
@@ -200,14 +172,6 @@ def test_sums_are_split_by_unordered_pairs(P, share, seed):
     assert training.isdisjoint(validation) and len(training | validation) == P * P
     assert {(b, a) for a, b in training} == training
     assert len({frozenset(pair) for pair in training}) == round(share * P * (P + 1) / 2)
-
-
-def test_a_batch_of_sums_holds_each_training_pair_equally_often():
-    num_pairs = len(task_of("modular", symbols=7).training.tokens)
-    task = task_of("modular", symbols=7, batch_size=2 * num_pairs + 3)
-    rows, counts = np.unique(task.batch(5)[0], axis=0, return_counts=True)
-    assert len(rows) == num_pairs and set(counts) == {2, 3}
-    assert {row.tobytes() for row in rows} == {row.tobytes() for row in task.training.inputs.copy()}
 
 
 @given(seed=seeds, symbols=st.integers(4, 60), data=st.data())

@@ -111,14 +111,6 @@ def test_metrics_of_passages_equal_those_of_loops_over_tokens():
     )
 
 
-def test_a_symbol_that_occurs_twice_in_a_passage_is_found():
-    symbols = np.array([[0, 1, 2, 3, 4, 5, 4, 6] * 2 + [0, 1, 2, 3]])
-    task = task_of("passages", min_period=8, max_period=8)
-    readings = task.read(random_predictions(symbols, begin=True))
-    (is_counted,) = readings["sink_nothing_to_find"].is_counted
-    assert is_counted.nonzero().flatten().tolist() == [4, 5, 7]
-
-
 def count_strategies(symbols: np.ndarray, pseudocount: float) -> dict[str, np.ndarray]:
     """What uniform, unigram and bigram frequencies so far predict after each token: (n, T, V)."""
     predictions = {name: np.zeros((*symbols.shape, V)) for name in ("uniform", "unigram", "bigram")}
@@ -166,18 +158,6 @@ def test_a_pass_of_a_model_is_read_the_same_in_many_batches(name, begin, monkeyp
     assert task.measure(model) == pytest.approx(at_once, abs=1e-5)
     assert model.training and torch.equal(random_state, torch.get_rng_state())
     assert ("task/sink_nothing_to_find" in at_once) == (begin and name == "passages")
-
-
-def test_some_sequences_are_measured_during_a_run_and_all_at_its_end(monkeypatch):
-    task = task_of("recall", 15, pairs=4)
-    model = make_model(task)
-    counts = []
-    predict = task.predict
-    task.predict = lambda *args: counts.append(len(args[1].tokens)) or predict(*args)
-    monkeypatch.setattr(tasks, "MAX_TOKENS", 5 * 15)
-    some, everything = task.measure(model), task.measure(model, is_last=True)
-    assert counts == [5, 12]
-    assert some["task/recall_loss_se"] > everything["task/recall_loss_se"] > 0
 
 
 @pytest.mark.parametrize(

@@ -38,19 +38,10 @@ def test_a_text_is_the_same_wherever_it_is_read(
         assert read_text(SampleConfig(prompt="-")) == text.removesuffix("\n")
 
 
-TEXTS = [
-    "To be, or not to be.\n",
-    "Быть или не быть — вот в чём вопрос\n",
-    "生存還是毀滅，這是個問題。\n" * 3,
-]
-
-
-@pytest.mark.parametrize("text", TEXTS)
-@pytest.mark.parametrize("size", [16, 32])
-@pytest.mark.parametrize("order", ["le", "be", "marked"])
-def test_text_of_wide_characters_is_refused_with_its_encoding(tmp_path, text, size, order):
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32-le"])
+def test_text_of_wide_characters_is_refused_by_name(tmp_path, encoding):
     file = tmp_path / "a.txt"
-    file.write_bytes(text.encode(f"utf-{size}" if order == "marked" else f"utf-{size}-{order}"))
+    file.write_bytes("Быть или не быть — вот в чём вопрос\n".encode(encoding))
     for read in (
         lambda: documents(text_corpus(file)),
         lambda: read_text(SampleConfig(score=str(file))),
@@ -58,21 +49,3 @@ def test_text_of_wide_characters_is_refused_with_its_encoding(tmp_path, text, si
         with pytest.raises(UserError) as error:
             read()
         assert str(file) in str(error.value)
-
-
-def test_a_device_that_does_not_end_is_refused():
-    with pytest.raises(UserError, match="score=/dev/zero"):
-        read_text(SampleConfig(score="/dev/zero"))
-
-
-@pytest.mark.parametrize(
-    "content",
-    [gzip.compress(b"text " * 99)[:20], b"\x1f\x8b", None],
-    ids=["cut", "header", "missing"],
-)
-def test_damaged_compressed_files_and_missing_files_are_refused_by_name(tmp_path, content):
-    file = tmp_path / "a.txt"
-    if content:
-        file.write_bytes(content)
-    with pytest.raises(UserError, match=r"score=.*a\.txt"):
-        read_text(SampleConfig(score=str(file)))

@@ -1,8 +1,6 @@
 """Tokenizers convert any text to ids and back exactly."""
 
-import json
 import os
-import re
 from pathlib import Path
 
 import pytest
@@ -10,22 +8,19 @@ import tiktoken
 import tiktoken.registry
 from hypothesis import example, given
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer
 
 from common.errors import UserError
 from data.sources import find_stdlib_files
 from data.tokenizer import (
     END_OF_TEXT,
-    MAX_RUN_CHARS,
     PATTERNS,
     BPETokenizer,
     CharTokenizer,
-    HFTokenizer,
     encode_prompt,
     load_tiktoken,
     load_tokenizer,
     save_tokenizer,
-    split_long_runs,
     start_token,
     train_bpe,
 )
@@ -90,27 +85,6 @@ def test_any_unicode_text_has_the_ids_of_the_tokenizers_library(library_and_ours
     assert ours.encode(text) == encode_in_library(text)
 
 
-runs = st.lists(
-    st.tuples(
-        st.sampled_from("aé9- \n漢!٣"),
-        st.sampled_from([1, 2, 255, 256, 257, 511, 512, 513, 1024, 1025, 2000]),
-    ),
-    max_size=8,
-)
-
-
-@pytest.mark.slow
-@given(runs=runs)
-def test_long_runs_are_cut_after_every_512_characters_and_nothing_else_is_cut(runs):
-    text, cuts, position = "".join(c * n for c, n in runs), set(), 0
-    for run in re.finditer(r"\s+|\S+", text):
-        cuts |= set(range(run.start() + MAX_RUN_CHARS, run.end(), MAX_RUN_CHARS))
-    for part in split_long_runs(text)[:-1]:
-        position += len(part)
-        cuts.remove(position)
-    assert not cuts and "".join(split_long_runs(text)) == text
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("pattern", sorted(PATTERNS))
 @pytest.mark.parametrize("run", ["a", " ", "\n", "-", "7", "_", "漢"])
@@ -157,35 +131,6 @@ def test_a_saved_tokenizer_gives_the_same_ids(tokenizer, tmp_path):
     assert loaded.decode(tokenizer.encode(SAMPLE)) == SAMPLE
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        json.dumps(TRAINED.to_json())[:-9].encode(),
-        b"[]",
-        b'{"kind": "words"}',
-        b'{"kind": "char", "alphabet": 5}',
-        json.dumps(BYTES.to_json() | {"pattern": "("}).encode(),
-        json.dumps(BYTES.to_json() | {"tokens": ["*"]}).encode(),
-    ],
-)
-def test_a_file_without_a_tokenizer_is_refused_by_name(content, tmp_path):
-    (tmp_path / "tokenizer.json").write_bytes(content)
-    with pytest.raises(UserError) as error:
-        load_tokenizer(tmp_path / "tokenizer.json")
-    assert str(tmp_path / "tokenizer.json") in str(error.value)
-
-
-def test_dropout_of_a_tokenizer_is_off_and_half_a_surrogate_pair_is_replaced(tmp_path):
-    ids = {token: id for id, token in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
-    library = Tokenizer(models.BPE(ids | {"ab": 256}, [("a", "b")], dropout=0.5))
-    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    library.decoder = decoders.ByteLevel()
-    save_tokenizer(HFTokenizer(library.to_str()), tmp_path / "tokenizer.json")
-    tokenizer = load_tokenizer(tmp_path / "tokenizer.json")
-    assert tokenizer.encode("ab" * 50) == 50 * [256]
-    assert tokenizer.decode(tokenizer.encode("a\udcff")) == "a\ufffd"
-
-
 @needs_gpt2
 def test_gpt2_has_the_ids_of_tiktoken(monkeypatch, tmp_path):
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(TIKTOKEN_CACHE))
@@ -201,19 +146,6 @@ def test_gpt2_has_the_ids_of_tiktoken(monkeypatch, tmp_path):
     save_tokenizer(ours, tmp_path / "tokenizer.json")
     loaded = load_tokenizer(tmp_path / "tokenizer.json")
     assert loaded.encode(SAMPLE) == theirs.encode_ordinary(SAMPLE)
-
-
-def test_gpt2_without_a_network_names_the_variable_to_set(tmp_path, monkeypatch):
-    def unreachable(url):
-        raise ConnectionError(url)
-
-    monkeypatch.setattr(tiktoken.registry, "ENCODINGS", {})
-    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path / "empty"))
-    monkeypatch.setattr("tiktoken.load.read_file", unreachable)
-    with pytest.raises(UserError) as error:
-        load_tiktoken("gpt2")
-    message = str(error.value)
-    assert "gpt2" in message and "TIKTOKEN_CACHE_DIR" in message and "\n" not in message
 
 
 def test_a_prompt_begins_with_begin_of_text_or_a_start_token():

@@ -191,16 +191,6 @@ def test_a_damaged_cache_entry_is_reported_and_prepared_again(name, damage, writ
     assert decode_splits(prepare(write(PROSE), SMALL_BPE, pytest.fail)) == intact
 
 
-def test_a_changed_size_in_a_cache_entry_is_reported_and_counted_again(write, cache):
-    intact, log = prepare(write(PROSE), CHAR, ignore), []
-    (entry,) = cache_entries(cache)
-    meta = (entry / "meta.json").read_text()
-    (entry / "meta.json").write_text(meta.replace('"bytes": ', '"bytes": 9'))
-    again = prepare(write(PROSE), CHAR, log.append)
-    assert again.size == intact.size
-    assert len(log) == 1 and str(entry) in log[0]
-
-
 def test_the_fingerprint_of_a_text_does_not_change_between_versions(write):
     """Otherwise a run that another version began could not be resumed."""
     assert prepare(write(PROSE), CHAR, ignore).fingerprint[:16] == "336477e4d9c65baf"
@@ -233,15 +223,6 @@ def test_the_tokenizer_of_another_model_is_used_and_characters_it_lacks_are_refu
     with pytest.raises(UserError) as error:
         prepare(write(PROSE + "on\ntat Ω\n"), CHAR, ignore, CharTokenizer(PROSE))
     assert "'Ω'" in str(error.value)
-
-
-def test_what_a_killed_process_left_is_removed_when_its_text_is_prepared(write, cache):
-    prepare(write(PROSE), CHAR, ignore)
-    (entry,) = cache_entries(cache)
-    abandoned = entry.with_suffix(".part")
-    entry.rename(abandoned)
-    prepare(write(PROSE), CHAR, ignore)
-    assert cache_entries(cache) == [entry] and not abandoned.exists()
 
 
 SCRIPT = """

@@ -1,7 +1,6 @@
 """Several ranks train one run: in the steps of one process, whatever their number and mesh, through
 deaths, signals and mistakes. Gloo, on this machine."""
 
-import hashlib
 import os
 import re
 import signal
@@ -27,12 +26,10 @@ from common.errors import UserError
 from config import Config, GPTConfig, OptimConfig, ResolvedConfig
 from train import train_step
 from training.memory import memory_needed
-from training.optimizers import Muon
 from training.plan import check_batch_size, check_shard, pick_shard
 from training.state import build_state
 from training.tensors import is_distributed, local_part
 from training.world import World
-from variants import build_model
 
 slow = pytest.mark.slow
 NGRAMS = ["model.ngrams=3", "model.ngram_size=6"]
@@ -103,32 +100,6 @@ def test_each_rank_stores_its_share_of_the_model_and_measures_the_same_loss(tmp_
     assert [result[-1] for result in results] == [True] + [False] * (size - 1)
 
 
-@slow
-@pytest.mark.parametrize("size, shard", [(3, 1), soak(4, 2)])
-def test_each_matrix_has_its_state_on_one_owner_and_all_copies_of_the_model_are_equal(
-    tmp_path, size, shard
-):
-    def work(world):
-        config = replace(small_config(shard), batch_size=12, precision="bf16")
-        training = build_state(config, world)
-        for step in range(4):
-            train_step(training, step, *random_batch(world, 12))
-        (muon,) = [o for o in training.optimizers if isinstance(o, Muon)]
-        names = {p: name for name, p in training.model.named_parameters()}
-        owned = [names[p] for p in muon.state]
-        rows = [local_part(p.detach()) for p in names]
-        return owned, hashlib.sha256(b"".join(part.numpy().tobytes() for part in rows)).hexdigest()
-
-    results = in_ranks(tmp_path, size, work)
-    with torch.device("meta"):
-        named = dict(build_model(small_config(shard).model).named_parameters())
-    matrices = [name for name, p in named.items() if name.startswith("blocks.") and p.dim() == 2]
-    names_of_states = [name for owned, _ in results for name in owned]
-    assert sorted(names_of_states) == sorted(matrices * (1 if shard == 1 else size))
-    for first in range(shard):  # these ranks have the same rows
-        assert len({weights for _, weights in results[first::shard]}) == 1
-
-
 def test_shard_auto_takes_the_smallest_number_of_processes_whose_memory_suffices():
     config = ResolvedConfig(batch_size=12, accumulate=3, model=GPTConfig(300), precision="fp32")
     needed = {shard: memory_needed(replace(config, shard=shard), 4) for shard in (1, 2, 4)}
@@ -137,12 +108,10 @@ def test_shard_auto_takes_the_smallest_number_of_processes_whose_memory_suffices
 
 
 def test_a_batch_or_shard_that_the_processes_do_not_divide_is_refused():
-    with pytest.raises(UserError) as error:
+    with pytest.raises(UserError, match="batch_size=12"):
         check_batch_size(Config(batch_size=12, accumulate=3), processes=3)
-    assert "batch_size=12" in str(error.value) and "9" in str(error.value)
-    with pytest.raises(UserError) as error:
+    with pytest.raises(UserError, match="shard=3"):
         check_shard(3, processes=4)
-    assert "shard=3" in str(error.value)
 
 
 # Faults. `fault(rank)` runs in each rank before the program.
@@ -241,10 +210,6 @@ def other_machine(folder: Path, text: str):
     return fault
 
 
-def run_out_of_memory():
-    raise torch.OutOfMemoryError("CUDA out of memory")
-
-
 @slow
 def test_machines_with_caches_of_their_own_train_on_the_same_text(tmp_path, text_file):
     text = text_file.read_text()
@@ -264,16 +229,3 @@ def test_another_machine_without_the_same_text_is_named(tmp_path, text_file):
     (error,) = re.findall("^error: .*", ranks.output(), re.MULTILINE)
     assert error in ranks.processes[0].output()
     assert "process 1" in error and "text.txt" in error
-
-
-@slow
-def test_an_error_of_one_process_is_printed_by_it(tmp_path, text_file):
-    def fault(rank):
-        if rank == 1:
-            fault_at_call(training.device, "seed_micro_step", 3, run_out_of_memory)()
-
-    ranks = Ranks(tmp_path, 2, *odd(text_file), fault=fault)
-    assert ranks.wait() == [1, 1], ranks.output()
-    said = ranks.processes[1].output()
-    assert said.count("error: ") == 1
-    assert "process 1" in said and "CUDA out of memory" in said

@@ -3,11 +3,8 @@
 A folder that cannot be listed is not an empty one.
 """
 
-import errno
-import os
 import resource
 import time
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -23,19 +20,9 @@ from processes import (
     run_to_end,
     tiny_arguments,
 )
-from run_folders import load_run
 
 import training.device
-from cli.job import Job, configure
-from common.checkpoints import find_checkpoint, find_newest_run
-from common.errors import UserError
-from config import Config
-from data.sources import find_text_files
-from glass.page.write import write_page
-from interop import read_starting_model
-from sweeps.jobs import open_sweep
-from sweeps.runs import write_request
-from training.run_folder import read_progress
+from common.checkpoints import find_checkpoint
 
 pytestmark = pytest.mark.slow
 
@@ -68,56 +55,6 @@ def test_a_second_run_in_a_folder_is_refused_until_the_first_has_ended(
 
 def contents(folder: Path) -> dict[Path, bytes]:
     return {p: p.read_bytes() for p in folder.rglob("*") if p.is_file() and p.name != ".lock"}
-
-
-@pytest.fixture
-def sweep(finished_run, tmp_path) -> Path:
-    """A sweep in runs/ with one run, and a folder of texts."""
-    run = copy_after_8_steps(finished_run, tmp_path / "runs" / "sweep" / "job")
-    write_request(run, [], Config())
-    (tmp_path / "texts" / "sub").mkdir(parents=True)
-    for name in ("a.txt", "sub/b.txt"):
-        (tmp_path / "texts" / name).write_text("text")
-    return run.parent
-
-
-def resume(tiny, run: Path):
-    tiny.run_dir, tiny.resume = str(run), "auto"
-    return read_progress(configure(Job(tiny, []), read_starting_model).config, run, print)
-
-
-RUN = "runs/sweep/job"
-READERS = {  # the folder, and what reads it given the root, the run and a configuration
-    "resume": (f"{RUN}/checkpoints", lambda root, run, tiny: resume(tiny, run)),
-    "load_run": (f"{RUN}/checkpoints", lambda root, run, tiny: load_run(run, 12)),
-    "page": (f"{RUN}/attention", lambda root, run, tiny: write_page(run)),
-    "sweep": ("runs/sweep", lambda root, run, tiny: open_sweep(str(run.parent), False)),
-    "newest run": ("runs", lambda root, run, tiny: find_newest_run(root / "runs")),
-    "texts": ("texts/sub", lambda root, run, tiny: find_text_files(f"{root}/texts", print)),
-}
-
-
-@pytest.mark.parametrize("reader", READERS)
-def test_no_reader_takes_a_folder_that_cannot_be_listed_for_an_empty_one(
-    sweep, tmp_path, tiny, monkeypatch, reader
-):
-    name, read = READERS[reader]
-    before, code = contents(tmp_path), 0
-    originals = {"listdir": os.listdir, "scandir": os.scandir}
-
-    def list_or_refuse(function, path="."):
-        if os.fspath(path) == str(tmp_path / name):
-            raise OSError(code, os.strerror(code), str(path))
-        return originals[function](path)
-
-    for function in originals:
-        monkeypatch.setattr(os, function, partial(list_or_refuse, function))
-    for code in (errno.EACCES, errno.EIO):  # noqa: B007
-        with pytest.raises((OSError, UserError)) as error:
-            read(tmp_path, sweep / "job", tiny)
-        assert str(tmp_path / name) in str(error.value)
-    monkeypatch.undo()
-    assert contents(tmp_path) == before
 
 
 def make_unlistable(path: Path, how: str) -> None:

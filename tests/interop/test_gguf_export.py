@@ -9,10 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hf_models import SENTENCE, TEXT, transformers
-from hypothesis import example, given
+from hf_models import SENTENCE, TEXT
 from hypothesis import strategies as st
-from models import few, lively, random_tokens
+from models import lively, random_tokens
 
 from common.errors import UserError
 from config import GPTConfig
@@ -38,15 +37,19 @@ MODELS = {
 }
 
 
-def make_model(tokenizer: Tokenizer, changes: dict) -> GPT:
+def make_bpe() -> Tokenizer:
+    return train_bpe([TEXT], 300, PATTERNS["gpt2"])
+
+
+def make_model(tokenizer: Tokenizer, changes: dict, seed: int = 0) -> GPT:
     shape = {"block_size": 64, "n_layer": 2, "n_head": 4, "n_embd": 64}
     shape["vocab_size"] = tokenizer.vocab_size
-    return lively(build_model(GPTConfig(**(shape | changes)))).eval()
+    return lively(build_model(GPTConfig(**(shape | changes))), seed)
 
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return train_bpe([TEXT], 300, PATTERNS["gpt2"])
+    return make_bpe()
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -59,34 +62,6 @@ def test_a_written_model_is_read_back_with_equal_logits_and_tokens(name, tokeniz
     assert restored_tokenizer.encode(SENTENCE) == tokenizer.encode(SENTENCE)
     assert restored_tokenizer.vocab_size == tokenizer.vocab_size
     assert restored_tokenizer.end_of_text == tokenizer.end_of_text
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("family", ["gpt2", "llama", "qwen2", "qwen3"])
-def test_transformers_reads_a_written_model(family, tokenizer, tmp_path):
-    pytest.importorskip("accelerate")
-    # transformers takes GPT-2's context length and Qwen 3's head size for granted
-    changes = {"gpt2": {"block_size": 1024}, "qwen3": {"head_dim": 128}}.get(family, {})
-    model = make_model(tokenizer, MODELS[family] | changes)
-    save_gguf(model, tmp_path / "m.gguf", tokenizer)
-    options = {"gguf_file": "m.gguf", "dtype": torch.float32}
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, **options)
-    tokens = random_tokens(2, 40) % tokenizer.vocab_size
-    with torch.no_grad():
-        assert (theirs(tokens).logits - model(tokens)[0]).abs().max() < 1e-4
-
-
-def test_a_tokenizer_that_is_read_back_encodes_alike(tokenizer, tmp_path):
-    save_gguf(make_model(tokenizer, QWEN3), tmp_path / "m.gguf", tokenizer)
-    restored = load(tmp_path / "m.gguf")[1]
-
-    @few
-    @given(st.text(max_size=60))
-    @example(SENTENCE)
-    def check(text):
-        assert restored.encode(text) == tokenizer.encode(text)
-
-    check()
 
 
 def test_weights_keep_half_precision(tokenizer, tmp_path):
@@ -106,13 +81,8 @@ def test_weights_keep_half_precision(tokenizer, tmp_path):
     ("changes", "named"),
     [
         ({"mlp": "relu2"}, "model.mlp=relu2"),
-        ({"mlp": "none"}, "model.mlp=none"),
         ({"attention_sink": True}, "model.attention_sink=true"),
-        ({"smear_keys": True}, "model.smear_keys=true"),
-        ({"attention_gate": "head"}, "model.attention_gate=head"),
         ({"ngrams": 2, "ngram_rows": 600}, "model.ngrams=2"),
-        ({"norm": "rmsnorm"}, "model.norm=rmsnorm"),
-        ({**QWEN3, "bias": "attention"}, "model.bias=attention"),
         ({**QWEN3, "rope_factor": 8.0, "rope_trained": 32}, "model.rope_trained=32"),
     ],
 )
@@ -134,13 +104,11 @@ def test_a_tokenizer_that_llama_cpp_lacks_is_refused_with_what_to_do(tokenizer, 
 def test_only_a_new_file_is_written_and_completely_or_not_at_all(tokenizer, disk, tmp_path):
     model = make_model(tokenizer, {**QWEN3, "n_embd": 256})
     (tmp_path / "mine.gguf").write_text("mine")
-    with pytest.raises(UserError) as error:
+    with pytest.raises(UserError, match="to="):
         save_gguf(model, tmp_path / "mine.gguf", tokenizer)
-    assert f"to={tmp_path / 'mine.gguf'} " in str(error.value)
     assert (tmp_path / "mine.gguf").read_text() == "mine"
-    with pytest.raises(UserError) as error:
+    with pytest.raises(UserError, match="to="):
         save_gguf(model, disk / "m.gguf", tokenizer)  # a disk without enough space
-    assert f"to={disk / 'm.gguf'} " in str(error.value)
     assert not list(disk.iterdir())
 
 

@@ -37,7 +37,7 @@ texts = st.text(st.characters(exclude_categories=["Cs"]) | letters, max_size=40)
 )
 
 
-@pytest.mark.parametrize("family", ["gpt2", "llama", "llama3"])
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
 def test_an_imported_tokenizer_gives_the_ids_and_texts_of_transformers(family, tmp_path):
     folder = tmp_path / "hf"
     write_tokenizer(family, folder)
@@ -137,7 +137,7 @@ def test_a_gpt2_folder_without_tokenizer_files_has_the_tokenizer_of_gpt2(
     shape = {"vocab_size": vocab_size, "n_positions": 16, "n_layer": 1, "n_head": 1, "n_embd": 8}
     transformers.GPT2LMHeadModel(transformers.GPT2Config(**shape)).save_pretrained(tmp_path)
     model, tokenizer = load(tmp_path)
-    assert model.config.vocab_size == vocab_size
+    assert model.config.vocab_size == vocab_size and model.token_count == 50257
     assert tokenizer.encode("Hello world") == [15496, 995] and tokenizer.end_of_text == 50256
     assert str(tmp_path) in capsys.readouterr().err
     assert read_starting_model(str(tmp_path)).tokenizer.name == "gpt2"

@@ -7,13 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hf_models import (
-    EMBEDDING,
-    WEIGHTS,
-    llama3_rope,
-    write_model,
-    write_model_and_tokenizer,
-)
+from hf_models import EMBEDDING, WEIGHTS, write_model, write_model_and_tokenizer
 from hypothesis import example, given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
@@ -62,27 +56,12 @@ def truncate(glob):
     [
         ("gpt2", change_settings(n_layer=9), ["h.2.attn.c_attn.bias"]),
         ("gpt2", change_settings(vocab_size=10**12), ["[1000000000000, 32]"]),
-        ("gpt2", change_settings(n_embd=None), ["n_embd"]),
         ("gpt2", change_settings(model_type="bert"), ["bert", "gpt2"]),
         ("llama", change_settings(model_type="mistral", sliding_window=9), ["sliding_window=9"]),
         ("gpt2", change_settings(activation_function="gelu"), ["activation_function=gelu"]),
         ("llama", change_settings(rope_parameters={"rope_type": "yarn"}), ["rope_type=yarn"]),
-        ("llama", change_settings(rope_scaling={"rope_type": "dynamic"}), ["rope_type=dynamic"]),
-        ("llama", change_settings(is_causal=False), ["is_causal=false"]),
-        (
-            "llama",
-            change_settings(rope_parameters=llama3_rope(500000.0, 8.0, 2.0, 4.0, 12)),
-            ["low_freq_factor=2.0", "1.0"],
-        ),
-        ("llama", change_settings(layer_types=["sliding_attention"]), ["sliding_attention"]),
-        ("llama", change_settings(mlp_bias=True), ["bias"]),
         ("gpt2", change_tensors(lambda tensors: tensors.pop(EMBEDDING)), ["wte.weight"]),
         ("gpt2", change_tensors(lambda tensors: tensors.update(extra=torch.zeros(2))), ["extra"]),
-        (
-            "gpt2",
-            change_tensors(lambda t: t.update({EMBEDDING: t[EMBEDDING].to(torch.int8)})),
-            [EMBEDDING, "I8"],
-        ),
         ("gpt2", truncate(WEIGHTS), [WEIGHTS]),
         ("shards", truncate("*1-of-*"), ["1-of-"]),
     ],
@@ -118,22 +97,12 @@ def test_any_config_json_gives_a_model_or_one_sentence(family, intact, tmp_path)
 
 
 @pytest.mark.parametrize(
-    "old, new, named",
-    [
-        ("", "", ["tokenizer.json", "save_pretrained"]),
-        ('"vocab": {', '"vocab": [', ["tokenizer.json"]),
-        ('"vocab"', '"words"', []),
-        ('"vocab": {', '"vocab": {"zz": 99999,', ["100,000", "420"]),
-    ],
-    ids=["missing", "not JSON", "no vocabulary", "too large"],
+    "new, named", [('"vocab": [', []), ('"vocab": {"zz": 99999,', ["100,000", "420"])]
 )
-def test_a_folder_without_a_usable_tokenizer_is_refused_by_name(old, new, named, intact, tmp_path):
+def test_a_folder_without_a_usable_tokenizer_is_refused_by_name(new, named, intact, tmp_path):
     folder = shutil.copytree(intact["gpt2"], tmp_path / "hf")
     file = folder / "tokenizer.json"
-    text = file.read_text()
-    file.unlink()
-    if old:
-        file.write_text(text.replace(old, new, 1))
+    file.write_text(file.read_text().replace('"vocab": {', new, 1))
     with pytest.raises(UserError) as error:
         find_model(folder).read_tokenizer()
     assert all(part in str(error.value) for part in [str(folder), *named])
@@ -143,10 +112,8 @@ def test_only_a_new_or_empty_folder_is_written_and_completely_or_not_at_all(disk
     model = build_model(GPTConfig(vocab_size=400, block_size=16, n_layer=1, n_head=2, n_embd=16))
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine.txt").write_text("mine")
-    for folder in (tmp_path / "full", tmp_path / "full" / "mine.txt"):
-        with pytest.raises(UserError) as error:
-            save_hf(model, folder)
-        assert f"to={folder} " in str(error.value)
+    with pytest.raises(UserError, match="to="):
+        save_hf(model, tmp_path / "full")
     with pytest.raises(UserError) as error:
         save_hf(model, disk / "hf")  # a disk without enough space
     assert f"to={disk / 'hf'} " in str(error.value) and "No space left" in str(error.value)

@@ -1,11 +1,9 @@
 """Training and sampling work without network, key, compiler, GPU, HOME or terminal."""
 
 import os
-import subprocess
-import sys
 
 import pytest
-from conftest import ROOT, TINY
+from conftest import TINY
 from processes import Process, drop_privileges, rows, tiny_arguments
 
 from cli.config_file import read_config
@@ -47,17 +45,6 @@ def test_training_and_sampling_work_in_a_bare_environment(new_command, tmp_path,
     assert rows(tmp_path / "run")[-1]["step"] == 1
     sampled = new_command("sample.py", "run_dir=run", "max_new_tokens=5", **more)
     assert sampled.returncode == 0 and sampled.stdout, sampled.stderr
-
-
-def test_a_run_finishes_with_stdout_and_stderr_closed(tmp_path, text_file):
-    argv = " ".join(f"'{word}'" for word in [*QUICK, f"data.path={text_file}"])
-    done = subprocess.run(
-        f"exec '{sys.executable}' '{ROOT}/train.py' {argv} <&- >&- 2>&-",
-        shell=True,
-        cwd=tmp_path,
-        env=os.environ,
-    )
-    assert done.returncode == 0 and rows(tmp_path / "run")[-1]["step"] == 1
 
 
 def test_a_closed_or_full_stdout_does_not_end_the_run(tmp_path, text_file):

@@ -1,8 +1,6 @@
 """Verdicts on the claims of a study, from runs whose metrics are known."""
 
-import io
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -10,14 +8,11 @@ import pytest
 from conftest import ROOT
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
-from rich.console import Console
 
 from cli.job import compose_job
 from config import Config, EvalConfig
 from studies.claims import (
-    ONE_LAYER,
     STUDIES,
-    TWO_LAYERS,
     Arm,
     Claim,
     Coincidence,
@@ -36,7 +31,6 @@ from studies.verdicts import (
     find_step,
 )
 from sweeps.runs import Run
-from sweeps.table import print_sweep
 
 STEPS = range(0, 110, 10)
 LOSS_FALLS = Emergence("fall", "task/loss", 1.0, is_rise=False)
@@ -199,18 +193,3 @@ def arms_of_jobs(name: str) -> list[str]:
 @pytest.mark.parametrize("name", sorted(p.stem for p in ROOT.glob("configs/sweep/paper_*.yaml")))
 def test_each_job_of_a_studys_preset_belongs_to_one_arm(name):
     assert sorted(arms_of_jobs(name)) == sorted(arm.name for arm in STUDIES[name].arms)
-
-
-@pytest.mark.parametrize("seeds", [1, 5, 12])
-def test_the_tables_of_a_study_fit_into_80_columns(seeds, tmp_path):
-    values = {TWO_LAYERS: [0.3456] * seeds, ONE_LAYER: [1.7654] * seeds}
-    runs = [
-        replace(run, overrides={"sweep": "paper_induction"})
-        for run in runs_with(values, "task/repeated_loss")
-    ]
-    console = Console(width=80, record=True, file=io.StringIO())
-    print_sweep(console, tmp_path, runs)
-    printed = console.export_text()
-    tables = printed.split("table  ")[0]
-    assert max(len(line.rstrip()) for line in tables.splitlines()) <= 80
-    assert tables.count("0.346") >= seeds and (REPRODUCED in tables) == (seeds >= 5)

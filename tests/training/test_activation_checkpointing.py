@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 import torch
 from conftest import soak
-from models import random_tokens, small
 from ranks import in_ranks
 
 from config import GPTConfig, OptimConfig, ResolvedConfig
@@ -13,7 +12,6 @@ from train import train_step
 from training.state import build_state
 from training.tensors import full_tensor
 from training.world import World
-from variants import build_model
 
 CONFIG = ResolvedConfig(
     device="cpu",
@@ -66,36 +64,3 @@ def test_compiled_steps_recompute_the_same_within_rounding():
     eager = weights_after_steps(replace(CONFIG, model=model), World())
     compiled = weights_after_steps(replace(CHECKPOINTED, model=model, compile=True), World())
     assert (compiled - eager).abs().max() < 1e-5
-
-
-def gradients(is_checkpointed, n_layer):
-    """The gradients of a model with dropout, and how many numbers its forward pass keeps for the
-    backward pass, without the weights and the states of random generators."""
-    torch.manual_seed(0)
-    model = build_model(small(n_layer=n_layer, dropout=0.3))
-    model.checkpoint_activations = is_checkpointed
-    weights = {p.data_ptr() for p in model.parameters()}
-    count = 0
-
-    def note(tensor):
-        nonlocal count
-        if tensor.is_floating_point() and tensor.data_ptr() not in weights:
-            count += tensor.numel()
-        return tensor
-
-    tokens = random_tokens(2, 16)
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        loss = model(tokens, tokens)[1]
-    loss.backward()
-    return [p.grad for p in model.parameters()], count
-
-
-def test_training_keeps_the_input_of_each_block_only():
-    plain, checkpointed = (
-        [gradients(is_checkpointed, n_layer) for n_layer in (2, 3)]
-        for is_checkpointed in (False, True)
-    )
-    kept, kept_inputs = (deep[1] - shallow[1] for shallow, deep in (plain, checkpointed))
-    assert kept_inputs == 2 * 16 * 16  # the residual stream
-    assert kept > 10 * kept_inputs
-    assert all(torch.equal(a, b) for a, b in zip(plain[1][0], checkpointed[1][0]))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from config import Config, DataConfig, GPTConfig, ModelConfig
 from data.tokenizer import CharTokenizer
-from training.evaluate import NO_TARGET, Splits, Windows, evaluate, in_context_scores, make_splits
+from training.evaluate import NO_TARGET, Splits, Windows, evaluate, make_splits
 from training.world import World
 from variants import build_model
 
@@ -98,24 +98,3 @@ def test_the_in_context_score_is_the_early_minus_the_late_loss_of_each_window():
     assert metrics["val/in_context_score"] == pytest.approx(np.mean(scores), abs=1e-6)
     error = np.std(scores, ddof=1) / 3
     assert metrics["val/in_context_score_se"] == pytest.approx(error, rel=1e-4)
-
-
-@pytest.mark.parametrize(("length", "block_size"), [(7 * 16 + 1, 16), (1000, 15)])
-def test_few_or_short_windows_have_no_in_context_score(length, block_size):
-    model = build_model(
-        replace(config_of(block_size).model, vocab_size=300, n_layer=1, n_head=1, n_embd=4)
-    )
-    windows = make_windows(length, block_size)
-    assert list(evaluate(model, Splits(windows, windows))) == ["val/loss", "val/bits_per_byte"]
-
-
-def test_positions_without_a_target_do_not_count_in_the_in_context_score():
-    logits = torch.zeros(3, 32, 2)
-    logits[:, 3, 0] = 1  # only this early target is likelier than 1/2
-    targets = torch.zeros(3, 32, dtype=torch.long)
-    targets[1, 2] = NO_TARGET
-    targets[2, 30:] = NO_TARGET
-    likelier = math.log(2) - math.log1p(math.exp(-1))
-    first, second, third = in_context_scores(logits, targets).tolist()
-    assert (first, second) == pytest.approx((-likelier / 2, -likelier), abs=1e-6)
-    assert math.isnan(third)

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,6 @@ from common.checkpoints import (
     verify_checkpoint,
     write_manifest,
 )
-from common.files import seal
 
 MANIFEST = Manifest(
     step=8, seconds={"train": 1.5}, metrics={"val/loss": 2.0}, fingerprint="f", losses=(6.5, 3)
@@ -41,17 +39,6 @@ def test_a_manifest_is_read_back_and_has_the_size_and_sha256_of_each_file(folder
         name: {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
         for name, content in contents.items()
     }
-
-
-def test_the_loss_scale_of_a_run_in_fp16_is_read_back_and_an_older_manifest_has_none(folder):
-    scaled = replace(MANIFEST, loss_scale=(4096.0, 7))
-    write_manifest(folder, scaled)
-    assert read_manifest(folder) == scaled
-    path = folder / MANIFEST_FILE
-    content = json.loads(path.read_text())
-    del content["sha256"], content["loss_scale"]
-    path.write_text(seal(json.dumps(content, indent=1)))
-    assert read_manifest(folder) == MANIFEST
 
 
 @pytest.mark.parametrize("name", [*CHECKPOINT_FILES, MANIFEST_FILE])

@@ -14,7 +14,6 @@ from conftest import TINY
 from filelock import FileLock
 from processes import rows, tiny_arguments
 
-from common.errors import UserError
 from config import GPTConfig
 from data.splits import VALIDATION_PERIOD
 from interop import load
@@ -76,20 +75,6 @@ def test_a_dry_run_names_the_size_of_the_run_and_writes_no_folder(
     attention = 2 * 2 * (16 + 16) * 32  # layers · heads · (d_k + d_v) · T
     assert float(flops) == pytest.approx(12 * 4 * 32 * 6 * (weights + attention), rel=0.01)
     assert not [*tmp_path.iterdir()]
-
-
-@pytest.mark.slow
-def test_a_dry_run_refuses_what_the_run_would_refuse(tmp_path, monkeypatch, text_file):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "short.txt").write_text("too short for a context of 32 characters")
-    (tmp_path / "full").mkdir()
-    (tmp_path / "full" / "thesis.txt").write_text("mine")
-    for settings, name in (
-        ([f"data.path={tmp_path / 'short.txt'}"], "model.block_size=32"),
-        ([f"data.path={text_file}", "run_dir=full"], "run_dir=full"),
-    ):
-        with pytest.raises(UserError, match=name):
-            train_from(*TINY, "data=text", *settings, "dry_run=true")
 
 
 def test_a_dry_run_of_a_sweep_prints_one_line_per_job(command, tmp_path, text_file):

@@ -1,4 +1,4 @@
-"""Each optimizer follows its written-out rule, and its state survives saving and loading."""
+"""Each optimizer follows its written-out rule."""
 
 import math
 
@@ -6,10 +6,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors.torch import save_file
 
 from config import GPTConfig, OptimConfig
-from training.checkpoint import load_optimizer_tensors, optimizer_tensors
 from training.optimizers import (
     ROW_SQUARES_DECAY,
     Muon,
@@ -55,18 +53,6 @@ def test_muon_follows_its_written_out_rule():
     assert torch.allclose(p, expected, atol=1e-6)
 
 
-def test_muon_does_not_move_a_row_without_a_gradient():
-    torch.manual_seed(0)
-    p = torch.nn.Parameter(torch.randn(4, 3))
-    start, optimizer = p.detach().clone(), Muon([p], lr=0.01, momentum=0.9, weight_decay=0)
-    for _ in range(1200):  # until the row's mean square is practically 0
-        p.grad = torch.randn(4, 3)
-        p.grad[1] = 0
-        optimizer.step()
-    assert optimizer.state[p]["row_squares"][1] < 1e-30
-    assert torch.equal(p[1], start[1]) and p.isfinite().all() and not torch.equal(p, start)
-
-
 @pytest.mark.parametrize("sparse", [True, False])
 def test_row_adagrad_follows_its_written_out_rule(sparse):
     torch.manual_seed(0)
@@ -108,27 +94,6 @@ def test_every_parameter_has_one_optimizer_and_only_matrices_decay(name):
     assert owned == (matrices if name == "muon" else set())
 
 
-def test_each_optimizer_gets_its_settings():
-    model = build_model(
-        GPTConfig(11, block_size=8, n_layer=1, n_head=1, n_embd=4, ngrams=2, ngram_rows=5)
-    )
-    optim = OptimConfig(
-        name="muon", lr=0.1, muon_lr=0.2, beta1=0.3, beta2=0.4, momentum=0.5, weight_decay=0.6
-    )
-    adamw, muon, adagrad = build_optimizers(model, optim, precision="bf16")
-    for group in adamw.param_groups:
-        assert (group["lr"], group["peak_lr"], group["betas"]) == (0.1, 0.1, (0.3, 0.4))
-        assert group["weight_decay"] in (0.6, 0)
-    (group,) = muon.param_groups
-    assert (group["lr"], group["peak_lr"]) == (0.2, 0.2)
-    assert (group["momentum"], group["weight_decay"], muon.dtype) == (0.5, 0.6, torch.bfloat16)
-    (group,) = adagrad.param_groups
-    assert (group["lr"], group["peak_lr"]) == (0.1, 0.1)
-    default = OptimConfig(name="muon", lr=0.1)
-    assert build_optimizers(model, default)[1].param_groups[0]["lr"] == pytest.approx(0.5)
-    assert build_optimizers(model, default)[1].dtype == torch.float32
-
-
 @pytest.mark.parametrize("max_norm", [0, 0.01, 1e9])
 def test_gradients_are_scaled_to_the_maximum_norm_unless_it_is_0(max_norm):
     model = build_model(
@@ -145,24 +110,8 @@ def test_gradients_are_scaled_to_the_maximum_norm_unless_it_is_0(max_norm):
         assert torch.allclose(p.grad.to_dense(), grad * scale, atol=1e-6)
 
 
-def take_steps(model, optimizers, count: int, seed: int):
-    torch.manual_seed(seed)
-    for _ in range(count):
-        tokens = torch.randint(0, 11, (2, 9))
-        model(tokens[:, :-1], tokens[:, 1:])[1].backward()
-        for optimizer in optimizers:
-            optimizer.step()
-            optimizer.zero_grad()
-
-
-@pytest.mark.parametrize("name", ["adamw", "muon"])
-def test_loaded_optimizer_state_continues_with_the_same_bits(name, tmp_path):
-    model, optimizers = model_and_optimizers(name)
-    take_steps(model, optimizers, 3, seed=1)
-    copy, copied_optimizers = model_and_optimizers(name)
-    copy.load_state_dict(model.state_dict())
-    save_file(dict(optimizer_tensors(optimizers, model)), tmp_path / "state.safetensors")
-    load_optimizer_tensors(copied_optimizers, copy, tmp_path / "state.safetensors")
-    take_steps(model, optimizers, 3, seed=2)
-    take_steps(copy, copied_optimizers, 3, seed=2)
-    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), copy.parameters()))
+def test_muon_gets_its_settings():
+    model, _ = model_and_optimizers("muon")
+    optim = OptimConfig(name="muon", muon_lr=0.2, momentum=0.5, weight_decay=0.6)
+    (group,) = build_optimizers(model, optim)[1].param_groups
+    assert (group["lr"], group["momentum"], group["weight_decay"]) == (0.2, 0.5, 0.6)

@@ -3,9 +3,6 @@
 from dataclasses import asdict, replace
 from types import SimpleNamespace
 
-import pytest
-
-from common.errors import UserError
 from config import Config, ModelConfig
 from training import plan
 from training.plan import resolve
@@ -23,13 +20,3 @@ def test_a_resolved_configuration_has_no_auto_and_resolves_to_itself(monkeypatch
     assert (resolved.compile, resolved.shard) == (False, 1)
     assert resolve(resolved, 1, text) == resolved
     assert resolve(replace(config, max_steps=10**7), 1, text).compile
-
-
-def test_a_text_shorter_than_the_context_is_refused():
-    tokenizer = SimpleNamespace(vocab_size=65)
-    text = SimpleNamespace(ngrams=None, tokenizer=tokenizer, train=range(999), val=range(99))
-    config = Config(device="cpu", model=ModelConfig(None, block_size=128))
-    with pytest.raises(UserError) as error:
-        resolve(config, 1, text)
-    assert "model.block_size=128" in str(error.value)
-    assert "model.block_size=64" in str(error.value)  # the remedy

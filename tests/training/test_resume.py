@@ -106,5 +106,5 @@ def test_the_last_step_is_logged_evaluated_captured_and_saved(tiny: Config, trai
         "val/bits_per_byte",
         "heads/induction/L1H1",
     } <= row.keys()
-    assert Path(tiny.run_dir, "attention", "step_00000012.png").exists()
-    assert Path(tiny.run_dir, "checkpoints", "step_00000012").is_dir()
+    for saved in ("attention/step_00000012.png", "checkpoints/step_00000012"):
+        assert Path(tiny.run_dir, saved).exists()

@@ -27,7 +27,3 @@ def test_the_wsd_schedule_is_flat_and_then_falls_linearly():
 
 def test_the_constant_schedule_stays_at_its_peak():
     assert set(factors(50, schedule="constant", warmup_steps=0)) == {1.0}
-
-
-def test_after_the_last_step_the_rate_stays_at_its_minimum():
-    assert lr_factor(60, OptimConfig(min_lr_ratio=0.2), max_steps=50) == 0.2

@@ -32,16 +32,10 @@ def test_fewer_measurements_are_taken_of_a_large_model(monkeypatch):
     model, ids = lively(build_model(small())), random_tokens(16).tolist()
     complete = analyze(model, TOKENIZER, ids, lambda line: None)
     monkeypatch.setattr(analysis, "LARGE_MODEL_PARAMETERS", 0)
-    monkeypatch.setattr(logit_attribution, "MAX_EXPLAINED_COST", 25 * model.num_parameters())
     monkeypatch.setattr(logit_attribution, "MAX_HEAD_EFFECT_COST", 0)
     reduced = analyze(model, TOKENIZER, ids, lambda line: None)
     assert reduced.faithfulness is None
     assert np.isnan(reduced.arrays["head_effect"]).all()
-    assert np.isnan(reduced.arrays["token_effect"][:, :11]).all()
-    expected = complete.arrays["token_effect"][11:, 11:]
-    assert reduced.arrays["token_effect"][11:, 11:] == pytest.approx(
-        expected, abs=1e-5, nan_ok=True
-    )
     assert not np.isnan(complete.scores["copying"].mean).any()
     is_induction = reduced.scores["induction"].mean - reduced.scores["induction"].error >= 0.2
     assert np.array_equal(~np.isnan(reduced.scores["copying"].mean), is_induction)

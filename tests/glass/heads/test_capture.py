@@ -37,9 +37,6 @@ def model(request):
 ALPHABET = CharTokenizer("".join(chr(c) for c in range(64, 123)) + "\n")
 
 
-ALPHABET_WITH_SPACE = CharTokenizer("\n abcdefghijklmnopqrstuvwxyz")
-
-
 @pytest.fixture
 def probes():
     ids = np.random.default_rng(0).integers(0, 60, 5000)
@@ -61,15 +58,6 @@ def test_random_rows_repeat_after_their_period_and_nowhere_else(probes):
     assert probes.repeated.shape == probes.control.shape == (len(probes.periods), 24)
     assert probes.windows.shape == (16, 24)
     assert np.array_equal(probes.windows[0], probes.text)
-
-
-def test_the_text_begins_with_the_first_line_that_is_not_blank():
-    def text_of(val: str) -> str:
-        ids = np.array(ALPHABET_WITH_SPACE.encode(val))
-        return ALPHABET_WITH_SPACE.decode(make_probes(ids, ids, ALPHABET_WITH_SPACE, 8, 0).text)
-
-    assert text_of("half\n\n \n  indented line") == "  indent"
-    assert text_of("half\n\nshort") == "half\n\nsh"  # too few tokens follow
 
 
 def test_random_tokens_are_drawn_by_their_frequency_in_the_training_split():

@@ -120,7 +120,6 @@ def composition(place: str, share: float, error: float = 0.01) -> dict[str, floa
 
 LOST = {"lost/induction/L3H2": 1050, "probe/copying_gain": 0.02}
 LOST_LATER = {"emerged/induction/L0H1": 100, "lost/induction/L0H1": 1050}
-EMERGED = {"emerged/previous_token/L0H0": 900, "emerged/previous_token/L1H3": 900}
 ALL_HEADS = {f"sufficient/{Head(*index)}": 1 for index in np.ndindex(4, 4)}
 EQUAL = score("importance", "L2H0", 0.36) | score("importance", "L2H1", 0.36)
 
@@ -130,7 +129,6 @@ CASES = [
     (LOST, "Lost: induction head", ["L3H2", "from step 1,000 to step 1,050"], ["nan"]),
     (LOST, "Induction head", None, []),
     (LOST | LOST_LATER, "Lost", ["L0H1", "step 100 "], ["L3H2"]),  # it passed longest
-    (LOST | {"heads/induction/L3H2": 0.197}, "Lost", ["now it is 0.20 ± 0.01"], []),
     (composition("values/L1H3", 0.99), "Induction", ["in its keys", "from the previous"], []),
     (composition("queries/L1H3", 0.99), "Induction", ["in its queries"], ["in its keys"]),
     (composition("keys/L2H0", 0.99), "Induction", ["the previous-token head L1H3"], ["L2H0"]),
@@ -156,8 +154,6 @@ CASES = [
     (score("importance", "L2H2", 0.1), "Most important head", ["L3H2"], ["L2H2"]),
     (EQUAL | score("importance", "L2H2", 0.36), "Most important", None, []),  # too many
     (ALL_HEADS, "Sufficient", None, []),  # nothing is left out
-    (EMERGED | score("previous_token", "L0H0", 0.4), "Previous", ["L0H0 does so in part"], []),
-    (score("sink", "L2H0", 0.33), "Attention sink", ["in part", "0.33 ± 0.01"], []),
 ]
 
 

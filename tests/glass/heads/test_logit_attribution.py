@@ -10,6 +10,7 @@ from data.tokenizer import CharTokenizer
 from glass.heads import ablation, logit_attribution
 from glass.heads.analysis import analyze
 from glass.heads.capture import capture
+from glass.heads.components import Component, components
 from glass.heads.logit_attribution import (
     attribute_logits,
     copying_scores,
@@ -52,23 +53,15 @@ def test_the_contribution_of_a_head_or_mlp_is_what_it_writes_through_the_output_
     forward = capture(model, tokens.numpy()[None])
     attribution = attribute_logits(model, forward)
     promoted_ids = find_promoted_tokens(model, forward, 1, range(4))  # (H, T, 6)
-    W_O = model.blocks[1].attention.W_O
-    d_v, heads = model.config.value_dim, []
-    mlps = []
-    with (
-        W_O.register_forward_pre_hook(lambda module, inputs: heads.append(inputs[0])),
-        model.blocks[1].mlp.register_forward_hook(lambda module, _, y: mlps.append(y[0])),
-    ):
-        x = model.run_blocks(tokens[None])[0]  # (T, C)
+    written = dict(components(model, forward))
+    x = forward.residuals[-1, 0]  # (T, C)
     if changes["norm"] == "layernorm":
         x = x - x.mean(dim=-1, keepdim=True)
     scale = (x.square().mean(dim=-1, keepdim=True) + 1e-5).sqrt()
     following = torch.cat((tokens[1:], model(tokens[None])[0][0, -1:].argmax(dim=-1)))
-    written = [
-        heads[0][0, :, h * d_v : (h + 1) * d_v] @ W_O.weight[:, h * d_v : (h + 1) * d_v].T
-        for h in range(4)
-    ]
-    for component, y in enumerate([*written, mlps[0]]):  # (T, C) each
+    names = [*(Component("head", 1, number) for number in range(4)), Component("MLP", 1)]
+    for component, name in enumerate(names):
+        y = written[name][0]  # (T, C)
         if changes["norm"] == "layernorm":
             y = y - y.mean(dim=-1, keepdim=True)
         logits = y / scale * model.norm.weight @ model.head.weight.T  # (T, V)
@@ -81,9 +74,6 @@ def test_the_contribution_of_a_head_or_mlp_is_what_it_writes_through_the_output_
         promoted = logits.topk(3).indices
         suppressed = logits.topk(3, largest=False).indices
         assert np.array_equal(promoted_ids[component], torch.cat((promoted, suppressed), dim=1))
-
-
-ALL_HEADS = np.ones((2, 2), bool)
 
 
 @pytest.fixture

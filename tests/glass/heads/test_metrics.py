@@ -4,7 +4,6 @@ import json
 import math
 
 import numpy as np
-import pytest
 
 from glass.heads.metrics import (
     PLOTTED_HEADS,
@@ -26,7 +25,6 @@ from glass.heads.results import (
     Faithfulness,
     Head,
     Measurements,
-    parse_head,
 )
 
 
@@ -105,12 +103,6 @@ def test_values_of_heads_are_read_without_errors_and_companions():
         "induction": {Head(0, 2): 0.5, Head(1, 0): 0.0, Head(1, 1): 0.1, Head(1, 2): 0.75}
     }
     assert read_emergence(row)["induction"] == {Head(1, 2): 600}
-
-
-@pytest.mark.parametrize("name", ["embedding", "L0MLP", "L1", "L1H", "H2", "L1H2x"])
-def test_only_names_of_heads_are_parsed(name):
-    assert parse_head(name) is None
-    assert parse_head(str(Head(11, 3))) == Head(11, 3)
 
 
 def test_the_tables_hold_every_head_and_composition_share():

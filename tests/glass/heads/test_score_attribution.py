@@ -1,4 +1,4 @@
-"""Components and attention-score attribution, against recorded values and the page's code."""
+"""Attention-score attribution and components, against recorded values and a known circuit."""
 
 import numpy as np
 import pytest

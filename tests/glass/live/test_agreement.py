@@ -57,7 +57,8 @@ def test_the_worker_and_the_model_in_python_agree(engine_tab, drawn):
     corrupted[3] = (corrupted[3] + 1) % 23
     text = {"step": 0, "ids": ids, "off": changes["off"], "hidden": changes["hidden"]}
     contrast = {**text, **changes, "corrupted": corrupted, "i": 8, "answer": 2, "wrong": 7}
-    head = {"layer": 1, "head": 2, "i": 9, "j": 9}
+    own_score = {"layer": 1, "head": 2, "i": 9, "j": 9}
+    other_score = {"layer": 0, "head": 0, "i": 5, "j": 2}
     requests = [
         ("logits", text),
         ("maps", text),
@@ -66,7 +67,8 @@ def test_the_worker_and_the_model_in_python_agree(engine_tab, drawn):
         ("breakDown", {**text, "i": 8, "of": [1, 2]}),
         ("headEffects", {**text, "i": 8}),
         ("tokenEffects", text),
-        ("explainScore", {**text, **head}),
+        ("explainScore", {**text, **own_score}),
+        ("explainScore", {**text, **other_score}),
         ("contrast", contrast),
         ("patchCells", {**contrast, "kind": "residual"}),
         ("patchCells", {**contrast, "kind": "component"}),

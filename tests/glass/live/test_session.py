@@ -9,15 +9,13 @@ import torch
 from asking import ask
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from models import VOCAB_SIZE, configs, few, lively, random_tokens, small
+from models import VOCAB_SIZE, captured_with, configs, few, lively, random_tokens, small
 
 from common.errors import UserError
 from data.tokenizer import CharTokenizer
 from generation.decoder import window_start
-from glass.heads.ablation import measure_head_effects, measure_token_effects
 from glass.heads.capture import capture, value_norms
-from glass.heads.interventions import Interventions
-from glass.heads.logit_attribution import attribute_logits, find_promoted_tokens
+from glass.heads.interventions import NO_INTERVENTIONS, Interventions
 from glass.heads.results import Head
 from glass.live.parameters import MAX_ATTENTION_WEIGHTS, max_tokens
 from glass.live.requests import MODEL_REQUESTS, TOKENIZER_REQUESTS
@@ -30,8 +28,8 @@ TOKENIZER = CharTokenizer("abcdefghijklmnopqrstuvw")
 T = 12  # tokens of most texts here
 
 
-def make_session(model: GPT, **arguments) -> Session:
-    return Session(model, TOKENIZER, ExploredModel("model", model.config, step=3), **arguments)
+def make_session(model: GPT) -> Session:
+    return Session(model, TOKENIZER, ExploredModel("model", model.config, step=3))
 
 
 def text_input(ids, off=(), hidden=()) -> dict:
@@ -39,16 +37,11 @@ def text_input(ids, off=(), hidden=()) -> dict:
 
 
 @torch.no_grad()
-def run(model: GPT, ids, interventions=Interventions()) -> tuple[np.ndarray, torch.Tensor]:  # noqa: B008
+def run(model: GPT, ids, interventions=NO_INTERVENTIONS) -> tuple[np.ndarray, torch.Tensor]:
     """Log-probabilities (T, V) and attention weights (L, H, T, T) without a cache."""
-    tokens, maps = torch.tensor([ids]), []
-    layers = range(model.config.n_layer)
-    taps = interventions.taps() | {("weights", layer): maps.append for layer in layers}
-    device = tokens.device
-    x = model.embed(tokens, hidden=interventions.is_hidden(len(ids), device))
-    mask = interventions.mask(len(ids), device)
-    x = model.run_blocks(tokens, mask=mask, entry=(0, x), taps=taps)
-    return model.head(model.norm(x))[0].double().log_softmax(dim=-1).numpy(), torch.cat(maps)
+    forward = captured_with(model, torch.tensor(ids), interventions)
+    logits = model.head(model.norm(forward.residuals[-1, 0]))  # (T, V)
+    return logits.double().log_softmax(dim=-1).numpy(), forward.weights[:, 0]
 
 
 ids_of_texts = st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=16)
@@ -95,134 +88,6 @@ def test_predictions_are_those_of_the_model_after_any_edits(config, texts):
         assert read["largest"] == pytest.approx((maps * norms[:, :, None]).max(), rel=1e-4)
         _, logits = ask(session, "logits", **text_input(ids, names, hidden))
         assert torch.tensor(logits).log_softmax(dim=-1).numpy() == pytest.approx(expected, abs=1e-4)
-
-
-def test_patterns_are_the_lower_triangles_of_the_heads_in_the_order_asked():
-    session = make_session(lively(build_model(small())))
-    given = text_input(random_tokens(T).tolist(), ["L0H1"], [3])
-    maps = ask(session, "maps", **given)[1].reshape(8, T, T)
-    heads = [5, 0, 7]
-    parts, answer = ask(session, "patterns", heads=heads, **given)
-    assert answer is None
-    assert [k for part in parts for k in part["heads"]] == heads
-    patterns = np.concatenate([part["maps"] for part in parts])
-    assert patterns.dtype == np.float16
-    rows, columns = np.tril_indices(T)
-    expected = maps[heads][:, rows, columns]
-    assert patterns == pytest.approx(expected, abs=1e-3)
-
-
-@few
-@given(configs, st.integers(0, T - 2), st.integers(0, 1), st.integers(0, 3))
-def test_explanations_are_those_of_the_whole_pass(config, i, layer, head):
-    model, ids = lively(build_model(config)), random_tokens(T)
-    session, given = make_session(model), text_input(ids.tolist())
-    forward = capture(model, ids.numpy()[None])
-
-    _, breakdown = ask(session, "breakDown", i=i, of=[layer, head], **given)
-    attribution = attribute_logits(model, forward)
-    assert breakdown["targets"] == [ids[i + 1], *attribution.predicted_ids[i]]
-    assert breakdown["lens"] == pytest.approx(attribution.logit_lens[:, i], abs=1e-4)
-    direct = np.array(breakdown["direct"])
-    assert direct == pytest.approx(attribution.logit_attribution[:, i], abs=1e-4)
-    promoted = find_promoted_tokens(model, forward, layer, [head])[0, i].tolist()
-    assert breakdown["writes"] == promoted
-    assert breakdown["words"].keys() == {*breakdown["targets"], *promoted}
-
-    parts, _ = ask(session, "headEffects", i=i, **given)
-    effects = np.concatenate([part["nats"] for part in parts])
-    assert [k for part in parts for k in part["heads"]] == list(range(8))
-    expected = measure_head_effects(model, forward)[..., i].ravel()
-    assert effects == pytest.approx(expected, abs=1e-4)
-
-    parts, _ = ask(session, "tokenEffects", **given)
-    assert [part["j"] for part in parts] == list(range(T - 2, -1, -1))
-    expected = measure_token_effects(model, forward)
-    for part in parts:
-        j = part["j"]
-        for name, values in (("effects", expected.loss), ("kl", expected.kl)):
-            assert part[name] == pytest.approx(values[j + 1 :, j], abs=1e-4, nan_ok=True)
-
-
-@pytest.mark.parametrize("direction", ["denoising", "noising"])
-def test_patching_copies_from_the_clean_or_the_corrupted_text(direction):
-    model = lively(build_model(small()))
-    clean, corrupted = random_tokens(T).tolist(), random_tokens(T).tolist()
-    corrupted[4] = (clean[4] + 1) % VOCAB_SIZE
-    session = make_session(model)
-    logits = [run(model, ids)[0] for ids in (clean, corrupted)]
-    i, answer, wrong = 9, 3, 8
-    contrast = {"corrupted": corrupted, "i": i, "answer": answer, "wrong": wrong}
-    given = {**text_input(clean), **contrast, "direction": direction}
-    _, unpatched = ask(session, "contrast", patched=[], **given)
-    differences = [row[i, answer] - row[i, wrong] for row in logits]
-    assert unpatched["clean"] == pytest.approx(differences[0], abs=1e-4)
-    assert unpatched["corrupted"] == pytest.approx(differences[1], abs=1e-4)
-    base = 1 if direction == "denoising" else 0
-    assert unpatched["patched"] == pytest.approx(differences[base], abs=1e-4)
-    likeliest = np.argsort(-logits[base][i])[:5].tolist()
-    assert [item["id"] for item in unpatched["next"]] == likeliest
-    assert unpatched["next"][0]["chance"] == pytest.approx(np.exp(logits[base][i].max()), abs=1e-5)
-    assert unpatched["words"].keys() == set(likeliest)
-
-    # The residual stream at the only token that differs holds all that differs.
-    _, restored = ask(session, "contrast", patched=["L0T4"], **given)
-    assert restored["patched"] == pytest.approx(differences[1 - base], abs=1e-4)
-
-
-def test_hidden_tokens_after_the_prediction_do_not_matter_to_its_explanations():
-    session, ids = make_session(lively(build_model(small(n_kv_head=2)))), random_tokens(T).tolist()
-    for hidden in ([], [10]):
-        given = {**text_input(ids, hidden=hidden), "i": 5}
-        effects = [part["nats"].tolist() for part in ask(session, "headEffects", **given)[0]]
-        terms = ask(session, "explainScore", layer=1, head=2, j=3, **given)[1]
-        contrast = {"corrupted": ids[::-1], "answer": 1, "wrong": 2, "direction": "noising"}
-        patched = ask(session, "contrast", patched=["L0H1", "L1T11"], **contrast, **given)[1]
-        results = effects, [term["value"] for term in terms], patched["patched"]
-        if not hidden:
-            expected = results
-    for found, value in zip(results, expected):
-        assert np.array(found) == pytest.approx(np.array(value), abs=1e-5)
-
-
-def test_one_more_token_runs_only_that_token():
-    model = lively(build_model(small()))
-    session, ids = make_session(model), random_tokens(T).tolist()
-    ask(session, "read", **text_input(ids[:-1]))
-    rows = []
-    hooks = [
-        module.register_forward_hook(lambda _, inputs, y: rows.append(y.shape[-2]))
-        for module in (model.blocks[1], model.head)
-    ]
-    ask(session, "read", **text_input(ids))
-    assert [n for n in rows if n] == [1, 1]
-    rows.clear()
-    ask(session, "read", **text_input(ids))  # nothing is new
-    assert sum(rows) == 0
-    for hook in hooks:
-        hook.remove()
-
-
-def test_a_canceled_request_ends_before_the_next_block_and_leaves_no_trace():
-    class Ended(Exception):
-        pass
-
-    calls = []
-
-    def check():
-        calls.append(1)
-        if len(calls) == 2:
-            raise Ended
-
-    model, ids = lively(build_model(small())), random_tokens(T).tolist()
-    session = make_session(model, check_canceled=check)
-    with pytest.raises(Ended):
-        ask(session, "read", **text_input(ids))
-    assert len(calls) == 2
-    found = ask(session, "read", **text_input(ids))[1]
-    expected = ask(make_session(lively(build_model(small()))), "read", **text_input(ids))[1]
-    assert found["losses"] == pytest.approx(expected["losses"], abs=1e-5, nan_ok=True)
-    assert found["norms"] == pytest.approx(expected["norms"], abs=1e-5)
 
 
 class WithBeginOfText(CharTokenizer):

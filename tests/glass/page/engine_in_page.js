@@ -1,7 +1,5 @@
 /** Modules of the worker and of the page, where a test reaches them as `engine`. */
 
-import { withoutFirstToken } from "../../../glass/page/web/attention_data.js";
-import { decodeSplitHalves } from "../../../glass/page/web/float16.js";
 import { readFrames } from "../../../glass/page/web/frames.js";
 import { PATCH_HANDLERS } from "../../../glass/page/web/patch_requests.js";
 import { HANDLERS, models, passes, session } from "../../../glass/page/web/requests.js";
@@ -35,8 +33,6 @@ async function ask([config, weights, questions]) {
 window.engine = {
   ask,
   createTokenizer,
-  decodeSplitHalves,
   readFrames,
   scoredDiagonals,
-  withoutFirstToken,
 };

@@ -22,8 +22,6 @@ from generation.decoder import window_start
 from glass.heads import scores
 from glass.heads.interventions import Interventions
 from glass.heads.results import Head
-from glass.heads.scores import without_first_token
-from glass.page.pack import pack_float16
 from variants import build_model
 
 
@@ -99,28 +97,6 @@ def test_the_page_draws_tokens_as_often_as_their_probability_at_a_temperature(en
     with torch.no_grad():
         probabilities = (model(ids[None])[0][0, -1, :23] / 0.7).softmax(dim=-1).numpy()
     assert np.bincount(drawn, minlength=23) == pytest.approx(200 * probabilities, abs=2)
-
-
-def test_the_page_reads_float16_numbers(engine_tab):
-    numbers = np.arange(0, 1 << 16, 13, dtype=np.uint16).view(np.float16)  # of each exponent
-    read = "bytes => [...engine.decodeSplitHalves(bytes)]"
-    found = engine_tab.evaluate(read, list(pack_float16(numbers)))
-    assert np.array_equal(np.array(found, float), numbers.astype(float), equal_nan=True)
-
-
-def test_rows_without_the_first_token_sum_to_1(engine_tab):
-    A = np.tril(np.random.default_rng(0).random((5, 5)))
-    A /= A.sum(axis=-1, keepdims=True) / 0.8  # a sink logit has the rest
-    read = """A => {
-      const shape = { L: 1, H: 1, T: 5 };
-      const view = engine.withoutFirstToken({
-        ...shape, at: (l, h, i, j) => A[i][j], bound: () => 0.001
-      });
-      return A.map((row, i) => row.map((_, j) => (j <= i ? view.at(0, 0, i, j) : 0)));
-    }"""
-    found = np.array(engine_tab.evaluate(read, A.tolist()))
-    assert found[1:, 1:] == pytest.approx(without_first_token(A))
-    assert not found[0].any() and not found[:, 0].any()
 
 
 def test_the_framed_cells_are_those_that_the_scores_read(engine_tab):

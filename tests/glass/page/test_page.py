@@ -46,16 +46,6 @@ def test_a_run_that_has_only_begun_has_a_page(tmp_path):
     assert content["curves"]["train/loss"]["steps"] == []
 
 
-def test_the_speed_is_that_of_the_last_machine_which_may_not_know_its_peak_rate(tmp_path):
-    run = make_run(tmp_path / "run")
-    content, _ = read_back(page.write_page(run))
-    assert content["speed"] == {"msPerStep": 250.0, "mfu": 0.4, "peakGib": 1.5}
-    with (run / "metrics.jsonl").open("a") as metrics:
-        metrics.write('{"step": 21, "train/ms_per_step": 80.0}\n{"step": 22, "val/loss": 2.0}\n')
-    content, _ = read_back(page.write_page(run))
-    assert content["speed"] == {"msPerStep": 80.0, "mfu": None, "peakGib": None}
-
-
 @pytest.mark.parametrize("has_scores", [True, False])
 def test_a_served_page_has_the_scores_of_one_step_and_may_ask_its_server(tmp_path, has_scores):
     run = make_run(tmp_path / "run")

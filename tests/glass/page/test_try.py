@@ -14,10 +14,8 @@ from playwright.sync_api import expect
 from run_folders import load_run
 from safetensors.torch import load_file, save_file
 
-from glass.heads.analysis import analyze
 from glass.heads.capture import float16_weights
 from glass.page import write as page
-from glass.page.embedded_model import find_model
 
 HOSTILE = "<img src=x onerror=window.hacked=1>"
 
@@ -183,44 +181,6 @@ def test_keys_intervene_before_anything_is_typed_and_wherever_the_focus_is(own, 
     assert len(tab.input_value("#typed")) == len(typed) + 1
     tab.keyboard.press("Backspace")
     expect_interventions(tab, "", "2")
-
-
-@pytest.mark.slow
-def test_a_token_of_a_scored_text_is_hidden_though_its_first_token_cannot_be_typed(
-    own, open_page, tmp_path
-):
-    run, model, tokenizer = own
-    text = "the glass"
-    arrays = analyze(model, tokenizer, [0, *tokenizer.encode(text)], log=lambda line: None).arrays
-    losses = {"summary": "", "tokens": [], "losses": [], "tokenCount": 0}
-    facts = {"title": "scored", "losses": losses | {"window": 32, "vocabSize": 9}}
-    embedded = find_model(run, {})
-    tab = open_page(page.write_prompt_page(tmp_path / "p.html", facts, arrays, embedded))
-    assert tab.input_value("#typed") == text
-    for token, is_disabled in ((0, True), (2, False)):
-        tab.focus(f"#text [aria-label='token {token}']")
-        assert tab.is_disabled("#hide-token") == is_disabled
-    tab.keyboard.press("h")
-    expect_interventions(tab, "", "1")
-
-
-@pytest.mark.slow
-def test_an_empty_text_empties_the_views_and_the_temperature_is_bounded(own, open_page):
-    tab = open_page(page.write_page(own[0]))
-    for text in ("the glass", "t"):
-        tab.fill("#typed", text)
-        expect(tab.locator("#expected")).to_be_visible()
-        tab.fill("#typed", "")
-        expect(tab.locator("#text .token")).to_have_count(0)
-        for part in ("#map canvas", "#expected", "#lists", "#breakdown-part"):
-            expect(tab.locator(part)).to_be_hidden()
-    tab.locator("#average").check()  # the controls work on
-    tab.select_option("#probe", "0")
-    expect(tab.locator("#map canvas")).to_be_visible()
-    for typed, bounded in (("99", "5"), ("-1", "0"), ("", "0.8")):
-        tab.fill("#temperature", typed)
-        tab.keyboard.press("Tab")
-        assert tab.input_value("#temperature") == bounded
 
 
 @pytest.mark.slow
