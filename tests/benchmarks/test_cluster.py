@@ -7,7 +7,7 @@ from benchmarks import cluster
 from benchmarks.cluster import check_predictions, predict_published
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_published_speeds_are_predicted_within_15_percent_and_the_tables_are_current():
     predictions = predict_published()
     check_predictions(predictions)

@@ -95,7 +95,8 @@ pytestmark = [
 @pytest.mark.parametrize(
     "size, config",
     [
-        (1, change(CONFIG, LLAMA, precision="bf16")),
+        (1, change(CONFIG, LLAMA)),
+        soak(1, change(CONFIG, LLAMA, precision="bf16")),
         soak(1, change(CONFIG, {"vocab_size": 9999}, checkpoint_activations=True)),
         soak(1, change(CONFIG, {"attention_gate": "channel", "smear_keys": True, "dropout": 0.1})),
         soak(1, replace(WIDE, accumulate=2, optim=MUON)),
