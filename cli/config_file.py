@@ -15,6 +15,7 @@ from common.checkpoints import CONFIG_FILE, saved_steps, step_folder, verify_che
 from common.errors import UserError
 from common.files import ordinary_file
 from common.settings import check_settings
+from common.terminal import error_sentence
 from config import HUB_MODEL, Config
 
 MAX_CONFIG_BYTES = 1 << 20
@@ -43,8 +44,9 @@ def read_config(path: Path) -> Config:
     except OSError as e:
         raise UserError(f"{path} cannot be read: {e.strerror}") from None
     except Exception as e:  # a damaged file raises errors of many types
-        reason = str(e).partition("\n")[0] or type(e).__name__
-        raise UserError(f"{path} does not fit this version of GlassGPT: {reason}") from None
+        raise UserError(
+            f"{path} does not fit this version of GlassGPT: {error_sentence(e)}"
+        ) from None
 
 
 def read_run_config(run_dir: Path) -> Config:

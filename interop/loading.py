@@ -111,10 +111,10 @@ def pin_model(name: str) -> str:
     try:
         folder = _download_snapshot(repository, revision)
     except Exception as e:  # the library and those below it raise errors of many classes
-        cause = str(e).strip().partition("\n")[0][:MAX_HUB_ERROR_CHARS]
         raise UserError(
             f"init_from={name} is not a folder here and could not be downloaded from the "
-            f"Hugging Face hub ({type(e).__name__}: {cause}); check the name and the network"
+            f"Hugging Face hub ({error_sentence(e)[:MAX_HUB_ERROR_CHARS]}); check the name and the "
+            "network"
         ) from None
     return f"{repository}@{folder.name}"
 

@@ -242,8 +242,9 @@ def run_job(cfg: DictConfig, plan: SweepPlan, train: Train) -> float | None:
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as e:  # a panic of a library in Rust is not an Exception
-        failure = explain_error(e) or error_sentence(e)
-        if not explain_error(e):  # a bug
+        explanation = explain_error(e)
+        failure = explanation or error_sentence(e)
+        if explanation is None:  # a bug
             with contextlib.suppress(OSError), (path / "log.txt").open("a") as log_file:
                 traceback.print_exception(e, file=log_file)
         print_stderr(printable(f"{title}  failed: {failure}", one_line=True))

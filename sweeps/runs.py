@@ -14,7 +14,7 @@ from common.errors import UserError
 from common.files import atomic_write, exists, is_folder, list_folder
 from common.metrics import METRICS, read_rows
 from common.settings import format_value, iterate_settings
-from common.terminal import explain_error
+from common.terminal import error_sentence, explain_error
 from config import Config
 from studies.claims import STUDIES
 from studies.verdicts import ARM
@@ -79,7 +79,7 @@ def read_run(path: Path) -> Run:
             config = _read_config(path / CONFIG_FILE, (path / CONFIG_FILE).stat().st_mtime_ns)
         rows = read_rows(path / METRICS)
     except (UserError, OSError) as e:
-        failure = explain_error(e) or str(e)
+        failure = explain_error(e) or error_sentence(e)
     status = "failed" if failure else "unfinished"
     if config is not None and rows and rows[-1]["step"] >= config.max_steps:
         status = "finished"
@@ -121,8 +121,9 @@ def _read_request(path: Path, modified_ns: int) -> tuple[dict[str, str], dict[st
         settings = format_settings(config_from_dict(config))
         typed = [override.partition("=") for override in overrides]
     except Exception as e:  # a damaged file raises errors of many types
-        reason = str(e).partition("\n")[0] or type(e).__name__
-        raise UserError(f"{path / '.hydra'} cannot be read ({reason}): remove this job") from None
+        raise UserError(
+            f"{path / '.hydra'} cannot be read ({error_sentence(e)}): remove this job"
+        ) from None
     return {key: settings.get(key, value) for key, _, value in typed}, settings
 
 
