@@ -400,7 +400,7 @@ class Prediction(NamedTuple):
 
     @property
     def is_checked(self) -> bool:
-        """Whether the simulation should hold for the row."""
+        """True if the simulation should hold for the row."""
         tokens = self.row.sequences * PUBLISHED_MODELS[self.row.model].block_size
         return tokens >= MIN_CHECKED_TOKENS
 

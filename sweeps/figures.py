@@ -35,7 +35,7 @@ class Figure:
 
     @property
     def is_time(self) -> bool:
-        """Whether it is censored: a run without the event counts as later than its end."""
+        """True if it is the time of an event, which in a run without the event is after its end."""
         return self.name.startswith(("emerged/", "tokens_at_emergence/"))
 
     def format(self, value: float, error: float | None) -> str:

@@ -23,7 +23,7 @@ class Variant:
 
     @property
     def name(self) -> str:
-        """Its settings for display: n_kv_head=2 lr=0.01; the name of a single run or of an arm."""
+        """The settings for display (n_kv_head=2 lr=0.01), or the name of a single run or an arm."""
         name = self.settings.get(RUN) or self.settings.get(ARM)
         return name or name_settings(self.settings)
 
@@ -69,7 +69,7 @@ class Ranking:
 
     @cached_property
     def has_several_texts(self) -> bool:
-        """Whether runs were trained and evaluated on different texts.
+        """True if runs were trained and evaluated on different texts.
 
         The rules of a generated text come from the seed, in which compared runs may differ.
         """
@@ -84,7 +84,7 @@ class Ranking:
 
     @property
     def is_ranked(self) -> bool:
-        """Whether losses rank the runs: they are of one text, and not of a study."""
+        """True if losses rank the runs, which are of one text and not of a study."""
         return not self.has_several_texts and not any(ARM in run.settings for run in self.runs)
 
     @cached_property
@@ -110,7 +110,7 @@ class Ranking:
 
     @property
     def lacks_error_estimate(self) -> bool:
-        """Whether no variant can be best: several have at most one finished run each."""
+        """True if no variant can be best: several have at most one finished run each."""
         return len(self.variants) > 1 and all(len(v.finished) < 2 for v in self.variants)
 
     @cached_property
@@ -125,7 +125,7 @@ class Ranking:
 
     @property
     def lead(self) -> Difference:
-        """By how much the mean of the second-best variant is worse than that of the best."""
+        """The mean of the second-best variant minus that of the best."""
         best, second = self.variants[:2]
         return welch_difference(second.values(self.metric), best.values(self.metric))
 

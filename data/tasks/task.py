@@ -1,4 +1,4 @@
-"""What all tasks share: symbols, batches, held-out sequences, and the average of measurements.
+"""The base of all tasks: symbols, batches, held-out sequences, and the average of measurements.
 
 Each metric is a mean over tokens of all sequences; its standard error is that over sequences.
 """
@@ -150,7 +150,7 @@ class Task:
 
     @property
     def rules(self) -> np.random.Generator:
-        """What draws the rules that all sequences of a run share."""
+        """The random generator of the rules that all sequences of a run share."""
         return np.random.default_rng((self.seed, RULES))
 
     @property
