@@ -79,7 +79,7 @@ class ExternalModel(StoredModel):
 
     @abstractmethod
     def parse_tokenizer(self) -> Tokenizer | None:
-        """Return what `read_tokenizer` does, before it is compared with the model."""
+        """Read the tokenizer without comparing it with the model's vocabulary."""
 
     def read_tokenizer(self) -> Tokenizer | None:
         """Return the tokenizer, or None for a character model whose alphabet is not on the disk.

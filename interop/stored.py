@@ -29,7 +29,7 @@ from variants import build_model
 
 
 class StoredModel(ABC):
-    """A model that `load` and training read: a run's, or that of another library."""
+    """A model on disk: a run's checkpoint, or a model of another library."""
 
     path: Path  # its file or folder
     config: GPTConfig

@@ -35,7 +35,7 @@ class Figure:
 
     @property
     def is_time(self) -> bool:
-        """True if it is the time of an event, which in a run without the event is after its end."""
+        """True if it is the time of an event; runs without the event are censored."""
         return self.name.startswith(("emerged/", "tokens_at_emergence/"))
 
     def format(self, value: float, error: float | None) -> str:

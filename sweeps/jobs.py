@@ -1,7 +1,7 @@
 """Run the jobs of `python train.py -m …`, which Hydra starts, and summarize the sweep.
 
-A job is its settings: jobs with the same settings share one folder, in every call of a sweep. The
-tables and pages are made from the folders of the runs alone. Does not import torch.
+A job is identified by its settings: jobs with the same settings share one folder, in every call of
+a sweep. The tables and pages are made from the folders of the runs alone. Does not import torch.
 """
 
 import contextlib
@@ -160,7 +160,7 @@ def check_values(config_dir: str | None, overrides: Sequence[Override]) -> None:
 
 
 def count_jobs(sweeper: DictConfig, overrides: Sequence[Override]) -> int | None:
-    """Return the number of jobs of Hydra's own sweeper, which runs a grid; None of another one."""
+    """Return the number of jobs of a grid; None if the sweeper or a pattern decides it later."""
     if not sweeper._target_.endswith(".BasicSweeper"):
         return None
     n_jobs = 1

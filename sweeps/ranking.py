@@ -110,7 +110,7 @@ class Ranking:
 
     @property
     def lacks_error_estimate(self) -> bool:
-        """True if no variant can be best: several have at most one finished run each."""
+        """True if there are several variants, and none has two finished runs."""
         return len(self.variants) > 1 and all(len(v.finished) < 2 for v in self.variants)
 
     @cached_property

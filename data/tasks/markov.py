@@ -8,7 +8,7 @@ from torch import Tensor
 from data.tasks.task import Predictions, Reading, Sequences, Task, read_previous_token
 
 MIXING_STEPS = 64  # after which a Markov chain is close to its stationary distribution
-# Strategies that learn from a sequence are compared after this share of it, when they differ.
+# Strategies are compared after this share of a sequence, from which on they differ.
 STRATEGY_START = 0.25
 
 

@@ -75,13 +75,13 @@ class Predictions:
 class Reading(NamedTuple):
     """A value for each token, and whether it counts.
 
-    Of a value of each head, the metric is that of the head with the highest mean, or of the head
-    with the highest mean of another metric.
+    If each head has a value, the metric is that of the head with the highest mean, or with the
+    highest mean of another metric, `chosen_by`.
     """
 
     values: Tensor  # (…, n, T), with the dimensions of the heads first if it is one of heads
     is_counted: Tensor  # (n, T)
-    chosen_by: str | None = None  # that other metric
+    chosen_by: str | None = None
 
 
 class Task:

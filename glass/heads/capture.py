@@ -114,7 +114,7 @@ def rerun(
     taps: Taps | None = None,
     is_hidden: Tensor | None = None,
 ) -> Tensor:
-    """Run a pass again from a token and a layer on; return the final residual stream (n, S, C).
+    """Rerun a recorded pass from a token and a layer on; return the final residual stream.
 
     Args:
         model: The model, which runs in evaluation mode.
@@ -123,6 +123,9 @@ def rerun(
         entry: A layer and n inputs (n, S, C) of it. None: the embeddings of the tokens.
         taps: Functions that record or replace values of the S tokens.
         is_hidden: Boolean (n or 1, T), True for tokens that no later token may read.
+
+    Returns:
+        The final residual stream (n, S, C) of the S tokens.
     """
     n, mask = len(forward.tokens), mask_hidden(is_hidden, start)
     if entry is None:

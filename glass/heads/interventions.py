@@ -50,8 +50,8 @@ def replace_heads(layer: int, heads: Sequence[Sequence[int]], values: Tensor | f
 
     Args:
         layer: Layer of the heads.
-        heads: Numbers of the heads: heads[r] in row r of a batch, heads[0] in all rows if there
-            is no other list. A batch of one row is copied for each list.
+        heads: Numbers of the heads to replace: heads[r] in row r of a batch; a single list
+            applies to all rows. A batch of one row is expanded to a row for each list.
         values: Outputs that replace those of the heads, broadcast to (B, T, H, d_v).
     """
 

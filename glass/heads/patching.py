@@ -107,7 +107,7 @@ class Patching:
         interventions: Interventions = NO_INTERVENTIONS,
         metric: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
-        """Prepare the base with the `kept` patches, which belong to all runs like interventions.
+        """Prepare the base with the `kept` patches, which apply in every run, as interventions do.
 
         `metric` is a function of the logits (n, V) of the prediction that returns n values; None:
         the difference of the logits that `contrast` names.

@@ -37,7 +37,7 @@ class Canceled(Exception):
 
 
 class Explorer:
-    """A model on loan to one request at a time."""
+    """Answers the requests of a page with one model, one at a time."""
 
     def __init__(self, settings: ExploreConfig, log: Callable[[str], None]) -> None:
         """Load the model that the settings name."""

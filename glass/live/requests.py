@@ -30,7 +30,7 @@ from glass.heads.patching import Contrast, Patching, measure_logit_difference
 from glass.heads.results import Head
 from glass.heads.score_attribution import attribute_score
 from glass.live.parameters import Parameters, max_tokens
-from glass.live.session import Reading, Session, to_float32
+from glass.live.session import CachedReading, Session, to_float32
 from glass.page.write import measured_scores
 from kernels import in_float32_or_finer
 
@@ -65,7 +65,7 @@ def token_texts(session: Session, parameters: Parameters) -> list[str]:
     return [texts[id] for id in parameters.ids]
 
 
-def read(session: Session, parameters: Parameters, reading: Reading) -> dict[str, Any]:
+def read(session: Session, parameters: Parameters, reading: CachedReading) -> dict[str, Any]:
     """Return predictions and value norms; `was` has the predictions without interventions."""
     _, next_ids = reading.predict()
     norms, largest = reading.measure_norms()
@@ -87,7 +87,7 @@ def read(session: Session, parameters: Parameters, reading: Reading) -> dict[str
     return results
 
 
-def patterns(session: Session, parameters: Parameters, reading: Reading) -> Parts:
+def patterns(session: Session, parameters: Parameters, reading: CachedReading) -> Parts:
     """Yield the attention weights of some heads as lower triangles, row after row, in float16."""
     weights = reading.forward.weights[:, 0].flatten(0, 1)  # (L · H, T, T)
     T = len(parameters.ids)
@@ -99,17 +99,17 @@ def patterns(session: Session, parameters: Parameters, reading: Reading) -> Part
         yield {"heads": heads, "maps": maps.half().cpu().numpy()}
 
 
-def logits(session: Session, parameters: Parameters, reading: Reading) -> np.ndarray:
+def logits(session: Session, parameters: Parameters, reading: CachedReading) -> np.ndarray:
     """Return the logits (T, V)."""
     return to_float32(session.model.head(reading.final_states()))
 
 
-def maps(session: Session, parameters: Parameters, reading: Reading) -> np.ndarray:
+def maps(session: Session, parameters: Parameters, reading: CachedReading) -> np.ndarray:
     """Return the attention weights (L, H, T, T)."""
     return to_float32(reading.forward.weights[:, 0])
 
 
-def continue_text(session: Session, parameters: Parameters, reading: Reading) -> Parts:
+def continue_text(session: Session, parameters: Parameters, reading: CachedReading) -> Parts:
     """Continue the text token by token; beyond `max_tokens` only its end is read."""
     ids, maximum = list(parameters.ids), max_tokens(session.model.config)
     ablated, hidden = parameters.interventions
@@ -130,7 +130,7 @@ def continue_text(session: Session, parameters: Parameters, reading: Reading) ->
         yield {"ids": list(ids), "text": _decode_text(session, ids)}
 
 
-def break_down(session: Session, parameters: Parameters, reading: Reading) -> dict[str, Any]:
+def break_down(session: Session, parameters: Parameters, reading: CachedReading) -> dict[str, Any]:
     """Return the logit lens and the direct logit attribution of the prediction after token i."""
     i, (layer, number) = parameters.i, parameters.of
     forward = reading.forward.first_tokens(i + 2)
@@ -150,7 +150,7 @@ def break_down(session: Session, parameters: Parameters, reading: Reading) -> di
     }
 
 
-def head_effects(session: Session, parameters: Parameters, reading: Reading) -> Parts:
+def head_effects(session: Session, parameters: Parameters, reading: CachedReading) -> Parts:
     """Yield the loss increase in nats of the token after i without each head (zero ablation)."""
     i, H = parameters.i, session.model.config.n_head
     if i + 1 >= len(parameters.ids):
@@ -161,7 +161,7 @@ def head_effects(session: Session, parameters: Parameters, reading: Reading) -> 
         yield {"heads": list(range(layer * H, (layer + 1) * H)), "nats": nats.astype(np.float32)}
 
 
-def token_effects(session: Session, parameters: Parameters, reading: Reading) -> Parts:
+def token_effects(session: Session, parameters: Parameters, reading: CachedReading) -> Parts:
     """Yield, for each token j, the effects of hiding it on the later predictions, in nats."""
     forward, interventions = reading.forward, parameters.interventions
     for hidden, loss, kl in iterate_token_effects(session.model, forward, interventions):
@@ -174,7 +174,7 @@ def token_effects(session: Session, parameters: Parameters, reading: Reading) ->
                 }
 
 
-def explain_score(session: Session, parameters: Parameters, reading: Reading) -> list[dict]:
+def explain_score(session: Session, parameters: Parameters, reading: CachedReading) -> list[dict]:
     """Return the terms of one attention score."""
     i, j, head = parameters.i, parameters.j, Head(parameters.layer, parameters.head)
     if j > i:
@@ -189,7 +189,7 @@ def explain_score(session: Session, parameters: Parameters, reading: Reading) ->
     return [*kept, {"query": "others", "key": "others", "value": rest}]
 
 
-def contrast(session: Session, parameters: Parameters, reading: Reading) -> dict[str, Any]:
+def contrast(session: Session, parameters: Parameters, reading: CachedReading) -> dict[str, Any]:
     """Return the three runs' logit differences and the patched run's likeliest next tokens."""
     corrupted, patching = _patch(session, parameters, reading)
     probabilities = in_float32_or_finer(patching.logits()).softmax(dim=-1)  # (V,)
@@ -209,7 +209,7 @@ def contrast(session: Session, parameters: Parameters, reading: Reading) -> dict
     }
 
 
-def patch_cells(session: Session, parameters: Parameters, reading: Reading) -> Parts:
+def patch_cells(session: Session, parameters: Parameters, reading: CachedReading) -> Parts:
     """Yield, for each cell, the logit difference with its activation and those kept patched."""
     _, patching = _patch(session, parameters, reading)
     is_residual = parameters.kind == "residual"
@@ -219,7 +219,7 @@ def patch_cells(session: Session, parameters: Parameters, reading: Reading) -> P
 
 
 def _patch(
-    session: Session, parameters: Parameters, reading: Reading
+    session: Session, parameters: Parameters, reading: CachedReading
 ) -> tuple[ForwardPass, Patching]:
     """Run the corrupted text, and the patched one."""
     if len(parameters.corrupted) != len(parameters.ids):
@@ -234,7 +234,9 @@ def _patch(
     return corrupted, Patching(session.model, source, base, answer, kept, interventions)
 
 
-def measure_heads(session: Session, parameters: Parameters, reading: Reading) -> Iterator[str]:
+def measure_heads(
+    session: Session, parameters: Parameters, reading: CachedReading
+) -> Iterator[str]:
     """Measure the scores of all heads for the page; yield a line of progress before each stage."""
     model = in_float32(session.model)
     text = capture(model, np.array([parameters.ids]))
@@ -249,7 +251,7 @@ TOKENIZER_REQUESTS: dict[str, Callable[[Session, Parameters], Any]] = {
     "tokenTexts": token_texts,
 }
 
-MODEL_REQUESTS: dict[str, Callable[[Session, Parameters, Reading], Any]] = {
+MODEL_REQUESTS: dict[str, Callable[[Session, Parameters, CachedReading], Any]] = {
     "read": read,
     "patterns": patterns,
     "logits": logits,

@@ -86,8 +86,8 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         """Answer a request of the page by a stream of frames."""
-        is_own = self.headers["Origin"] == f"http://{self.headers['Host']}"
-        if self._allowed_path() != "ask" or not is_own:
+        is_same_origin = self.headers["Origin"] == f"http://{self.headers['Host']}"
+        if self._allowed_path() != "ask" or not is_same_origin:
             self.send_error(HTTPStatus.FORBIDDEN)
             return
         length = self.headers.get("Content-Length", "")

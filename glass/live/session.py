@@ -25,7 +25,7 @@ from model import GPT
 MAX_READINGS = 3  # cached passes, such as those with and without interventions
 
 
-class Reading:
+class CachedReading:
     """A cached forward pass, with the predictions of the text read last.
 
     Only what belongs to tokens from the first change on is computed anew.
@@ -113,7 +113,7 @@ class Session:
         self.explored = explored
         self.followed_run = followed_run
         self._find_reading = lru_cache(MAX_READINGS)(
-            lambda ablated, has_hidden, role: Reading(model, ablated)
+            lambda ablated, has_hidden, role: CachedReading(model, ablated)
         )
 
         def check(*_: object) -> None:  # a closure is not copied with the model
@@ -127,7 +127,7 @@ class Session:
         ids: Sequence[int],
         interventions: Interventions = NO_INTERVENTIONS,
         role: str = "",
-    ) -> Reading:
+    ) -> CachedReading:
         """Run the model on a text, or on what has changed since a text that is cached.
 
         The result is valid until the next call with the same role.

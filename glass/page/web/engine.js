@@ -10,7 +10,7 @@ import { createWorkerTransport } from "./worker_transport.js";
 /** @type {Transport} */
 const transport = data.server ? createServerTransport() : createWorkerTransport();
 
-/** Send a request of which several may run at a time. */
+/** Send a request without canceling others of its name. */
 export const send = transport.send;
 
 /** Stop all requests of a name; their promises resolve to undefined. */

@@ -39,7 +39,7 @@ const DOTS_NOTE = hasSeveralSeeds
   ? ["Large dots are means of settings with standard errors; small dots are single runs."]
   : [];
 
-/** Draw the loss against each swept key and each cost, and the other figures against each key. */
+/** Draw the loss against each swept key and each cost, and the figures of heads against each key. */
 export function drawFigures() {
   const keys = chartedKeys.filter(k => sweptKeys[k].values.length > 1 || sweptKeys.length === 1);
   const keyAbscissas = keys.map(keyAbscissa);
@@ -58,7 +58,7 @@ export function drawFigures() {
   $("formed").hidden = !$("formed-charts").childElementCount;
   const notes = [
     ...DOTS_NOTE,
-    "Of times, the median is shown.",
+    "Times of emergence are medians.",
     `A ${settingNoun} in which less than half of the runs have such a head has no time.`,
   ];
   $("formed-note").textContent = notes.join(" ");

@@ -44,7 +44,7 @@ interface Transport {
   describeFailure(error: Error): string; // in a sentence
 }
 
-/** A text, and what the model that reads it lacks. */
+/** A text, and the interventions with which the model reads it. */
 interface Input {
   step: number; // of the weights
   ids: number[];
