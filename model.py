@@ -35,6 +35,8 @@ Taps = dict[tuple[str, int], Callable[[Tensor], Tensor | None]]
 # outputs before W_O; attention, mlp (B, T, C): the updates ΔE; residual (B, T, C), after the block.
 TAP_NAMES = ("embedding", "q", "k", "v", "weights", "heads", "attention", "mlp", "residual")
 
+ID_DTYPES = (torch.int64, torch.int32)  # of token ids, as an embedding takes them
+
 
 # --- Attention ------------------------------------------------------------------------------------
 
@@ -377,7 +379,9 @@ class GPT(nn.Module):
         self.ngrams = ngrams
         self.blocks = nn.ModuleList(Block(config, n, attention) for n in range(config.n_layer))
         self.norm = kernels.make_norm(config)
-        self.token_count = V  # loading a model lowers it to the number of its tokenizer's tokens
+        # Loading a model sets both to those of its tokenizer.
+        self.token_count = V
+        self.begin_of_text: int | None = None
         self.head = nn.Linear(C, V, bias=False)
         if config.tie_embeddings:  # Press & Wolf 2017
             self.head.weight = self.token_embedding.weight
@@ -490,7 +494,12 @@ class GPT(nn.Module):
             tokens: Ids (B, T); with those in the cache, at most block_size tokens.
             targets: Ids (B, T) of the tokens that follow; -1 is left out of the loss.
             cache: As in `run_blocks`.
+
+        Raises:
+            ValueError: If the model has no such tokens; with targets, torch raises its own error.
         """
+        if targets is None:
+            self.check_tokens(tokens)
         return self.predict(self.run_blocks(tokens, cache), targets)
 
     def predict(self, x: Tensor, targets: Tensor | None) -> tuple[Tensor, Tensor | None]:
@@ -506,6 +515,21 @@ class GPT(nn.Module):
             loss = kernels.cross_entropy(logits.flatten(0, 1), targets.flatten())
             logits = logits.detach()  # compiled code would add zeros of their size to the gradient
         return logits[..., : self.config.vocab_size] if padding else logits, loss
+
+    def check_tokens(self, tokens: Tensor) -> None:
+        """Raise `ValueError` unless tokens are ids (B, T) of the vocabulary."""
+        V = self.config.vocab_size
+        if not isinstance(tokens, Tensor) or tokens.dim() != 2 or tokens.dtype not in ID_DTYPES:
+            raise ValueError(
+                "tokens must be integers (B, T), as in "
+                "torch.tensor([encode_prompt(tokenizer, text)])"
+            )
+        if torch.compiler.is_compiling() or tokens.is_meta or not tokens.numel():
+            return
+        lowest, highest = (bound.item() for bound in tokens.aminmax())
+        if lowest < 0 or highest >= V:
+            wrong = lowest if lowest < 0 else highest
+            raise ValueError(f"there is no token {wrong}: ids must be from 0 to {V - 1}")
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
@@ -528,10 +552,10 @@ class GPT(nn.Module):
                 is called with a value, and returns its replacement, or None to keep it.
 
         Raises:
-            ValueError: If a name or layer does not exist, or a replacement has another shape.
+            ValueError: If a name or layer does not exist, a replacement has another shape, or the
+                model has no such tokens.
         """
-        if not isinstance(tokens, Tensor) or tokens.dim() != 2:
-            raise ValueError("tokens must be (B, T), as in torch.tensor([tokenizer.encode(text)])")
+        self.check_tokens(tokens)
         if unknown := taps.keys() - set(self._tap_keys(TAP_NAMES)):
             raise ValueError(
                 f"there is no value {unknown.pop()!r} to tap; use (name, layer), with a name of "

@@ -57,6 +57,7 @@ def sample(config: SampleConfig) -> None:
         print_stderr("loading …")
     import torch
 
+    from data.tokenizer import encode_prompt
     from interop import load
     from training.device import move_for_sampling, pick_device
 
@@ -75,7 +76,7 @@ def sample(config: SampleConfig) -> None:
             _continue_typed_prompts(config, model, tokenizer)
             return
         if not text and (text := _task_prompt(expand_home("run_dir", path), tokenizer)):
-            rest = model.config.block_size + 1 - len(tokenizer.encode(text))  # of its sequence
+            rest = model.config.block_size + 1 - len(encode_prompt(tokenizer, text))
             config = replace(config, max_new_tokens=min(rest, config.max_new_tokens))
         print_stderr(f"{path}: {write_texts(config, model, tokenizer, text)}")
     finally:
@@ -167,15 +168,15 @@ def _read_prompt_line(mark: str) -> str:
 def write_texts(config: SampleConfig, model: GPT, tokenizer: Tokenizer, prompt: str) -> str:
     """Write `num_samples` texts to stdout, and return a summary of speed and KV cache."""
     from data.tokenizer import encode_prompt
-    from generation.decoder import Decoder, KVCache
+    from generation.decoder import Decoder, KVCache, window_start
     from generation.sampling import Sampling, draw_batch, stream_text
 
     prompt_ids = encode_prompt(tokenizer, prompt)
     block_size = model.config.block_size
-    if len(prompt_ids) > block_size:
+    if left_out := window_start(len(prompt_ids), block_size):
         print_stderr(
             f"note: the prompt has {pluralize(len(prompt_ids), 'token')}; the model reads the last "
-            f"{block_size:,} of them"
+            f"{len(prompt_ids) - left_out:,} of them"
         )
     length = len(prompt_ids) + config.max_new_tokens
     cache = KVCache.for_model(model, 1, length)
@@ -206,10 +207,12 @@ def write_texts(config: SampleConfig, model: GPT, tokenizer: Tokenizer, prompt: 
     seconds = time.perf_counter() - start
 
     if config.attention is not None:
-        shown = [*prompt_ids, *texts[0]][-block_size:]
-        title = f"“{prompt}”" if prompt else f"Attention over {pluralize(len(shown), 'token')}"
-        facts = {"title": title, "promptTokens": max(0, len(shown) - len(texts[0]))}
-        _write_attention(config.attention, model, tokenizer, shown, facts)
+        all_ids = [*prompt_ids, *texts[0]]  # the page shows the last block_size of them
+        title = f"“{prompt}”" if prompt else f"Attention over {pluralize(len(all_ids), 'token')}"
+        begin = int(all_ids[0] == tokenizer.begin_of_text)  # and begin-of-text
+        shown = max(begin, len(prompt_ids) - max(0, len(all_ids) - block_size))
+        facts = {"title": title, "promptTokens": shown, "tokenCount": len(all_ids)}
+        _write_attention(config.attention, model, tokenizer, all_ids, facts)
     n_tokens = sum(len(ids) for ids in texts)
     speed = f", {format_speed(n_tokens / seconds)} tok/s" if n_tokens else ""
     return (

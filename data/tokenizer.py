@@ -55,10 +55,15 @@ class CharTokenizer:
         if len(unknown):
             raise UserError(
                 f"the character {text[unknown[0]]!r} is not among the "
-                f"{pluralize(self.vocab_size, 'character')} that this model was trained on; leave "
-                "it out, or train on text with tokenizer=bpe, which takes any text"
+                f"{pluralize(self.vocab_size, 'character')} that this model was trained on; "
+                f"{self._advice()}"
             )
         return ids
+
+    def _advice(self) -> str:
+        if any(character.isspace() for character in self.alphabet):
+            return "leave it out, or train on text with tokenizer=bpe, which takes any text"
+        return f"use the symbols of its data: {self.alphabet}"
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of a text; see `encode_array`."""
@@ -228,9 +233,12 @@ def start_token(tokenizer: Tokenizer) -> int:
     return next(newlines, 0)
 
 
-def encode_prompt(tokenizer: Tokenizer, prompt: str) -> list[int]:
-    """Return begin-of-text, if there is one, and the prompt; the `start_token` if it is empty."""
-    ids = tokenizer.encode(prompt)
+def encode_prompt(tokenizer: Tokenizer, text: str) -> list[int]:
+    """Return the ids with which a model reads a text, as transformers' tokenizers do.
+
+    They begin with begin-of-text, if the tokenizer has it. An empty text is the `start_token`.
+    """
+    ids = tokenizer.encode(text)
     if not ids:
         return [start_token(tokenizer)]
     if tokenizer.begin_of_text is None:

@@ -120,12 +120,13 @@ class Decoder:
 
         Only new ones are read. When the `window_start` moves, positions count from there and the
         whole window is read, so that decoding with and without a cache see the same tokens at the
-        same positions.
+        same positions. A begin-of-text token stays the first of the window.
         """
         start = window_start(tokens.shape[1], self.model.config.block_size)
         if start != self.start:
             self.start, self.cache.length = start, 0
-        return self.read(tokens[:, start + self.cache.length :])
+        window = cut(tokens, start, self.model.begin_of_text)
+        return self.read(window[:, self.cache.length :])
 
     def read(self, tokens: Tensor) -> Tensor:
         """Read tokens (B, T) and return the logits (B, V) of the next token."""
@@ -225,3 +226,16 @@ def window_start(length: int, block_size: int) -> int:
     """
     stride = max(1, block_size // 4)
     return max(0, math.ceil((length - block_size) / stride)) * stride
+
+
+def cut(tokens: Tensor, start: int, begin_of_text: int | None) -> Tensor:
+    """Return tokens (B, T) from number `start` on, for a model that cannot read all of them.
+
+    In a text that begins with begin-of-text, this token replaces the first one that is left: models
+    that were trained with it expect it there.
+    """
+    window = tokens[:, start:]
+    if start <= 0 or begin_of_text is None:
+        return window
+    first = torch.where(tokens[:, :1] == begin_of_text, begin_of_text, window[:, :1])
+    return torch.cat((first, window[:, 1:]), dim=1)

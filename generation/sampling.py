@@ -66,10 +66,12 @@ def generate(
 ) -> Tensor:
     """Continue prompts (B, T), T at least 1: return them with the new tokens appended.
 
+    Beyond block_size tokens the model reads the last ones, and a begin-of-text token before them.
     Ids from `model.token_count` on, with which a vocabulary may be padded, are never drawn. Equal
     seeds give equal tokens; sequence b draws from seed + b. Without a seed, torch's global random
     state gives one. The other arguments are those of `Sampling`.
     """
+    model.check_tokens(tokens)
     batch_size, length = tokens.shape
     if seed is None:
         seed = int(torch.randint(2**62, ()))

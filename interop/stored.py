@@ -71,7 +71,7 @@ class StoredModel(ABC):
                 f"init_from={self.path}, and load that run"
             )
         model = self.build()
-        model.token_count = tokenizer.vocab_size
+        model.token_count, model.begin_of_text = tokenizer.vocab_size, tokenizer.begin_of_text
         check_finite_weights(model, str(self.path))
         return model, tokenizer
 

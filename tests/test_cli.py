@@ -18,7 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 from run_folders import write_configuration, write_run
 
 import cli
-from cli.command_line import CONFIGS, SETTINGS, parse_command_line
+from cli.command_line import CONFIGS, GROUPS, NANOGPT, SETTINGS, parse_command_line
 from cli.sample_config import SampleConfig
 from common.errors import UserError
 from common.settings import iterate_settings
@@ -124,6 +124,19 @@ def test_a_mistake_gives_one_sentence_that_names_it_and_creates_no_file(launch, 
         assert status == 1, line
         assert_one_sentence(err, names)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", NANOGPT)
+def test_a_name_of_another_program_is_answered_with_the_one_here(name):
+    typed = name if "=" in name or name.endswith(".py") else f"--{name}=1"
+    for read in (
+        lambda: parse_command_line([typed]),
+        lambda: sample_config([typed]),
+    ):
+        with pytest.raises(UserError, match=re.escape(NANOGPT[name])):
+            read()
+    known = {*SETTINGS, *GROUPS, *SampleConfig.__dataclass_fields__}
+    assert known.issuperset(re.findall(r"([\w.]+)=", NANOGPT[name]))
 
 
 def test_hydra_prints_the_configuration_without_torch(launch):

@@ -101,8 +101,15 @@ def test_a_command_of_the_readme_succeeds(line, place, tmp_path):
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("page, name", [("settings.md", "loss"), ("attention.md", "corrupted")])
-def test_the_python_code_of_a_page_runs(page, name, place, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    "page, name, start",
+    [
+        ("settings.md", "loss", ""),
+        ("attention.md", "corrupted", ""),
+        ("attention.md", "corrupted", "init_from=base"),  # a model with begin-of-text
+    ],
+)
+def test_the_python_code_of_a_page_runs(page, name, start, place, tmp_path, monkeypatch):
     text = (ROOT / "docs" / page).read_text(encoding="utf-8")
     blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     code = "\n".join(block for block in blocks if "transformer_lens" not in block)
@@ -113,10 +120,20 @@ def test_the_python_code_of_a_page_runs(page, name, place, tmp_path, monkeypatch
         shutil.rmtree("runs")
         changed = ("model.n_layer", "attention.every")
         argv = [a for a in small(["run_dir=runs/mine"]) if not a.startswith(changed)]
-        train_from(*argv, "model.n_layer=2", "attention.every=2", "attention.tokens=16")
+        argv += ["model.n_layer=2", "attention.every=2", "attention.tokens=16"]
+        if start:
+            monkeypatch.syspath_prepend(ROOT / "tests" / "interop")
+            from hf_models import write_model_and_tokenizer
+
+            write_model_and_tokenizer("llama", Path("base"))
+            argv = [a for a in argv if not a.startswith(("model.n_", "tokenizer"))] + [start]
+        train_from(*argv)
     script = Path("example.py")
     script.write_text(code, encoding="utf-8")
-    assert name in runpy.run_path(str(script))
+    variables = runpy.run_path(str(script))
+    assert name in variables
+    if start:
+        assert (variables["clean"][0, 0], variables["tokens"][0, 0]) == (1, 1)
 
 
 @pytest.mark.soak

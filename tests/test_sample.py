@@ -55,7 +55,7 @@ def test_only_the_generated_text_is_on_stdout_and_its_end_on_a_page(command, run
     assert str(run / "char") in done.stderr and "page.html" in done.stderr
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert page.startswith("<!doctype html>")
-    assert '"T":32' in page  # block_size; prompt and text have 49 tokens
+    assert '"T":32' in page and '"tokenCount":49' in page  # block_size; prompt and text
 
 
 def test_the_prompt_is_read_from_the_command_line_or_from_stdin(command, run):

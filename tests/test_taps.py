@@ -217,3 +217,28 @@ def test_gradients_flow_through_what_a_tap_returns_or_changes_in_place(name, cha
 def test_a_tap_that_cannot_work_is_refused(key, returned):
     with pytest.raises(ValueError, match=r"\bheads\b"):
         build_model(small()).run_with_taps(random_tokens(2, 9), {key: lambda value: returned})
+
+
+@pytest.mark.parametrize(
+    "tokens, wrong",
+    [
+        ([[1, 23]], "23"),
+        ([[-1, 2]], "-1"),
+        ([[1.0, 2.0]], "integers"),
+        ([[True]], "integers"),
+        ([1, 2], "B, T"),
+        ([[[1]]], "B, T"),
+    ],
+)
+@pytest.mark.parametrize("name", ["run_with_cache", "attention_maps", "generate", "forward"])
+def test_tokens_that_a_model_does_not_have_are_named(name, tokens, wrong):
+    model = build_model(small())
+    more = [1] if name == "generate" else []
+    with pytest.raises(ValueError, match=wrong):
+        getattr(model, name)(torch.tensor(tokens), *more)
+
+
+def test_an_exported_model_does_not_check_its_tokens():
+    model, tokens = lively(build_model(small())), random_tokens(1, 5)
+    exported = torch.export.export(model, (tokens,)).module()
+    close(exported(tokens)[0], model(tokens)[0])

@@ -13,6 +13,7 @@ import torch
 from common.errors import UserError
 from common.text import pluralize
 from data.tokenizer import Tokenizer, encode_prompt
+from generation.decoder import cut
 from generation.sampling import NON_FINITE_PREDICTIONS
 from glass.heads import composition, scores
 from glass.heads.capture import ForwardPass, capture, in_float32, snapshot_arrays, value_norms
@@ -68,11 +69,12 @@ def analyze(
     The random tokens are sampled from the model's own predictions on the text. The training data
     of an imported model is unknown, and its heads may not work on tokens that it never saw.
 
-    Only the last `block_size` tokens of the text are used.
+    Only the last `block_size` tokens of the text are used; a begin-of-text token stays the first.
     """
     model = in_float32(model)
-    given_ids = encode_prompt(tokenizer, text) if isinstance(text, str) else text
-    ids = np.array(given_ids[-model.config.block_size :])
+    tokens = torch.tensor([encode_prompt(tokenizer, text) if isinstance(text, str) else text])
+    start = max(0, tokens.shape[1] - model.config.block_size)
+    ids = cut(tokens, start, tokenizer.begin_of_text)[0].numpy()
     text_pass = capture(model, ids[None])
     measurements = _call_with_lines(measure_heads(model, tokenizer, text_pass), log)
     arrays = {

@@ -139,7 +139,7 @@ def load_session(
     if prompt is None:
         prompt = find_prompt(tokenizer, run_dir)
     tokenizer.encode(prompt)  # raises UserError for an unknown character
-    explored = replace(explored, prompt=prompt)
+    explored = replace(explored, prompt=prompt, begin_of_text=tokenizer.begin_of_text)
     return Session(model, tokenizer, explored, followed_run, check_canceled)
 
 

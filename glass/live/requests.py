@@ -13,7 +13,8 @@ import numpy as np
 import torch
 
 from common.errors import UserError
-from generation.decoder import window_start
+from data.tokenizer import encode_prompt
+from generation.decoder import cut, window_start
 from generation.sampling import Sampling, draw_tokens
 from glass.heads import analysis
 from glass.heads.ablation import iterate_head_effects, iterate_token_effects
@@ -41,12 +42,8 @@ MAX_SCORE_TERMS = 2000  # of one attention score; the smallest beyond these are 
 
 
 def encode(session: Session, parameters: Parameters) -> list[int]:
-    """Return the ids of a text: begin-of-text first, if there is one; none for an empty text."""
-    ids = session.tokenizer.encode(parameters.text)
-    begin_of_text = session.tokenizer.begin_of_text
-    if not ids or begin_of_text is None:
-        return ids
-    return [begin_of_text, *ids]
+    """Return the ids with which the model reads a text."""
+    return encode_prompt(session.tokenizer, parameters.text)
 
 
 def decode(session: Session, parameters: Parameters) -> str:
@@ -110,16 +107,18 @@ def maps(session: Session, parameters: Parameters, reading: CachedReading) -> np
 
 
 def continue_text(session: Session, parameters: Parameters, reading: CachedReading) -> Parts:
-    """Continue the text token by token; beyond `max_tokens` only its end is read."""
+    """Continue the text token by token; beyond `max_tokens` it is cut as a `Decoder` cuts it."""
     ids, maximum = list(parameters.ids), max_tokens(session.model.config)
+    first = 0 if ids[0] == session.tokenizer.begin_of_text else None  # place that is never cut
     ablated, hidden = parameters.interventions
 
     @torch.inference_mode(False)  # later requests change the reading's tensors in place
     @torch.no_grad()
     def next_logits(tokens: torch.Tensor) -> torch.Tensor:
-        start = window_start(tokens.shape[1], maximum)
-        still_hidden = tuple(j - start for j in hidden if j >= start)
-        latest = session.read(tokens[0, start:].tolist(), Interventions(ablated, still_hidden))
+        places = torch.arange(tokens.shape[1])[None]  # (1, T)
+        read = cut(places, window_start(tokens.shape[1], maximum), first)[0].tolist()
+        still_hidden = tuple(k for k, place in enumerate(read) if place in hidden)
+        latest = session.read(tokens[0, read].tolist(), Interventions(ablated, still_hidden))
         return session.model.head(latest.final_states(-1))  # (1, V)
 
     prompt = torch.tensor([ids], device=session.model.head.weight.device)  # (1, T)

@@ -72,6 +72,7 @@ class ExploredModel:
     step: int = 0  # of the checkpoint; 0 for a model outside of a run
     max_steps: int | None = None  # of the run; None for a model outside of a run
     prompt: str = ""  # the text that is shown first
+    begin_of_text: int | None = None  # id of the token that begins every text
     scores: HeadScores | None = None  # None: the heads are measured when the reader asks for it
 
 
@@ -128,7 +129,8 @@ def write_prompt_page(
 
     `arrays`, `metrics` and `findings` are those of an `Analysis`. The page runs the model if it is
     small enough. `facts` hold the `title`, and either the number of `promptTokens`, after which the
-    model generated the text, or the `losses` of a scored text.
+    model generated the text, and the `tokenCount` of the whole text, or the `losses` of a scored
+    text.
     """
     step = int(arrays.get("step", 0))
     snapshot = Snapshot(step, lambda: nullcontext(arrays))
@@ -161,6 +163,7 @@ def render_explore_page(explored: ExploredModel, max_tokens: int) -> str:
         "server": {
             "maxTokens": max_tokens,
             "prompt": explored.prompt,
+            "beginOfText": explored.begin_of_text,
             "canMeasure": explored.scores is None,
         },
     }

@@ -112,6 +112,13 @@ def test_the_character_tokenizer_decodes_any_text_exactly(text):
         CharTokenizer(text.replace("Ω", "")).encode(text + "Ω")
 
 
+@pytest.mark.parametrize("alphabet, advice", [("a b", "tokenizer=bpe"), ("01+=", r"\+01=")])
+def test_an_unknown_character_is_answered_with_what_the_data_allows(alphabet, advice):
+    with pytest.raises(UserError, match=f"'z'.*{advice}") as error:
+        CharTokenizer(alphabet).encode("z")
+    assert ("bpe" in str(error.value)) == ("bpe" in advice)
+
+
 @pytest.mark.parametrize(
     "tokenizer",
     [

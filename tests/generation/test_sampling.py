@@ -33,7 +33,10 @@ def generate_without_cache(model, tokens, max_new_tokens, sampling, seed):
     with torch.no_grad():
         for length in range(T, T + max_new_tokens):
             start = window_start(length, model.config.block_size)
-            logits = model(tokens[:, start:])[0][:, -1]
+            window = tokens[:, start:].clone()
+            begins = tokens[:, 0] == (-1 if model.begin_of_text is None else model.begin_of_text)
+            window[begins, 0] = tokens[begins, 0]
+            logits = model(window)[0][:, -1]
             probabilities = next_token_probabilities(logits.float(), sampling)
             token = (probabilities / noise_at(length, row_seeds, VOCAB_SIZE, CPU)).argmax(dim=-1)
             tokens = torch.cat((tokens, token[:, None]), dim=1)
@@ -48,14 +51,17 @@ def generate_without_cache(model, tokens, max_new_tokens, sampling, seed):
     prompt_length=st.integers(1, 40),
     max_new_tokens=st.integers(1, 30),
     temperature=st.sampled_from([0.0, 1.2]),
+    begin_of_text=st.sampled_from([None, 3]),
     seed=seeds,
 )
 def test_generation_with_and_without_a_cache_is_equal_even_beyond_the_block(
-    config, block_size, batch_size, prompt_length, max_new_tokens, temperature, seed
+    config, block_size, batch_size, prompt_length, max_new_tokens, temperature, begin_of_text, seed
 ):
     config.block_size = block_size
     model = lively(build_model(config).double(), seed)
+    model.begin_of_text = begin_of_text
     prompt = random_tokens(batch_size, prompt_length, seed=seed)
+    prompt[0, 0] = 3  # other rows do not begin with it
     sampling = Sampling(temperature, top_p=0.9)
     tokens = model.generate(prompt, max_new_tokens, temperature, top_p=0.9, seed=seed)
     expected = generate_without_cache(model, prompt, max_new_tokens, sampling, seed)

@@ -1,10 +1,10 @@
 /** The model continues the reader's text. */
 
-import { windowStart } from "./decoding.js";
+import { findHidden, placesRead } from "./decoding.js";
 import { $ } from "./dom.js";
 import { ask, cancel, describeFailure, send } from "./engine.js";
-import { encodeTyped, firstIds, readOwnText } from "./own_text.js";
-import { chooseProbe, data, maxTokens, ownText, wantedStep } from "./page_state.js";
+import { encodeTyped, readOwnText } from "./own_text.js";
+import { chooseProbe, data, ownText, textLimit, wantedStep } from "./page_state.js";
 
 const MAX_CONTINUED_TOKENS = 1000;
 const TOKENS_OF_REQUEST = 4; // so that the text is read between two requests
@@ -36,23 +36,23 @@ async function continueText() {
 async function generate() {
   const step = wantedStep();
   const temperature = readTemperature();
+  const written = $("typed").value ? 0 : 1; // an empty text has a token that starts it
   let ids = await encodeTyped();
-  if (!ids.length) ids = await firstIds();
   const end = ids.length + MAX_CONTINUED_TOKENS;
   let reading = null;
   let nextReading = 0;
   while (ids.length < end && isContinuing && wantedStep() === step) {
-    const start = windowStart(ids.length, maxTokens);
-    const hidden = ownText.hidden.map(j => j - start).filter(j => j >= 0);
-    const input = { ids: ids.slice(start), step, hidden, temperature };
+    const places = placesRead(ids, textLimit, true);
+    const hidden = findHidden(ownText.hidden, places);
+    const input = { ids: places.map(place => ids[place]), step, hidden, temperature };
     let continued = [];
     const onPart = part => {
       continued = part.ids;
     };
     await ask({ request: "continue", ...input, maxTokens: TOKENS_OF_REQUEST }, { onPart });
     if (!continued.length) return;
-    ids = [...ids.slice(0, start), ...continued];
-    $("typed").value = await send("decode", { ids });
+    ids = [...ids, ...continued.slice(places.length)];
+    $("typed").value = await send("decode", { ids: ids.slice(written) });
     $("typed").scrollTop = $("typed").scrollHeight;
     if (reading || performance.now() < nextReading) continue;
     nextReading = performance.now() + READING_INTERVAL;

@@ -3,13 +3,21 @@
 import { argTop, logNormalizers } from "./logits.js";
 
 /**
- * Return the first token that the model reads of a text that it continues. Beyond the limit the
- * window moves by a quarter at a time, so that most tokens are cached.
+ * Return the places of the tokens that the model reads of a text: the last `maxTokens`, of which a
+ * begin-of-text token stays the first. When a text is continued, the window moves by a quarter at a
+ * time, so that most tokens are cached.
  */
-export function windowStart(length, maxTokens) {
-  const stride = Math.max(1, Math.floor(maxTokens / 4));
-  return Math.max(0, Math.ceil((length - maxTokens) / stride)) * stride;
+export function placesRead(ids, { maxTokens, beginOfText = null }, isContinued = false) {
+  const stride = isContinued ? Math.max(1, Math.floor(maxTokens / 4)) : 1;
+  const start = Math.max(0, Math.ceil((ids.length - maxTokens) / stride)) * stride;
+  const places = [...ids.keys()].slice(start);
+  if (start && ids[0] === beginOfText) places[0] = 0;
+  return places;
 }
+
+/** Return which of the tokens that are read are hidden, given the places of those in the text. */
+export const findHidden = (hidden, places) =>
+  hidden.map(place => places.indexOf(place)).filter(k => k >= 0);
 
 /** Draw an id from the distribution of logits at a temperature; the likeliest one at 0. */
 export function sample(logits, temperature) {

@@ -3,6 +3,7 @@
  * Python process that served the page; views do not know which.
  */
 
+import { findHidden } from "./decoding.js";
 import { currentStep, data, ownText } from "./page_state.js";
 import { createServerTransport } from "./server_transport.js";
 import { createWorkerTransport } from "./worker_transport.js";
@@ -30,7 +31,8 @@ export const describeFailure = transport.describeFailure;
  * @param {{onPart?: (part: any) => void}} [options]
  */
 export function ask({ request, ...parameters }, { onPart } = {}) {
-  const { ids, off, hidden } = ownText;
+  const { ids, off, places } = ownText;
+  const hidden = findHidden(ownText.hidden, places);
   cancel(request);
   return send(request, { ids, off, hidden, step: currentStep(), ...parameters }, onPart);
 }

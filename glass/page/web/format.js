@@ -59,6 +59,11 @@ export const formatCount = n => n.toLocaleString("en");
 /** Write a number with its noun, given in the singular: 3 layers. */
 export const pluralize = (n, noun) => `${formatCount(n)} ${noun}${n === 1 ? "" : "s"}`;
 
+/** Say how many tokens of a text are read, and that they are not all. */
+export const describeTokens = (count, countOfAll) =>
+  pluralize(count, "token") +
+  (count < countOfAll ? `, the last of ${formatCount(countOfAll)}` : "");
+
 /** Write a number with about four significant digits; a dash if it is unknown. */
 export function formatNumber(x) {
   if (!Number.isFinite(x)) return "–";

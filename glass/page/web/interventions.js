@@ -33,10 +33,12 @@ function canHide(token) {
   return token >= firstTypedToken() && token < currentProbe().T - 1;
 }
 
+const placeInText = token => (isOwnText() ? ownText.places[token] : token - firstTypedToken());
+
 /** Hide the token in focus from all later ones, or show it again. */
 function toggleToken() {
   const token = tokenInFocus();
-  if (canHide(token)) toggle(ownText.hidden, token - firstTypedToken());
+  if (canHide(token)) toggle(ownText.hidden, placeInText(token));
 }
 
 /** Draw the buttons of the interventions, the mean loss, and marks on ablated heads. */
@@ -54,7 +56,7 @@ export function drawInterventions() {
 
 export function drawHideButton() {
   const token = tokenInFocus();
-  const isHidden = isOwnText() && ownText.hidden.includes(token);
+  const isHidden = isOwnText() && ownText.hidden.includes(placeInText(token));
   const name = token === null ? "token" : `token ${token}`;
   $("hide-token").disabled = !canHide(token);
   $("hide-token").textContent = `${isHidden ? "Show" : "Hide"} ${name} (h)`;

@@ -2,9 +2,10 @@
 
 import { drawAttention } from "./attention_map.js";
 import { Cells, MIN_CLEAR_EFFECT_NATS, Predictions } from "./cells.js";
+import { findHidden, placesRead } from "./decoding.js";
 import { $ } from "./dom.js";
 import { ask, describeFailure, send } from "./engine.js";
-import { formatCount, pluralize } from "./format.js";
+import { describeTokens, formatCount } from "./format.js";
 import { cancelRequestsOfText, requestPatterns, requestTokenEffects } from "./own_requests.js";
 import {
   chooseProbe,
@@ -17,12 +18,12 @@ import {
   isOwnText,
   keepSelection,
   L,
-  maxTokens,
   ownText,
   runnableSteps,
   selection,
   selectWanted,
   steps,
+  textLimit,
   wanted,
   wantedStep,
   wantsOwnText,
@@ -67,13 +68,15 @@ async function readOnce(isWanted) {
   const step = wantedStep();
   const allIds = await encodeTyped();
   if (!isWanted()) return;
-  const ids = allIds.slice(-maxTokens);
-  if (!ids.length) {
+  if (!$("typed").value) {
     showEmptyText();
     return;
   }
-  ownText.hidden = ownText.hidden.filter(j => j < ids.length - 1);
-  const input = { ids, step, off: [...ownText.off], hidden: [...ownText.hidden] };
+  const places = placesRead(allIds, textLimit);
+  const ids = places.map(place => allIds[place]);
+  ownText.hidden = ownText.hidden.filter(place => place < allIds.length - 1);
+  const hidden = findHidden(ownText.hidden, places);
+  const input = { ids, step, off: [...ownText.off], hidden };
   cancelRequestsOfText();
   const [results, tokens] = await Promise.all([
     ask({ request: "read", ...input }),
@@ -90,28 +93,23 @@ async function readOnce(isWanted) {
   const predictions = new Predictions(facts);
   predictions.addRead(results, input.off, input.hidden);
   Object.assign(data.words, results.words);
-  Object.assign(ownText, { ids, tokens, T: ids.length, view, predictions });
+  Object.assign(ownText, { ids, tokens, T: ids.length, allIds, places, view, predictions });
   showOwnText(isEdited);
 }
 
 /** Say how many tokens were read, and why these are not all. */
 function describeLength(count, countOfAll, milliseconds) {
   const reason =
-    maxTokens === data.modelConfig.block_size
+    textLimit.maxTokens === data.modelConfig.block_size
       ? "the model's context length"
       : "the attention patterns of more tokens would take too much memory";
-  const part = count < countOfAll ? `, the last of ${formatCount(countOfAll)} (${reason})` : "";
-  return `${pluralize(count, "token")}${part}, ${milliseconds} ms`;
+  const part = count < countOfAll ? ` (${reason})` : "";
+  return `${describeTokens(count, countOfAll)}${part}, ${milliseconds} ms`;
 }
 
 /** Encode the text in the field; the initial text is read as the tokens of its probe. */
 export async function encodeTyped() {
   return holdsInitialText() ? initial.ids : send("encode", { text: $("typed").value });
-}
-
-/** Return the ids that an empty text is continued from. */
-export async function firstIds() {
-  return initial.ids.length ? initial.ids.slice(0, 1) : send("encode", { text: "\n" });
 }
 
 const holdsInitialText = () => initial.ids.length > 0 && $("typed").value === initial.text;
@@ -134,7 +132,8 @@ export function chooseOwnText() {
 function showEmptyText() {
   $("own-text-status").textContent = "";
   cancelRequestsOfText();
-  Object.assign(ownText, { ids: [], tokens: [], T: 0, hidden: [], view: null, predictions: null });
+  Object.assign(ownText, { ids: [], tokens: [], T: 0, allIds: [], places: [], hidden: [] });
+  Object.assign(ownText, { view: null, predictions: null });
   selectWanted({ attention: null, predictions: null });
   fillText();
   emit("selected");
@@ -202,7 +201,13 @@ export function setUpOwnText(probe, start) {
 
 /** Return the functions of `glass`, for the browser's console: by default at the step on display. */
 function createConsoleInterface() {
+  const { maxTokens } = textLimit;
+  const { vocab_size: V } = data.modelConfig;
   const run = (request, ids, { step = currentStep(), off = [], hidden = [] } = {}) => {
+    const areIds = [...ids].every(id => Number.isInteger(id) && id >= 0 && id < V);
+    if (!areIds || !ids.length || ids.length > maxTokens) {
+      throw new Error(`give 1 to ${maxTokens} token ids from 0 to ${V - 1}`);
+    }
     if (runnableSteps.includes(step)) return send(request, { ids: [...ids], step, off, hidden });
     throw new Error(`the model cannot run at step ${step}: choose ${runnableSteps.join(", ")}`);
   };

@@ -40,8 +40,11 @@ export const hasServer = Boolean(data.server);
 /** Steps of the slider at which the model can run: the server's, or those with weights in the page. */
 export const runnableSteps = steps.filter(step => hasServer || step in (data.weights?.blobs ?? {}));
 
-/** The largest number of tokens that the model reads at once. */
-export const maxTokens = data.server?.maxTokens ?? data.modelConfig?.block_size;
+/** The largest number of tokens that the model reads at once, and the token that is never cut off. */
+export const textLimit = {
+  maxTokens: data.server?.maxTokens ?? data.modelConfig?.block_size,
+  beginOfText: data.server?.beginOfText,
+};
 
 /** What the reader has selected. */
 export const selection = {
@@ -87,8 +90,10 @@ export const ownText = {
   tokens: [],
   ids: [],
   T: 0,
+  allIds: [], // of the whole text, of which `ids` are read
+  places: [], // of `ids` in it
   off: [], // names of ablated heads
-  hidden: [], // tokens hidden from all later ones
+  hidden: [], // places of the tokens hidden from all later ones
   view: null,
   predictions: null,
 };

@@ -1,9 +1,10 @@
 /** Activation patching: what the reader has selected, and its measurement. */
 
+import { placesRead } from "./decoding.js";
 import { $, throttle } from "./dom.js";
 import { ask, cancel, describeFailure, send } from "./engine.js";
 import { formatNumber, makeVisible, pluralize } from "./format.js";
-import { data, H, hasMlps, isOwnText, L, maxTokens, ownText, selection } from "./page_state.js";
+import { data, H, hasMlps, isOwnText, L, ownText, selection, textLimit } from "./page_state.js";
 import { firstDifference, parsePatch } from "./patches.js";
 
 /** Logits. Shares of a smaller difference between the texts would be noise. */
@@ -24,6 +25,7 @@ export const choices = {
 const UNMEASURED = {
   cleanTokens: [],
   corruptedTokens: [],
+  tokenCount: 0, // of the whole clean text; fewer may be read
   first: 0, // first token that differs between the texts
   cleanNext: [], // likeliest next tokens after token i
   corruptedNext: [],
@@ -149,13 +151,16 @@ function stopMeasuring() {
 async function measureAll(task) {
   const { input, isCurrent } = task;
   const { ids, i } = input;
-  const { tokens: cleanTokens, predictions } = ownText;
-  const corrupted = choices.corrupted === null ? ids : await encodeText(choices.corrupted);
+  const { tokens: cleanTokens, allIds, predictions } = ownText;
+  const text = choices.corrupted;
+  const allCorrupted = text === null ? allIds : await send("encode", { text });
+  const corrupted = placesRead(allCorrupted, textLimit).map(place => allCorrupted[place]);
   const corruptedTokens = await send("tokenTexts", { ids: corrupted });
   if (!isCurrent()) return "";
   const first = firstDifference(ids, corrupted);
-  Object.assign(measured, UNMEASURED, { cleanTokens, corruptedTokens, first });
-  const problem = compareTexts(ids, corrupted, i);
+  const tokenCount = allIds.length;
+  Object.assign(measured, UNMEASURED, { cleanTokens, corruptedTokens, tokenCount, first });
+  const problem = compareTexts(allIds, allCorrupted) || compareReadTokens(ids, first, i);
   if (problem) return problem;
 
   // The predictions to choose the answers from.
@@ -171,12 +176,6 @@ async function measureAll(task) {
   if (!isCurrent()) return "";
   if (measured.answer === measured.wrong) return "Choose a wrong answer that is not the answer.";
   return measurePatches(task, texts);
-}
-
-/** Encode a text as the reader's text is encoded. */
-async function encodeText(text) {
-  const ids = await send("encode", { text });
-  return ids.slice(-maxTokens);
 }
 
 async function measurePatches({ draw, drawCells }, texts) {
@@ -209,8 +208,8 @@ async function measurePatches({ draw, drawCells }, texts) {
   return "";
 }
 
-/** Say why two texts cannot be compared, or return "". */
-function compareTexts(ids, corrupted, i) {
+/** Say why two whole texts cannot be compared, or return "". */
+function compareTexts(ids, corrupted) {
   if (ids.length !== corrupted.length) {
     return (
       `The clean text has ${pluralize(ids.length, "token")}, the corrupted text ` +
@@ -220,7 +219,15 @@ function compareTexts(ids, corrupted, i) {
   if (choices.corrupted === null || firstDifference(ids, corrupted) === ids.length) {
     return "Change something in the corrupted text: both texts are the same.";
   }
-  if (firstDifference(ids, corrupted) > i) {
+  return "";
+}
+
+/** Say why the tokens that are read of two texts cannot be compared, or return "". */
+function compareReadTokens(ids, first, i) {
+  if (first === ids.length) {
+    return "The texts differ only in tokens that are not read: change a later one.";
+  }
+  if (first > i) {
     return `The texts are the same up to token ${i}: pin a later token, whose prediction can differ.`;
   }
   return "";
@@ -252,9 +259,8 @@ export const countMeasured = () => measured.cells.residual.size + measured.cells
 /** Encode a text that must be one token: return its id, or a sentence that says why there is none. */
 export async function encodeToken(text) {
   try {
-    let ids = await send("encode", { text });
-    // The tokenizer may put a begin-of-text token first, which has no text.
-    if (ids.length === 2 && (await send("decode", { ids: [ids[0]] })) === "") ids = ids.slice(1);
+    let ids = text ? await send("encode", { text }) : [];
+    if (ids[0] === textLimit.beginOfText) ids = ids.slice(1);
     if (ids.length === 1) return { id: ids[0], problem: "" };
     const tokens = await send("tokenTexts", { ids });
     const names = tokens.length ? ` (${tokens.map(makeVisible).join(" ")})` : "";

@@ -5,7 +5,7 @@
 
 import { writeAddress } from "./address.js";
 import { $, bdi, button, el } from "./dom.js";
-import { formatSigned, shortenToken } from "./format.js";
+import { describeTokens, formatSigned, shortenToken } from "./format.js";
 import { labelToken, parseHead, tokenName } from "./labels.js";
 import { chooseOwnText } from "./own_text.js";
 import {
@@ -93,7 +93,11 @@ function replaceButtons(host, nodes) {
 
 /** Draw the tokens of both texts, one below the other. */
 function drawTokens() {
-  const { cleanTokens, corruptedTokens, i } = measured;
+  const { cleanTokens, corruptedTokens, tokenCount, i } = measured;
+  const isCut = tokenCount > cleanTokens.length;
+  $("patching-cut").textContent = isCut
+    ? `The model reads ${describeTokens(cleanTokens.length, tokenCount)}.`
+    : "";
   const count = Math.max(cleanTokens.length, corruptedTokens.length);
   const columns = Array.from({ length: count }, (_, t) => {
     const tokens = [cleanTokens[t] ?? "", corruptedTokens[t] ?? ""];

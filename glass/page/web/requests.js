@@ -1,7 +1,7 @@
 /** The requests that the worker answers: the model at several steps, read with interventions. */
 
 import { breakDown } from "./breakdown.js";
-import { sample, windowStart } from "./decoding.js";
+import { findHidden, placesRead, sample } from "./decoding.js";
 import { unpackWeights } from "./float16.js";
 import { ForwardPass } from "./forward.js";
 import { outputWeight } from "./layers.js";
@@ -159,7 +159,12 @@ function hideToken(pass, { ids, hidden }, j, plain) {
  * @type {Record<string, Handler>}
  */
 export const HANDLERS = {
-  encode: ({ text }) => session.tokenizer.encode(text),
+  /** Return the ids with which the model reads a text. */
+  encode({ text }) {
+    const ids = session.tokenizer.encode(text);
+    return ids.length ? ids : [session.tokenizer.startToken];
+  },
+
   decode: ({ ids }) => session.tokenizer.decode(ids),
   tokenTexts: ({ ids }) => ids.map(id => session.tokenizer.tokenText(id)),
 
@@ -263,10 +268,10 @@ export const HANDLERS = {
   async continue({ temperature, maxTokens, ...input }, sendPart, isCanceled) {
     const ids = [...input.ids];
     for (let count = 0; count < maxTokens; count++) {
-      const start = windowStart(ids.length, session.config.block_size);
-      const hidden = input.hidden.map(j => j - start).filter(j => j >= 0);
-      const text = { ids: ids.slice(start), hidden, cacheName: "continuation" };
-      const pass = runModel({ ...input, ...text });
+      const places = placesRead(ids, { maxTokens: session.config.block_size }, true);
+      const hidden = findHidden(input.hidden, places);
+      const read = places.map(place => ids[place]);
+      const pass = runModel({ ...input, ids: read, hidden, cacheName: "continuation" });
       const logits = pass.logits(pass.T - 1);
       // A vocabulary may be padded with ids that are not tokens.
       ids.push(sample(logits.subarray(0, session.tokenizer.size), temperature));

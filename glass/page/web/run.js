@@ -9,7 +9,7 @@ import { $, button } from "./dom.js";
 import { isModelBusy } from "./engine.js";
 import { drawFindings } from "./findings.js";
 import { followRun, reloadPage, restoreScroll } from "./follow_run.js";
-import { formatCount, formatNumber, pluralize } from "./format.js";
+import { describeTokens, formatCount, formatNumber, pluralize } from "./format.js";
 import { setTitle, setUpTheme } from "./frame.js";
 import { focusSelectedHead, revealSelectedHead, setUpHeadGrid } from "./head_grid.js";
 import { headNames, measuredIndices, metricAt, scoreNames } from "./head_metrics.js";
@@ -169,7 +169,7 @@ function describeRun() {
     facts.push(pluralize(L, "layer"), pluralize(H, "head") + shared);
   }
   if (data.probes[0]?.T) {
-    const tokens = pluralize(data.probes[0].T, "token");
+    const tokens = describeTokens(data.probes[0].T, data.tokenCount ?? 0);
     facts.push(isRun ? `${tokens} of text shown` : tokens);
   }
   if (data.steps.length > 1) facts.push(pluralize(data.steps.length, "snapshot"));

@@ -89,7 +89,7 @@ function createToken(text, i) {
   const span = el("bdi", properties, ...splitMarks(text));
   if (isOwnText()) {
     span.append(...createLosses(i));
-    span.classList.toggle("hidden-token", ownText.hidden.includes(i));
+    span.classList.toggle("hidden-token", ownText.hidden.includes(ownText.places[i]));
   }
   return span;
 }

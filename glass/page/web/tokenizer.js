@@ -73,6 +73,7 @@ function createCharTokenizer(alphabet) {
     decode: some => some.map(tokenText).join(""),
     tokenText,
     size: characters.length,
+    startToken: ids.get("\n") ?? 0, // of a text without a prompt
   };
 }
 
@@ -91,6 +92,7 @@ function createBytePairTokenizer({ tokens, pattern, end_of_text: endOfText }) {
     decode: some => fromByteString(some.map(bytesOf).join("")),
     tokenText: id => fromByteString(bytesOf(id)),
     size: Math.max(tokens.length, endOfText + 1),
+    startToken: endOfText,
   };
 }
 

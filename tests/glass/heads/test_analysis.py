@@ -28,6 +28,15 @@ def test_expected_tokens_are_drawn_from_the_mean_of_the_predictions():
     assert np.bincount(drawn, minlength=20) / len(drawn) == pytest.approx(expected, abs=0.01)
 
 
+def test_a_long_text_is_cut_after_its_begin_of_text():
+    model = lively(build_model(small()))
+    tokenizer = CharTokenizer(TOKENIZER.alphabet)
+    for begin, first in ((None, 4), (3, 3), (9, 4)):
+        tokenizer.begin_of_text = begin
+        found = analyze(model, tokenizer, [3, *range(20)], lambda line: None).arrays["text_ids"]
+        assert found.tolist() == [first, *range(5, 20)]
+
+
 def test_fewer_measurements_are_taken_of_a_large_model(monkeypatch):
     model, ids = lively(build_model(small())), random_tokens(16).tolist()
     complete = analyze(model, TOKENIZER, ids, lambda line: None)

@@ -98,10 +98,10 @@ def test_begin_of_text_is_read_but_not_shown():
     model = lively(build_model(small()))
     session = make_session(model)
     assert ask(session, "encode", text="cab")[1] == [2, 0, 1]
-    assert ask(session, "encode", text="")[1] == []
+    assert ask(session, "encode", text="")[1] == [0]
     session.tokenizer = WithBeginOfText(TOKENIZER.alphabet)
     assert ask(session, "encode", text="cab")[1] == [2, 2, 0, 1]
-    assert ask(session, "encode", text="")[1] == []
+    assert ask(session, "encode", text="")[1] == [2]
     assert ask(session, "decode", ids=[2, 2, 0, 1])[1] == "cab"
     assert ask(session, "decode", ids=[0, 2])[1] == "ac"
     assert ask(session, "decode", ids=[])[1] == ""
@@ -112,23 +112,31 @@ def test_begin_of_text_is_read_but_not_shown():
 
 
 @few
-@given(configs, heads_of_model, st.lists(st.integers(0, 10), max_size=2))
-def test_a_text_is_continued_with_its_interventions_beyond_the_block_size(config, off, hidden):
+@given(configs, heads_of_model, st.lists(st.integers(0, 10), max_size=3), st.booleans())
+def test_a_text_is_continued_with_its_interventions_beyond_the_block_size(
+    config, off, hidden, begins
+):
     model, ids = lively(build_model(config)), random_tokens(T).tolist()
     names = [f"L{layer}H{head}" for layer, head in off]
     given = text_input(ids, names, hidden)
-    parts, _ = ask(make_session(model), "continue", temperature=0, maxTokens=10, **given)
+    session = make_session(model)
+    if begins:
+        session.tokenizer = WithBeginOfText(TOKENIZER.alphabet)
+        ids[0] = given["ids"][0] = 2
+    parts, _ = ask(session, "continue", temperature=0, maxTokens=10, **given)
     assert [len(part["ids"]) for part in parts] == list(range(T + 1, T + 11))
     continued = parts[-1]["ids"]
     assert continued[:T] == ids
     for part in parts:
         assert part["ids"] == continued[: len(part["ids"])]
-        assert part["text"] == TOKENIZER.decode(part["ids"])
+        assert part["text"] == TOKENIZER.decode(part["ids"][int(begins) :])
     for length in range(T, len(continued)):
-        start = window_start(length, config.block_size)
-        shifted = tuple(j - start for j in hidden if j >= start)
+        places = list(range(window_start(length, config.block_size), length))
+        if begins:
+            places[0] = 0
+        shifted = tuple(k for k, place in enumerate(places) if place in hidden)
         interventions = Interventions(tuple(Head(*head) for head in off), shifted)
-        log_p, _ = run(model, continued[start:length], interventions)
+        log_p, _ = run(model, [continued[place] for place in places], interventions)
         assert log_p[-1, continued[length]] == pytest.approx(log_p[-1].max(), abs=1e-3)
 
 

@@ -1,5 +1,6 @@
 /** Modules of the worker and of the page, where a test reaches them as `engine`. */
 
+import { placesRead } from "../../../glass/page/web/decoding.js";
 import { readFrames } from "../../../glass/page/web/frames.js";
 import { PATCH_HANDLERS } from "../../../glass/page/web/patch_requests.js";
 import { HANDLERS, models, passes, session } from "../../../glass/page/web/requests.js";
@@ -33,6 +34,7 @@ async function ask([config, weights, questions]) {
 window.engine = {
   ask,
   createTokenizer,
+  placesRead,
   readFrames,
   scoredDiagonals,
 };

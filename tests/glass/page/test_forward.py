@@ -18,7 +18,7 @@ from models import (
 )
 
 from data.tokenizer import PATTERNS, CharTokenizer, load_tiktoken, train_bpe
-from generation.decoder import window_start
+from generation.decoder import cut, window_start
 from glass.heads import scores
 from glass.heads.interventions import Interventions
 from glass.heads.results import Head
@@ -82,6 +82,23 @@ def test_the_page_computes_what_the_model_computes(engine_tab, config, block_siz
         window = captured_with(model, written[start:length], Interventions(heads, hidden_here))
         last = last_logits(model, window)[-1]
         assert last[written[length]] == pytest.approx(last.max().item(), abs=1e-3)
+
+
+@in_browser
+@given(
+    st.lists(st.integers(0, 3), min_size=1, max_size=40),
+    st.integers(1, 20),
+    st.none() | st.integers(0, 3),
+    st.booleans(),
+)
+@example([1, *range(2, 21)], 16, 1, False)
+def test_the_page_cuts_a_text_as_python_does(engine_tab, ids, limit, begin_of_text, is_continued):
+    start = window_start(len(ids), limit) if is_continued else max(0, len(ids) - limit)
+    expected = cut(torch.tensor([ids]), start, begin_of_text)[0].tolist()
+    question = [ids, {"maxTokens": limit, "beginOfText": begin_of_text}, is_continued]
+    places = engine_tab.evaluate("question => engine.placesRead(...question)", question)
+    assert [ids[place] for place in places] == expected and len(places) <= limit
+    assert places[1:] == list(range(start, len(ids)))[1:]
 
 
 @pytest.mark.slow

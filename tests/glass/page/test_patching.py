@@ -73,8 +73,26 @@ def test_a_reader_patches_activations_of_one_text_into_another(finished_run, tmp
     expect_text(tab, "#patching-problem", str(len(clean)))
     expect_text(tab, "#patching-problem", str(len("the grass")))
     expect(tab.locator("#patching-results")).to_be_hidden()
+
+    # Texts beyond the context of 32 tokens are compared as they are, and then cut
+    long = "the glass " * 4
+    tab.fill("#typed", long)
+    for changed, problem in (
+        (long + "as", "42"),  # as long when it is cut
+        (long, "same"),
+        ("the grass " + long[10:], "not read"),
+    ):
+        tab.fill("#corrupted", changed)
+        expect_text(tab, "#patching-problem", problem)
+    tab.fill("#corrupted", long[:20] + "the grass " + long[30:])
+    expect_complete(tab)
+    expect_text(tab, "#patching-cut", "32 tokens, the last of 40")
+    expect(tab.locator("#patching-tokens .differs")).to_have_count(1)
+
+    tab.fill("#typed", texts[0])
     tab.fill("#corrupted", texts[1])
     expect_complete(tab)
+    expect_text(tab, "#patching-cut", "")
     expect(tab.locator("#patching-tokens .differs")).to_have_count(5)
 
     with torch.no_grad():

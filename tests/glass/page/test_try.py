@@ -81,6 +81,14 @@ def test_a_typed_text_is_read_with_interventions_and_continued(own, open_page):
     again.goto(tab.url)
     again.reload()
     expect_interventions(again, "L1H1", "2")
+    tab.fill("#typed", text + " " * 15)  # the token stays hidden where the text is cut
+    expect_interventions(tab, "L1H1", "0")
+    expect(tab.locator("#text [aria-label='token 0']")).to_have_class(re.compile("hidden-token"))
+    tab.fill("#typed", text + " " * 16)
+    expect_interventions(tab, "L1H1", "")
+    tab.fill("#typed", text)
+    expect_interventions(tab, "L1H1", "2")
+    tab.click("#text [aria-label='token 2']")
     tab.click("#reset")
     expect_interventions(tab, "", "")
 
