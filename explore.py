@@ -15,7 +15,6 @@ import cli
 from cli.explore_config import ExploreConfig, translate_model
 from common.checkpoints import find_newest_run
 from common.terminal import print_stderr, run_main
-from common.text import format_magnitude
 
 
 def main() -> None:
@@ -33,13 +32,9 @@ def explore(config: ExploreConfig) -> None:
     with Server(config.port) as server:
         # Importing torch takes a second, so that the port is tried before
         from glass.live.explorer import Explorer
-        from training.device import describe
 
         with closing(Explorer(config, print_stderr)) as explorer:
-            model, title = explorer.session.model, explorer.session.explored.title
-            size = format_magnitude(model.num_parameters(), None)
-            device = describe(str(model.head.weight.device))
-            print_stderr(f"{title}: {size} parameters, on {device}")
+            print_stderr(explorer.describe())
             print(server.address, flush=True)
             print_stderr("Open this address in a browser on this machine; Ctrl-C stops")
             if config.browser:

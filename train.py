@@ -172,7 +172,7 @@ def train(run: Run) -> float:
     """Take the remaining steps, and return the best validation loss (nan without one).
 
     All ranks call this together. After a stop signal it saves the run and raises `SystemExit` with
-    status 130 or 143.
+    128 + the signal's number.
     """
     state, checkpoints, observer, clock = run.state, run.checkpoints, run.observer, run.clock
     config, world = state.config, state.world

@@ -1,4 +1,4 @@
-"""Handle the signals that stop a command: Ctrl-C (SIGINT) and SIGTERM."""
+"""Handle the signals that stop a command: Ctrl-C (SIGINT), SIGTERM, a closed terminal, Slurm's."""
 
 import signal
 import sys
@@ -7,24 +7,34 @@ from collections.abc import Mapping
 from types import FrameType
 from typing import Any
 
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+STOP_SIGNALS = tuple(
+    getattr(signal, name)
+    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGXCPU")
+    if hasattr(signal, name)  # Windows has the first two
+)
 
 
 def set_handlers(handlers: Mapping[signal.Signals, Any]) -> dict[signal.Signals, Any]:
     """Install signal handlers, and return those that they replace.
 
     Python allows this in the main thread only. In other threads nothing is changed, and stop
-    signals have the effect that the program around the command gives them.
+    signals have the effect that the program around the command gives them. A signal that is
+    ignored, as SIGHUP under nohup, stays ignored.
     """
     if threading.current_thread() is not threading.main_thread():
         return {}
-    # None stands for a handler that was not installed from Python, which cannot be restored.
-    return {number: signal.signal(number, h) for number, h in handlers.items() if h is not None}
+    return {
+        number: signal.signal(number, handler)
+        for number, handler in handlers.items()
+        # None stands for a handler that was not installed from Python and cannot be restored.
+        if signal.getsignal(number) not in (None, signal.SIG_IGN)
+    }
 
 
 def exit_on_stop_signals() -> None:
-    """Let a stop signal end the process without a traceback."""
-    set_handlers(dict.fromkeys(STOP_SIGNALS, _exit_now))
+    """Let a stop signal end the process without a traceback; a notebook keeps its handlers."""
+    if not hasattr(sys, "ps1"):
+        set_handlers(dict.fromkeys(STOP_SIGNALS, _exit_now))
 
 
 def _exit_now(number: int, frame: FrameType | None) -> None:

@@ -59,18 +59,19 @@ def exit_on_error(main: Callable[[], Result]) -> Result:
     try:
         return main()
     except KeyboardInterrupt:
-        sys.exit(STATUS_INTERRUPTED)
+        status = STATUS_INTERRUPTED
     except BrokenPipeError:
-        discard_output()
-        sys.exit(STATUS_BROKEN_PIPE)
+        status = STATUS_BROKEN_PIPE
     except Exception as e:
         explanation = explain_error(e)
         if explanation is None:
             raise
         if process_rank() == 0:  # torchrun's other processes meet the same error
             print_stderr(f"error: {explanation}")
-        discard_output()  # if the disk under it is full
-        sys.exit(STATUS_USER_ERROR)
+        status = STATUS_USER_ERROR
+    discard_output()  # if the disk under it is full, or its reader is gone
+    # Outside of the handlers, so that a notebook does not keep the frames, which hold a model.
+    sys.exit(status)
 
 
 def explain_error(error: BaseException) -> str | None:

@@ -82,7 +82,7 @@ class SweepPlan:
 def run_sweep(command_line: cli.CommandLine, train: Train) -> None:
     """Have Hydra run the jobs of a sweep, then print their table; or preview them.
 
-    Exits with status 1 unless all jobs are finished, with 130 or 143 after a stop signal.
+    Exits with status 1 unless all jobs are finished, with 128 + its number after a stop signal.
     """
     hydra_settings, overrides = sweep_settings(command_line)
     n_jobs = count_jobs(hydra_settings.sweeper, overrides)

@@ -1,15 +1,22 @@
 """explore.py serves the page of any model, and reports mistakes before it serves."""
 
+import gc
 import shutil
 import signal
 import socket
+import sys
+import weakref
 
 import numpy as np
 import pytest
 from explore_process import SECONDS, exploring
 
 import cli
+import explore
+import glass.live.explorer
 from cli.explore_config import ExploreConfig, translate_model
+from common.terminal import run_main
+from glass.live.server import Server
 
 TEXT = "the glass model attends"
 
@@ -55,6 +62,33 @@ def test_a_port_in_use_is_found_before_the_model_is_loaded(finished_run, command
     assert (done.returncode, done.stdout) == (1, "")
     (line,) = done.stderr.splitlines()
     assert line.startswith("error: ") and port in line
+
+
+@pytest.mark.parametrize("ends", [KeyboardInterrupt, MemoryError, lambda: SystemExit(143)])
+@pytest.mark.parametrize("where", ["load", "run"])
+def test_every_end_in_a_notebook_closes_the_server_and_frees_the_model(
+    finished_run, monkeypatch, ends, where
+):
+    def fail(self):
+        models.append(weakref.ref(self.answer.__self__.session.model))
+        raise ends()
+
+    def load(settings, log, check_canceled):
+        raise ends()
+
+    models = []
+    monkeypatch.setattr(Server, "serve_forever", fail)
+    if where == "load":
+        monkeypatch.setattr(glass.live.explorer, "load_session", load)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    argv = ["explore.py", f"run_dir={finished_run}", "browser=false", f"port={port}"]
+    monkeypatch.setattr(sys, "argv", argv)
+    with pytest.raises(SystemExit) as kept:  # as a notebook keeps the last exception
+        run_main(explore.main, str)
+    gc.collect()
+    socket.create_server(("127.0.0.1", port)).close()
+    assert kept.value.code and [model() for model in models] == [None] * (where == "run")
 
 
 @pytest.mark.slow

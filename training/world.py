@@ -21,7 +21,7 @@ from training.optimizers import Muon
 
 
 class Stopped(BaseException):
-    """A signal asked the run to stop; `exit_status` is 130 after SIGINT, 143 after SIGTERM."""
+    """A signal asked the run to stop; `exit_status` is 128 + its number: 130 after Ctrl-C."""
 
     def __init__(self, exit_status: int) -> None:
         self.exit_status = exit_status
@@ -30,8 +30,8 @@ class Stopped(BaseException):
 class World:
     """The ranks of a run and the stop signals that they received; all ranks call a method together.
 
-    As a context manager it notes SIGINT and SIGTERM for `check_stop`. A second Ctrl-C ends the
-    process at once. After the last check, a signal ends the process when the block is left.
+    As a context manager it notes `STOP_SIGNALS` for `check_stop`. A second Ctrl-C ends the process
+    at once. After the last check, a signal ends the process when the block is left.
     """
 
     def __init__(self, rank: int = 0, size: int = 1) -> None:
@@ -52,7 +52,7 @@ class World:
 
     def _note_signal(self, number: int, frame: FrameType | None) -> None:
         self._exit_status = 128 + number
-        set_handlers({signal.SIGINT: self._handlers[signal.SIGINT]})
+        set_handlers({n: old for n, old in self._handlers.items() if n == signal.SIGINT})
         if self._is_interruptible:
             raise Stopped(self._exit_status)
 

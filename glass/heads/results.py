@@ -21,7 +21,7 @@ class Head(NamedTuple):
 def parse_head(name: str) -> Head | None:
     """Parse a name such as L2H3; None if it does not name a head."""
     # Larger numbers, as in a damaged file, would need tables of any size.
-    match = re.fullmatch(r"L(\d{1,3})H(\d{1,3})", name)
+    match = re.fullmatch(r"L(\d{1,3})H(\d{1,3})", name, re.ASCII)
     return Head(int(match[1]), int(match[2])) if match else None
 
 

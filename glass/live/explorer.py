@@ -14,7 +14,7 @@ from common.files import exists
 from common.metrics import METRICS, read_rows
 from common.paths import expand_model_name
 from common.terminal import tolerate_errors
-from common.text import REPLACEMENT
+from common.text import REPLACEMENT, format_magnitude
 from data.tokenizer import Tokenizer
 from glass.live.frames import encode_error, encode_frame
 from glass.live.parameters import Parameters, check_text, max_tokens, read_parameters
@@ -25,7 +25,7 @@ from glass.page.write import ExploredModel, read_scores, render_explore_page
 from interop import find_model
 from interop.stored import RunCheckpoint
 from kernels import DTYPES
-from training.device import pick_device
+from training.device import describe, pick_device
 
 PROMPT_TOKENS = 32  # of a run's text that are shown first
 # Shown first if there is no text of a run. A likely next token is one of two names.
@@ -47,6 +47,12 @@ class Explorer:
         self._is_closed = False
         self.session = load_session(settings, log, self._check_canceled)
 
+    def describe(self) -> str:
+        """Return the title, size and device of the model."""
+        model, title = self.session.model, self.session.explored.title
+        size = format_magnitude(model.num_parameters(), None)
+        return f"{title}: {size} parameters, on {describe(str(model.head.weight.device))}"
+
     def page(self) -> str:
         """Return the HTML of the page, after loading a newer checkpoint if the run has one."""
         run = self.session.followed_run
@@ -60,6 +66,8 @@ class Explorer:
     def answer(self, body: bytes, is_canceled: Callable[[], bool]) -> Generator[bytes, None, None]:
         """Yield the frames that answer a request; end soon after `is_canceled` returns True."""
         try:
+            if self._is_closed:
+                raise Canceled
             parameters = read_parameters(body, self.session.model.config)
             if parameters.request in TOKENIZER_REQUESTS:
                 respond = TOKENIZER_REQUESTS[parameters.request]
@@ -92,9 +100,10 @@ class Explorer:
             raise Canceled
 
     def close(self) -> None:
-        """Stop the request that is being answered, and let no other use the model."""
+        """Stop the request that is being answered, and free the model."""
         self._is_closed = True
-        self._lock.acquire()
+        with self._lock:
+            del self.session
 
 
 def load_session(

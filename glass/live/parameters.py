@@ -3,7 +3,7 @@
 import math
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from common.errors import UserError
 from common.text import pluralize
@@ -14,6 +14,8 @@ from glass.heads.results import Head, parse_head
 
 MAX_ATTENTION_WEIGHTS = 1 << 26  # of one text in all heads: 256 MB in float32
 
+# A refusal repeats a number, so that it must be short; the model and the text bound it further.
+Number = Annotated[int, Field(ge=0, le=2**63 - 1)]
 HeadName = Annotated[Head, BeforeValidator(lambda name: parse_head(str(name)))]
 PatchName = Annotated[Patch, BeforeValidator(lambda name: parse_patch(str(name)))]
 
@@ -25,23 +27,24 @@ class StepChanged(UserError):
 class Parameters(BaseModel):
     """The name of a request and its parameters; each request reads those that it needs."""
 
-    request: str
+    model_config = ConfigDict(strict=True)  # a text is no number, in whatever digits
+    request: str = Field(max_length=20)
     text: str = ""
-    step: int = 0
-    ids: list[int] = []
+    step: Number = 0
+    ids: list[Number] = []
     off: list[HeadName] = []  # ablated heads
-    hidden: list[int] = []
-    heads: list[int] = []  # layer · n_head + number of each
-    of: Head = Head(0, 0)
-    layer: int = 0
-    head: int = 0
-    i: int = 0
-    j: int = 0
+    hidden: list[Number] = []
+    heads: list[Number] = []  # layer · n_head + number of each
+    of: tuple[Number, Number] = (0, 0)  # layer and number of a head
+    layer: Number = 0
+    head: Number = 0
+    i: Number = 0
+    j: Number = 0
     temperature: float = Field(1.0, ge=0, le=1e300)
     max_tokens: int = Field(0, alias="maxTokens", ge=0, le=1000)
-    corrupted: list[int] = []
-    answer: int = 0
-    wrong: int = 0
+    corrupted: list[Number] = []
+    answer: Number = 0
+    wrong: Number = 0
     patched: list[PatchName] = []
     direction: Literal["denoising", "noising"] = "denoising"
     kind: Literal["residual", "component"] = "residual"
@@ -71,9 +74,9 @@ def read_parameters(body: bytes, config: GPTConfig) -> Parameters:
 def _check_bounds(p: Parameters, config: GPTConfig) -> None:
     T, L, H, V = max(1, len(p.ids)), config.n_layer, config.n_head, config.vocab_size
     assert V is not None  # of every GPT
-    heads = [p.of, *p.off, Head(p.layer, p.head)]
+    heads: list[tuple[int, int]] = [p.of, *p.off, (p.layer, p.head)]
     for patch in p.patched:
-        heads.append(Head(patch.layer, patch.index if patch.kind == "head" else 0))
+        heads.append((patch.layer, patch.index if patch.kind == "head" else 0))
     for name, values, bound in (
         ("a token id", [*p.ids, *p.corrupted, p.answer, p.wrong], V),
         ("the number of a token", [p.i, p.j, *p.hidden], T),
@@ -81,9 +84,8 @@ def _check_bounds(p: Parameters, config: GPTConfig) -> None:
         ("a head", [number for _, number in heads], H),
         ("one of heads", [0, *p.heads], L * H),
     ):
-        for value in (min(values), max(values)):
-            if not 0 <= value < bound:
-                raise UserError(f"{name} is {value}, but must be from 0 to {bound - 1}")
+        if max(values) >= bound:
+            raise UserError(f"{name} is {max(values)}, but must be from 0 to {bound - 1}")
 
 
 def check_text(parameters: Parameters, step: int, config: GPTConfig) -> None:

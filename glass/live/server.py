@@ -55,11 +55,17 @@ class Server(ThreadingTCPServer):
         self.token = secrets.token_urlsafe(TOKEN_BYTES)
         self.address = f"http://{ADDRESS}:{port}/{self.token}/"
         self.hosts = (f"{ADDRESS}:{port}", f"localhost:{port}")
+        self.refusal = (
+            f"the page opens only at the printed address, on {' or '.join(self.hosts)}, in a tab "
+            "of its own: no proxy or frame of a notebook passes its requests on; on another "
+            f"machine, first run ssh -L {port}:localhost:{port} HOST"
+        )
 
     def serve(self, page: Callable[[], str], answer: Answer) -> None:
-        """Serve the HTML of `page`, and `answer` its requests, until Ctrl-C."""
+        """Serve the HTML of `page`, and `answer` its requests, until Ctrl-C; free the port."""
         self.page, self.answer = page, answer
-        self.serve_forever()
+        with self:
+            self.serve_forever()
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -78,7 +84,7 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         """Send the page."""
         if self._allowed_path() != "":
-            self.send_error(HTTPStatus.FORBIDDEN)
+            self.send_error(HTTPStatus.FORBIDDEN, explain=self.server.refusal)
             return
         page = self.server.page().encode()
         self._start_answer("text/html; charset=utf-8")
@@ -88,7 +94,7 @@ class Handler(BaseHTTPRequestHandler):
         """Answer a request of the page by a stream of frames."""
         is_same_origin = self.headers["Origin"] == f"http://{self.headers['Host']}"
         if self._allowed_path() != "ask" or not is_same_origin:
-            self.send_error(HTTPStatus.FORBIDDEN)
+            self.send_error(HTTPStatus.FORBIDDEN, explain=self.server.refusal)
             return
         length = self.headers.get("Content-Length", "")
         if not length.isdecimal() or len(length) > MAX_LENGTH_DIGITS:

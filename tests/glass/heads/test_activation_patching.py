@@ -163,9 +163,9 @@ def test_cells_of_many_passes_are_those_of_single_passes():
         assert value == pytest.approx(kept.value(), abs=1e-9)
 
 
-@pytest.mark.parametrize("name", ["", "L1", "L1M2", "MLP", "L1MLP2", "L-1H2", "L1T1 ", "L1T٣"])
+@pytest.mark.parametrize("name", ["", "L1", "L1M2", "MLP", "L1MLP2", "L-1H2", "L1T1 ", "L1T٣", "L٠H０"])
 def test_other_names_are_no_patches(name):
-    assert parse_patch(name) is None
+    assert parse_patch(name) is None and parse_head(name) is None
 
 
 def test_a_prediction_after_the_end_of_a_text_is_refused(passes):

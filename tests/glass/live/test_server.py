@@ -160,6 +160,12 @@ def test_another_host_origin_token_or_path_is_refused(client, path, headers):
             assert client.status(method, path.format(**names) or "/", b"x", **headers) == 403
 
 
+def test_a_refusal_says_which_addresses_work(client):
+    _, answer = client.request("GET", "/", Host="hub.example")
+    for address in (*client.server.hosts, f"ssh -L {client.port}:localhost:{client.port}"):
+        assert address in answer.decode()
+
+
 @pytest.mark.parametrize("method", ["PUT", "OPTIONS", "HEAD", "get"])
 def test_another_method_is_refused(client, method):
     assert client.status(method, f"/{client.server.token}/") == 501
