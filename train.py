@@ -5,6 +5,7 @@ python train.py --help                what can be set
 """
 
 import cli
+from cli.wandb_environment import claim_one_run
 from common.terminal import Terminal, error_sentence, exit_on_error, printer, tolerate_errors
 from common.torchrun import process_rank
 from config import Config, ResolvedConfig
@@ -79,8 +80,14 @@ def main(request: cli.Job | cli.CommandLine) -> None:
 
 
 def train_from(*settings: str) -> float:
-    """Train one run with the settings of `python train.py`; return the best validation loss."""
-    return run(cli.read_job(settings, read_starting_model))
+    """Train one run with the settings of `python train.py`; return the best validation loss.
+
+    Torch's settings and random state are the caller's again at the end. An open W&B run stays as it
+    is, except that of a W&B sweep agent's function, into which the run is logged.
+    """
+    job = cli.read_job(settings, read_starting_model)
+    with device.restored_process():
+        return run(job)
 
 
 def run(job: cli.Job) -> float:
@@ -134,8 +141,8 @@ def prepare(config: Config, world: World, run_dir: Path, progress: Progress) -> 
     # Text, after the checks of the device and of W&B
     with world.share_errors():
         device.pick_device(config.device, world.size)
-        if world.rank == 0:
-            check_wandb(config.wandb)
+        if world.rank == 0 and check_wandb(config.wandb) != "disabled":
+            claim_one_run(run_dir)
     initial, text = prepare_inputs(config, world, run_dir, progress, interop.open_starting_weights)
     resolved = resolve(config, world.size, text, progress.step) if world.rank == 0 else None
     resolved = world.broadcast(resolved)  # another machine could choose differently

@@ -18,6 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 from cli.command_line import CONFIGS, SETTINGS, CommandLine, parse_command_line, quote
 from cli.continuation import continue_or_adopt
 from cli.help import train_help
+from cli.wandb_environment import check_agent
 from common.errors import UserError
 from common.paths import expand_home, expand_model_name, require_path
 from common.settings import check_settings, explain_unused
@@ -140,6 +141,7 @@ def configure(job: Job, read_model: ReadModel, log: Log = print) -> Job:
             raise UserError(reason)
     if config.data.path:
         require_path(config.data.path)
+    check_agent(config, job.overrides)
     return replace(job, config=config)
 
 

@@ -7,7 +7,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 
 from hydra.errors import MissingConfigException
 from omegaconf.errors import OmegaConfBaseException
@@ -118,17 +118,18 @@ def tolerate_errors(activity: str, log: Callable[[str], None]) -> Iterator[None]
         log(f"warning: {activity} failed ({error_sentence(e)})")
 
 
-def discard_output() -> None:
+def discard_output(stream: IO[str] | None = None) -> None:
     """Drop what stdout buffers but cannot write, so that Python does not fail on it at the end."""
+    stream = stream or sys.stdout
     try:
-        sys.stdout.flush()
+        stream.flush()
     except OSError:
         with suppress(OSError):  # a stream that is not a file has no number
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 class Terminal(Console):
-    """A console that goes silent when its reader is gone: a run under `| head` continues."""
+    """A console that goes silent when nothing can be written: a run under `| head` continues."""
 
     def __init__(self, **options: Any) -> None:
         # In a notebook Rich would display HTML, even in place of writing to a file.
@@ -139,10 +140,16 @@ class Terminal(Console):
         """True only for a real terminal; notebooks set FORCE_COLOR, so Rich would say True."""
         return is_terminal(self.file) and super().is_terminal
 
+    def _check_buffer(self) -> None:
+        try:
+            super()._check_buffer()
+        except OSError:  # the disk of the log is full, or the terminal is gone
+            self.on_broken_pipe()
+
     def on_broken_pipe(self) -> None:
         """Stop printing, without exiting as Rich does."""
         self.quiet = True
-        discard_output()
+        discard_output(self.file)
 
 
 def is_terminal(stream: Any) -> bool:
@@ -165,9 +172,6 @@ def printer(console: Console, wrap: bool = False) -> Callable[[str | Table], Non
     def log(content: str | Table) -> None:
         keep_whole = not (wrap and console.is_terminal)
         shown: Any = printable(content) if isinstance(content, str) else content
-        try:
-            console.print(shown, markup=False, highlight=False, soft_wrap=keep_whole)
-        except OSError:  # the disk of the log is full, or the terminal is gone
-            console.on_broken_pipe()
+        console.print(shown, markup=False, highlight=False, soft_wrap=keep_whole)
 
     return log

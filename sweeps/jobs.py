@@ -32,6 +32,7 @@ import cli
 from cli.command_line import quote
 from cli.config_file import PER_COMMAND
 from cli.job import fit_to_overrides
+from cli.wandb_environment import refuse_in_sweep
 from common.errors import UserError
 from common.files import list_folder
 from common.paths import expand_home, require_output_folder
@@ -84,6 +85,7 @@ def run_sweep(command_line: cli.CommandLine, train: Train) -> None:
 
     Exits with status 1 unless all jobs are finished, with 128 + its number after a stop signal.
     """
+    refuse_in_sweep()
     hydra_settings, overrides = sweep_settings(command_line)
     n_jobs = count_jobs(hydra_settings.sweeper, overrides)
     check_values(command_line.config_dir, overrides)

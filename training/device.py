@@ -5,7 +5,8 @@ import os
 import platform
 import shutil
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -114,6 +115,23 @@ def configure_process(config: ResolvedConfig) -> None:
         mallopt = ctypes.CDLL(None).mallopt
         for option in (M_MMAP_THRESHOLD, M_TRIM_THRESHOLD):
             mallopt(*option)
+
+
+@contextmanager
+def restored_process() -> Iterator[None]:
+    """Restore what `configure_process` and seeds have changed for the program around a run."""
+    is_deterministic = torch.are_deterministic_algorithms_enabled()
+    warns_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    fills_memory = torch.utils.deterministic.fill_uninitialized_memory
+    precision = torch.get_float32_matmul_precision()
+    gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    try:
+        with torch.random.fork_rng(gpus):
+            yield
+    finally:
+        torch.use_deterministic_algorithms(is_deterministic, warn_only=warns_only)
+        torch.utils.deterministic.fill_uninitialized_memory = fills_memory
+        torch.set_float32_matmul_precision(precision)
 
 
 def move_for_sampling(model: GPT, device: str, precision: str = "auto") -> GPT:

@@ -1,7 +1,9 @@
 """Log a run to Weights & Biases, online or offline."""
 
 import os
+import secrets
 import shlex
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -39,6 +41,7 @@ class WandbRecord:
 
     def __init__(self, config: ResolvedConfig, run_dir: Path, log: Callable[[str], None]) -> None:
         self._print = log
+        self._open_run = wandb.run  # of the program around `train_from`
         self._run = start(config, run_dir, log)
         self._values: dict[str, Any] = {}  # logged since the last `commit`
         if self._run is not None:
@@ -75,8 +78,9 @@ class WandbRecord:
         self._call(lambda run: run.summary.update(values))
 
     def finish(self, failed: bool) -> None:
-        """Upload the rest and close the W&B run."""
-        self._call(lambda run: run.finish(exit_code=int(failed)))
+        """Upload the rest and close the W&B run, unless the program around it has opened it."""
+        if self._run is not self._open_run:
+            self._call(lambda run: run.finish(exit_code=int(failed)))
 
     def _log_media(self, key: str, make: Callable[[], Any]) -> None:
         if self._run is not None:
@@ -127,35 +131,61 @@ def start(config: ResolvedConfig, run_dir: Path, log: Callable[[str], None]) -> 
         mode = _resolve_mode(config.wandb.mode)
         if mode == "disabled":
             return None
-        run = None
-        if mode == "online":
-            with tolerate_errors("starting W&B online", log):
-                run = _initialize(config, run_dir, "online")
+        run = _open_run_of_agent(config, log)
         if run is None:
-            run = _initialize(config, run_dir, "offline")
-            records = f"{shlex.quote(str(run_dir / 'wandb'))}/offline-run-*"
-            log(f"W&B      recorded offline; upload it with: wandb sync {records}")
-        with atomic_write(run_dir / ID_FILE) as part:
-            part.write_text(run.id)
+            run = _start_own(config, run_dir, mode, log)
         _define_metrics(run)
         return run
     return None
 
 
+def _start_own(config: ResolvedConfig, run_dir: Path, mode: str, log: Callable[[str], None]) -> Any:
+    run = None
+    if mode == "online":
+        with tolerate_errors("starting W&B online", log):
+            run = _initialize(config, run_dir, "online")
+    if run is None:
+        run = _initialize(config, run_dir, "offline")
+        records = f"{shlex.quote(str(run_dir / 'wandb'))}/offline-run-*"
+        log(f"W&B      recorded offline; upload it with: wandb sync {records}")
+    if wandb.run is not None:
+        log(f"W&B      a record of its own; your run {wandb.run.id} stays open as it is")
+    with atomic_write(run_dir / ID_FILE) as part:
+        part.write_text(run.id)
+    return run
+
+
+def _open_run_of_agent(config: ResolvedConfig, log: Callable[[str], None]) -> Any:
+    """Return the run that the function of a sweep agent has opened; None if there is none."""
+    if wandb.run is None or "WANDB_SWEEP_ID" not in os.environ:
+        return None
+    wandb.run.config.update(asdict(config), allow_val_change=True)
+    log(f"W&B      logged into the agent's run {wandb.run.id}")
+    return wandb.run
+
+
 def _initialize(config: ResolvedConfig, run_dir: Path, mode: str) -> Any:
     """Start a W&B run. A resumed run continues under the id that its folder contains."""
     own = singleton().settings
-    id_file = run_dir / ID_FILE
-    return wandb.init(
+    id_file, id = run_dir / ID_FILE, None
+    if id_file.exists():
+        id = id_file.read_text()
+    elif wandb.run is not None:
+        id = secrets.token_hex(4)  # WANDB_RUN_ID may be that of the open run
+    hooks = sys.exit, sys.excepthook
+    run = wandb.init(
         project=config.wandb.project or own.project or DEFAULT_PROJECT,
         name=own.run_name or run_dir.name[:MAX_RUN_NAME],
         config=asdict(config),
         dir=str(run_dir),
         mode=mode,
-        id=id_file.read_text() if id_file.exists() else None,
+        id=id,
         resume="allow",
+        reinit="create_new",
         settings=wandb.Settings(silent=True, console="off"),
     )
+    sys.exit, sys.excepthook = hooks  # `finish` gets the exit code, and a sweep has many runs
+    return run
 
 
 def _define_metrics(run: Any) -> None:

@@ -24,7 +24,7 @@ from glass.heads.patching import (
     measure_logit_difference,
     parse_patch,
 )
-from glass.heads.results import Head
+from glass.heads.results import Head, parse_head
 from model import GPT
 from variants import build_model
 
@@ -163,7 +163,9 @@ def test_cells_of_many_passes_are_those_of_single_passes():
         assert value == pytest.approx(kept.value(), abs=1e-9)
 
 
-@pytest.mark.parametrize("name", ["", "L1", "L1M2", "MLP", "L1MLP2", "L-1H2", "L1T1 ", "L1T٣", "L٠H０"])
+@pytest.mark.parametrize(
+    "name", ["", "L1", "L1M2", "MLP", "L1MLP2", "L-1H2", "L1T1 ", "L1T٣", "L٠H０"]
+)
 def test_other_names_are_no_patches(name):
     assert parse_patch(name) is None and parse_head(name) is None
 
