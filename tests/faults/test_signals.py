@@ -1,4 +1,4 @@
-"""SIGTERM and Ctrl-C save and exit within seconds; a second Ctrl-C exits at once."""
+"""A stop signal saves and exits within seconds; a second Ctrl-C exits at once."""
 
 import os
 import signal
@@ -14,6 +14,8 @@ import training.device
 import training.evaluate
 import training.world
 from common.checkpoints import find_checkpoint
+from common.signals import STOP_SIGNALS
+from training.world import World
 
 pytestmark = pytest.mark.slow
 
@@ -88,10 +90,13 @@ def test_sigterm_while_the_model_is_compiled_ends_the_run_soon_and_it_resumes_ex
 
 
 @pytest.mark.parametrize(
-    "numbers, saved", [((signal.SIGINT,), 6), ((signal.SIGINT,) * 2, 4)], ids=["once", "twice"]
+    "numbers, saved",
+    [((number,), 6) for number in STOP_SIGNALS]
+    + [((signal.SIGHUP, signal.SIGTERM), 6), ((signal.SIGINT,) * 2, 4)],
+    ids=str,
 )
-def test_ctrl_c_once_saves_and_twice_exits_at_once(tmp_path, text_file, numbers, saved):
-    hangs = 40 if len(numbers) > 1 else 0
+def test_a_stop_signal_saves_and_a_second_ctrl_c_exits_at_once(tmp_path, text_file, numbers, saved):
+    hangs = 40 if numbers == (signal.SIGINT,) * 2 else 0
     process = Process(
         tmp_path,
         *tiny_arguments(text_file, "attention.every=0"),
@@ -100,9 +105,35 @@ def test_ctrl_c_once_saves_and_twice_exits_at_once(tmp_path, text_file, numbers,
         ),
     )
     began = time.monotonic()
-    assert process.wait() == 130 and time.monotonic() - began < 35
+    assert process.wait() == 128 + numbers[-1] and time.monotonic() - began < 35
     assert find_checkpoint(tmp_path / "run", "last")[1].step == saved
     assert "Traceback" not in process.output()
+
+
+@pytest.mark.parametrize("number", STOP_SIGNALS)
+def test_an_ignored_signal_stays_ignored(number):
+    handler = signal.signal(number, signal.SIG_IGN)
+    try:
+        with World():
+            os.kill(os.getpid(), number)
+        assert signal.getsignal(number) is signal.SIG_IGN
+    finally:
+        signal.signal(number, handler)
+
+
+def test_a_terminal_that_is_gone_does_not_keep_a_run_from_saving(tmp_path, text_file):
+    terminal, output = os.openpty()
+
+    def hang_up():
+        os.close(terminal)  # from now on writing to it fails
+        send_signals(signal.SIGHUP)()
+
+    fault = fault_at_call(training.device, "seed_micro_step", 6, hang_up)
+    process = Process(tmp_path, *tiny_arguments(text_file), fault=fault, stdout=output)
+    os.close(terminal)
+    os.close(output)
+    assert process.wait() == 128 + signal.SIGHUP, process.output()
+    assert find_checkpoint(tmp_path / "run", "last")[1].step == 6
 
 
 def test_ctrl_c_while_torch_is_being_imported_exits_at_once(tmp_path, text_file):

@@ -1,0 +1,65 @@
+"""Variables of W&B that name one run, or give it values, never make its record differ from it."""
+
+import pytest
+import yaml
+from conftest import TINY
+
+import cli
+from cli.command_line import parse_command_line
+from cli.wandb_environment import ONE_RUN, claim_one_run
+from common.errors import UserError
+from sweeps.jobs import run_sweep
+
+SETTINGS = [*TINY, "wandb.mode=offline", "optim.lr=0.002", "model=nanogpt_cpu", "data=shakespeare"]
+
+
+@pytest.fixture
+def agent(tmp_path, monkeypatch):
+    """Return a function that chooses values as a W&B sweep agent does."""
+
+    def choose(values: dict) -> None:
+        content = {"wandb_version": 1} | {key: {"value": value} for key, value in values.items()}
+        (tmp_path / "chosen.yaml").write_text(yaml.safe_dump(content))
+        monkeypatch.setenv("WANDB_SWEEP_PARAM_PATH", str(tmp_path / "chosen.yaml"))
+
+    return choose
+
+
+@pytest.mark.parametrize(
+    "chosen", [{}, {"optim.lr": 0.002, "model": "nanogpt_cpu"}, {"optim.lr": "2e-3", "seed": 1337}]
+)
+def test_a_run_begins_if_it_has_what_its_agent_chose(agent, chosen):
+    agent(chosen)
+    cli.read_job(SETTINGS, pytest.fail)
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        {"optim.lr": 0.003},
+        {"seed": 1},
+        {"compile": None},
+        {"model": "small"},
+        {"learning_rate": 0.002},
+        {"optim": {"lr": 0.002}},
+        {"wandb.mode": "offline", "batch_size": 7},
+    ],
+)
+def test_what_an_agent_chose_is_refused_unless_the_run_has_it(agent, chosen):
+    agent(chosen)
+    with pytest.raises(UserError, match=[*chosen][-1]):
+        cli.read_job(SETTINGS, pytest.fail)
+    cli.read_job([*SETTINGS[:-4], "wandb.mode=disabled"], pytest.fail)  # which records nothing
+
+
+@pytest.mark.parametrize("variable", ONE_RUN)
+def test_a_variable_for_one_run_is_refused_for_several(variable, monkeypatch, tmp_path):
+    monkeypatch.setenv(variable, "mine")
+    claim_one_run(tmp_path / "first")
+    claim_one_run(tmp_path / "first")  # resumed
+    with pytest.raises(UserError, match=variable):
+        claim_one_run(tmp_path / "second")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=variable):
+        run_sweep(parse_command_line(["-m", "seed=1,2"]), pytest.fail)
+    assert not [*tmp_path.iterdir()]
