@@ -1,14 +1,22 @@
 """Training from Python, as in a notebook: with replaced streams, and in any thread."""
 
 import io
+import logging
+import os
+import signal
 import sys
 import threading
+import warnings
+from contextlib import nullcontext
 
 import pytest
+import torch
+import wandb
 from conftest import TINY
 
 import train
 from common.errors import UserError
+from common.signals import STOP_SIGNALS
 
 
 class Notebook(io.TextIOBase):
@@ -38,6 +46,60 @@ def test_a_notebook_trains_in_any_thread(tmp_path, text_file, monkeypatch):
     thread.start()
     thread.join()
     assert losses[0] == losses[1] and "report.html" in sys.stdout.text
+
+
+def process_state() -> dict:
+    """Return what a run could change for the program around it."""
+    return {
+        "random": torch.get_rng_state().tolist(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "precision": torch.get_float32_matmul_precision(),
+        "fill": torch.utils.deterministic.fill_uninitialized_memory,
+        "threads": torch.get_num_threads(),
+        "handlers": [signal.getsignal(number) for number in STOP_SIGNALS],
+        "hooks": (sys.exit, sys.excepthook, sys.stdout, sys.stderr),
+        "wandb": wandb.run,
+        "environment": dict(os.environ),
+        "folder": os.getcwd(),
+        "warnings": list(warnings.filters),
+        "logging": list(logging.root.handlers),
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("is_agents", [False, True])
+def test_the_program_around_a_run_stays_as_it_was(
+    tmp_path, text_file, monkeypatch, fails, is_agents
+):
+    def fail(*_):
+        raise RuntimeError
+
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    if is_agents:
+        monkeypatch.setenv("WANDB_SWEEP_ID", "sweep")
+    if fails:
+        monkeypatch.setattr(train, "train_step", fail)
+    monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
+    precision = torch.get_float32_matmul_precision()
+    wandb.teardown()
+    with wandb.init(dir=tmp_path) as own:
+        torch.set_float32_matmul_precision("medium")
+        before = process_state()
+        settings = [
+            "data=text",
+            f"data.path={text_file}",
+            "attention.every=0",
+            "wandb.mode=offline",
+        ]
+        with pytest.raises(RuntimeError) if fails else nullcontext():
+            train.train_from(*TINY, *settings, "max_steps=1", f"run_dir={tmp_path / 'run'}")
+        after = process_state()
+        own.log({"still": "open"})
+        assert ("val/loss" in dict(own.summary)) == is_agents
+    torch.set_float32_matmul_precision(precision)
+    wandb.teardown()
+    assert after == before
 
 
 @pytest.mark.parametrize("argument", ["-m", "--cfg=job", "max_step=3", "max_steps=0", "--help"])
