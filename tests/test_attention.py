@@ -25,6 +25,7 @@ close = torch.testing.assert_close
 @few
 @given(
     leading=st.sampled_from([(), (3,), (2, 4), (2, 3, 4)]),
+    heads_per_group=st.integers(1, 3),
     T_q=st.integers(1, 7),
     T_k=st.integers(1, 7),
     d_k=st.integers(1, 9),
@@ -34,12 +35,13 @@ close = torch.testing.assert_close
     seed=seeds,
 )
 def test_attention_is_torchs_scaled_dot_product_attention(
-    leading, T_q, T_k, d_k, d_v, scale, mask_type, seed
+    leading, heads_per_group, T_q, T_k, d_k, d_v, scale, mask_type, seed
 ):
     torch.manual_seed(seed)
+    q_leading = (*leading[:-1], heads_per_group * leading[-1]) if leading else ()
     q, k, v = (
-        torch.randn(*leading, *shape, dtype=torch.float64)
-        for shape in ((T_q, d_k), (T_k, d_k), (T_k, d_v))
+        torch.randn(*shape, dtype=torch.float64)
+        for shape in ((*q_leading, T_q, d_k), (*leading, T_k, d_k), (*leading, T_k, d_v))
     )
     mask = None
     if mask_type == "boolean":
@@ -48,10 +50,12 @@ def test_attention_is_torchs_scaled_dot_product_attention(
     elif mask_type == "additive":
         mask = torch.randn(T_q, T_k, dtype=torch.float64)
     output, weights = attention(q, k, v, mask, scale)
+    if leading:
+        k, v = (x.repeat_interleave(heads_per_group, dim=-3) for x in (k, v))
     close(output, F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale))
     close(output, weights @ v)
-    assert weights.shape == (*leading, T_q, T_k)
-    close(weights.sum(dim=-1), torch.ones(*leading, T_q, dtype=torch.float64))
+    assert weights.shape == (*q_leading, T_q, T_k)
+    close(weights.sum(dim=-1), torch.ones(*q_leading, T_q, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("is_additive", [False, True])

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from itertools import product
+from math import sqrt
 from pathlib import Path
 
 import pytest
@@ -80,10 +81,34 @@ def test_a_difference_has_a_verdict_by_its_margin_and_its_error(higher, excess, 
     assert verdict_on(EXCESS, runs) == excess and verdict_on(COST, runs) == cost
 
 
+@pytest.mark.parametrize(
+    ("difference", "in_errors", "excess", "cost"),
+    [
+        (0.6, 5.2, REPRODUCED, UNTESTABLE),
+        (0.6, 4.8, UNTESTABLE, UNTESTABLE),
+        (0.2, 2.2, NOT_REPRODUCED, UNTESTABLE),  # 0.2 + 3 · 0.2 / 2.2 is just below the margin
+        (0.2, 1.9, UNTESTABLE, UNTESTABLE),
+        (0.2, 3.4, NOT_REPRODUCED, REPRODUCED),  # and so is 0.2 + 5 · 0.2 / 3.4
+        (0.2, 3.2, NOT_REPRODUCED, UNTESTABLE),
+        (0.8, 8.2, REPRODUCED, NOT_REPRODUCED),  # 0.8 - 3 · 0.8 / 8.2 is just above it
+        (0.8, 7.8, REPRODUCED, UNTESTABLE),
+    ],
+)
+def test_a_verdict_needs_five_standard_errors_and_its_opposite_three(
+    difference, in_errors, excess, cost
+):
+    half_range = sqrt(10) * difference / in_errors  # of five values, for this standard error
+    higher = [1 + difference + half_range * place for place in (-1, 0, 0, 0, 1)]
+    runs = runs_with({"a": higher, "b": [1.0] * 5})
+    assert verdict_on(EXCESS, runs) == excess and verdict_on(COST, runs) == cost
+
+
 def test_a_claim_cannot_be_tested_if_what_it_needs_has_not_emerged():
     runs = runs_with({"a": [2.0] * 5, "b": [0.1] * 5})
     assert verdict_on(EXCESS, runs, needs=(("fall", "b"),)) == REPRODUCED
     assert verdict_on(EXCESS, runs, needs=(("fall", "a"),)) == UNTESTABLE
+    half = runs_with({"a": [2.0] * 5, "b": [0.1] * 3 + [1.1] * 3})
+    assert verdict_on(EXCESS, half, needs=(("fall", "b"),)) == UNTESTABLE
 
 
 def test_metrics_of_the_same_runs_are_compared_seed_by_seed():
@@ -96,8 +121,9 @@ def test_metrics_of_the_same_runs_are_compared_seed_by_seed():
 @pytest.mark.parametrize(
     ("head_steps", "verdict"),
     [
-        ([40, 50, 60, 50, 50], REPRODUCED),
+        ([30, 50, 70, 50, 50], REPRODUCED),
         ([40, 50, 60, 80, 50], UNTESTABLE),
+        ([80, 50, 80, 50, 80, 50], NOT_REPRODUCED),
         ([80, 80, 80, 80, 50], NOT_REPRODUCED),
         ([1000] * 5, NOT_REPRODUCED),  # never
     ],
@@ -136,6 +162,7 @@ def test_an_event_is_confirmed_by_the_next_evaluation_and_then_stays():
     assert step({30: 0.9}) is None
     assert step({30: 0.9, 50: 0.9, 60: 0.9}) == 50
     assert step({100: 0.9}) is None
+    assert step({30: 0.5, 40: 0.5}) is None  # at the threshold, not past it
 
 
 def test_the_tables_have_every_seed_the_error_over_seeds_and_that_within_a_run():
@@ -145,6 +172,7 @@ def test_the_tables_have_every_seed_the_error_over_seeds_and_that_within_a_run()
     study = Study("", "", (Arm("a", {}), Arm("b", {})), (LOSS_FALLS,), (claim,), ())
     values, emergence = StudyResults(study, runs).tables()
     assert values.rows == [["a", "2.000 4.000", "3 ± 1", "0.02"]]
+    assert "by seed" in values.columns  # of the two arms, one has no runs
     assert emergence.rows[0] == ["fall", "a", "– –", "–", "0 of 2"]
 
 

@@ -7,7 +7,7 @@ from training.schedule import lr_factor
 
 
 def factors(steps: int, **optim) -> list[float]:
-    return [lr_factor(step, OptimConfig(**optim), steps) for step in range(steps)]
+    return [lr_factor(step, OptimConfig(**optim), steps) for step in range(steps + 9)]
 
 
 def test_the_cosine_schedule_rises_linearly_and_ends_at_its_minimum():
@@ -15,14 +15,14 @@ def test_the_cosine_schedule_rises_linearly_and_ends_at_its_minimum():
     assert cosine[:3] == pytest.approx([1 / 101, 2 / 101, 3 / 101])
     assert cosine[100] == 1.0
     assert cosine[1050] == pytest.approx(0.55)
-    assert cosine[-1] == pytest.approx(0.1, abs=1e-4)
+    assert cosine[1999] == pytest.approx(0.1, abs=1e-4) and set(cosine[2000:]) == {0.1}
 
 
 def test_the_wsd_schedule_is_flat_and_then_falls_linearly():
-    wsd = factors(100, schedule="wsd", warmup_steps=5, decay_share=0.4, min_lr_ratio=0.0)
+    wsd = factors(100, schedule="wsd", warmup_steps=5, decay_share=0.4, min_lr_ratio=0.2)
     assert set(wsd[5:61]) == {1.0}
-    assert wsd[80] == pytest.approx(0.5)
-    assert wsd[99] == pytest.approx(1 / 40)
+    assert wsd[80] == pytest.approx(0.6)
+    assert wsd[99] == pytest.approx(0.22) and set(wsd[100:]) == {0.2}
 
 
 def test_the_constant_schedule_stays_at_its_peak():
