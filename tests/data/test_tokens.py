@@ -19,6 +19,7 @@ import data.tokens
 from common.errors import UserError
 from common.text_files import normalize_text
 from config import DataConfig, TokenizerConfig
+from data.splits import SplitPiece
 from data.tokenizer import CharTokenizer
 from data.tokens import prepare
 
@@ -271,3 +272,13 @@ def test_text_in_many_pieces_has_the_tokens_of_the_text_in_one_piece(
     many_pieces = prepare(write(text), config, ignore)
     assert np.array_equal(one_piece.train, many_pieces.train)
     assert np.array_equal(one_piece.val, many_pieces.val)
+
+
+def test_only_a_few_pieces_are_read_before_the_first_tokens_are_taken():
+    read = []
+    pieces = (read.append(n) or SplitPiece(True, "a" * n, False) for n in range(10_000))
+    encoded = data.tokens.encode_pieces(CharTokenizer("a"), pieces)
+    for n in range(100):
+        piece, ids = next(encoded)
+        assert len(piece.text) == len(ids.result()) == n
+        assert len(read) - n <= 2 * os.cpu_count() + 1

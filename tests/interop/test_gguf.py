@@ -103,6 +103,14 @@ def llama_file(tmp_path) -> Path:
     return tmp_path / "m.gguf"
 
 
+def test_a_llama_3_file_without_its_trained_length_was_trained_on_8192_tokens(tmp_path):
+    tokenizer = make_bpe()
+    model = make_model(tokenizer, MODELS["llama 3"] | {"rope_trained": 8192})
+    save_gguf(model, tmp_path / "m.gguf", tokenizer)
+    length = "llama.rope.scaling.original_context_length"
+    assert load_hf(rewrite(tmp_path / "m.gguf", changes={length: None})).config.rope_trained == 8192
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["gpt2", "llama", "qwen2", "qwen3"])
 def test_a_gguf_file_gives_the_logits_that_transformers_computes(family, tmp_path_factory):

@@ -57,7 +57,7 @@ def truncate(glob):
         ("gpt2", change_settings(n_layer=9), ["h.2.attn.c_attn.bias"]),
         ("gpt2", change_settings(vocab_size=10**12), ["[1000000000000, 32]"]),
         ("gpt2", change_settings(model_type="bert"), ["bert", "gpt2"]),
-        ("llama", change_settings(model_type="mistral", sliding_window=9), ["sliding_window=9"]),
+        ("llama", change_settings(model_type="mistral", sliding_window=1), ["sliding_window=1"]),
         ("gpt2", change_settings(activation_function="gelu"), ["activation_function=gelu"]),
         ("llama", change_settings(rope_parameters={"rope_type": "yarn"}), ["rope_type=yarn"]),
         ("gpt2", change_tensors(lambda tensors: tensors.pop(EMBEDDING)), ["wte.weight"]),

@@ -122,6 +122,14 @@ LOST = {"lost/induction/L3H2": 1050, "probe/copying_gain": 0.02}
 LOST_LATER = {"emerged/induction/L0H1": 100, "lost/induction/L0H1": 1050}
 ALL_HEADS = {f"sufficient/{Head(*index)}": 1 for index in np.ndindex(4, 4)}
 EQUAL = score("importance", "L2H0", 0.36) | score("importance", "L2H1", 0.36)
+SECOND_HEAD = score("induction", "L3H3", 0.6) | {"emerged/induction/L3H3": 1000}
+SINKS = {
+    key: value
+    for head, attention in enumerate((0.8, 0.7, 0.6, 0.3, 0.2))
+    for key, value in (
+        score("sink", f"L0H{head}", attention) | {f"emerged/sink/L0H{head}": 900}
+    ).items()
+}
 
 # Changes of the metrics; the title of a finding; what it says; what it does not say. None: there is
 # no such finding.
@@ -154,6 +162,14 @@ CASES = [
     (score("importance", "L2H2", 0.1), "Most important head", ["L3H2"], ["L2H2"]),
     (EQUAL | score("importance", "L2H2", 0.36), "Most important", None, []),  # too many
     (ALL_HEADS, "Sufficient", None, []),  # nothing is left out
+    (SECOND_HEAD, "Induction heads", ["Emerged between steps 900 and 1,000"], ["L3H3 emerged"]),
+    (
+        SECOND_HEAD | {"emerged/induction/L3H3": 1100},
+        "Induction heads",
+        ["L3H2 emerged between steps 900 and", "L3H3 emerged between steps 1,000 and"],
+        ["Emerged"],
+    ),
+    (SINKS, "Attention sink", ["6 of 6", "2 of them", "0.90 ± 0.01", "0.20 ± 0.01"], ["0.80 ±"]),
 ]
 
 

@@ -3,11 +3,14 @@
 import re
 import shutil
 from dataclasses import replace
+from math import nan
 from pathlib import Path
 
 import numpy as np
 import pytest
 from conftest import wait_until
+from hypothesis import given
+from hypothesis import strategies as st
 from models import lively
 from pages import (
     HOSTILE,
@@ -31,6 +34,7 @@ from common.metrics import read_rows
 from glass.heads.capture import float16_weights
 from glass.heads.findings import Finding
 from glass.page import write as page
+from glass.page.values import metric_curve
 
 
 def test_a_run_that_has_only_begun_has_a_page(tmp_path):
@@ -44,6 +48,18 @@ def test_a_run_that_has_only_begun_has_a_page(tmp_path):
     content, _ = read_back(page.write_page(tmp_path))
     assert content["steps"] == [] and len(content["samples"]) == 1
     assert content["curves"]["train/loss"]["steps"] == []
+
+
+@given(st.integers(0, 99), st.integers(2, 30))
+def test_a_thinned_curve_keeps_both_ends_and_even_gaps(count, max_points):
+    rows = [{"step": step, "x": 2.0 * step if step % 3 else nan} for step in range(count)]
+    measured = [step for step in range(count) if step % 3]
+    curve = metric_curve(rows, "x", max_points)
+    assert curve["of"] == len(measured) and len(curve["steps"]) == min(len(measured), max_points)
+    assert curve["values"] == [2 * step for step in curve["steps"]]
+    places = [measured.index(step) for step in curve["steps"]]
+    assert {*places[:1], *places[-1:]} == ({0, len(measured) - 1} if measured else set())
+    assert np.ptp(np.diff(places)) <= 1 if len(places) > 1 else True
 
 
 @pytest.mark.parametrize("has_scores", [True, False])
