@@ -2,8 +2,8 @@
 
 import pytest
 
-from config import OptimConfig
-from training.schedule import lr_factor
+from config import AttentionConfig, Config, OptimConfig
+from training.schedule import is_attention_due, is_due, lr_factor
 
 
 def factors(steps: int, **optim) -> list[float]:
@@ -27,3 +27,20 @@ def test_the_wsd_schedule_is_flat_and_then_falls_linearly():
 
 def test_the_constant_schedule_stays_at_its_peak():
     assert set(factors(50, schedule="constant", warmup_steps=0)) == {1.0}
+
+
+@pytest.mark.parametrize(
+    ("every", "check_every", "due", "attention_due"),
+    [
+        (4, 0, {0, 4, 8, 10}, {0, 4, 8, 10}),
+        (4, 3, {0, 4, 8, 10}, {0, 3, 4, 6, 8, 9, 10}),
+        (0, 3, {10}, {10}),
+    ],
+)
+def test_activities_are_due_at_multiples_and_at_the_last_step(
+    every, check_every, due, attention_due
+):
+    attention = AttentionConfig(every=every, check_every=check_every)
+    config = Config(max_steps=10, attention=attention)
+    assert {step for step in range(11) if is_due(every, step, config)} == due
+    assert {step for step in range(11) if is_attention_due(step, config)} == attention_due

@@ -64,7 +64,7 @@ def test_the_sufficient_heads_are_those_that_were_built_to_copy(known_circuit, m
         assert pair == CIRCUIT or other_share < 0.3
 
 
-def test_the_share_of_sufficient_heads_is_that_of_whole_passes_on_the_other_rows(
+def test_shares_are_those_of_whole_passes_and_that_of_sufficient_heads_is_of_the_other_rows(
     known_circuit, measured
 ):
     model, tokens = known_circuit.model, known_circuit.forward.tokens
@@ -95,8 +95,12 @@ def test_the_share_of_sufficient_heads_is_that_of_whole_passes_on_the_other_rows
     held_out = slice(1, None, 2)
     expected = alone[held_out].sum() / complete[held_out].sum()
     assert measured.sufficient.value == pytest.approx(expected, abs=1e-9)
-    circuit = gains([Head(1, 1)]).sum() / complete.sum()
-    assert measured.circuit.value == pytest.approx(circuit, abs=1e-9)
+    for share, heads in (
+        (measured.none, []),
+        (measured.circuit, [Head(1, 1)]),
+        (measured.circuit_and_layer_0, [Head(0, 0), Head(0, 1), Head(1, 1)]),
+    ):
+        assert share.value == pytest.approx(gains(heads).sum() / complete.sum(), abs=1e-9)
 
 
 def test_a_head_that_is_only_needed_together_with_others_is_kept():
