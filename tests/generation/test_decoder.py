@@ -26,7 +26,7 @@ def test_a_text_read_in_chunks_has_the_logits_of_the_whole_text(config, chunks, 
             logits.append(model(part, cache=cache)[0])
             start += chunk
         close(torch.cat(logits, dim=1), model(tokens)[0], atol=1e-5, rtol=1e-5)
-    assert cache.length == length
+    assert cache.length == length and KVCache.for_model(model, 2, 99).capacity == config.block_size
     assert torch.equal(cache.previous_tokens, tokens)
 
 

@@ -103,6 +103,11 @@ def llama_file(tmp_path) -> Path:
     return tmp_path / "m.gguf"
 
 
+def test_a_list_of_equal_values_for_the_blocks_is_one_value(llama_file):
+    path = rewrite(llama_file, changes={"llama.attention.head_count_kv": [2, 2]})
+    assert load_hf(path).config.n_kv_head == 2
+
+
 def test_a_llama_3_file_without_its_trained_length_was_trained_on_8192_tokens(tmp_path):
     tokenizer = make_bpe()
     model = make_model(tokenizer, MODELS["llama 3"] | {"rope_trained": 8192})
@@ -186,6 +191,7 @@ def test_text_is_split_by_the_rule_of_the_family(pre, llama_file):
         ({"llama.expert_count": 8}, ["num_experts=8"]),
         ({"tokenizer.ggml.pre": "tekken"}, ["tekken", "llama-bpe"]),
         ({"llama.attention.sliding_window": 512}, ["sliding_window=512"]),
+        ({"llama.attention.head_count_kv": [2, 1]}, ["n_kv_head"]),
         ({"llama.block_count": 3}, ["blk.2"]),
         ({"llama.embedding_length": 128}, ["128"]),
     ],

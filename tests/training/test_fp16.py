@@ -16,7 +16,7 @@ from common.errors import UserError
 from config import OptimConfig, ResolvedConfig
 from train import train_step
 from training import device, loss_scale
-from training.loss_scale import MIN_LOSS_SCALE
+from training.loss_scale import MIN_LOSS_SCALE, LossScaler
 from training.optimizers import orthogonalize
 from training.state import TrainingState, build_state
 from training.tensors import full_tensor
@@ -96,6 +96,15 @@ def test_matrices_of_any_size_are_orthogonalized_in_fp16(size):
     assert measured.dtype == torch.float32
     close(measured, orthogonalize(size * matrices), rtol=0, atol=2e-2)
     assert not orthogonalize(0 * matrices, torch.float16).any()
+
+
+def test_the_factor_doubles_after_an_interval_without_an_overflow(monkeypatch):
+    monkeypatch.setattr(loss_scale, "GROWTH_INTERVAL", 3)
+    scaler, factors = LossScaler(is_enabled=True), []
+    for has_overflowed in (False, False, True, False, False, False, False, False, False):
+        scaler.update(has_overflowed)
+        factors.append(scaler.factor / 2**16)
+    assert factors == [1, 1, 0.5, 0.5, 0.5, 1, 1, 1, 2]
 
 
 @pytest.mark.slow

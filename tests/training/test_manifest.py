@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+from dataclasses import replace
+from math import nan
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,10 @@ from common.checkpoints import (
     CHECKPOINT_FILES,
     MANIFEST_FILE,
     Manifest,
+    best_saved_row,
+    find_checkpoint,
     read_manifest,
+    step_folder,
     verify_checkpoint,
     write_manifest,
 )
@@ -20,15 +25,28 @@ MANIFEST = Manifest(
 )
 
 
-@pytest.fixture
-def folder(tmp_path) -> Path:
-    """A checkpoint folder of step 8 whose files have a few bytes each."""
-    path = tmp_path / "step_00000008"
-    path.mkdir()
+def save(run: Path, manifest: Manifest) -> Path:
+    """Write a checkpoint folder whose files have a few bytes each."""
+    path = step_folder(run, manifest.step)
+    path.mkdir(parents=True)
     for name in CHECKPOINT_FILES:
         (path / name).write_bytes(f"content of {name}".encode())
-    write_manifest(path, MANIFEST)
+    write_manifest(path, manifest)
     return path
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    """A checkpoint of step 8."""
+    return save(tmp_path, MANIFEST)
+
+
+def test_the_best_checkpoint_has_the_lowest_loss_of_those_that_were_trained(tmp_path):
+    for step, loss in ((0, 0.5), (9, nan), (4, 3.0), (8, 2.0), (12, 2.0)):
+        save(tmp_path, replace(MANIFEST, step=step, metrics={"val/loss": loss}))
+        best = best_saved_row(tmp_path)
+        assert best == (None if step in (0, 9) else {"val/loss": loss, "step": min(step, 8)})
+    assert find_checkpoint(tmp_path, "best")[1].step == 8
 
 
 def test_a_manifest_is_read_back_and_has_the_size_and_sha256_of_each_file(folder):

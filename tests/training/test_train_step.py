@@ -12,7 +12,7 @@ from data.batches import Batches
 from data.tokens import prepare
 from train import train_step
 from training.plan import resolve
-from training.state import build_state
+from training.state import MeanLoss, build_state
 from training.world import World
 from variants import build_model, count_ngrams
 
@@ -44,6 +44,7 @@ def test_a_step_applies_the_clipped_mean_gradient_in_however_many_micro_steps(na
         result = train_step(state, 0, x.numpy(), y.numpy())
 
         assert result.loss.item() == pytest.approx(loss.item(), abs=1e-6)
+        assert not result.loss.requires_grad  # which would keep every step's graph in memory
         expected_norms = torch.stack([grad.norm() for grad in expected_grads])
         assert torch.allclose(result.gradient_norms, expected_norms, atol=1e-6)
         clip = 0.01 / result.gradient_norms.norm()
@@ -157,3 +158,13 @@ def test_adamw_agrees_with_the_published_rule():
         )
         take_step(state, step - 1)
         assert torch.allclose(p.double(), expected, rtol=1e-6, atol=1e-7)
+
+
+def test_the_mean_of_losses_goes_on_from_its_state_and_begins_again_when_it_is_read():
+    first, restored = MeanLoss("cpu"), MeanLoss("cpu")
+    first.add(torch.tensor(2.0))
+    restored.restore(first.state())
+    restored.add(torch.tensor(4.0))
+    assert restored.read() == 3.0
+    restored.add(torch.tensor(5.0))
+    assert restored.read() == 5.0
