@@ -98,9 +98,8 @@ def test_every_parameter_has_one_optimizer_and_only_matrices_decay(name):
 @pytest.mark.parametrize("loss_scale", [1, 8])
 @pytest.mark.parametrize("max_norm", [0, 0.01, 1e9])
 def test_gradients_are_scaled_to_the_maximum_norm_unless_it_is_0(max_norm, loss_scale):
-    model = build_model(
-        GPTConfig(11, block_size=8, n_layer=1, n_head=1, n_embd=4, ngrams=2, ngram_rows=5)
-    )
+    shape = {"block_size": 8, "n_layer": 1, "n_head": 1, "n_embd": 4}
+    model = build_model(GPTConfig(11, **shape, ngrams=2, ngram_rows=5, smear_keys=True))
     parameters, tokens = list(model.parameters()), torch.tensor([[1, 2, 1, 2, 1, 2, 1, 2]])
     expected = torch.autograd.grad(model(tokens, tokens)[1], parameters)
     model.ngrams.sparse = True  # the same rows occur several times

@@ -223,6 +223,8 @@ WRONG = [
     ("continue", {"maxTokens": 1001}),
     ("contrast", {"corrupted": [1, 2, 3]}),
     ("contrast", {"patched": ["L2MLP"]}),
+    ("contrast", {"patched": ["L1MLP0"]}),
+    ("contrast", {"patched": ["L1H"]}),
     ("patchCells", {"kind": "heads"}),
     ("encode", {"text": "xyz"}),
 ]
