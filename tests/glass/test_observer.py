@@ -78,6 +78,7 @@ def test_a_signal_interrupts_a_snapshot_and_it_is_recorded_once(
     )
     text = SimpleNamespace(train=ids, val=ids[:500], tokenizer=tokenizer, task=None)
     clock = Stopwatch(lambda: None, {})
+    monkeypatch.setattr("glass.observer.summarize_run", lambda rows: ["a < b"])
 
     def stop(*_):
         os.kill(os.getpid(), signal.SIGTERM)
@@ -94,6 +95,8 @@ def test_a_signal_interrupts_a_snapshot_and_it_is_recorded_once(
     assert {path.name for path in (tmp_path / "attention").iterdir()} == {
         f"step_00000004.{suffix}" for suffix in ("npz", "png", "safetensors")
     }
+    (findings,) = (tmp_path / "wandb").rglob("findings_*.html")
+    assert "<p>a &lt; b</p>" in findings.read_text()
     (record,) = (tmp_path / "wandb").glob("offline-run-*")
     inspect = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(record)]
     lines = subprocess.run(inspect, capture_output=True, check=True).stdout.splitlines()
