@@ -256,3 +256,10 @@ def test_no_id_without_a_token_is_generated():
     assert (model.generate(prompt, 20)[:, 3:] >= 20).all()
     model.token_count = 20
     assert (model.generate(prompt, 20) < 20).all()
+
+
+def test_one_row_of_a_mask_holds_for_all_queries():
+    model, tokens = lively(build_model(small(smear_keys=True))), random_tokens(2, 6)
+    mask = torch.tensor([[True, False, True, True, False, True]])
+    expected = model.run_blocks(tokens, mask=mask.expand(6, 6))
+    assert torch.equal(model.run_blocks(tokens, mask=mask), expected)
