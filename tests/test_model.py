@@ -13,8 +13,9 @@ from models import VOCAB_SIZE, configs, few, lively, ngram_vectors, random_token
 from omegaconf import OmegaConf
 from torch import nn
 
+from common.errors import UserError
 from config import GPTConfig
-from model import SelfAttention, attention, causal_mask, rotary_table
+from model import GPT, SelfAttention, attention, causal_mask, rotary_table
 from variants import VariantAttention, build_model
 
 close = torch.testing.assert_close
@@ -263,3 +264,9 @@ def test_one_row_of_a_mask_holds_for_all_queries():
     mask = torch.tensor([[True, False, True, True, False, True]])
     expected = model.run_blocks(tokens, mask=mask.expand(6, 6))
     assert torch.equal(model.run_blocks(tokens, mask=mask), expected)
+
+
+@pytest.mark.parametrize("optional", [{"ngrams": 2, "ngram_rows": 3}, {"smear_keys": True}])
+def test_a_model_with_optional_parts_is_built_only_by_build_model(optional):
+    with pytest.raises(UserError, match="build_model"):
+        GPT(small(**optional))

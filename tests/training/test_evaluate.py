@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from config import Config, DataConfig, GPTConfig, ModelConfig
+from data.tasks.task import Sequences
 from data.tokenizer import CharTokenizer
 from training.evaluate import NO_TARGET, Splits, Windows, evaluate, make_splits
 from training.world import World
@@ -62,6 +63,9 @@ def test_each_split_is_measured_on_its_own_tokens():
         assert metrics[name] == windows.loss(model).mean
     assert metrics["val/loss"] != metrics["train/eval_loss"]
     assert "train/eval_loss" not in evaluate(model, splits)
+    sequences = Sequences(np.arange(22).reshape(2, 11), np.ones((2, 10), bool))
+    of_task = Windows(sequences, LETTERS, config_of(10))
+    assert evaluate(model, Splits(of_task, of_task)).keys() == {"val/loss"}  # not bits per byte
 
 
 def test_windows_cover_the_first_the_middle_and_the_last_document():
