@@ -3,7 +3,6 @@
 import glob
 import os
 import re
-from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import yaml
 from omegaconf import OmegaConf
 
-from common.checkpoints import CONFIG_FILE, saved_steps, step_folder, verify_checkpoint
+from common.checkpoints import CONFIG_FILE, Manifest, open_checkpoint
 from common.errors import UserError
 from common.files import ordinary_file
 from common.settings import check_settings
@@ -34,15 +33,22 @@ PER_COMMAND = (
 def read_config(path: Path) -> Config:
     """Read and check the configuration of a run."""
     try:
-        saved = _read_yaml(path)
+        content = ordinary_file(path, MAX_CONFIG_BYTES).read_bytes()
+    except OSError as e:
+        raise UserError(f"{path} cannot be read: {e.strerror}") from None
+    return parse_config(content, path)
+
+
+def parse_config(content: bytes, path: Path) -> Config:
+    """Parse and check the configuration of a run; `path` is where it was read."""
+    try:
+        saved = _parse_yaml(content.decode())
         for removed in ("encoding", "lines"):
             saved.get("data", {}).pop(removed, None)
         config = config_from_dict(saved)
         check_settings(config)
         config.model.check()
         return config
-    except OSError as e:
-        raise UserError(f"{path} cannot be read: {e.strerror}") from None
     except Exception as e:  # a damaged file raises errors of many types
         raise UserError(
             f"{path} does not fit this version of GlassGPT: {error_sentence(e)}"
@@ -51,20 +57,15 @@ def read_config(path: Path) -> Config:
 
 def read_run_config(run_dir: Path) -> Config:
     """Return the configuration in a run's newest readable checkpoint, verified by its hash."""
-    for step in reversed(saved_steps(run_dir)):
-        folder = step_folder(run_dir, step)
-        with suppress(ValueError):
-            verify_checkpoint(folder, [CONFIG_FILE])
-            return read_config(folder / CONFIG_FILE)
-    raise UserError(
-        f"{run_dir} has no checkpoint with an intact {CONFIG_FILE}: restore one, or choose another "
-        "folder"
-    )
+
+    def read(folder: Path, _: Manifest) -> Config:
+        return read_config(folder / CONFIG_FILE)
+
+    return open_checkpoint(run_dir, "last", read, lambda note: None, [CONFIG_FILE])
 
 
-def _read_yaml(path: Path) -> dict:
-    """Read a YAML file of a trusted size and without anchors, which can expand without bound."""
-    text = ordinary_file(path, MAX_CONFIG_BYTES).read_text(encoding="utf-8")
+def _parse_yaml(text: str) -> dict:
+    """Parse YAML without anchors, which can expand without bound."""
     if "&" in text and any(isinstance(token, yaml.AnchorToken) for token in yaml.scan(text)):
         raise ValueError("it contains YAML anchors, which runs do not write")
     return {**yaml.safe_load(text)}

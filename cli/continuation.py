@@ -7,9 +7,8 @@ from operator import attrgetter
 from pathlib import Path
 
 from cli.config_file import PER_COMMAND, absolute_paths, read_run_config
-from common.checkpoints import saved_steps
+from common.checkpoints import contains_run, no_checkpoint, saved_steps
 from common.errors import UserError
-from common.files import list_folder
 from common.settings import iterate_settings
 from config import Config
 
@@ -68,16 +67,17 @@ def _config_to_continue(requested: Config) -> Config | None:
         run_dir = run_dir.absolute().parents[1]
     if saved_steps(run_dir):
         return absolute_paths(read_run_config(run_dir))
+    if contains_run(run_dir) and requested.resume != "auto":
+        raise no_checkpoint(run_dir)
     if requested.eval_only:
         raise UserError(
             f"run_dir={requested.run_dir} contains no run to evaluate: name the folder of a run, "
             "or a model of another library with init_from=MODEL"
         )
     if requested.resume is True:
-        advice = "leave out resume=true to start one there"
-        if list_folder(run_dir):
-            advice = "it has no checkpoint; repeat the command that started it, with resume=auto"
-        raise UserError(f"run_dir={run_dir} contains no run to resume: {advice}")
+        raise UserError(
+            f"run_dir={run_dir} contains no run to resume: leave out resume=true to start one there"
+        )
     return None
 
 

@@ -4,12 +4,14 @@ Does not import torch.
 """
 
 import json
+import shlex
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from itertools import count
 from math import inf, isfinite
 from pathlib import Path
+from typing import TypeVar
 
 from common.errors import UserError
 from common.files import (
@@ -23,6 +25,8 @@ from common.files import (
     sha256_of_file,
     step_name,
 )
+
+Result = TypeVar("Result")
 
 CHECKPOINT_FORMAT = 2
 MODEL_FILE = "model.safetensors"
@@ -128,31 +132,55 @@ def check_checkpoint(which: str) -> None:
         raise UserError(f"checkpoint={which} must be best, last or a step number")
 
 
+def no_checkpoint(run_dir: Path) -> UserError:
+    """Build the error for a folder without a checkpoint."""
+    if not contains_run(run_dir):
+        return UserError(f"{run_dir} {'contains no run' if exists(run_dir) else 'does not exist'}")
+    return UserError(
+        f"{run_dir} has no checkpoint: the run stopped before its first one, or is not there yet; "
+        f"to start it again, repeat its command with run_dir={shlex.quote(str(run_dir))} "
+        "resume=auto"
+    )
+
+
 def find_newest_run(folder: Path) -> Path:
     """Return the run in a folder, or in a sweep there, that saved a checkpoint last."""
     folders = [path for path in list_folder(folder) if is_folder(path)]
     folders += [path for sweep in folders for path in list_folder(sweep) if is_folder(path)]
     runs = [path for path in folders if saved_steps(path)]
     if not runs:
+        if begun := [path for path in folders if contains_run(path)]:
+            raise no_checkpoint(begun[-1])
         raise UserError(
             f"{folder}/ has no run yet: train one with python train.py, or name one with "
             "run_dir=PATH"
         )
-    return max(runs, key=lambda run: step_folder(run, saved_steps(run)[-1]).stat().st_mtime)
+    return max(runs, key=lambda run: (run / "checkpoints").stat().st_mtime)
 
 
 def find_checkpoint(
     run_dir: Path, which: str | int = "last", log: Callable[[str], None] = print
 ) -> tuple[Path, Manifest]:
-    """Find a checkpoint ("last", "best" or a step) and verify it; if damaged, take another one.
+    """Find a checkpoint ("last", "best" or a step) and verify it; see `open_checkpoint`."""
+    return open_checkpoint(run_dir, which, lambda *found: found, log)
+
+
+def open_checkpoint(
+    run_dir: Path,
+    which: str | int,
+    read: Callable[[Path, Manifest], Result],
+    log: Callable[[str], None],
+    names: Sequence[str] = CHECKPOINT_FILES,
+) -> Result:
+    """Verify these files of a checkpoint ("last", "best" or a step), and return what `read` does.
 
     For a damaged "best" the next best one is taken, and otherwise the one before; `log` prints a
-    line about it. Raises `UserError` if no intact one of this format is left.
+    line about it. A run that goes on may remove a checkpoint while it is read; then a newer one is.
+    Raises `UserError` if no intact one of this format is left.
     """
     steps = saved_steps(run_dir)
     if not steps:
-        problem = "has no checkpoint" if exists(run_dir) else "does not exist"
-        raise UserError(f"{run_dir} {problem}.")
+        raise no_checkpoint(run_dir)
     if which == "best":
         candidates = _best_first(run_dir)
     else:
@@ -165,13 +193,17 @@ def find_checkpoint(
     for step in candidates:
         folder = step_folder(run_dir, step)
         try:
-            manifest = verify_checkpoint(folder)
-        except ValueError as e:
+            content = read(folder, verify_checkpoint(folder, names))
+        except (ValueError, UserError, OSError) as e:
+            if not exists(folder):
+                return open_checkpoint(run_dir, which, read, log, names)
+            if not isinstance(e, ValueError):
+                raise
             log(f"checkpoint {folder} is damaged or cannot be read ({e})")
             continue
         if step != candidates[0]:
             log(f"loading the checkpoint of step {step} instead")
-        return folder, manifest
+        return content
     raise UserError(
         f"every checkpoint of {run_dir} up to step {max(candidates)} is damaged or unreadable; "
         "restore one, or start a new run."

@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cli.config_file import read_config
+from cli.config_file import parse_config
 from common.checkpoints import (
     CONFIG_FILE,
     MODEL_FILE,
     TOKENIZER_FILE,
     Manifest,
-    find_checkpoint,
+    open_checkpoint,
     saved_steps,
     verify_checkpoint,
 )
@@ -84,27 +84,37 @@ class RunCheckpoint(StoredModel):
     """
 
     def __init__(
-        self, folder: Path, manifest: Manifest, which: str, run_dir: Path | None = None
+        self,
+        folder: Path,
+        manifest: Manifest,
+        which: str,
+        run_dir: Path | None = None,
+        snapshot: Path | None = None,
     ) -> None:
+        """Take all from the folder, which a run that goes on may remove at any time.
+
+        The tensors are memory-mapped, which keeps their file readable.
+        """
         self.path = folder
         self.manifest = manifest
         self.which = which
         self.run_dir = run_dir
-        self.step = manifest.step
-        self.weights = folder / MODEL_FILE
-        self.settings = read_config(folder / CONFIG_FILE)
+        self.step = manifest.step if snapshot is None else int(which)
+        with open_safetensors(snapshot or folder / MODEL_FILE) as file:
+            self._tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        config = (folder / CONFIG_FILE).read_bytes()
+        self._tokenizer = load_tokenizer(folder / TOKENIZER_FILE)
+        self.settings = parse_config(config, folder / CONFIG_FILE)
         self.config = GPTConfig.from_settings(self.settings.model)
 
     def read_tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Yield what `GPT.tensors` returns, with weights in float32."""
-        with open_safetensors(self.weights) as file:
-            for name in file.keys():  # noqa: SIM118  the file is not a dict
-                tensor = file.get_tensor(name)
-                yield name, tensor.float() if tensor.is_floating_point() else tensor
+        for name, tensor in self._tensors.items():
+            yield name, tensor.float() if tensor.is_floating_point() else tensor
 
     def read_tokenizer(self) -> Tokenizer:
         """Return the tokenizer that the run was trained with."""
-        return load_tokenizer(self.path / TOKENIZER_FILE)
+        return self._tokenizer
 
 
 def open_run(run_dir: Path, which: str | int, log: Callable[[str], Any]) -> RunCheckpoint:
@@ -114,13 +124,13 @@ def open_run(run_dir: Path, which: str | int, log: Callable[[str], Any]) -> RunC
     damaged checkpoint is replaced by another one.
     """
     snapshot = run_dir / "attention" / f"step_{which:0>8}.safetensors"
-    is_step = str(which).isdecimal()
-    if is_step and int(which) not in saved_steps(run_dir) and exists(snapshot):
-        checkpoint = RunCheckpoint(*find_checkpoint(run_dir, "last", log), str(which), run_dir)
-        checkpoint.step = int(which)
-        checkpoint.weights = snapshot
-        return checkpoint
-    return RunCheckpoint(*find_checkpoint(run_dir, which, log), str(which), run_dir)
+    is_saved = not str(which).isdecimal() or int(which) in saved_steps(run_dir)
+    kept = None if is_saved or not exists(snapshot) else snapshot
+
+    def read(folder: Path, manifest: Manifest) -> RunCheckpoint:
+        return RunCheckpoint(folder, manifest, str(which), run_dir, kept)
+
+    return open_checkpoint(run_dir, "last" if kept else which, read, log)
 
 
 def open_copied_checkpoint(folder: Path) -> RunCheckpoint:

@@ -38,7 +38,7 @@ from training.state import TrainingState
 from training.stopwatch import Stopwatch
 from training.tensors import copy_rows, full_tensor, open_safetensors
 
-# A checkpoint that is being written.
+# A checkpoint that is being written or removed.
 PART_FOLDER = ".step.part"
 # The fields that torch's AdamW stores per parameter; our optimizers name theirs.
 ADAMW_FIELDS = ("step", "exp_avg", "exp_avg_sq")
@@ -184,7 +184,9 @@ class Checkpoints:
         with tolerate_errors("removing old checkpoints", self.log):
             for step in saved_steps(self.run_dir)[: -self.state.config.checkpoint.keep]:
                 if step != best_step:
-                    shutil.rmtree(step_folder(self.run_dir, step), ignore_errors=True)
+                    folder = step_folder(self.run_dir, step)
+                    removed = folder.rename(folder.with_name(PART_FOLDER))  # at once for readers
+                    shutil.rmtree(removed, ignore_errors=True)
             for name, named in (("last", self.last_step), ("best", best_step)):
                 if named is not None:
                     write_pointer(self.run_dir, name, named)

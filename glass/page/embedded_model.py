@@ -15,9 +15,8 @@ from common.checkpoints import (
     CONFIG_FILE,
     MODEL_FILE,
     TOKENIZER_FILE,
-    saved_steps,
-    step_folder,
-    verify_checkpoint,
+    Manifest,
+    open_checkpoint,
 )
 from common.errors import UserError
 from common.files import read_json_object
@@ -50,19 +49,20 @@ class EmbeddedModel(NamedTuple):
 def find_model(run_dir: Path, latest: dict[str, float]) -> EmbeddedModel | None:
     """Return a run's model with its stored weights; None without a checkpoint that can be read."""
     paths = list_stored_weights(run_dir / "attention")
-    steps = saved_steps(run_dir)
-    if not steps:
-        return None
-    newest = step_folder(run_dir, steps[-1])
-    with suppress(ValueError, OSError, UserError):
-        verify_checkpoint(newest, [CONFIG_FILE, TOKENIZER_FILE])
-        config = GPTConfig.from_settings(read_config(newest / CONFIG_FILE).model)
-        size = (newest / MODEL_FILE).stat().st_size // 2  # that file has float32
+
+    def read(folder: Path, manifest: Manifest) -> EmbeddedModel:
+        tokenizer = read_json_object(folder / TOKENIZER_FILE)
+        config = GPTConfig.from_settings(read_config(folder / CONFIG_FILE).model)
+        size = manifest.files[MODEL_FILE]["bytes"] // 2  # that file has float32
         weights = {
             step: partial(_pack_file, paths[step], paths[step].stat().st_mtime_ns)
             for step in order_by_importance([*paths], read_emergence(latest))
         }
-        return EmbeddedModel(config, read_json_object(newest / TOKENIZER_FILE), size, weights)
+        return EmbeddedModel(config, tokenizer, size, weights)
+
+    with suppress(OSError, UserError):
+        names = [CONFIG_FILE, TOKENIZER_FILE]
+        return open_checkpoint(run_dir, "last", read, lambda note: None, names)
     return None
 
 
