@@ -24,7 +24,7 @@ from common.errors import UserError
 from common.paths import expand_home, require_output_file
 from common.terminal import error_sentence, is_terminal, print_stderr, run_main
 from common.text import format_speed, pluralize, printable
-from common.text_files import is_jsonl, normalize_text, open_text
+from common.text_files import MAX_CHARS, is_jsonl, normalize_text, open_text, read_at_once
 
 if TYPE_CHECKING:  # importing torch takes a second, so that the command line is checked first
     from data.tokenizer import Tokenizer
@@ -109,9 +109,11 @@ def read_file(key: str, path: str) -> str:
     """Return the text of the file that a setting names; "-" is stdin."""
     if is_jsonl(Path(path)):
         raise UserError(f"{key}={path} is not plain text: extract a field of its records first")
-    source = sys.stdin.buffer.read() if path == "-" else expand_home(key, path)
+    source: Path | bytes = expand_home(key, path)
+    if path == "-":
+        source = sys.stdin.buffer.read(4 * MAX_CHARS + 1)  # a character has up to 4 bytes
     with open_text(source, f"{key}={path}") as file:
-        text = file.read()
+        text = read_at_once(file.read, f"{key}={path}")
     if not text and key != "prompt":
         raise UserError(f"{key}={path} is empty: name a file with text")
     return text

@@ -3,13 +3,14 @@
 import gzip
 import io
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO, cast
 
 from common.errors import UserError
 
+MAX_CHARS = 1 << 25  # of a line, or of a text, that is read at once
 HEAD_BYTES = 1 << 12  # show what kind of file it is
 ADVICE = "convert text of another encoding, for example with iconv"
 GZIP_MAGIC = b"\x1f\x8b"
@@ -37,6 +38,14 @@ def open_text(source: Path | bytes, name: str) -> Iterator[TextIO]:
     except (OSError, EOFError, zlib.error) as e:
         reason = getattr(e, "strerror", None) or e
         raise UserError(f"{name} cannot be read ({reason}); give a text file") from None
+
+
+def read_at_once(read: Callable[[int], str], name: str) -> str:
+    """Return what a file's `read` or `readline` returns; a few bytes of .gz may hold gigabytes."""
+    text = read(MAX_CHARS + 1)
+    if len(text) > MAX_CHARS:
+        raise UserError(f"{name} is longer than {MAX_CHARS:,} characters: divide it")
+    return text
 
 
 def is_jsonl(path: Path) -> bool:

@@ -6,13 +6,15 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
 from common.errors import UserError
-from common.text import replace_surrogates
-from common.text_files import is_jsonl, open_text
+from common.text import pluralize, replace_surrogates
+from common.text_files import is_jsonl, open_text, read_at_once
 from config import DataConfig
+from data.cache import cache_root
 from data.sources import (
     download_dataset,
     download_shakespeare,
@@ -44,18 +46,21 @@ class Corpus:
     files: tuple[Path, ...]
     field: str  # of a .jsonl file that holds the text
 
-    def pieces(self) -> Iterator[Piece]:
+    def pieces(self, log: Callable[[str], None] = lambda note: None) -> Iterator[Piece]:
         """Read the corpus in pieces of less than three times `PIECE_CHARS` characters.
 
-        See `split_document` for where documents are cut; each has at least one piece.
+        See `split_document` for where documents are cut; each has at least one piece. `log` prints
+        a note about lines that were skipped.
 
         Raises:
             UserError: A file cannot be read, is not UTF-8 text, or lacks the field.
         """
         for path in self.files:
+            is_download = path.parent == cache_root()
+            name = self.name if is_download else str(path)
             with open_text(path, str(path)) as file:
                 if is_jsonl(path):
-                    yield from split_records(file, path, self.field, PIECE_CHARS)
+                    yield from split_records(file, name, self.field, PIECE_CHARS, log)
                 else:
                     parts = iter(partial(file.read, PIECE_CHARS), "")
                     yield from split_document(parts, PIECE_CHARS)
@@ -114,42 +119,51 @@ def split_text(text: str, size: int) -> Iterator[Piece]:
     return split_document(parts, size)
 
 
-def split_records(file: TextIO, path: Path, field: str, size: int) -> Iterator[Piece]:
+def split_records(
+    file: TextIO, name: str, field: str, size: int, log: Callable[[str], None]
+) -> Iterator[Piece]:
     """Read a .jsonl file, each line of which is a document, in pieces of about `size` characters.
 
     Dots that are not part of the name of `field` lead into objects, as in "messages.content". A
-    line whose field is null, or holds nothing but null, is no document.
+    line without text there is no document: `log` prints how many there are, and `UserError` is
+    raised if no line is one.
     """
-    for number, line in enumerate(file, 1):
+    documents = skipped = 0
+    first = ""  # of the skipped lines
+    for number in count(1):
+        line = read_at_once(file.readline, f"line {number} of {name}")
+        if not line:
+            break
         if not line.strip():
             continue
+        start = line[:MAX_SHOWN_RECORD_CHARS].strip()
         try:
-            texts = _texts_of_record(json.loads(line), field)
-        except (ValueError, TypeError, KeyError, RecursionError):
-            raise UserError(
-                f"line {number} of {path} is not a JSON object with text in data.field={field}; "
-                f"name another field or correct the line: {line[:MAX_SHOWN_RECORD_CHARS].strip()}"
-            ) from None
+            record = json.loads(line)
+            names = [field] if isinstance(record, dict) and field in record else field.split(".")
+            texts = _texts_of_value(record, names)
+        except (ValueError, RecursionError):
+            raise UserError(f"line {number} of {name} is not JSON; correct it: {start}") from None
         if texts:
+            documents += 1
             yield from split_text(replace_surrogates("\n\n".join(texts)), size)
-
-
-def _texts_of_record(record: Any, field: str) -> list[str]:
-    names = [field] if field in record else field.split(".")
-    return _texts_of_value(record[names[0]], names[1:])
+        else:
+            skipped += 1
+            fields = ", ".join(record) if isinstance(record, dict) else "none"
+            first = first or f"line {number}, whose fields are {fields:.200}: {start}"
+    if skipped and not documents:
+        raise UserError(f"{name} has no text in data.field={field}; name another field of {first}")
+    if skipped:
+        lines = pluralize(skipped, "line")
+        log(f"note: {name} has {lines} without text in data.field={field}, such as {first}")
 
 
 def _texts_of_value(value: Any, names: list[str]) -> list[str]:
     """Return the texts in a value. Names lead into objects; a list gives the texts of its items."""
-    if value is None:
-        return []
     if isinstance(value, list):
         return [text for item in value for text in _texts_of_value(item, names)]
     if isinstance(value, dict) and names:
         return _texts_of_value(value.get(names[0]), names[1:])
-    if isinstance(value, str) and not names:
-        return [value]
-    raise TypeError(value)
+    return [value] if isinstance(value, str) and not names else []
 
 
 def _find_cut(text: str, size: int) -> int:

@@ -1,6 +1,6 @@
 """Split a corpus into training and validation text, and sample text to learn a vocabulary from."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -37,12 +37,12 @@ class CorpusSize:
     longest_document: int = 0  # in characters
 
 
-def count_corpus(corpus: Corpus) -> CorpusSize:
-    """Read the corpus once and count it."""
+def count_corpus(corpus: Corpus, log: Callable[[str], None] = print) -> CorpusSize:
+    """Read the corpus once and count it; `log` prints a note about lines that were skipped."""
     size = CorpusSize()
     document_length = 0  # characters of the current document so far
     distinct: set[str] = set()
-    for text, begins_document in corpus.pieces():
+    for text, begins_document in corpus.pieces(log):
         if begins_document:
             document_length = 0
             size.documents += 1

@@ -97,7 +97,7 @@ def prepare(
             log(f"preparing {corpus.name} (kept in {entry}{damage})")
         new_entry = build_folder / "tokens"
         new_entry.mkdir()
-        _write_entry(corpus, config, tokenizer, new_entry)
+        _write_entry(corpus, config, tokenizer, new_entry, log)
         if corpus_fingerprint(corpus, config) != fingerprint:
             raise UserError(f"{corpus.name} changed while it was being read; start again")
         shutil.rmtree(entry, ignore_errors=True)  # a damaged one
@@ -147,10 +147,14 @@ def encode_pieces(
 
 
 def _write_entry(
-    corpus: Corpus, config: TokenizerConfig, tokenizer: Tokenizer | None, folder: Path
+    corpus: Corpus,
+    config: TokenizerConfig,
+    tokenizer: Tokenizer | None,
+    folder: Path,
+    log: Callable[[str], None],
 ) -> None:
     # Count and split the text, and learn a vocabulary
-    size = count_corpus(corpus)
+    size = count_corpus(corpus, log)
     split_position = find_split_position(size)
     if tokenizer is None:
         all_text = (piece.text for piece in corpus.pieces())

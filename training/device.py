@@ -43,12 +43,12 @@ def pick_device(device: str, processes: int = 1) -> str:
     try:
         if processes > 1 and device == "cuda":  # from here on "cuda" means this process's GPU
             torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as e:
+        torch.zeros(1, device=device).item()  # "meta" has no values
+    except (RuntimeError, AssertionError, ImportError) as e:
         several = " or fewer processes" if processes > 1 else ""
+        reason = error_sentence(e).partition(". ")[0]  # torch lists all its backends after it
         raise UserError(
-            f"device={device} is not available here ({error_sentence(e)}); use device=auto"
-            f"{several}."
+            f"device={device} is not available here ({reason}); use device=auto{several}."
         ) from None
     return device
 

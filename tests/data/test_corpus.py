@@ -6,10 +6,14 @@ import json
 import pytest
 from corpora import documents, text_corpus
 
+import common.text_files
+from cli.sample_config import SampleConfig
 from common.errors import UserError
+from common.text_files import is_jsonl
 from config import DataConfig
 from data.corpus import open_corpus
 from data.splits import count_corpus
+from sample import read_text
 
 
 @pytest.mark.parametrize(
@@ -81,38 +85,56 @@ def test_dots_lead_into_objects_and_the_texts_of_a_list_are_joined(tmp_path, fie
     assert documents(text_corpus(tmp_path / "a.jsonl", field=field)) == [text]
 
 
-@pytest.mark.parametrize(
-    "field, line",
-    [
-        *(
-            (field, json.dumps(RECORD))
-            for field in ("messages", "messages.role.x", "meta.n", "none")
-        ),
-        ("text", "{"),
-        ("text", "[1]"),
-        ("text", "null"),
-        ("text", '{"text": ' + "[" * 9999 + '"x"' + "]" * 9999 + "}"),
-    ],
-)
-def test_a_line_without_text_is_refused_with_its_number_its_field_and_its_beginning(
-    tmp_path, field, line
-):
+NO_TEXT = [{"text": 7}, {"text": None}, {"title": "a"}, {"text": {"a": "b"}}, {"text": []}, [1], 5]
+NO_TEXT += [None, "text", {}, {"text": [None, 1]}]
+
+
+@pytest.mark.parametrize("row", [*NO_TEXT, {"text": {"text": "a"}}])
+def test_a_line_without_text_is_skipped_with_a_note(tmp_path, row):
+    file = tmp_path / "a.ndjson"
+    rows = [{"text": "one"}, row, row, {"text": ""}, {"text": "two"}]
+    file.write_text("\n\n".join(map(json.dumps, rows)))
+    notes = []
+    assert documents(text_corpus(file)) == ["one", "", "two"]
+    assert count_corpus(text_corpus(file), notes.append).documents == 3
+    (note,) = notes
+    for named in (str(file), "2 lines", "line 3", "data.field=text"):
+        assert named in note
+
+
+@pytest.mark.parametrize("row", NO_TEXT)
+def test_a_file_without_any_text_in_the_field_is_refused_with_its_fields(tmp_path, row):
     file = tmp_path / "a.jsonl"
-    file.write_text("\n" + line + "\n")
+    file.write_text(f"\n{json.dumps(row)}\n" * 2)
     with pytest.raises(UserError) as error:
-        documents(text_corpus(file, field=field))
-    for named in ("line 2 ", str(file), f"data.field={field}", line[:80]):
+        documents(text_corpus(file))
+    fields = [*row] if isinstance(row, dict) else []
+    for named in (str(file), "line 2", "data.field=text", json.dumps(row), *fields):
         assert named in str(error.value)
 
 
-def test_lines_whose_text_is_null_are_skipped(tmp_path):
-    file = tmp_path / "a.ndjson"
-    rows = [{"talk": talk} for talk in ([{"text": "one"}], None, [], [{"text": None}], [{}])]
-    file.write_text("\n".join(json.dumps(row) for row in [*rows, {"talk": {"text": ""}}]))
-    assert documents(text_corpus(file, field="talk.text")) == ["one", ""]
-    file.write_text('{"text": null}\n' * 3)
-    with pytest.raises(UserError, match="no text"):
-        count_corpus(text_corpus(file))
+@pytest.mark.parametrize("line", ["{", "no", '{"text": ' + "[" * 9999 + '"x"' + "]" * 9999 + "}"])
+def test_a_line_that_is_not_json_is_refused_with_its_number_and_its_beginning(tmp_path, line):
+    file = tmp_path / "a.jsonl"
+    file.write_text('{"text": "a"}\n' + line + "\n")
+    with pytest.raises(UserError) as error:
+        documents(text_corpus(file))
+    for named in ("line 2 ", str(file), line[:80]):
+        assert named in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.txt", "a.txt.gz"])
+def test_a_line_or_text_that_is_too_long_to_read_at_once_is_refused(tmp_path, monkeypatch, name):
+    monkeypatch.setattr(common.text_files, "MAX_CHARS", 100)
+    content = b'{"text": "b"}\n' + b"a" * 101
+    file = tmp_path / name
+    file.write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+    with pytest.raises(UserError, match="100") as error:
+        if is_jsonl(file):
+            documents(text_corpus(file))
+        else:
+            read_text(SampleConfig(score=str(file)))
+    assert str(file) in str(error.value) and ("line 2" in str(error.value)) == is_jsonl(file)
 
 
 def test_a_field_is_refused_if_no_file_has_fields(tmp_path):
