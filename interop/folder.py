@@ -105,7 +105,7 @@ def _find_weights(folder: Path) -> list[Path]:
         return [folder / WEIGHTS_FILE]
     if exists(folder / INDEX_FILE):
         weight_map = read_json(folder / INDEX_FILE)["weight_map"]
-        return [folder / Path(name).name for name in sorted(set(weight_map.values()))]
+        return [folder / name for name in sorted({Path(file).name for file in weight_map.values()})]
     names = os.listdir(folder)
     weights = [name for name in names if name.lower().endswith(".safetensors")]
     if len(weights) == 1:

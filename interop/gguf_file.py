@@ -179,8 +179,12 @@ def parse_header(file: mmap.mmap) -> tuple[Metadata, dict[str, StoredGGUFTensor]
     alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
     start = -(-file.tell() // alignment) * alignment
     tensors = {name: tensor._replace(offset=start + tensor.offset) for name, tensor in entries}
-    for name, tensor in tensors.items():
-        if tensor.offset + tensor.length > len(file):
+    end = start
+    for name, tensor in sorted(tensors.items(), key=lambda item: item[1].offset):
+        if tensor.offset < end:  # a small file could hold a large model
+            raise ValueError(f"its tensor {name:.80} overlaps another one")
+        end = tensor.offset + tensor.length
+        if end > len(file):
             raise ValueError(f"it ends before its tensor {name:.80} of shape {tensor.shape}")
     return metadata, tensors
 

@@ -38,6 +38,9 @@ class NanoGPTFile(ExternalModel):
             for name, tensor in saved["model"].items()
             if not name.endswith(".attn.bias")  # the causal mask
         }
+        n_bytes = sum(tensor.nbytes for tensor in self._tensors.values())
+        if n_bytes > 2 * path.stat().st_size:  # only the embedding and the head share memory
+            raise UserError(f"its tensors, of {n_bytes:,} bytes, share memory; save them apart")
         shapes = {name: list(tensor.shape) for name, tensor in self._tensors.items()}
         self.tokenizer_name = "gpt2" if config.vocab_size >= GPT2_VOCAB_SIZE else "char"
         super().__init__(path, config, "gpt2", shapes)

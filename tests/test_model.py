@@ -16,7 +16,7 @@ from torch import nn
 from common.errors import UserError
 from config import GPTConfig
 from model import GPT, SelfAttention, attention, causal_mask, rotary_table
-from variants import VariantAttention, build_model
+from variants import VariantAttention, build_model, previous_keys
 
 close = torch.testing.assert_close
 
@@ -104,6 +104,17 @@ def test_a_key_is_not_smeared_with_a_token_that_its_query_cannot_attend_to(is_ad
     rows = [t for t in range(9) if t != hidden]
     assert not torch.allclose(layer(x)[:, 4], layer(changed)[:, 4])
     close(layer(x, mask=mask)[:, rows], layer(changed, mask=mask)[:, rows])
+
+
+def test_a_key_is_smeared_if_any_head_may_attend_to_the_token_before():
+    layer, hidden = lively(VariantAttention(small(smear_keys=True))), 3
+    mask = causal_mask(9, 9).repeat(1, layer.config.n_head, 1, 1)
+    mask[:, 0, hidden + 1 :, hidden] = False
+    x = torch.randn(1, 9, 16)
+    k = layer.W_K(x).unflatten(-1, (layer.config.kv_heads, -1)).transpose(1, 2)
+    close(previous_keys(k, torch.zeros_like(k[:, :, 0]), mask)[:, :, 1:], k[:, :, :-1])
+    mask[:, :, hidden + 1, hidden] = False
+    assert (previous_keys(k, torch.zeros_like(k[:, :, 0]), mask)[:, :, hidden + 1] == 0).all()
 
 
 # --- Dropout --------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """Models in .gguf files compute what transformers computes; other files give one sentence."""
 
 import json
+import mmap
 import os
 import shutil
 import struct
@@ -25,6 +26,7 @@ from tokenizers import models as library_models
 from common.errors import UserError
 from glass.heads.analysis import analyze
 from interop import find_model, load, load_hf, save_gguf
+from interop.gguf_file import parse_header
 
 gguf = pytest.importorskip("gguf")
 transformers = pytest.importorskip("transformers")
@@ -247,6 +249,23 @@ def test_what_claims_to_exceed_the_file_allocates_no_memory(header, named, tmp_p
     assert named in str(error.value)
     assert tracemalloc.get_traced_memory()[1] < 3e7
     tracemalloc.stop()
+
+
+@pytest.mark.parametrize("copies, offset, missing", [(1, 0, 1), (2, 0, 0), (2, 31, 0), (9, 32, 1)])
+def test_the_tensors_of_a_file_have_their_bytes_and_share_none(copies, offset, missing, tmp_path):
+    def parse(offset: int, missing: int):
+        header = struct.pack("<4sIQQ", b"GGUF", 3, copies, 0)
+        for n in range(copies):  # each of 8 numbers
+            name = str(n).encode()
+            header += struct.pack("<Q1sIQIQ", 1, name, 1, 8, TYPES.F32, (copies - 1 - n) * offset)
+        content = header + bytes(-len(header) % 32) + bytes(32 * copies - missing)
+        (tmp_path / "m.gguf").write_bytes(content)
+        with (tmp_path / "m.gguf").open("rb") as file:
+            return parse_header(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))[1]
+
+    assert len(parse(32, 0)) == copies
+    with pytest.raises(ValueError, match="tensor"):
+        parse(offset, missing)
 
 
 @pytest.fixture(scope="module")

@@ -14,10 +14,14 @@ from safetensors.torch import load_file, save_file
 from test_gguf_export import MODELS, make_bpe, make_model
 from test_nanogpt import nanogpt_tensors
 
+import cli
 import interop
+from cli.explore_config import ExploreConfig
 from cli.sample_config import SampleConfig
+from common.checkpoints import CHECKPOINT_FILES, MANIFEST_FILE, find_newest_run
 from common.errors import UserError
 from config import GPTConfig
+from glass.live.explorer import load_session
 from interop import save_gguf
 from interop.__main__ import main as export
 from sample import sample
@@ -210,3 +214,34 @@ def test_a_step_is_only_taken_of_a_run(here):
             interop.load(name, 6)
         assert "checkpoint=6" in str(error.value)
     assert interop.load(STEP_3, 3) and interop.load(STEP_3, "last")
+
+
+@pytest.mark.parametrize("damaged", [MANIFEST_FILE, *CHECKPOINT_FILES])
+def test_the_note_about_a_damaged_best_checkpoint_reaches_who_opens_the_run(damaged, here, capsys):
+    folder = here / "runs" / "x" / "checkpoints" / "step_00000003"
+    (folder / damaged).write_bytes(b"")
+    notes = []
+    assert interop.find_model("runs/x", "best", notes.append).step == 6
+    assert interop.open_starting_weights("runs/x", notes.append).manifest.step == 6
+    interop.load("runs/x")
+    notes += capsys.readouterr().err.splitlines()
+    assert [folder.name in note for note in notes] == [True, False] * 3
+    assert all("step 6" in note for note in notes[1::2])
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda: find_newest_run(Path("runs")),
+        lambda: sample(SampleConfig(run_dir="runs/y")),
+        lambda: load_session(ExploreConfig(run_dir="runs/y"), print),
+        lambda: interop.read_starting_model("runs/y"),
+        lambda: cli.read_job(["run_dir=runs/y", "eval_only=true"], interop.read_starting_model),
+        lambda: cli.read_job(["run_dir=runs/y", "resume=true"], interop.read_starting_model),
+    ],
+)
+def test_a_run_that_stopped_before_its_first_checkpoint_is_named_with_how_to_start_it(here, use):
+    (here / "runs" / "x").rename(here / "runs" / "y")
+    shutil.rmtree(here / "runs" / "y" / "checkpoints")
+    with pytest.raises(UserError, match=r"checkpoint.* run_dir=runs/y resume=auto"):
+        use()

@@ -14,7 +14,7 @@ from common.errors import UserError
 from common.metrics import read_rows
 from config import DataConfig, GPTConfig, TokenizerConfig
 from data.tokens import prepare
-from interop import load, open_starting_weights
+from interop import find_model, load, open_starting_weights
 from interop.names import map_tensors, parameter_shapes
 from model import GPT
 from training.evaluate import Windows
@@ -94,3 +94,14 @@ def test_a_checkpoint_of_nanogpt_is_trained_from_and_no_code_in_it_runs(
             open_starting_weights(Path("ckpt.pt")).copy_to(build_model(GPTConfig(**shape)))
         assert "ckpt.pt" in str(error.value)
     assert not os.path.exists("ran")
+
+
+def test_tensors_that_share_their_memory_are_refused(tmp_path):
+    shape = {"vocab_size": 9, "block_size": 8, "n_layer": 4, "n_head": 2, "n_embd": 64}
+    tensors = nanogpt_tensors(build_model(GPTConfig(**shape, bias=True)))
+    shared = torch.zeros(max(tensor.numel() for tensor in tensors.values()))
+    state = {name: shared[: t.numel()].view(t.shape) for name, t in tensors.items()}
+    torch.save({"model": state, "model_args": shape}, tmp_path / "ckpt.pt")
+    with pytest.raises(UserError, match="share") as error:
+        find_model(tmp_path / "ckpt.pt")
+    assert str(tmp_path / "ckpt.pt") in str(error.value)

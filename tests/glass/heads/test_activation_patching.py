@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from models import (
     VOCAB_SIZE,
@@ -92,8 +92,9 @@ def record_all(model: GPT, ids, interventions) -> dict:
     configs,
     st.lists(st.sampled_from(["L0T3", "L1T4", "L1T9", "L0H2", "L1H1", "L0MLP"]), max_size=3),
     st.lists(st.builds(Head, st.integers(0, 1), st.integers(0, 3)), max_size=2),
-    st.lists(st.integers(0, 9), max_size=2, unique=True),
+    st.lists(st.integers(0, 10), max_size=2, unique=True),
 )
+@example(small(), [], [], [10])  # the token after the prediction
 def test_patches_of_any_model_have_the_effects_of_a_slow_loop(config, kept, ablated, hidden):
     model, (clean, corrupted) = lively(build_model(config)).double(), two_texts(11)
     has_mlp = config.mlp != "none"
