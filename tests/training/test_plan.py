@@ -3,8 +3,13 @@
 from dataclasses import asdict, replace
 from types import SimpleNamespace
 
+import pytest
+import torch
+
+from common.errors import UserError
 from config import Config, ModelConfig
 from training import plan
+from training.device import pick_device
 from training.plan import resolve
 
 
@@ -20,3 +25,13 @@ def test_a_resolved_configuration_has_no_auto_and_resolves_to_itself(monkeypatch
     assert (resolved.compile, resolved.shard) == (False, 1)
     assert resolve(resolved, 1, text) == resolved
     assert resolve(replace(config, max_steps=10**7), 1, text).compile
+
+
+@pytest.mark.parametrize("device", ["cuda:99", "mps", "xpu", "hpu", "meta", "cuda:x", "no", ""])
+def test_a_device_that_is_not_there_is_refused_in_one_sentence(device):
+    if device == "mps" and torch.backends.mps.is_available():
+        pytest.skip("it is there")
+    with pytest.raises(UserError) as error:
+        pick_device(device)
+    message = str(error.value)
+    assert f"device={device} " in message and len(message) < 400 and "\n" not in message
