@@ -243,3 +243,9 @@ def test_an_unknown_split_or_subset_is_refused_by_name(dataset, cache, setting, 
     assert value in str(error.value) and "\n" not in str(error.value)
     assert f"data.{setting}" in str(error.value)
     assert [path.suffix for path in cache.iterdir()] == [".lock"]
+
+
+def test_a_field_that_a_dataset_lacks_is_refused_with_its_columns(dataset, cache):
+    with pytest.raises(UserError, match="number, story, talk") as error:
+        read_rows(dataset, field="text")
+    assert str(dataset) in str(error.value) and str(cache) not in str(error.value)
