@@ -36,6 +36,32 @@ ROPE = {"model.position": ("rope",)}
 NGRAMS = {"model.ngrams": Above(1)}
 MUON = {"optim.name": ("muon",)}
 SNAPSHOTS = {"attention.every": Above(0)}
+# The settings that modes of train.py read, with the conditions under which they do.
+PREPARATION: dict[str, dict] = {
+    "experiment.": {},
+    "data.val_max_tokens.": TASK,
+    "data.": {},
+    "tokenizer.": {},
+    "init_from.": {},
+    "resume.": {},
+    "run_dir.": {"resume": (True, "auto")},
+    "distributed.": {},
+    "seed.": TASK,
+    "model.block_size.": TASK,
+}
+EVALUATION: dict[str, dict] = {
+    "experiment.": {},
+    "data.": {},
+    "init_from.": {},
+    "run_dir.": {},
+    "device.": {},
+    "precision.": {},
+    "deterministic.": {},
+    "distributed.": {},
+    "seed.": TASK,
+    "model.block_size.": {},
+    "model.vocab_multiple.": {},
+}
 # The tasks of data=synthetic, with the number of different symbols in each.
 TASK_SYMBOLS = {"passages": 32, "markov": 3, "modular": 41, "recall": 32}
 
@@ -554,9 +580,11 @@ class Config(Hardware, ModelSource):
         "true: resume the run in run_dir; auto: resume it if there is one, else start it",
         choices=(True, False, "auto"),
     )
-    prepare_only: bool = setting(False, "prepare the text, then exit")
+    prepare_only: bool = setting(False, "prepare the text, then exit", reads=PREPARATION)
     eval_only: bool = setting(
-        False, "print the validation loss of the best model of run_dir, or of init_from, then exit"
+        False,
+        "print the validation loss of the best model of run_dir, or of init_from, then exit",
+        reads=EVALUATION,
     )
     dry_run: bool = setting(
         False, "print the resolved configuration, memory, operations and time, then exit"

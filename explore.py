@@ -4,6 +4,11 @@ python explore.py                          the newest run in runs/
 python explore.py FILE.gguf                another model: see python explore.py --help
 """
 
+from common.signals import exit_on_stop_signals
+
+if __name__ == "__main__":
+    exit_on_stop_signals()  # while modules are imported
+
 import os
 import sys
 import threading

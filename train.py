@@ -4,6 +4,11 @@ python train.py                       the default run, on this Python's own libr
 python train.py --help                what can be set
 """
 
+from common.signals import exit_on_stop_signals
+
+if __name__ == "__main__":
+    exit_on_stop_signals()  # while modules are imported
+
 import cli
 from cli.wandb_environment import claim_one_run
 from common.terminal import Terminal, error_sentence, exit_on_error, printer, tolerate_errors
@@ -21,7 +26,6 @@ def read_starting_model(name: str) -> Config:
 if __name__ == "__main__":
     request = cli.read_request(read_starting_model)  # answers --help and mistakes before torch
 
-import shlex
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -41,7 +45,7 @@ from common.checkpoints import best_saved_row
 from common.errors import UserError
 from common.files import exists
 from common.metrics import METRICS
-from common.text import pluralize
+from common.text import pluralize, shell_quote
 from data.batches import Batches
 from data.tasks.task import Task
 from distributed.world import join
@@ -76,7 +80,8 @@ def main(request: cli.Job | cli.CommandLine) -> None:
     if isinstance(request, cli.Job):
         run(request)
     else:
-        jobs.run_sweep(request, lambda job: run(cli.configure(job, read_starting_model)))
+        configure = partial(cli.configure, read_model=read_starting_model)
+        jobs.run_sweep(request, configure, run)
 
 
 def train_from(*settings: str) -> float:
@@ -231,7 +236,7 @@ def train(run: Run) -> float:
             world.check_stop(at_once=has_waited)
     except Stopped as stopped:
         checkpoints.save(step, row, clock, must_succeed=True)
-        command = f"python train.py run_dir={shlex.quote(str(checkpoints.run_dir))} resume=true"
+        command = f"python train.py run_dir={shell_quote(str(checkpoints.run_dir))} resume=true"
         checkpoints.log(f"stopped after {pluralize(step, 'step')}; to resume: {command}")
         raise SystemExit(stopped.exit_status) from None
     except TorchDynamoException as e:

@@ -3,6 +3,7 @@
 import argparse
 import os
 import re
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,11 @@ from config import Config
 CONFIGS = Path(__file__).parents[1] / "configs"
 GROUPS = tuple(sorted(folder.name for folder in CONFIGS.iterdir() if folder.is_dir()))
 SETTINGS = {name: field for name, field, _ in iterate_settings(Config())}
+TEXTS = {
+    name
+    for name, field in SETTINGS.items()
+    if field.type in (str, str | None) and "choices" not in field.metadata
+}
 # Settings whose value is a path.
 PATH_KEYS = ("data.path", "prompt_file", "score", "run_dir", "init_from")
 # Settings that a sweep refuses → what to do instead.
@@ -72,10 +78,17 @@ def parse_command_line(argv: Sequence[str]) -> CommandLine:
             "torchrun cannot start a sweep, because its processes share one run: "
             "use python train.py -m"
         )
+    if sys.flags.optimize and parsed.multirun and "(" in "".join(parsed.settings):
+        raise UserError(
+            "python -O and PYTHONOPTIMIZE break Hydra's functions such as range(): "
+            "leave them out, or list the values"
+        )
     options = [argument for argument in argv if argument not in parsed.settings]
+    by_key = {argument.partition("=")[0]: argument for argument in parsed.settings}
+    last_values = list(by_key.values())
     if parsed.request:
-        return CommandLine(list(argv), parsed.settings, options, is_for_hydra=True)
-    settings = [_check_argument(argument, parsed.multirun) for argument in parsed.settings]
+        return CommandLine(list(argv), last_values, options, is_for_hydra=True)
+    settings = [_check_argument(argument, parsed.multirun) for argument in last_values]
     return CommandLine(list(argv), settings, options, parsed.multirun, parsed.config_dir)
 
 
@@ -84,23 +97,21 @@ def _check_argument(argument: str, is_sweep: bool) -> str:
     key, _, value = argument.partition("=")
     is_hydras = key.startswith(("hydra.", "hydra/"))
     is_known = is_hydras or key in SETTINGS or key in GROUPS
+    is_known = is_known or ("{" in value and any(name.startswith(f"{key}.") for name in SETTINGS))
     if not value or not is_known or is_nanogpt_setting(argument):
         raise unknown_setting(argument, [*SETTINGS, *GROUPS])
+    if key not in TEXTS and not is_hydras and re.search(r"{" if is_sweep else r"[{[=]", value):
+        raise UserError(
+            f"{argument} is not one value of {key}: type each setting as a KEY=VALUE of its own"
+        )
     if not is_sweep and (is_hydras or key == "sweep"):
         raise UserError(f"{argument} is for a sweep: leave it out, or add -m")
     advice = REFUSED_IN_SWEEPS.get(key) or REFUSED_IN_SWEEPS.get(argument.lower())
     if is_sweep and advice:
         raise UserError(f"{argument} cannot be used in a sweep: {advice}")
     has_several_texts = is_sweep and "," in value and key in SETTINGS
-    is_quoted = key == "hydra.sweep.dir" or (_is_text(key) and value != "null")
+    is_quoted = key == "hydra.sweep.dir" or (key in TEXTS and value != "null")
     return f"{key}={quote(value)}" if is_quoted and not has_several_texts else argument
-
-
-def _is_text(key: str) -> bool:
-    if key not in SETTINGS:
-        return False
-    field = SETTINGS[key]
-    return field.type in (str, str | None) and "choices" not in field.metadata
 
 
 def quote(text: str) -> str:

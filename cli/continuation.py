@@ -130,7 +130,7 @@ def _continue_run(
             f"({'; '.join(conflicts)}): leave them unchanged{alternative}"
         )
     for name, old_value in changed.items():
-        if name in keys and name.startswith("optim."):
+        if name in keys and name.startswith("optim.") and not config.eval_only:
             log(f"note: {name} changes from {old_value} to {new[name]} from here on")
     return config
 

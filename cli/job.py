@@ -21,7 +21,7 @@ from cli.help import train_help
 from cli.wandb_environment import check_agent
 from common.errors import UserError
 from common.paths import expand_home, expand_model_name, require_path
-from common.settings import check_settings, explain_unused
+from common.settings import check_settings, explain_ignored, explain_unused
 from common.signals import exit_on_stop_signals
 from common.terminal import Terminal, error_sentence, printer, run_main
 from common.torchrun import process_rank
@@ -80,6 +80,9 @@ def read_request(read_model: ReadModel) -> CommandLine | Job:
 
 def read_job(arguments: Sequence[str], read_model: ReadModel) -> Job:
     """Return the configured run that these arguments of train.py describe."""
+    for argument in arguments:
+        if not isinstance(argument, str):
+            raise UserError(f'{argument!r} is not a text: write settings as "max_steps=300"')
     command_line = parse_command_line(arguments)
     if command_line.is_sweep or command_line.is_for_hydra:
         raise UserError(f"{command_line.options[0]} does not describe a single run: leave it out")
@@ -130,14 +133,12 @@ def configure(job: Job, read_model: ReadModel, log: Log = print) -> Job:
         return job
     if config.run_dir:
         config = replace(config, run_dir=str(expand_home("run_dir", config.run_dir)))
-    if config.init_from:
-        config = replace(config, init_from=expand_model_name("init_from", config.init_from))
-    config = _fit_to_task(config, job.keys, log)
     config = fit_to_overrides(config, job.keys, log)
     config = continue_or_adopt(config, job.keys, read_model, log)
     config.check()
-    for key in job.keys:
-        if key in SETTINGS and (reason := explain_unused(config, key, job.swept)):
+    for key, override in zip(job.keys, job.overrides):
+        reason = explain_unused(config, key, job.swept) if key in SETTINGS else None
+        if reason := reason or explain_ignored(config, override):
             raise UserError(reason)
     if config.data.path:
         require_path(config.data.path)
@@ -146,7 +147,10 @@ def configure(job: Job, read_model: ReadModel, log: Log = print) -> Job:
 
 
 def fit_to_overrides(config: Config, keys: list[str], log: Log) -> Config:
-    """Reset a preset's settings that depend on a setting that was typed."""
+    """Return the configuration with the settings that follow from those that were typed."""
+    if config.init_from:
+        config = replace(config, init_from=expand_model_name("init_from", config.init_from))
+    config = _fit_to_task(config, keys, log)
     for typed, dependent, effective in DEPENDENT_SETTINGS:
         if typed in keys and dependent not in keys and attrgetter(dependent)(config):
             config = config.with_value(dependent, None)

@@ -37,5 +37,10 @@ def exit_on_stop_signals() -> None:
         set_handlers(dict.fromkeys(STOP_SIGNALS, _exit_now))
 
 
+def raise_on_stop_signals() -> None:
+    """Restore what stop signals do in Python: raise `KeyboardInterrupt`, and end the process."""
+    set_handlers({signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL})
+
+
 def _exit_now(number: int, frame: FrameType | None) -> None:
     sys.exit(128 + number)

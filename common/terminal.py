@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from common.errors import UserError, not_one_of
+from common.signals import raise_on_stop_signals
 from common.text import printable
 from common.torchrun import process_rank
 
@@ -22,6 +23,11 @@ Result = TypeVar("Result")
 
 # Libraries whose errors are about what the user typed or wrote.
 PARSER_PACKAGES = ("hydra", "omegaconf", "yaml", "submitit")
+# Plugins of Hydra that are packages of their own, such as hydra-optuna-sweeper.
+HYDRA_PLUGINS = {
+    "hydra/sweeper": ("ax", "nevergrad", "optuna"),
+    "hydra/launcher": ("joblib", "ray", "rq", "submitit"),
+}
 # How Python, the dynamic loader, and torch on a CPU and on a GPU say that memory ran out.
 OUT_OF_MEMORY = re.compile(
     r"MemoryError|OutOfMemory|failed to map segment|bad_alloc|[Cc]annot allocate memory"
@@ -35,6 +41,7 @@ STATUS_BROKEN_PIPE = 141
 
 def run_main(main: Callable[[], Result], help: Callable[[], str]) -> Result:
     """Run a command's `main` as `exit_on_error` does, or print its help if it is asked for."""
+    raise_on_stop_signals()
     sys.stdout = sys.stdout or io.StringIO()  # None if it is closed
     sys.stderr = sys.stderr or io.StringIO()
     if isinstance(sys.stdout, io.TextIOWrapper):  # otherwise of a notebook
@@ -95,7 +102,10 @@ def error_sentence(error: BaseException) -> str:
     if isinstance(error, UserError):
         return printable(str(error), one_line=True)
     if isinstance(error, MissingConfigException) and error.options:
-        group, _, name = (error.missing_cfg_file or "").partition("/")
+        group, _, name = (error.missing_cfg_file or "").rpartition("/")
+        plugin, kind = name.partition("_")[0], group.rpartition("/")[2]
+        if plugin in HYDRA_PLUGINS.get(group, ()):
+            return f"{group}={name} needs a package: pip install hydra-{plugin}-{kind}"
         return not_one_of(group, name, error.options)
     if isinstance(error, OSError) and error.strerror:
         return error.strerror

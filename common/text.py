@@ -1,10 +1,13 @@
 """Format numbers and text for the terminal."""
 
-import re
+import shlex
+from collections.abc import Iterable
 from math import floor, isfinite, log10
+from unicodedata import category
 
-# Control characters, which can change what a terminal shows, except tabs and line ends.
-CONTROL_CHARACTERS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+# Control and format characters, which can change what a terminal shows.
+HIDDEN_CATEGORIES = ("Cc", "Cf")
+ALLOWED = "\t\n\u200c\u200d"  # the last two join letters, or the parts of an emoji
 REPLACEMENT = "\ufffd"
 DEFAULT_DECIMALS = 2  # of a value without an error
 
@@ -66,6 +69,22 @@ def replace_surrogates(text: str) -> str:
 
 def printable(text: str, one_line: bool = False) -> str:
     """Replace control characters by U+FFFD; with `one_line` also tabs, line ends and the like."""
-    if one_line:
-        return "".join(char if char.isprintable() else REPLACEMENT for char in text)
-    return CONTROL_CHARACTERS.sub(REPLACEMENT, text)
+
+    def is_shown(char: str) -> bool:
+        is_allowed = char in ALLOWED or category(char) not in HIDDEN_CATEGORIES
+        return char.isprintable() or (is_allowed and not one_line)
+
+    return "".join(char if is_shown(char) else REPLACEMENT for char in text)
+
+
+def shell_quote(text: str) -> str:
+    """Quote an argument of a shell's command; hidden characters are written as escapes."""
+    if text.isprintable():
+        return shlex.quote(text)
+    chars = (c if c.isprintable() and c not in "\\'" else f"\\U{ord(c):08x}" for c in text)
+    return f"$'{''.join(chars)}'"
+
+
+def shell_command(arguments: Iterable[str]) -> str:
+    """Return the arguments as a command that can be copied into a shell."""
+    return " ".join(map(shell_quote, arguments))

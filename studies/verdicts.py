@@ -81,7 +81,7 @@ class ResultTable(NamedTuple):
 
 def verdicts(runs: Sequence[Run]) -> "StudyResults | None":
     """Return the results of the study that runs belong to; None if they are not its arms."""
-    names = {run.overrides.get("sweep", "") for run in runs if ARM in run.settings}
+    names = {run.overrides.get("sweep", "") for run in runs if ARM in run.settings} - {""}
     return StudyResults(STUDIES[names.pop()], runs) if len(names) == 1 else None
 
 

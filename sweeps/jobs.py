@@ -1,7 +1,7 @@
 """Run the jobs of `python train.py -m …`, which Hydra starts, and summarize the sweep.
 
-A job is identified by its settings: jobs with the same settings share one folder, in every call of
-a sweep. The tables and pages are made from the folders of the runs alone. Does not import torch.
+A job is its resolved settings: jobs with the same settings share one folder, in every call of a
+sweep. The tables and pages are made from the folders of the runs alone. Does not import torch.
 """
 
 import contextlib
@@ -11,14 +11,15 @@ import io
 import logging
 import os
 import re
-import shlex
 import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from functools import cache
+from itertools import islice, product
 from math import isfinite, nan
+from operator import attrgetter
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -29,8 +30,7 @@ from hydra.core.override_parser.types import Glob, Override
 from omegaconf import DictConfig, OmegaConf
 
 import cli
-from cli.command_line import quote
-from cli.config_file import PER_COMMAND
+from cli.command_line import GROUPS, quote
 from cli.job import fit_to_overrides
 from cli.wandb_environment import refuse_in_sweep
 from common.errors import UserError
@@ -43,7 +43,7 @@ from common.terminal import (
     print_stderr,
     printer,
 )
-from common.text import pluralize, printable
+from common.text import pluralize, printable, shell_command
 from config import Config
 from sweeps.page import write_results
 from sweeps.ranking import name_settings
@@ -51,6 +51,7 @@ from sweeps.runs import (
     FAILURE,
     Run,
     format_settings,
+    identify,
     is_sweep,
     job_folders,
     read_request,
@@ -62,11 +63,11 @@ from sweeps.table import print_sweep
 from training.run_folder import new_run_dir
 
 JOB_LOCK = ".job.lock"  # held while a job runs
-NOT_OF_JOB = (*PER_COMMAND, "wandb.")  # settings that do not distinguish jobs
-MAX_CHECKED_VALUES = 50  # of one setting, before the sweep
+MAX_CHECKED_JOBS = 1000  # before the first one starts
 MAX_JOB_NAME = 120  # characters of a job's folder name; file systems allow 255 bytes
 
-Train = Callable[[cli.Job], float]
+Configure = Callable[..., cli.Job]  # `cli.configure` of a job; `log` prints notes
+Train = Callable[[cli.Job], float]  # a checked job
 
 
 @dataclass(frozen=True)
@@ -78,25 +79,46 @@ class SweepPlan:
     config_dir: str | None  # --config-dir, which the jobs' commands repeat
     constant_keys: list[str]  # keys of the settings that all jobs share
     n_jobs: int | None  # None if it is not known before the sweep
+    configure: Configure
+    train: Train
 
 
-def run_sweep(command_line: cli.CommandLine, train: Train) -> None:
+def run_sweep(command_line: cli.CommandLine, configure: Configure, train: Train) -> None:
     """Have Hydra run the jobs of a sweep, then print their table; or preview them.
 
     Exits with status 1 unless all jobs are finished, with 128 + its number after a stop signal.
+
+    Raises:
+        UserError: If a value of a setting, or every job, cannot work; then nothing is written.
     """
     refuse_in_sweep()
-    hydra_settings, overrides = sweep_settings(command_line)
-    n_jobs = count_jobs(hydra_settings.sweeper, overrides)
-    check_values(command_line.config_dir, overrides)
+    composed, overrides = sweep_settings(command_line)
+    n_jobs = count_jobs(composed.hydra.sweeper, overrides)
     constant_keys = [o.key_or_group for o in overrides if not o.is_sweep_override()]
-    if "dry_run=true" in command_line.settings:
-        preview_jobs(command_line, constant_keys, train)
+    if composed.dry_run:
+        check_jobs(command_line.config_dir, overrides, None)
+        preview_jobs(command_line, constant_keys, lambda job: train(configure(job)))
         return
-    values = {override.key_or_group: override.value() for override in overrides}
-    folder = open_sweep(hydra_settings.sweep.dir, resume=values.get("resume") == "auto")
+    is_local = composed.hydra.launcher._target_.endswith(".BasicLauncher")
+    folder = find_sweep(composed.hydra.sweep.dir, resume=composed.resume == "auto")
+
+    def check_job(job: cli.Job) -> None:
+        job = configure(place_job(folder, job) if folder else job, log=lambda line: None)
+        if is_local:
+            check_machine(job.config)
+
+    # Without a grid, the sweeper decides later what is missing here
+    check_jobs(command_line.config_dir, overrides, check_job if n_jobs else None)
+    folder = folder or new_run_dir("sweep")
+    folder.mkdir(parents=True, exist_ok=True)
     plan = SweepPlan(
-        folder, Path.cwd(), command_line.config_dir, ["resume", *constant_keys], n_jobs
+        folder,
+        Path.cwd(),
+        command_line.config_dir,
+        ["resume", *constant_keys],
+        n_jobs,
+        configure,
+        train,
     )
     jobs = f"{pluralize(n_jobs, 'job')}, " if n_jobs else ""
     printer(Terminal())(f"sweep    {jobs}in {folder}")
@@ -106,7 +128,7 @@ def run_sweep(command_line: cli.CommandLine, train: Train) -> None:
     logging.getLogger("hydra_plugins").setLevel(logging.CRITICAL)  # jobs report their own failures
 
     def run_hydra_job(cfg: DictConfig) -> float | None:
-        return run_job(cfg, plan, train)
+        return run_job(cfg, plan)
 
     reason = ""
     try:
@@ -114,7 +136,7 @@ def run_sweep(command_line: cli.CommandLine, train: Train) -> None:
     except SystemExit:
         typed = [a for a in command_line.typed if not a.startswith(("resume=", "hydra.sweep.dir="))]
         again = ["python", "train.py", *typed, "resume=auto", f"hydra.sweep.dir={folder}"]
-        print_stderr(f"the sweep was stopped; to resume it:\n{shlex.join(again)}")
+        print_stderr(f"the sweep was stopped; to resume it:\n{shell_command(again)}")
         if is_sweep(folder):
             summarize(folder)
         raise
@@ -138,27 +160,52 @@ def run_sweep(command_line: cli.CommandLine, train: Train) -> None:
 
 
 def sweep_settings(command_line: cli.CommandLine) -> tuple[DictConfig, list[Override]]:
-    """Return Hydra's settings, and the settings of the jobs: those typed and the preset's."""
+    """Return what all jobs share, and the settings of the jobs: those typed and the preset's."""
     parser = OverridesParser.create()
     typed = parser.parse_overrides(command_line.settings)
     constant = [str(override.input_line) for override in typed if not override.is_sweep_override()]
-    hydra_settings = cli.compose_settings(constant, command_line.config_dir).hydra
-    params = hydra_settings.sweeper.get("params") or {}
+    composed = cli.compose_settings(constant, command_line.config_dir)
+    params = composed.hydra.sweeper.get("params") or {}
     settings = {key: f"{key}={value}" for key, value in params.items()} | {
         override.key_or_group: override.input_line
         for override in typed
         if not override.key_or_group.startswith("hydra")
     }
-    return hydra_settings, parser.parse_overrides(list(settings.values()))
+    return composed, parser.parse_overrides(list(settings.values()))
 
 
-def check_values(config_dir: str | None, overrides: Sequence[Override]) -> None:
-    """Raise `UserError` if a value of a swept setting cannot work, whatever the others are."""
+def check_machine(config: Config) -> None:
+    """Raise `UserError` if the device, or W&B's settings, do not work on this machine."""
+    from training.device import pick_device  # imports torch
+    from training.wandb_record import check_wandb
+
+    pick_device(config.device)
+    check_wandb(config.wandb)
+
+
+def check_jobs(
+    config_dir: str | None, overrides: Sequence[Override], check: Callable[[cli.Job], None] | None
+) -> None:
+    """Raise `UserError` if a value cannot work, or what `check` raises about a job of the grid."""
     constant = [str(o.input_line) for o in overrides if not o.is_sweep_override()]
-    for override in overrides:
-        if override.is_discrete_sweep() and not isinstance(override.value(), Glob):
-            for value in islice(override.sweep_string_iterator(), MAX_CHECKED_VALUES):
-                cli.compose_job([*constant, f"{override.key_or_group}={value}"], config_dir)
+    axes = [
+        [f"{override.key_or_group}={value}" for value in override.sweep_string_iterator()]
+        for override in overrides
+        if override.is_discrete_sweep() and not isinstance(override.value(), Glob)
+    ]
+
+    @cache
+    def compose(*settings: str) -> Config:
+        return cli.compose_job([*constant, *settings], config_dir).config
+
+    for swept in islice(product(*axes), MAX_CHECKED_JOBS):
+        keys = [setting.partition("=")[0] for setting in swept]
+        config = compose(*(setting for key, setting in zip(keys, swept) if key in GROUPS))
+        for key, setting in zip(keys, swept):
+            if key not in GROUPS:  # composed only once per value, because that is slow
+                config = config.with_value(key, attrgetter(key)(compose(setting)))
+        if check:
+            check(cli.Job(config, [*constant, *swept], swept=keys))
 
 
 def count_jobs(sweeper: DictConfig, overrides: Sequence[Override]) -> int | None:
@@ -180,8 +227,11 @@ def count_jobs(sweeper: DictConfig, overrides: Sequence[Override]) -> int | None
     return n_jobs
 
 
-def _hydra_arguments(command_line: cli.CommandLine, folder: Path) -> list[str]:
-    settings = [s for s in command_line.settings if not s.startswith("hydra.sweep.dir=")]
+def _hydra_arguments(
+    command_line: cli.CommandLine, folder: Path, replaced: tuple[str, ...] = ()
+) -> list[str]:
+    replaced = ("hydra.sweep.dir=", *replaced)
+    settings = [s for s in command_line.settings if not s.startswith(replaced)]
     fixed = [f"hydra.sweep.dir={quote(str(folder))}", "hydra.mode=MULTIRUN"]  # over any preset's
     return [*settings, *fixed, *command_line.options]
 
@@ -203,7 +253,9 @@ def preview_jobs(command_line: cli.CommandLine, constant_keys: Sequence[str], tr
             print_stderr(f"{title}  error: {explain_error(e) or error_sentence(e)}")
 
     with TemporaryDirectory() as folder:  # Hydra writes into a sweep's folder
-        cli.run_hydra(preview_job, _hydra_arguments(command_line, Path(folder)))
+        launcher = ("hydra/launcher=", "hydra.launcher.")  # a cluster is not needed
+        arguments = _hydra_arguments(command_line, Path(folder), launcher)
+        cli.run_hydra(preview_job, ["hydra/launcher=basic", *arguments])
     if has_failed:
         sys.exit(1)
 
@@ -211,7 +263,7 @@ def preview_jobs(command_line: cli.CommandLine, constant_keys: Sequence[str], tr
 # --- one job --------------------------------------------------------------------------------------
 
 
-def run_job(cfg: DictConfig, plan: SweepPlan, train: Train) -> float | None:
+def run_job(cfg: DictConfig, plan: SweepPlan) -> float | None:
     """Train one job of a sweep in its own folder, or continue it, and return its best loss.
 
     The job's output goes to log.txt in its folder; the terminal gets one line. The result is None
@@ -220,18 +272,27 @@ def run_job(cfg: DictConfig, plan: SweepPlan, train: Train) -> float | None:
     os.chdir(plan.start_folder)  # Hydra (hydra.job.chdir) or a launcher may have left it
     job = _read_job(cfg, plan.constant_keys)
     title = _title(job, plan.n_jobs)
-    request = fit_to_overrides(job.config, job.keys, log=lambda line: None)
-    path = find_job_folder(plan.folder, request, _swept_settings(job))
+    request = _request(job)
+    job = place_job(plan.folder, job)
+    path = Path(str(job.config.run_dir))
     overrides = [override for override in job.overrides if not override.startswith("resume=")]
     if plan.config_dir:
         overrides.insert(0, f"--config-dir={plan.config_dir}")
     print_line, start = printer(Terminal(file=sys.stdout)), time.time()
 
     loss, failure = nan, ""
+    notes: list[str] = []
+    steps = _requested_steps(path)
+    is_refused = steps > 0  # then nothing is written about that into the folder of a known job
     try:
         path.mkdir(parents=True, exist_ok=True)
         with FileLock(path / JOB_LOCK):  # an equal job that runs in parallel waits here
-            write_request(path, overrides, request)
+            if not steps:
+                write_request(path, overrides, request)
+            job = plan.configure(job, log=notes.append)
+            is_refused = False
+            if request.max_steps > steps > 0:
+                write_request(path, overrides, request)
             print_line(title)
             with (
                 wandb_group(plan.folder.name),
@@ -239,8 +300,9 @@ def run_job(cfg: DictConfig, plan: SweepPlan, train: Train) -> float | None:
                 contextlib.redirect_stdout(log_file),
                 contextlib.redirect_stderr(log_file),
             ):
-                config = replace(job.config, run_dir=str(path), resume="auto")
-                loss = train(replace(job, config=config))
+                for note in notes:
+                    print(note)
+                loss = plan.train(job)
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as e:  # a panic of a library in Rust is not an Exception
@@ -253,9 +315,9 @@ def run_job(cfg: DictConfig, plan: SweepPlan, train: Train) -> float | None:
 
     gc.collect()  # reference cycles of the job may hold its model
     with contextlib.suppress(UserError, OSError):  # the summary at the end reports it again
-        if failure:
+        if failure and not is_refused:
             (path / FAILURE).write_text(failure, encoding="utf-8", errors="backslashreplace")
-        else:
+        elif not failure:
             (path / FAILURE).unlink(missing_ok=True)
         summarize(plan.folder)
         if not failure:
@@ -296,25 +358,40 @@ def wandb_group(name: str) -> Iterator[None]:
 # --- the sweep's folder ---------------------------------------------------------------------------
 
 
+def place_job(folder: Path, job: cli.Job) -> cli.Job:
+    """Return the job with its folder in that of the sweep, in which it starts or continues."""
+    path = find_job_folder(folder, _request(job), _swept_settings(job))
+    return replace(job, config=replace(job.config, run_dir=str(path), resume="auto"))
+
+
+def _request(job: cli.Job) -> Config:
+    return fit_to_overrides(job.config, job.keys, log=lambda line: None)
+
+
+def _requested_steps(path: Path) -> int:
+    """Return the number of steps that was requested of a job; 0 of a new or damaged one."""
+    with contextlib.suppress(UserError, OSError):
+        return read_request(path).config.max_steps
+    return 0
+
+
 def find_job_folder(folder: Path, request: Config, swept: dict[str, str]) -> Path:
     """Return the folder of the job with these settings: the one that it has, or a new one.
 
-    A job whose `max_steps` alone is different is continued, unless the sweep compares its values.
+    A job whose `max_steps` alone is different is continued, unless the sweep compares several.
     """
-    wanted, names = format_settings(request), []
-    other_length: Path | None = None
+    wanted, names = identify(request), []
+    other_lengths = []
     for path in job_folders(folder):
         with contextlib.suppress(UserError):  # one that cannot be read is no match
-            _, settings = read_request(path)
+            identity = read_request(path).identity
             names.append(path.name)
-            keys = {key for key, value in wanted.items() if settings[key] != value}
-            differing = {key for key in keys if not key.startswith(NOT_OF_JOB)}
-            if not differing:
+            if identity == wanted:
                 return path
-            if differing == {"max_steps"} and "max_steps" not in swept:
-                other_length = path
-    if other_length:
-        return other_length
+            if identity | {"max_steps": wanted["max_steps"]} == wanted:
+                other_lengths.append(path)
+    if len(other_lengths) == 1 and "max_steps" not in swept:
+        return other_lengths[0]
     name = job_name(swept)
     return folder / (name if name not in names else _with_hash(name, str(wanted)))
 
@@ -330,13 +407,12 @@ def _with_hash(name: str, text: str) -> str:
     return f"{name}_{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
-def open_sweep(typed: str, resume: bool) -> Path:
-    """Return the folder of a new or resumed sweep; without a path ("") a new one in runs/."""
+def find_sweep(typed: str, resume: bool) -> Path | None:
+    """Return the folder of a new or resumed sweep that was typed, None if none was ("")."""
     if not typed:
-        return new_run_dir("sweep")
+        return None
     folder = expand_home("hydra.sweep.dir", typed)
     require_output_folder(f"hydra.sweep.dir={typed}", folder)
-    folder.mkdir(parents=True, exist_ok=True)
     names = {path.name for path in list_folder(folder)}
     has_jobs = names - {"multirun.yaml"}  # Hydra's, before a first job
     if has_jobs and not is_sweep(folder):

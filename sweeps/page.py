@@ -34,12 +34,13 @@ def write_results(folder: Path, runs: Sequence[Run]) -> None:
     ranking = Ranking(runs)
     write_csv(folder / f"{ranking.file_name}.csv", ranking)
     with tolerate_errors("drawing the page", print_stderr):
-        write_sweep_page(folder, runs)
+        write_sweep_page(folder, ranking)
 
 
-def write_sweep_page(folder: Path, runs: Sequence[Run]) -> Path:
+def write_sweep_page(folder: Path, ranking: Ranking) -> Path:
     """Write sweep.html or comparison.html from the runs as they are now, and return its path."""
-    ranking, results = Ranking(runs), verdicts(runs)
+    runs = ranking.runs
+    results = verdicts(runs)
     best, tied = ranking.best_run, ranking.tied_variant
     affordable = MAX_POINTS // (1 + CURVES_PER_RUN * len(runs))
     points = max(MIN_CURVE_POINTS, min(MAX_CURVE_POINTS, affordable))

@@ -1,7 +1,6 @@
 """Group runs into variants, and rank them. Does not import torch."""
 
 import re
-import shlex
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from functools import cached_property
@@ -10,6 +9,7 @@ from statistics import fmean
 
 from common.settings import explain_unused
 from common.statistics import SIGNIFICANCE_LEVEL, Difference, standard_error, welch_difference
+from common.text import shell_command
 from studies.verdicts import ARM
 from sweeps.runs import RUN, Run
 
@@ -161,4 +161,4 @@ def reproduce_command(run: Run) -> str:
         for key, value in run.overrides.items()
         if key != "sweep" and not (key in run.all_settings and explain_unused(run.config, key))
     ]
-    return shlex.join(["python", "train.py", *settings])
+    return shell_command(["python", "train.py", *settings])

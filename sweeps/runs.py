@@ -4,16 +4,17 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, lru_cache
+from operator import attrgetter
 from pathlib import Path
 
 import yaml
 
-from cli.config_file import PER_COMMAND, config_from_dict, read_config
+from cli.config_file import PER_COMMAND, absolute_paths, config_from_dict, read_config
 from common.checkpoints import CONFIG_FILE
 from common.errors import UserError
 from common.files import atomic_write, exists, is_folder, list_folder
 from common.metrics import METRICS, read_rows
-from common.settings import format_value, iterate_settings
+from common.settings import explain_unused, format_value, iterate_settings
 from common.terminal import error_sentence, explain_error
 from config import Config
 from studies.claims import STUDIES
@@ -29,6 +30,17 @@ FAILURE = "failure.txt"  # in a job's folder: why its last attempt failed
 RUN = "run"
 # Settings whose differences do not distinguish jobs: of the command, and of a sweep's presets.
 NO_COLUMNS = (*PER_COMMAND, "sweep", "--config-dir")
+NOT_OF_JOB = (*PER_COMMAND, "wandb.")
+# Settings that may be null → the properties with the values that they have then.
+VALUES_OF_NULL = {
+    "model.n_kv_head": "model.kv_heads",
+    "model.head_dim": "model.key_dim",
+    "model.value_head_dim": "model.value_dim",
+    "model.mlp_hidden": "model.hidden_dim",
+    "model.ngram_size": "model.ngram_dim",
+    "optim.muon_lr": "optim.muon_peak_lr",
+    "data.symbols": "data.num_symbols",
+}
 
 
 @dataclass(frozen=True)
@@ -74,7 +86,7 @@ def read_run(path: Path) -> Run:
         if exists(path / FAILURE):
             failure = (path / FAILURE).read_text(encoding="utf-8", errors="replace")
         if exists(path / OVERRIDES):
-            overrides, _ = read_request(path)
+            overrides = read_request(path).typed
         if exists(path / CONFIG_FILE):
             config = _read_config(path / CONFIG_FILE, (path / CONFIG_FILE).stat().st_mtime_ns)
         rows = read_rows(path / METRICS)
@@ -103,28 +115,55 @@ def format_settings(config: Config) -> dict[str, str]:
 def write_request(path: Path, overrides: Sequence[str], config: Config) -> None:
     """Write what was typed for a job, and the configuration that it makes."""
     (path / OVERRIDES).parent.mkdir(exist_ok=True)
-    for name, content in ((REQUEST, asdict(config)), (OVERRIDES, list(overrides))):
+    requested = asdict(absolute_paths(config))
+    for name, content in ((REQUEST, requested), (OVERRIDES, list(overrides))):
         with atomic_write(path / name) as part:
             part.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
 
 
-def read_request(path: Path) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the typed settings of a job and all its settings, by their keys."""
+@dataclass(frozen=True)
+class Request:
+    """What was requested of a job."""
+
+    typed: dict[str, str]  # settings by their keys; those of presets as typed
+    config: Config
+    identity: dict[str, str]
+
+
+def read_request(path: Path) -> Request:
+    """Return what was requested of a job; `UserError` if its files are damaged."""
     return _read_request(path, (path / OVERRIDES).stat().st_mtime_ns)
 
 
 @lru_cache(maxsize=1000)
-def _read_request(path: Path, modified_ns: int) -> tuple[dict[str, str], dict[str, str]]:
+def _read_request(path: Path, modified_ns: int) -> Request:
     try:
         overrides = yaml.safe_load((path / OVERRIDES).read_text(encoding="utf-8"))
-        config = yaml.safe_load((path / REQUEST).read_text(encoding="utf-8"))
-        settings = format_settings(config_from_dict(config))
+        config = config_from_dict(yaml.safe_load((path / REQUEST).read_text(encoding="utf-8")))
         typed = [override.partition("=") for override in overrides]
     except Exception as e:  # a damaged file raises errors of many types
         raise UserError(
             f"{path / '.hydra'} cannot be read ({error_sentence(e)}): remove this job"
         ) from None
-    return {key: settings.get(key, value) for key, _, value in typed}, settings
+    settings = format_settings(config)
+    return Request(
+        {key: settings.get(key, value) for key, _, value in typed}, config, identify(config)
+    )
+
+
+def identify(config: Config) -> dict[str, str]:
+    """Return the settings that make a job, which are equal however they were typed.
+
+    Settings without effect are left out, and a null is replaced by what it stands for.
+    """
+    config = absolute_paths(config)
+    for key, effective in VALUES_OF_NULL.items():
+        config = config.with_value(key, attrgetter(effective)(config))
+    return {
+        key: value
+        for key, value in format_settings(config).items()
+        if not key.startswith(NOT_OF_JOB) and not explain_unused(config, key)
+    }
 
 
 def job_folders(folder: Path) -> list[Path]:
@@ -146,18 +185,41 @@ def require_sweep(folder: Path) -> None:
 
 
 def read_sweep(folder: Path) -> list[Run]:
-    """Read the runs of a sweep, sorted by the names of their folders; of a study, by their arms."""
+    """Read the runs of a sweep, sorted by the names of their folders; of a study, by their arms.
+
+    Jobs with the same settings, such as copies of a folder, count once. Runs that differ only by
+    the seed have the same values of all other settings, however they were typed.
+    """
     require_sweep(folder)
-    runs = [read_run(job) for job in job_folders(folder)]
+    requests: dict[Path, Request] = {}
+    distinct: dict[object, Run] = {}
+    for path in job_folders(folder):
+        run, identity = read_run(path), object()
+        with suppress(UserError):  # one that cannot be read is like no other
+            requests[path] = read_request(path)
+            identity = frozenset(requests[path].identity.items())
+        other = distinct.setdefault(identity, run)
+        if (run.status == "finished", run.steps) > (other.status == "finished", other.steps):
+            distinct[identity] = run
+    runs = list(distinct.values())
+
     typed = dict.fromkeys(key for run in runs for key in run.overrides if key not in NO_COLUMNS)
-    values = {run.path: _requested_values(run.path) for run in runs}
-    known = [settings for settings in values.values() if settings]
-    keys = [key for key in typed if len({settings.get(key, "") for settings in known}) > 1]
+    variants: dict[frozenset, dict[str, str]] = {}
+    values: dict[Path, dict[str, str]] = {}
+    for run in runs:
+        if request := requests.get(run.path):
+            settings = format_settings(request.config) | request.typed
+            settings["tokenizer.vocab_size"] = _vocab_size(request.config, run.config)
+            shown = {key: settings.get(key, "") for key in typed}
+            variant = frozenset(item for item in request.identity.items() if item[0] != "seed")
+            values[run.path] = variants.setdefault(variant, shown) | {"seed": settings["seed"]}
+    keys = [key for key in typed if len({shown[key] for shown in values.values()}) > 1]
     runs = [
-        replace(run, settings={key: values[run.path].get(key, "") for key in keys}) for run in runs
+        replace(run, settings={key: values.get(run.path, {}).get(key, "") for key in keys})
+        for run in runs
     ]
 
-    names = {run.overrides.get("sweep", "") for run in runs}
+    names = {run.overrides["sweep"] for run in runs if "sweep" in run.overrides}
     arms = STUDIES[names.pop()].arms if len(names) == 1 and names <= STUDIES.keys() else ()
     sorted_runs = []
     for arm in arms:
@@ -167,9 +229,8 @@ def read_sweep(folder: Path) -> list[Run]:
     return sorted_runs + runs
 
 
-def _requested_values(path: Path) -> dict[str, str]:
-    """Return all settings of a job, and the names of typed presets; {} if they are damaged."""
-    with suppress(UserError):
-        typed, settings = read_request(path)
-        return settings | typed
-    return {}
+def _vocab_size(requested: Config, trained: Config | None) -> str:
+    """Return the requested vocabulary size, after the real one if a short text has too few."""
+    wanted, size = requested.tokenizer.vocab_size, trained and trained.model.vocab_size
+    is_smaller = wanted and size and size < wanted
+    return f"{size} of {wanted}" if is_smaller else format_value(wanted)

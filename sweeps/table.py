@@ -1,7 +1,6 @@
 """Write a sweep's table: sweep.csv, and what the terminal shows of it."""
 
 import csv
-import shlex
 from collections.abc import Callable, Sequence
 from math import isfinite, sqrt
 from pathlib import Path
@@ -16,7 +15,7 @@ from rich.text import Text
 from common.files import atomic_write
 from common.statistics import POWER, SIGNIFICANCE_LEVEL, censored_median, seeds_needed
 from common.terminal import printer
-from common.text import format_with_error, pluralize, printable
+from common.text import format_with_error, pluralize, printable, shell_quote
 from studies.verdicts import StudyResults, verdicts
 from sweeps.figures import FIGURES, describe_figure
 from sweeps.ranking import Ranking, Variant, reproduce_command, shorten_number
@@ -193,7 +192,7 @@ def _footer(folder: Path, ranking: Ranking) -> list[tuple[str, str]]:
         ("page", str(folder / f"{ranking.file_name}.html")),
     ]
     if is_of_sweep and any(run.status != "finished" for run in runs):
-        resume = f"resume=auto hydra.sweep.dir={shlex.quote(str(folder))}"
+        resume = f"resume=auto hydra.sweep.dir={shell_quote(str(folder))}"
         lines.append(("to resume", f"the same command with {resume}"))
     return lines
 

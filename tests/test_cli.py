@@ -90,6 +90,13 @@ MISTAKES = [
     ("optim=adamw optim.momentum=0.9", ["optim.momentum=0.9", "optim=muon"]),
     ("model.position=learned model.rope_theta=8", ["model.rope_theta=8", "learned"]),
     ("data=synthetic data.task=markov data.pairs=8", ["data.pairs=8", "markov"]),
+    *(
+        (f"prepare_only=true {typed}", [typed, "prepare_only"])
+        for typed in ("max_steps=3", "optim=adamw", "compile=false", "profile=2", "seed=3")
+    ),
+    *((typed, [typed]) for typed in ("optim={lr:1}", "eval={every:5}", "model=[small,gpt2]")),
+    ("-m hydra/sweeper=optuna optim={lr:1},{lr:2}", ["optim={lr:1}"]),
+    ("data.path=small.txt data.path=nowhere data=text", ["data.path=nowhere does not exist"]),
 ]
 
 

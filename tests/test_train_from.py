@@ -102,7 +102,18 @@ def test_the_program_around_a_run_stays_as_it_was(
     assert after == before
 
 
-@pytest.mark.parametrize("argument", ["-m", "--cfg=job", "max_step=3", "max_steps=0", "--help"])
+@pytest.mark.parametrize(
+    "argument",
+    [
+        "-m",
+        "--cfg=job",
+        "max_step=3",
+        "max_steps=0",
+        "--help",
+        "data=text data.path=x",
+        {"max_steps": 3},
+    ],
+)
 def test_what_is_not_one_run_is_refused(argument):
-    with pytest.raises(UserError, match=argument.partition("=")[0]):
+    with pytest.raises(UserError, match=str(argument).partition("=")[0]):
         train.train_from("seed=1", argument)

@@ -10,6 +10,7 @@ import torch
 from common.checkpoints import TOKENIZER_FILE, Manifest, step_folder
 from common.errors import UserError
 from common.terminal import Terminal, printer
+from common.text import pluralize
 from config import Config
 from data.synthetic import generate_tokens
 from data.tokenizer import Tokenizer, load_tokenizer
@@ -58,6 +59,11 @@ def prepare_inputs(
     text = _open_same_text(config, world, initial.tokenizer, progress, console)
     for line in text.summary():
         log(line)
+    if text.tokenizer.vocab_size < (config.tokenizer.vocab_size or 0):
+        log(
+            f"note: the text is too short for tokenizer.vocab_size={config.tokenizer.vocab_size}, "
+            f"so the vocabulary has {pluralize(text.tokenizer.vocab_size, 'token')}"
+        )
 
     model = config.model
     weights_have_ngrams = config.init_from or (progress.manifest and model.ngram_rows)

@@ -4,7 +4,6 @@ import errno
 import json
 import math
 import os
-import shlex
 import shutil
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -25,7 +24,7 @@ from common.checkpoints import CONFIG_FILE
 from common.files import atomic_write, list_folder
 from common.metrics import METRICS, SAMPLES, best_row, is_plotted, read_rows
 from common.terminal import Terminal, printer, tolerate_errors
-from common.text import format_minutes, format_speed, format_with_error, pluralize
+from common.text import format_minutes, format_speed, format_with_error, pluralize, shell_quote
 from config import ResolvedConfig
 from training.wandb_record import WandbRecord
 
@@ -215,7 +214,7 @@ def print_summary(log: Callable[[str], None], run_dir: Path, seconds: dict[str, 
         "metrics": run_dir / METRICS,
         "page": run_dir / "report.html",
         "time": ", ".join(times),
-        "sample from it": f"python sample.py run_dir={shlex.quote(str(run_dir))}",
+        "sample from it": f"python sample.py run_dir={shell_quote(str(run_dir))}",
     }
     for name, value in lines.items():
         if value:

@@ -19,11 +19,12 @@ from pages import (
 
 from sweeps import page as sweep_page
 from sweeps.comparison import read_comparison
+from sweeps.ranking import Ranking
 from sweeps.runs import read_sweep
 
 
 def write(folder: Path) -> Path:
-    return sweep_page.write_sweep_page(folder, read_sweep(folder))
+    return sweep_page.write_sweep_page(folder, Ranking(read_sweep(folder)))
 
 
 def content_of(folder: Path) -> dict:
@@ -91,7 +92,7 @@ def test_the_figures_on_the_page_equal_those_in_the_runs_files(three_settings):
 
 
 def test_a_sweep_without_runs_or_with_nan_losses_still_has_a_page(tmp_path):
-    assert read_back(sweep_page.write_sweep_page(tmp_path, []))[0]["runs"] == []
+    assert read_back(sweep_page.write_sweep_page(tmp_path, Ranking([])))[0]["runs"] == []
     run = make_job(tmp_path, {"seed": "1"}, maps=False)
     with (run / "metrics.jsonl").open("a") as f:
         f.write(
@@ -234,6 +235,7 @@ def test_failed_and_unfinished_runs_are_listed_with_their_reasons(open_page, tmp
     [
         ("1e-3 1e-4 1e-2", "1e-4 1e-3 1e-2", "log"),
         soak("0 0.2 0.1", "0 0.1 0.2", "linear"),
+        ("0.15915 0.1592 0.1591", "0.1591 0.15915 0.1592", "linear"),
         soak("null 1 2", "1 2 null", "names"),
     ],
 )
@@ -243,6 +245,8 @@ def test_swept_values_are_in_order_on_a_fitting_axis(open_page, tmp_path, typed,
     tab = open_page(write(tmp_path))
     assert tab.locator(".chip").all_inner_texts() == order.split()
     assert tab.get_attribute("#loss-by-key-0 svg", "data-axis") == axis
+    ticks = tab.locator("#loss-by-key-0 svg text").all_inner_texts()
+    assert len({*ticks}) == len(ticks)
 
 
 def make_study(folder: Path) -> Path:
@@ -288,7 +292,7 @@ def test_compared_runs_are_named_and_linked_wherever_they_are(open_page, tmp_pat
     make_run(tmp_path / "there" / "narrow", max_steps=1000)
     (tmp_path / "out").mkdir()
     runs = read_comparison([tmp_path / "here", tmp_path / "there"])
-    tab = open_page(sweep_page.write_sweep_page(tmp_path / "out", runs))
+    tab = open_page(sweep_page.write_sweep_page(tmp_path / "out", Ranking(runs)))
     assert read_column(tab, "run") == ["here/wide run", "there/narrow"]
     assert read_column(tab, "model.n_head") == ["8", "4"]
     assert read_column(tab, "loss") == ["2.500", "2.500"]  # also of the unfinished one

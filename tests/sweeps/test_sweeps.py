@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from functools import partial
 from itertools import product
 from math import inf, nan
 from pathlib import Path
@@ -21,6 +22,7 @@ from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.types import Override
 from omegaconf import OmegaConf
+from pages import make_job
 from processes import Process, rows, rows_without_times, run_to_end
 from processes import run as command_line
 from rich.console import Console
@@ -32,6 +34,7 @@ from common.errors import UserError
 from common.text import format_magnitude
 from config import Config, GPTConfig, TokenizerConfig
 from generation import KVCache
+from interop import read_starting_model
 from sweeps import jobs as sweep_jobs
 from sweeps import page as sweep_page
 from sweeps.figures import kv_cache_bytes
@@ -53,7 +56,7 @@ SHORT = [
 
 def small_jobs(text_file, *more: str) -> list[str]:
     return [
-        *(setting for setting in TINY if not setting.startswith("model.n_kv_head")),
+        *(setting for setting in TINY if not setting.startswith("model.block_size")),
         "data=text",
         f"data.path={text_file}",
         *SHORT,
@@ -69,7 +72,7 @@ def swept(text_file, shared) -> Path:
         said = run_to_end(
             folder,
             "-m",
-            "model.n_kv_head=1,3,2",
+            "model.block_size=16,99999,24",
             "seed=1,2",
             *small_jobs(text_file),
             "hydra.sweep.dir=sweep",
@@ -92,15 +95,15 @@ def test_each_job_has_its_own_folder_and_a_failed_job_does_not_stop_the_others(s
     runs = read_sweep(swept)
     assert len(runs) == 6
     for run in runs:
-        heads, seed = run.settings["model.n_kv_head"], run.settings["seed"]
-        assert run.path.name == f"model.n_kv_head={heads},seed={seed}"
+        length, seed = run.settings["model.block_size"], run.settings["seed"]
+        assert run.path.name == f"model.block_size={length},seed={seed}"
         assert run.overrides["max_steps"] == "4"
-        if heads == "3":
+        if length == "99999":
             assert (run.status, run.config, run.rows) == ("failed", None, [])
-            assert "model.n_kv_head=3" in run.failure and "model.n_head=2" in run.failure
+            assert "99,999" in run.failure or "99999" in run.failure
         else:
             assert (run.status, run.failure, run.rows) == ("finished", "", rows(run.path))
-            assert (run.config.model.n_kv_head, run.config.seed) == (int(heads), int(seed))
+            assert (run.config.model.block_size, run.config.seed) == (int(length), int(seed))
 
 
 def test_sweep_csv_holds_the_numbers_of_the_runs(swept):
@@ -118,7 +121,7 @@ def test_sweep_csv_holds_the_numbers_of_the_runs(swept):
         )
         assert float(line["val/loss"]) == best["val/loss"]
         assert float(line["train_seconds"]) == last["train_seconds"]
-        assert int(line["tokens"]) == last["tokens"] == 4 * 4 * 32
+        assert int(line["tokens"]) == last["tokens"] == 4 * 4 * config.model.block_size
         for score in ("previous_token", "induction", "sink"):
             assert float(line[f"heads/{score}"]) == max(
                 value for key, value in last.items() if key.startswith(f"heads/{score}/")
@@ -158,8 +161,8 @@ def test_the_summary_is_made_from_the_folder_alone_without_torch(copy, tmp_path)
     )
     assert done.returncode == 0, done.stderr
     assert (copy / "sweep.csv").read_bytes() == before
-    assert "n_kv_head" in done.stdout
-    assert re.search(r"^failed +model\.n_kv_head=3,seed=2: ", done.stdout, re.MULTILINE)
+    assert "block_size" in done.stdout
+    assert re.search(r"^failed +model\.block_size=99999,seed=2: ", done.stdout, re.MULTILINE)
 
 
 # --- jobs that fail or repeat ---------------------------------------------------------------------
@@ -179,15 +182,17 @@ def sweep(monkeypatch, tmp_path):
     folder.mkdir()
     monkeypatch.chdir(folder)
     monkeypatch.setenv("PYTHONPATH", "")
-    monkeypatch.setattr(sweep_page, "write_sweep_page", lambda folder, runs: None)
+    monkeypatch.setattr(sweep_page, "write_sweep_page", lambda folder, ranking: None)
 
-    def run(*argv: str, job) -> tuple[int, list[float | None]]:
+    def run(*argv, job) -> tuple[int, list[float | None]]:
         returned: list[float | None] = []
         monkeypatch.setattr(sweep_jobs, "run_job", lambda *args: returned.append(run_job(*args)))
         monkeypatch.setattr(sys, "argv", ["train.py"])
         GlobalHydra.instance().clear()
+        configure = partial(cli.configure, read_model=read_starting_model)
         try:
-            sweep_jobs.run_sweep(parse_command_line(["-m", "hydra.sweep.dir=sweep", *argv]), job)
+            argv = ["-m", "hydra.sweep.dir=sweep", *argv]
+            sweep_jobs.run_sweep(parse_command_line(argv), configure, job)
         except SystemExit as e:
             return e.code, returned
         return 0, returned
@@ -229,6 +234,10 @@ JOB_SETTINGS = "optim.lr=1e-3", "eval.every=5", "seed=1,2"
         ([*JOB_SETTINGS, "max_steps=99999", "wandb.mode=disabled"], True),  # continues them
         ([*JOB_SETTINGS, "max_steps=99998,99999"], False),
         (["optim.lr=1e-3", "eval.every=6", "seed=1,2"], False),
+        (["seed=range(1,3)", "optim.lr=choice(1e-3)", "eval.every=5"], True),
+        ([*JOB_SETTINGS, "model.head_dim=32"], True),  # what null stands for
+        ([*JOB_SETTINGS, "data=shakespeare", "data=stdlib"], True),  # the last value counts
+        ([*JOB_SETTINGS, "seed=1,1,2"], True),
         ([*JOB_SETTINGS, "optim=adamw"], False),
         (["optim.lr=2e-3", "eval.every=5", "seed=1,2"], False),
     ],
@@ -239,10 +248,52 @@ def test_a_job_is_its_settings_in_every_call(again, are_same, sweep):
     first = {job.config.run_dir for job in jobs}
     sweep(*again, "resume=auto", job=lambda job: jobs.append(job) or 1.0)
     folders = [job.config.run_dir for job in jobs[2:]]
-    assert len(first) == 2 and len(set(folders)) == len(folders)
+    assert len(first) == 2
     assert first <= {*folders} if are_same else not first & {*folders}
     assert {job.config.resume for job in jobs} == {"auto"}
+    shutil.copytree(jobs[0].config.run_dir, "sweep/a copy")
     assert len(read_sweep(Path("sweep"))) == len(first | {*folders})
+
+
+@pytest.mark.slow
+def test_settings_of_a_preset_and_the_same_typed_are_one_variant(sweep):
+    run, typed = partial(sweep, job=lambda job: 1.0), ["batch_size=12", "max_steps=400"]
+    run("seed=1", *typed)
+    run("seed=2", "model=default", *typed, "resume=auto")
+    run("seed=3", "model=default,small", *typed, "resume=auto")
+    runs = read_sweep(Path("sweep"))
+    assert [len(variant.runs) for variant in Ranking(runs).variants] == [3, 1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "refused",
+    [
+        ["wandb.mode=disabled", "wandb.project=x"],
+        ["model.n_head=3"],
+        ["model.n_kv_head=2,3"],
+        ["device=cuda:99"],
+        ["data=text", "data.path=nowhere"],
+        ["init_from=nowhere"],
+        ["eval.every=5,-1"],
+    ],
+)
+def test_a_sweep_with_an_impossible_job_writes_nothing(refused, sweep):
+    sweep("seed=1", job=lambda job: 1.0)
+    before = {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()}
+    for resume in ("resume=auto", "hydra.sweep.dir=new"):
+        with pytest.raises(UserError, match=refused[-1].partition("=")[0]):
+            sweep("seed=1,2", *refused, resume, job=lambda job: 1.0)
+    assert {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()} == before
+    assert not Path("new").exists()
+
+
+def test_a_vocabulary_that_a_short_text_cannot_fill_is_shown_as_it_is(tmp_path):
+    for size, real in ((300, 300), (5000, 334)):
+        settings = {"tokenizer.vocab_size": str(size)}
+        make_job(tmp_path, settings, 1.0, L=1, H=2, T=8, vocab=real, maps=False)
+    shown = [run.settings["tokenizer.vocab_size"] for run in read_sweep(tmp_path)]
+    assert shown == ["300", "334 of 5000"]
 
 
 # --- resuming -------------------------------------------------------------------------------------
@@ -250,27 +301,33 @@ def test_a_job_is_its_settings_in_every_call(again, are_same, sweep):
 
 @pytest.mark.slow
 def test_resume_auto_runs_only_the_missing_jobs(copy, swept, tmp_path, text_file):
-    shutil.rmtree(copy / "model.n_kv_head=1,seed=2")
+    shutil.rmtree(copy / "model.block_size=16,seed=2")
     before = [run for run in read_sweep(copy) if run.status == "finished"]
-    kept = (copy / "model.n_kv_head=2,seed=1" / "metrics.jsonl").stat().st_mtime_ns
+    kept = (copy / "model.block_size=24,seed=1" / "metrics.jsonl").stat().st_mtime_ns
     # In another order, so that the jobs have other numbers.
-    again = ["-m", "seed=2,1", "model.n_kv_head=2,1", "hydra.sweep.dir=sweep", "resume=auto"]
+    again = ["-m", "seed=2,1", "model.block_size=24,16", "hydra.sweep.dir=sweep", "resume=auto"]
     said = run_to_end(
         tmp_path, *again, *small_jobs(text_file), status=1
     )  # others there have failed
     assert len(before) == 3
     assert len(re.findall(r"^[1-4]/4 .* \d\.\d{4} val/loss ", said, re.MULTILINE)) == 4
-    assert (copy / "model.n_kv_head=2,seed=1" / "metrics.jsonl").stat().st_mtime_ns == kept
-    assert rows_without_times(copy / "model.n_kv_head=1,seed=2") == rows_without_times(
-        swept / "model.n_kv_head=1,seed=2"
+    assert (copy / "model.block_size=24,seed=1" / "metrics.jsonl").stat().st_mtime_ns == kept
+    assert rows_without_times(copy / "model.block_size=16,seed=2") == rows_without_times(
+        swept / "model.block_size=16,seed=2"
     )
 
 
 @pytest.mark.slow
 def test_a_stopped_sweep_is_saved_and_resumes(swept, tmp_path, text_file):
-    argv = ["-m", "model.n_kv_head=2,1", "seed=1", *small_jobs(text_file), "hydra.sweep.dir=sweep"]
+    argv = [
+        "-m",
+        "model.block_size=24,16",
+        "seed=1",
+        *small_jobs(text_file),
+        "hydra.sweep.dir=sweep",
+    ]
     process = Process(tmp_path, *argv, "max_steps=10000", "wandb.mode=disabled")
-    job = tmp_path / "sweep" / "model.n_kv_head=2"
+    job = tmp_path / "sweep" / "model.block_size=24"
     process.wait_for(job / "metrics.jsonl", lines=3)
     process.signal(signal.SIGTERM)
     assert process.wait() == 143, process.output()
@@ -500,14 +557,14 @@ def test_launchers_run_jobs_in_their_own_processes(launcher, command, tmp_path, 
         "train.py",
         "-m",
         *launcher,
-        "model.n_kv_head=1,3",
+        "model.block_size=16,99999",
         *small_jobs(text_file),
         "hydra.sweep.dir=sweep",
         env={"OMP_NUM_THREADS": None},
     )
     assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
     assert [run.status for run in read_sweep(tmp_path / "sweep")] == ["finished", "failed"]
-    assert re.search(r"^failed +model\.n_kv_head=3: ", done.stdout, re.MULTILINE)
+    assert re.search(r"^failed +model\.block_size=99999: ", done.stdout, re.MULTILINE)
     assert len(list(csv.DictReader((tmp_path / "sweep" / "sweep.csv").open()))) == 2
 
 

@@ -14,6 +14,7 @@ from conftest import TINY
 from filelock import FileLock
 from processes import rows, tiny_arguments
 
+from common.errors import UserError
 from config import GPTConfig
 from data.splits import VALIDATION_PERIOD
 from interop import load
@@ -34,9 +35,18 @@ def test_eval_only_measures_the_recorded_loss_and_leaves_the_run_as_it_was(finis
     with FileLock(run / ".lock"):  # as of a process that trains it
         assert train_from(f"run_dir={run}", "eval_only=true") == min(losses)
         for name in ("last", "step_00000012"):
-            last = train_from(f"run_dir={run}/checkpoints/{name}", "eval_only=true", "batch_size=2")
+            last = train_from(f"run_dir={run}/checkpoints/{name}", "eval_only=true", "device=cpu")
             assert last == losses[-1]
     assert hashes(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    "typed",
+    ["profile=2", "max_steps=3", "optim.lr=1", "seed=3", "wandb.mode=offline", "optim=muon"],
+)
+def test_a_setting_that_an_evaluation_does_not_read_is_refused(typed, finished_run):
+    with pytest.raises(UserError, match=f"{typed} .*eval_only"):
+        train_from(f"run_dir={finished_run}", "eval_only=true", typed)
 
 
 def test_eval_only_of_another_model_takes_the_text_that_is_given(finished_run, tmp_path, text_file):

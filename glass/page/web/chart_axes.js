@@ -52,11 +52,11 @@ export function logTickValues(low, high, maxCount) {
 export function formatCompact(value) {
   const size = Math.abs(value);
   if (size > 0 && size < 1e-3) return value.toExponential();
-  if (size > 0 && size < 1) return String(Number(value.toPrecision(3)));
+  if (size > 0 && size < 1) return String(Number(value.toPrecision(9)));
   if (size >= 1e9) return `${value / 1e9}G`;
   if (size >= 1e6) return `${value / 1e6}M`;
   if (size >= 1e4) return `${value / 1e3}k`;
-  return value.toLocaleString("en", { maximumFractionDigits: 6 });
+  return value.toLocaleString("en", { maximumFractionDigits: 9 });
 }
 
 /** The range of an axis, which is never empty: values that differ by rounding only are equal. */

@@ -22,6 +22,7 @@ from pages import (
 from glass.heads.findings import Finding
 from glass.page import write as page
 from sweeps.page import write_sweep_page
+from sweeps.ranking import Ranking
 from sweeps.runs import read_sweep
 
 NAME = "<img src=x onerror=window.hacked=1>"
@@ -54,7 +55,7 @@ def of_sweep(folder: Path, words: list[str] | None) -> Path:
         run = make_job(folder / NAME, {"model.x": value, HOSTILE[0]: "1"}, 2 + k / 10, words=words)
         if words and k % 2 == 0:
             fail_job(run, value)
-    return write_sweep_page(folder / NAME, read_sweep(folder / NAME))
+    return write_sweep_page(folder / NAME, Ranking(read_sweep(folder / NAME)))
 
 
 @pytest.mark.parametrize("write", [of_run, of_prompt, of_sweep])
