@@ -4,10 +4,10 @@ python explore.py                          the newest run in runs/
 python explore.py FILE.gguf                another model: see python explore.py --help
 """
 
-from common.signals import exit_on_stop_signals
+import signal
 
 if __name__ == "__main__":
-    exit_on_stop_signals()  # while modules are imported
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback while modules are imported
 
 import os
 import sys

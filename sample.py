@@ -6,10 +6,10 @@ python sample.py run_dir=PATH prompt="def main():"       see python sample.py --
 
 from __future__ import annotations
 
-from common.signals import exit_on_stop_signals
+import signal
 
 if __name__ == "__main__":
-    exit_on_stop_signals()  # while modules are imported
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback while modules are imported
 
 import math
 import os

@@ -4,10 +4,10 @@ python train.py                       the default run, on this Python's own libr
 python train.py --help                what can be set
 """
 
-from common.signals import exit_on_stop_signals
+import signal
 
 if __name__ == "__main__":
-    exit_on_stop_signals()  # while modules are imported
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback while modules are imported
 
 import cli
 from cli.wandb_environment import claim_one_run

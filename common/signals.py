@@ -38,7 +38,7 @@ def exit_on_stop_signals() -> None:
 
 
 def raise_on_stop_signals() -> None:
-    """Restore what stop signals do in Python: raise `KeyboardInterrupt`, and end the process."""
+    """Restore what stop signals do in Python: raise `KeyboardInterrupt`, or end the process."""
     set_handlers({signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL})
 
 

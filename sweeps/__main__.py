@@ -6,10 +6,10 @@ python -m sweeps RUN RUN … [out=DIR]   compare runs, finished or not: print a 
 python -m sweeps runs/ [out=DIR]       compare all runs in a folder
 """
 
-from common.signals import exit_on_stop_signals
+import signal
 
 if __name__ == "__main__":
-    exit_on_stop_signals()  # while modules are imported
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback while modules are imported
 
 import sys
 from collections.abc import Sequence

@@ -148,3 +148,14 @@ def test_ctrl_c_while_torch_is_being_imported_exits_at_once(tmp_path, text_file)
     process.send_signal(signal.SIGINT)
     assert (process.wait(60), process.stderr.read()) == (130, "")
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["train.py", "sample.py", "explore.py", "-m sweeps"])
+def test_ctrl_c_prints_no_traceback_while_modules_are_imported(command):
+    argv = [sys.executable, "-X", "importtime", *command.split()]
+    process = subprocess.Popen(argv, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    next(line for line in process.stderr if line.endswith(" common.errors\n"))
+    process.send_signal(signal.SIGINT)
+    assert "Traceback" not in process.stderr.read()
+    assert process.wait() in (-signal.SIGINT, 130)  # which is 130 in a shell

@@ -357,6 +357,8 @@ def test_a_stopped_sweep_is_saved_and_resumes(swept, tmp_path, text_file):
         (["model=small,gpt3"], ["gpt3", "gpt2"]),
         (["hydra.sweep.dir=/dev/null/x"], ["/dev/null/x"]),
         (["max_steps=range(3,1)"], ["max_steps=range(3,1)"]),
+        (["hydra/sweeper=nevergrad"], ["pip install hydra-nevergrad-sweeper"]),
+        (["hydra/launcher=ray_aws"], ["pip install hydra-ray-launcher"]),
         (["hydra.sweeper.max_batch_size=1", "max_steps=1,a"], ["max_steps: ", "'a'"]),
     ],
 )
