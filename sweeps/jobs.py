@@ -16,10 +16,8 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
-from itertools import islice, product
+from itertools import product
 from math import isfinite, nan
-from operator import attrgetter
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -30,7 +28,7 @@ from hydra.core.override_parser.types import Glob, Override
 from omegaconf import DictConfig, OmegaConf
 
 import cli
-from cli.command_line import GROUPS, quote
+from cli.command_line import quote
 from cli.job import fit_to_overrides
 from cli.wandb_environment import refuse_in_sweep
 from common.errors import UserError
@@ -63,7 +61,7 @@ from sweeps.table import print_sweep
 from training.run_folder import new_run_dir
 
 JOB_LOCK = ".job.lock"  # held while a job runs
-MAX_CHECKED_JOBS = 1000  # before the first one starts
+MAX_CHECKED_VALUES = 50  # of one setting, before the sweep
 MAX_JOB_NAME = 120  # characters of a job's folder name; file systems allow 255 bytes
 
 Configure = Callable[..., cli.Job]  # `cli.configure` of a job; `log` prints notes
@@ -95,8 +93,8 @@ def run_sweep(command_line: cli.CommandLine, configure: Configure, train: Train)
     composed, overrides = sweep_settings(command_line)
     n_jobs = count_jobs(composed.hydra.sweeper, overrides)
     constant_keys = [o.key_or_group for o in overrides if not o.is_sweep_override()]
+    check_values(command_line.config_dir, overrides)
     if composed.dry_run:
-        check_jobs(command_line.config_dir, overrides, None)
         preview_jobs(command_line, constant_keys, lambda job: train(configure(job)))
         return
     is_local = composed.hydra.launcher._target_.endswith(".BasicLauncher")
@@ -107,8 +105,8 @@ def run_sweep(command_line: cli.CommandLine, configure: Configure, train: Train)
         if is_local:
             check_machine(job.config)
 
-    # Without a grid, the sweeper decides later what is missing here
-    check_jobs(command_line.config_dir, overrides, check_job if n_jobs else None)
+    if n_jobs:
+        check_grid(command_line.config_dir, overrides, check_job)
     folder = folder or new_run_dir("sweep")
     folder.mkdir(parents=True, exist_ok=True)
     plan = SweepPlan(
@@ -183,29 +181,40 @@ def check_machine(config: Config) -> None:
     check_wandb(config.wandb)
 
 
-def check_jobs(
-    config_dir: str | None, overrides: Sequence[Override], check: Callable[[cli.Job], None] | None
+def check_values(config_dir: str | None, overrides: Sequence[Override]) -> None:
+    """Raise `UserError` if a value of a swept setting cannot work, whatever the others are."""
+    constant = constant_settings(overrides)
+    for axis in swept_axes(overrides):
+        for setting in axis[:MAX_CHECKED_VALUES]:
+            cli.compose_job([*constant, setting], config_dir)
+
+
+def check_grid(
+    config_dir: str | None, overrides: Sequence[Override], check: Callable[[cli.Job], None]
 ) -> None:
-    """Raise `UserError` if a value cannot work, or what `check` raises about a job of the grid."""
-    constant = [str(o.input_line) for o in overrides if not o.is_sweep_override()]
-    axes = [
+    """Raise the first error of `check` if no job of the grid passes."""
+    constant, refusals = constant_settings(overrides), []
+    for swept in product(*swept_axes(overrides)):
+        job = cli.compose_job([*constant, *swept], config_dir)
+        try:
+            return check(replace(job, swept=[setting.partition("=")[0] for setting in swept]))
+        except UserError as e:
+            refusals.append(e)
+    raise refusals[0]
+
+
+def constant_settings(overrides: Sequence[Override]) -> list[str]:
+    """Return the settings that all jobs share, as they were typed."""
+    return [str(o.input_line) for o in overrides if not o.is_sweep_override()]
+
+
+def swept_axes(overrides: Sequence[Override]) -> list[list[str]]:
+    """Return the values of each swept setting that are known before the sweep, as KEY=VALUE."""
+    return [
         [f"{override.key_or_group}={value}" for value in override.sweep_string_iterator()]
         for override in overrides
         if override.is_discrete_sweep() and not isinstance(override.value(), Glob)
     ]
-
-    @cache
-    def compose(*settings: str) -> Config:
-        return cli.compose_job([*constant, *settings], config_dir).config
-
-    for swept in islice(product(*axes), MAX_CHECKED_JOBS):
-        keys = [setting.partition("=")[0] for setting in swept]
-        config = compose(*(setting for key, setting in zip(keys, swept) if key in GROUPS))
-        for key, setting in zip(keys, swept):
-            if key not in GROUPS:  # composed only once per value, because that is slow
-                config = config.with_value(key, attrgetter(key)(compose(setting)))
-        if check:
-            check(cli.Job(config, [*constant, *swept], swept=keys))
 
 
 def count_jobs(sweeper: DictConfig, overrides: Sequence[Override]) -> int | None:
