@@ -241,8 +241,10 @@ def _best_first(run_dir: Path) -> list[int]:
 
 def write_pointer(run_dir: Path, name: str, step: int) -> None:
     """Make the file checkpoints/`name` hold the name of a step's folder, for people."""
-    with atomic_write(run_dir / "checkpoints" / name) as part:
-        part.write_text(f"{step_name(step)}\n")
+    path, content = run_dir / "checkpoints" / name, f"{step_name(step)}\n"
+    if not exists(path) or path.read_bytes() != content.encode():
+        with atomic_write(path) as part:
+            part.write_text(content)
 
 
 def set_aside(folder: Path) -> Path:

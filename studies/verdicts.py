@@ -319,11 +319,9 @@ def _name_sides(test: Comparison) -> tuple[str, str]:
 
 
 def _format_errors(in_errors: float) -> str:
-    if abs(in_errors) == inf:
-        return "∞" if in_errors > 0 else "-∞"
-    if not isfinite(in_errors):
-        return "–"
-    return f"{in_errors:.0f}" if abs(in_errors) >= 10 else f"{in_errors:.1f}"
+    if in_errors == inf:
+        return "∞"
+    return f"{in_errors:.0f}" if in_errors >= 10 else f"{in_errors:.1f}"
 
 
 def _format_value(value: float) -> str:

@@ -181,12 +181,13 @@ class Checkpoints:
         if self.world.rank > 0:
             return
         best_step = int(self.best_row["step"]) if self.best_row else None
+        part = self.run_dir / "checkpoints" / PART_FOLDER
         with tolerate_errors("removing old checkpoints", self.log):
+            shutil.rmtree(part, ignore_errors=True)  # of an interrupted save or removal
             for step in saved_steps(self.run_dir)[: -self.state.config.checkpoint.keep]:
                 if step != best_step:
-                    folder = step_folder(self.run_dir, step)
-                    removed = folder.rename(folder.with_name(PART_FOLDER))  # at once for readers
-                    shutil.rmtree(removed, ignore_errors=True)
+                    step_folder(self.run_dir, step).rename(part)  # at once for readers
+                    shutil.rmtree(part, ignore_errors=True)
             for name, named in (("last", self.last_step), ("best", best_step)):
                 if named is not None:
                     write_pointer(self.run_dir, name, named)
