@@ -4,10 +4,10 @@ python explore.py                          the newest run in runs/
 python explore.py FILE.gguf                another model: see python explore.py --help
 """
 
-import signal
+from common.signals import end_on_interrupt
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback while modules are imported
+    end_on_interrupt()  # without a traceback from an import below
 
 import os
 import sys

@@ -6,10 +6,10 @@ python sample.py run_dir=PATH prompt="def main():"       see python sample.py --
 
 from __future__ import annotations
 
-import signal
+from common.signals import end_on_interrupt
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback while modules are imported
+    end_on_interrupt()  # without a traceback from an import below
 
 import math
 import os

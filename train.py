@@ -4,10 +4,10 @@ python train.py                       the default run, on this Python's own libr
 python train.py --help                what can be set
 """
 
-import signal
+from common.signals import end_on_interrupt
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback while modules are imported
+    end_on_interrupt()  # without a traceback from an import below
 
 import cli
 from cli.wandb_environment import claim_one_run

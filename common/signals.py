@@ -37,6 +37,11 @@ def exit_on_stop_signals() -> None:
         set_handlers(dict.fromkeys(STOP_SIGNALS, _exit_now))
 
 
+def end_on_interrupt() -> None:
+    """Let Ctrl-C end the process without a traceback, until `raise_on_stop_signals`."""
+    set_handlers({signal.SIGINT: signal.SIG_DFL})
+
+
 def raise_on_stop_signals() -> None:
     """Restore what stop signals do in Python: raise `KeyboardInterrupt`, or end the process."""
     set_handlers({signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL})

@@ -6,10 +6,10 @@ python -m sweeps RUN RUN … [out=DIR]   compare runs, finished or not: print a 
 python -m sweeps runs/ [out=DIR]       compare all runs in a folder
 """
 
-import signal
+from common.signals import end_on_interrupt
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback while modules are imported
+    end_on_interrupt()  # without a traceback from an import below
 
 import sys
 from collections.abc import Sequence

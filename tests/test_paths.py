@@ -89,11 +89,11 @@ def open_run(path: str) -> None:
         pass
 
 
-def open_sweep(path: str) -> None:
-    jobs.open_sweep(str(expand_home("hydra.sweep.dir", path)), resume=False)
+def find_sweep(path: str) -> None:
+    jobs.find_sweep(str(expand_home("hydra.sweep.dir", path)), resume=False)
 
 
-@pytest.mark.parametrize("use", [export, open_run, open_sweep])
+@pytest.mark.parametrize("use", [export, open_run, find_sweep])
 def test_a_folder_that_cannot_be_written_is_refused_as_typed(use, here):
     before = sorted(os.walk(here))
     for path in ("file.txt", "full", *UNUSABLE):

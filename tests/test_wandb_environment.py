@@ -61,5 +61,5 @@ def test_a_variable_for_one_run_is_refused_for_several(variable, monkeypatch, tm
         claim_one_run(tmp_path / "second")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=variable):
-        run_sweep(parse_command_line(["-m", "seed=1,2"]), pytest.fail)
+        run_sweep(parse_command_line(["-m", "seed=1,2"]), pytest.fail, pytest.fail)
     assert not [*tmp_path.iterdir()]
