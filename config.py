@@ -48,6 +48,8 @@ PREPARATION: dict[str, dict] = {
     "distributed.": {},
     "seed.": TASK,
     "model.block_size.": TASK,
+    "eval_only.": {"eval_only": (False,)},
+    "dry_run.": {"dry_run": (False,)},
 }
 EVALUATION: dict[str, dict] = {
     "experiment.": {},
@@ -61,6 +63,9 @@ EVALUATION: dict[str, dict] = {
     "seed.": TASK,
     "model.block_size.": {},
     "model.vocab_multiple.": {},
+    "resume.": {"resume": (False,)},
+    "prepare_only.": {"prepare_only": (False,)},
+    "dry_run.": {"dry_run": (False,)},
 }
 # The tasks of data=synthetic, with the number of different symbols in each.
 TASK_SYMBOLS = {"passages": 32, "markov": 3, "modular": 41, "recall": 32}

@@ -494,12 +494,7 @@ class GPT(nn.Module):
             tokens: Ids (B, T); with those in the cache, at most block_size tokens.
             targets: Ids (B, T) of the tokens that follow; -1 is left out of the loss.
             cache: As in `run_blocks`.
-
-        Raises:
-            ValueError: If the model has no such tokens; with targets, torch raises its own error.
         """
-        if targets is None:
-            self.check_tokens(tokens)
         return self.predict(self.run_blocks(tokens, cache), targets)
 
     def predict(self, x: Tensor, targets: Tensor | None) -> tuple[Tensor, Tensor | None]:
@@ -524,7 +519,7 @@ class GPT(nn.Module):
                 "tokens must be integers (B, T), as in "
                 "torch.tensor([encode_prompt(tokenizer, text)])"
             )
-        if torch.compiler.is_compiling() or tokens.is_meta or not tokens.numel():
+        if not tokens.numel():
             return
         lowest, highest = (bound.item() for bound in tokens.aminmax())
         if lowest < 0 or highest >= V:

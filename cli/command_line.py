@@ -78,7 +78,8 @@ def parse_command_line(argv: Sequence[str]) -> CommandLine:
             "torchrun cannot start a sweep, because its processes share one run: "
             "use python train.py -m"
         )
-    if sys.flags.optimize and parsed.multirun and "(" in "".join(parsed.settings):
+    has_function = any(re.search(r"=\w+\(", argument) for argument in parsed.settings)
+    if sys.flags.optimize and parsed.multirun and has_function:
         raise UserError(
             "python -O and PYTHONOPTIMIZE break Hydra's functions such as range(): "
             "leave them out, or list the values"

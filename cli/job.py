@@ -3,6 +3,7 @@
 Hydra composes presets and settings, and `Config.check` checks them. Does not import torch.
 """
 
+import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -81,8 +82,8 @@ def read_request(read_model: ReadModel) -> CommandLine | Job:
 def read_job(arguments: Sequence[str], read_model: ReadModel) -> Job:
     """Return the configured run that these arguments of train.py describe."""
     for argument in arguments:
-        if not isinstance(argument, str):
-            raise UserError(f'{argument!r} is not a text: write settings as "max_steps=300"')
+        if not isinstance(argument, str) or re.search(r"\s[\w.]+=", argument):
+            raise UserError(f'{argument!r} is not one setting: write them as "max_steps=300", "…"')
     command_line = parse_command_line(arguments)
     if command_line.is_sweep or command_line.is_for_hydra:
         raise UserError(f"{command_line.options[0]} does not describe a single run: leave it out")

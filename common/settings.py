@@ -114,7 +114,8 @@ def explain_ignored(node: Any, override: str) -> str | None:
         conditions = next((reads[name] for name in reads if f"{key}.".startswith(name)), None)
         if conditions is not None and all(settings[n][1] in c for n, c in conditions.items()):
             continue
-        return f"{override} has no effect with {mode}=true: leave one of them out"
+        shown = f"{key}={show_value(settings[key][1])}" if key in settings else override
+        return f"{shown} has no effect with {mode}=true: leave one of them out"
     return None
 
 

@@ -16,7 +16,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import islice, product
 from math import isfinite, nan
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -24,7 +24,7 @@ from tempfile import TemporaryDirectory
 from filelock import FileLock
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Glob, Override
+from hydra.core.override_parser.types import Glob, IntervalSweep, Override
 from omegaconf import DictConfig, OmegaConf
 
 import cli
@@ -62,6 +62,7 @@ from training.run_folder import new_run_dir
 
 JOB_LOCK = ".job.lock"  # held while a job runs
 MAX_CHECKED_VALUES = 50  # of one setting, before the sweep
+MAX_CHECKED_JOBS = 100  # of a grid without one that can work
 MAX_JOB_NAME = 120  # characters of a job's folder name; file systems allow 255 bytes
 
 Configure = Callable[..., cli.Job]  # `cli.configure` of a job; `log` prints notes
@@ -89,7 +90,6 @@ def run_sweep(command_line: cli.CommandLine, configure: Configure, train: Train)
     Raises:
         UserError: If a value of a setting, or every job, cannot work; then nothing is written.
     """
-    refuse_in_sweep()
     composed, overrides = sweep_settings(command_line)
     n_jobs = count_jobs(composed.hydra.sweeper, overrides)
     constant_keys = [o.key_or_group for o in overrides if not o.is_sweep_override()]
@@ -97,15 +97,14 @@ def run_sweep(command_line: cli.CommandLine, configure: Configure, train: Train)
     if composed.dry_run:
         preview_jobs(command_line, constant_keys, lambda job: train(configure(job)))
         return
-    is_local = composed.hydra.launcher._target_.endswith(".BasicLauncher")
+    is_here = composed.hydra.launcher._target_.endswith((".BasicLauncher", ".JoblibLauncher"))
     folder = find_sweep(composed.hydra.sweep.dir, resume=composed.resume == "auto")
 
     def check_job(job: cli.Job) -> None:
         job = configure(place_job(folder, job) if folder else job, log=lambda line: None)
-        if is_local:
-            check_machine(job.config)
+        check_machine(job.config, is_here)
 
-    if n_jobs:
+    if not any(isinstance(override.value(), Glob) for override in overrides):
         check_grid(command_line.config_dir, overrides, check_job)
     folder = folder or new_run_dir("sweep")
     folder.mkdir(parents=True, exist_ok=True)
@@ -172,13 +171,15 @@ def sweep_settings(command_line: cli.CommandLine) -> tuple[DictConfig, list[Over
     return composed, parser.parse_overrides(list(settings.values()))
 
 
-def check_machine(config: Config) -> None:
-    """Raise `UserError` if the device, or W&B's settings, do not work on this machine."""
+def check_machine(config: Config, trains_here: bool) -> None:
+    """Raise `UserError` if W&B's settings, or the device if it trains here, do not work."""
     from training.device import pick_device  # imports torch
     from training.wandb_record import check_wandb
 
-    pick_device(config.device)
-    check_wandb(config.wandb)
+    if trains_here:
+        pick_device(config.device)
+    if check_wandb(config.wandb) != "disabled":
+        refuse_in_sweep()
 
 
 def check_values(config_dir: str | None, overrides: Sequence[Override]) -> None:
@@ -192,15 +193,18 @@ def check_values(config_dir: str | None, overrides: Sequence[Override]) -> None:
 def check_grid(
     config_dir: str | None, overrides: Sequence[Override], check: Callable[[cli.Job], None]
 ) -> None:
-    """Raise the first error of `check` if no job of the grid passes."""
+    """Raise the first error of `check` if no job of the grid passes; one seed stands for all."""
     constant, refusals = constant_settings(overrides), []
-    for swept in product(*swept_axes(overrides)):
+    axes = [axis[:1] if axis[0].startswith("seed=") else axis for axis in swept_axes(overrides)]
+    for swept in islice(product(*axes), MAX_CHECKED_JOBS):
         job = cli.compose_job([*constant, *swept], config_dir)
         try:
-            return check(replace(job, swept=[setting.partition("=")[0] for setting in swept]))
+            check(replace(job, swept=[setting.partition("=")[0] for setting in swept]))
+            return
         except UserError as e:
             refusals.append(e)
-    raise refusals[0]
+    if len(refusals) < MAX_CHECKED_JOBS:
+        raise refusals[0]
 
 
 def constant_settings(overrides: Sequence[Override]) -> list[str]:
@@ -209,12 +213,17 @@ def constant_settings(overrides: Sequence[Override]) -> list[str]:
 
 
 def swept_axes(overrides: Sequence[Override]) -> list[list[str]]:
-    """Return the values of each swept setting that are known before the sweep, as KEY=VALUE."""
-    return [
-        [f"{override.key_or_group}={value}" for value in override.sweep_string_iterator()]
-        for override in overrides
-        if override.is_discrete_sweep() and not isinstance(override.value(), Glob)
-    ]
+    """Return the values of each swept setting, as KEY=VALUE; of an interval, its ends."""
+    axes = []
+    for override in overrides:
+        sweep, values = override.value(), []
+        if isinstance(sweep, IntervalSweep):
+            values = [str(sweep.start), str(sweep.end)]
+        elif override.is_discrete_sweep() and not isinstance(sweep, Glob):
+            values = list(override.sweep_string_iterator())
+        if values:
+            axes.append([f"{override.key_or_group}={value}" for value in values])
+    return axes
 
 
 def count_jobs(sweeper: DictConfig, overrides: Sequence[Override]) -> int | None:
@@ -369,7 +378,7 @@ def wandb_group(name: str) -> Iterator[None]:
 
 def place_job(folder: Path, job: cli.Job) -> cli.Job:
     """Return the job with its folder in that of the sweep, in which it starts or continues."""
-    path = find_job_folder(folder, _request(job), _swept_settings(job))
+    path = find_job_folder(folder, identify(_request(job), job.keys), _swept_settings(job))
     return replace(job, config=replace(job.config, run_dir=str(path), resume="auto"))
 
 
@@ -384,13 +393,12 @@ def _requested_steps(path: Path) -> int:
     return 0
 
 
-def find_job_folder(folder: Path, request: Config, swept: dict[str, str]) -> Path:
-    """Return the folder of the job with these settings: the one that it has, or a new one.
+def find_job_folder(folder: Path, wanted: dict[str, str], swept: dict[str, str]) -> Path:
+    """Return the folder of the job with this identity: the one that it has, or a new one.
 
     A job whose `max_steps` alone is different is continued, unless the sweep compares several.
     """
-    wanted, names = identify(request), []
-    other_lengths = []
+    names, other_lengths = [], []
     for path in job_folders(folder):
         with contextlib.suppress(UserError):  # one that cannot be read is no match
             identity = read_request(path).identity

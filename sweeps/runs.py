@@ -147,16 +147,20 @@ def _read_request(path: Path, modified_ns: int) -> Request:
         ) from None
     settings = format_settings(config)
     return Request(
-        {key: settings.get(key, value) for key, _, value in typed}, config, identify(config)
+        {key: settings.get(key, value) for key, _, value in typed},
+        config,
+        identify(config, [key for key, _, _ in typed]),
     )
 
 
-def identify(config: Config) -> dict[str, str]:
+def identify(config: Config, typed_keys: Sequence[str]) -> dict[str, str]:
     """Return the settings that make a job, which are equal however they were typed.
 
     Settings without effect are left out, and a null is replaced by what it stands for.
     """
     config = absolute_paths(config)
+    if config.init_from and "optim.lr" not in typed_keys:  # then a pretrained model's is lowered
+        config = config.with_value("optim.lr", -config.optim.lr)
     for key, effective in VALUES_OF_NULL.items():
         config = config.with_value(key, attrgetter(effective)(config))
     return {

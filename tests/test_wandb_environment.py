@@ -1,5 +1,7 @@
 """Variables of W&B that name one run, or give it values, never make its record differ from it."""
 
+from functools import partial
+
 import pytest
 import yaml
 from conftest import TINY
@@ -10,7 +12,14 @@ from cli.wandb_environment import ONE_RUN, claim_one_run
 from common.errors import UserError
 from sweeps.jobs import run_sweep
 
-SETTINGS = [*TINY, "wandb.mode=offline", "optim.lr=0.002", "model=nanogpt_cpu", "data=shakespeare"]
+SETTINGS = [
+    *TINY,
+    "wandb.mode=offline",
+    "optim.lr=0.002",
+    "wandb.project=None",
+    "model=nanogpt_cpu",
+    "data=shakespeare",
+]
 
 
 @pytest.fixture
@@ -20,6 +29,7 @@ def agent(tmp_path, monkeypatch):
     def choose(values: dict) -> None:
         content = {"wandb_version": 1} | {key: {"value": value} for key, value in values.items()}
         (tmp_path / "chosen.yaml").write_text(yaml.safe_dump(content))
+        monkeypatch.setenv("WANDB_MODE", "offline")
         monkeypatch.setenv("WANDB_SWEEP_PARAM_PATH", str(tmp_path / "chosen.yaml"))
 
     return choose
@@ -39,6 +49,7 @@ def test_a_run_begins_if_it_has_what_its_agent_chose(agent, chosen):
         {"optim.lr": 0.003},
         {"seed": 1},
         {"compile": None},
+        {"wandb.project": None},
         {"model": "small"},
         {"learning_rate": 0.002},
         {"optim": {"lr": 0.002}},
@@ -49,17 +60,23 @@ def test_what_an_agent_chose_is_refused_unless_the_run_has_it(agent, chosen):
     agent(chosen)
     with pytest.raises(UserError, match=[*chosen][-1]):
         cli.read_job(SETTINGS, pytest.fail)
-    cli.read_job([*SETTINGS[:-4], "wandb.mode=disabled"], pytest.fail)  # which records nothing
+    for records_nothing in ("wandb.mode=disabled", "dry_run=true"):
+        cli.read_job([*SETTINGS[:-4], records_nothing], pytest.fail)
 
 
 @pytest.mark.parametrize("variable", ONE_RUN)
 def test_a_variable_for_one_run_is_refused_for_several(variable, monkeypatch, tmp_path):
     monkeypatch.setenv(variable, "mine")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    claim_one_run(tmp_path / "refused")  # which leaves no folder
+    (tmp_path / "first").mkdir()
     claim_one_run(tmp_path / "first")
     claim_one_run(tmp_path / "first")  # resumed
     with pytest.raises(UserError, match=variable):
         claim_one_run(tmp_path / "second")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=variable):
-        run_sweep(parse_command_line(["-m", "seed=1,2"]), pytest.fail, pytest.fail)
-    assert not [*tmp_path.iterdir()]
+        configure = partial(cli.configure, read_model=pytest.fail)
+        sweep = parse_command_line(["-m", "seed=1,2", "wandb.mode=offline"])
+        run_sweep(sweep, configure, pytest.fail)
+    assert [*tmp_path.iterdir()] == [tmp_path / "first"]

@@ -38,7 +38,7 @@ from training.state import TrainingState
 from training.stopwatch import Stopwatch
 from training.tensors import copy_rows, full_tensor, open_safetensors
 
-# A checkpoint that is being written or removed.
+# A checkpoint that is being written.
 PART_FOLDER = ".step.part"
 # The fields that torch's AdamW stores per parameter; our optimizers name theirs.
 ADAMW_FIELDS = ("step", "exp_avg", "exp_avg_sq")
@@ -174,23 +174,23 @@ class Checkpoints:
             shutil.rmtree(part, ignore_errors=True)
 
     def prune(self) -> None:
-        """Remove the checkpoints that are not kept, and write which ones are `last` and `best`.
+        """Write which checkpoints are `last` and `best`, and remove those that are not kept.
 
         What fails is retried at the next call.
         """
         if self.world.rank > 0:
             return
         best_step = int(self.best_row["step"]) if self.best_row else None
-        part = self.run_dir / "checkpoints" / PART_FOLDER
         with tolerate_errors("removing old checkpoints", self.log):
-            shutil.rmtree(part, ignore_errors=True)  # of an interrupted save or removal
-            for step in saved_steps(self.run_dir)[: -self.state.config.checkpoint.keep]:
-                if step != best_step:
-                    step_folder(self.run_dir, step).rename(part)  # at once for readers
-                    shutil.rmtree(part, ignore_errors=True)
             for name, named in (("last", self.last_step), ("best", best_step)):
                 if named is not None:
                     write_pointer(self.run_dir, name, named)
+            for step in saved_steps(self.run_dir)[: -self.state.config.checkpoint.keep]:
+                if step != best_step:
+                    folder = step_folder(self.run_dir, step)
+                    folder.rename(folder.with_name(f".{folder.name}.part"))  # at once for readers
+            for removed in list_folder(self.run_dir / "checkpoints", ".step_*.part"):
+                shutil.rmtree(removed, ignore_errors=True)
 
 
 # --- the optimizers' state ------------------------------------------------------------------------

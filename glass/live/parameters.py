@@ -40,7 +40,7 @@ class Parameters(BaseModel):
     head: Number = 0
     i: Number = 0
     j: Number = 0
-    temperature: float = Field(1.0, ge=0, le=1e300)
+    temperature: float = Field(1.0, ge=0, le=1e6)
     max_tokens: int = Field(0, alias="maxTokens", ge=0, le=1000)
     corrupted: list[Number] = []
     answer: Number = 0

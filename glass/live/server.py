@@ -81,6 +81,10 @@ class Handler(BaseHTTPRequestHandler):
         with suppress(ConnectionError):
             super().handle()
 
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """Send an error without the message of the library, which repeats what was requested."""
+        super().send_error(code, explain=explain)
+
     def do_GET(self) -> None:
         """Send the page."""
         if self._allowed_path() != "":

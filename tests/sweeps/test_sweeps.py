@@ -20,6 +20,7 @@ from conftest import ROOT, TINY
 from hydra import compose, initialize_config_dir
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from omegaconf import OmegaConf
 from pages import make_job
@@ -39,7 +40,7 @@ from sweeps import jobs as sweep_jobs
 from sweeps import page as sweep_page
 from sweeps.figures import kv_cache_bytes
 from sweeps.ranking import Ranking, reproduce_command
-from sweeps.runs import Run, read_run, read_sweep
+from sweeps.runs import Run, identify, read_run, read_sweep
 from sweeps.table import figure_names, print_sweep, write_csv
 from variants import build_model
 
@@ -286,6 +287,20 @@ def test_a_sweep_without_a_possible_job_writes_nothing(refused, sweep):
             sweep("seed=1,2", *refused, resume, job=lambda job: 1.0)
     assert {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()} == before
     assert not Path("new").exists()
+
+
+def test_fixed_settings_are_checked_beside_an_interval():
+    settings = ["data=text", "data.path=nowhere", "optim.lr=tag(log,interval(1e-3,3e-2))"]
+    overrides = OverridesParser.create().parse_overrides(settings)
+    configure = partial(cli.configure, read_model=pytest.fail)
+    with pytest.raises(UserError, match="nowhere"):
+        sweep_jobs.check_grid(None, overrides, configure)
+    sweep_jobs.check_grid(None, overrides[2:], configure)
+
+
+def test_a_typed_rate_is_not_that_which_a_pretrained_model_gets():
+    config = Config(init_from="gpt2")
+    assert identify(config, ["init_from"]) != identify(config, ["init_from", "optim.lr"])
 
 
 def test_a_vocabulary_that_a_short_text_cannot_fill_is_shown_as_it_is(tmp_path):

@@ -6,10 +6,7 @@ import pytest
 from processes import pointer
 from run_folders import load_run
 
-from common.checkpoints import (
-    find_checkpoint,
-    saved_steps,
-)
+from common.checkpoints import find_checkpoint, open_checkpoint, saved_steps
 from common.errors import UserError
 
 
@@ -38,6 +35,34 @@ def test_the_newest_checkpoints_and_the_best_are_kept(tiny, train_in_process):
     run = Path(tiny.run_dir)
     assert set(saved_steps(run)) == {19, 20, pointer(run, "best")}
     assert not list((run / "checkpoints").glob(".*"))
+
+
+@pytest.mark.slow
+def test_checkpoints_that_cannot_be_removed_do_not_stop_the_saving(run, tiny, train_in_process):
+    for folder in [*run.glob("checkpoints/step_*")]:
+        kept = folder.rename(run.with_name(folder.name))
+        folder.symlink_to(kept)  # which shutil.rmtree refuses
+    train_in_process(tiny, resume=True, max_steps=20)
+    assert saved_steps(run)[-2:] == [16, 20]
+    assert (kept / "model.safetensors").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("which, found", [("last", 8), ("best", 8), ("8", None)])
+def test_a_checkpoint_that_is_removed_while_it_is_read_is_looked_for_again(run, which, found):
+    removed = []
+
+    def read(folder, manifest):
+        if not removed:
+            removed.append(shutil.rmtree(folder))
+            raise FileNotFoundError(folder)
+        return manifest.step
+
+    if found:
+        assert open_checkpoint(run, which, read, pytest.fail) == found
+    else:
+        with pytest.raises(UserError, match="12"):
+            open_checkpoint(run, which, read, pytest.fail)
 
 
 @pytest.mark.slow
