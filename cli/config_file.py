@@ -33,22 +33,15 @@ PER_COMMAND = (
 def read_config(path: Path) -> Config:
     """Read and check the configuration of a run."""
     try:
-        content = ordinary_file(path, MAX_CONFIG_BYTES).read_bytes()
-    except OSError as e:
-        raise UserError(f"{path} cannot be read: {e.strerror}") from None
-    return parse_config(content, path)
-
-
-def parse_config(content: bytes, path: Path) -> Config:
-    """Parse and check the configuration of a run; `path` is where it was read."""
-    try:
-        saved = _parse_yaml(content.decode())
+        saved = _read_yaml(path)
         for removed in ("encoding", "lines"):
             saved.get("data", {}).pop(removed, None)
         config = config_from_dict(saved)
         check_settings(config)
         config.model.check()
         return config
+    except OSError as e:
+        raise UserError(f"{path} cannot be read: {e.strerror}") from None
     except Exception as e:  # a damaged file raises errors of many types
         raise UserError(
             f"{path} does not fit this version of GlassGPT: {error_sentence(e)}"
@@ -64,8 +57,9 @@ def read_run_config(run_dir: Path) -> Config:
     return open_checkpoint(run_dir, "last", read, lambda note: None, [CONFIG_FILE])
 
 
-def _parse_yaml(text: str) -> dict:
-    """Parse YAML without anchors, which can expand without bound."""
+def _read_yaml(path: Path) -> dict:
+    """Read a YAML file of a trusted size and without anchors, which can expand without bound."""
+    text = ordinary_file(path, MAX_CONFIG_BYTES).read_text(encoding="utf-8")
     if "&" in text and any(isinstance(token, yaml.AnchorToken) for token in yaml.scan(text)):
         raise ValueError("it contains YAML anchors, which runs do not write")
     return {**yaml.safe_load(text)}

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cli.config_file import parse_config
+from cli.config_file import read_config
 from common.checkpoints import (
     CONFIG_FILE,
     MODEL_FILE,
@@ -102,9 +102,8 @@ class RunCheckpoint(StoredModel):
         self.step = manifest.step if snapshot is None else int(which)
         with open_safetensors(snapshot or folder / MODEL_FILE) as file:
             self._tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        config = (folder / CONFIG_FILE).read_bytes()
         self._tokenizer = load_tokenizer(folder / TOKENIZER_FILE)
-        self.settings = parse_config(config, folder / CONFIG_FILE)
+        self.settings = read_config(folder / CONFIG_FILE)
         self.config = GPTConfig.from_settings(self.settings.model)
 
     def read_tensors(self) -> Iterator[tuple[str, Tensor]]:

@@ -97,12 +97,12 @@ def run_sweep(command_line: cli.CommandLine, configure: Configure, train: Train)
     if composed.dry_run:
         preview_jobs(command_line, constant_keys, lambda job: train(configure(job)))
         return
-    is_here = composed.hydra.launcher._target_.endswith((".BasicLauncher", ".JoblibLauncher"))
+    trains_here = composed.hydra.launcher._target_.endswith((".BasicLauncher", ".JoblibLauncher"))
     folder = find_sweep(composed.hydra.sweep.dir, resume=composed.resume == "auto")
 
     def check_job(job: cli.Job) -> None:
         job = configure(place_job(folder, job) if folder else job, log=lambda line: None)
-        check_machine(job.config, is_here)
+        check_machine(job.config, trains_here)
 
     if not any(isinstance(override.value(), Glob) for override in overrides):
         check_grid(command_line.config_dir, overrides, check_job)
@@ -160,8 +160,7 @@ def sweep_settings(command_line: cli.CommandLine) -> tuple[DictConfig, list[Over
     """Return what all jobs share, and the settings of the jobs: those typed and the preset's."""
     parser = OverridesParser.create()
     typed = parser.parse_overrides(command_line.settings)
-    constant = [str(override.input_line) for override in typed if not override.is_sweep_override()]
-    composed = cli.compose_settings(constant, command_line.config_dir)
+    composed = cli.compose_settings(constant_settings(typed), command_line.config_dir)
     params = composed.hydra.sweeper.get("params") or {}
     settings = {key: f"{key}={value}" for key, value in params.items()} | {
         override.key_or_group: override.input_line
@@ -301,14 +300,14 @@ def run_job(cfg: DictConfig, plan: SweepPlan) -> float | None:
     loss, failure = nan, ""
     notes: list[str] = []
     steps = _requested_steps(path)
-    is_refused = steps > 0  # then nothing is written about that into the folder of a known job
+    notes_failure = not steps  # settings that are refused leave a known job as it is
     try:
         path.mkdir(parents=True, exist_ok=True)
         with FileLock(path / JOB_LOCK):  # an equal job that runs in parallel waits here
             if not steps:
                 write_request(path, overrides, request)
             job = plan.configure(job, log=notes.append)
-            is_refused = False
+            notes_failure = True
             if request.max_steps > steps > 0:
                 write_request(path, overrides, request)
             print_line(title)
@@ -333,7 +332,7 @@ def run_job(cfg: DictConfig, plan: SweepPlan) -> float | None:
 
     gc.collect()  # reference cycles of the job may hold its model
     with contextlib.suppress(UserError, OSError):  # the summary at the end reports it again
-        if failure and not is_refused:
+        if failure and notes_failure:
             (path / FAILURE).write_text(failure, encoding="utf-8", errors="backslashreplace")
         elif not failure:
             (path / FAILURE).unlink(missing_ok=True)

@@ -123,7 +123,7 @@ def write_request(path: Path, overrides: Sequence[str], config: Config) -> None:
 
 @dataclass(frozen=True)
 class Request:
-    """What was requested of a job."""
+    """The request for a job: its typed settings, and the configuration that they make."""
 
     typed: dict[str, str]  # settings by their keys; those of presets as typed
     config: Config
