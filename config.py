@@ -36,7 +36,8 @@ ROPE = {"model.position": ("rope",)}
 NGRAMS = {"model.ngrams": Above(1)}
 MUON = {"optim.name": ("muon",)}
 SNAPSHOTS = {"attention.every": Above(0)}
-# The settings that modes of train.py read, with the conditions under which they do.
+# Settings that have an effect with prepare_only and eval_only: start of the name → required values
+# of other settings.
 PREPARATION: dict[str, dict] = {
     "experiment.": {},
     "data.val_max_tokens.": TASK,

@@ -87,8 +87,8 @@ def main(request: cli.Job | cli.CommandLine) -> None:
 def train_from(*settings: str) -> float:
     """Train one run with the settings of `python train.py`; return the best validation loss.
 
-    Torch's settings and random state are the caller's again at the end. An open W&B run stays as it
-    is, except that of a W&B sweep agent's function, into which the run is logged.
+    Torch's settings and random state are restored afterwards. A W&B run that the caller has opened
+    stays as it is, unless it belongs to a W&B sweep agent: then this run is logged into it.
     """
     job = cli.read_job(settings, read_starting_model)
     with device.restored_process():

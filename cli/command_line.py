@@ -103,7 +103,7 @@ def _check_argument(argument: str, is_sweep: bool) -> str:
         raise unknown_setting(argument, [*SETTINGS, *GROUPS])
     if key not in TEXTS and not is_hydras and re.search(r"{" if is_sweep else r"[{[=]", value):
         raise UserError(
-            f"{argument} is not one value of {key}: type each setting as a KEY=VALUE of its own"
+            f"{argument} is not one value of {key}: type each setting as a separate KEY=VALUE"
         )
     if not is_sweep and (is_hydras or key == "sweep"):
         raise UserError(f"{argument} is for a sweep: leave it out, or add -m")

@@ -83,7 +83,9 @@ def read_job(arguments: Sequence[str], read_model: ReadModel) -> Job:
     """Return the configured run that these arguments of train.py describe."""
     for argument in arguments:
         if not isinstance(argument, str) or re.search(r"\s[\w.]+=", argument):
-            raise UserError(f'{argument!r} is not one setting: write them as "max_steps=300", "…"')
+            raise UserError(
+                f'{argument!r} is not one setting: pass each separately, as "max_steps=300"'
+            )
     command_line = parse_command_line(arguments)
     if command_line.is_sweep or command_line.is_for_hydra:
         raise UserError(f"{command_line.options[0]} does not describe a single run: leave it out")

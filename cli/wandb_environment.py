@@ -36,7 +36,8 @@ def claim_one_run(run_dir: Path) -> None:
         first = _claimed.get((variable, value), run_dir).absolute()
         if value and first.exists() and first != run_dir.absolute():
             raise UserError(
-                f"{variable}={value} is for one run, which {first} is: unset it for another one"
+                f"{variable}={value} was already used by the run in {first}: unset it to start "
+                "another"
             )
         _claimed[variable, value] = run_dir.absolute()
 
@@ -46,7 +47,7 @@ def check_agent(config: Config, overrides: Sequence[str]) -> None:
 
     W&B writes them into its record, whatever the run's settings are. The agent passes them as
     arguments by `${args_no_hyphens}`, and always as the file that WANDB_SWEEP_PARAM_PATH names. A
-    function that has opened the agent's run chooses by itself what it makes of the values.
+    Python function that has opened the agent's run decides itself how to use the values.
     """
     path = os.environ.get("WANDB_SWEEP_PARAM_PATH")
     is_recorded = "disabled" not in (config.wandb.mode, os.environ.get("WANDB_MODE"))
@@ -73,7 +74,7 @@ def check_agent(config: Config, overrides: Sequence[str]) -> None:
         if has_value:
             continue
         raise UserError(
-            f"the W&B agent chose {key}={show_value(value)}, which this run does not have as a "
-            "setting: end the sweep's command with ${args_no_hyphens}, as wandb_sweep.yaml does, "
-            "or set wandb.mode=disabled"
+            f"the W&B agent chose {key}={show_value(value)}, but this run was started without "
+            "it: end the sweep's command with ${args_no_hyphens}, as wandb_sweep.yaml does, or set "
+            "wandb.mode=disabled"
         )

@@ -172,10 +172,10 @@ def open_checkpoint(
     log: Callable[[str], None],
     names: Sequence[str] = CHECKPOINT_FILES,
 ) -> Result:
-    """Verify these files of a checkpoint ("last", "best" or a step), and return what `read` does.
+    """Verify the files `names` of a checkpoint ("last", "best" or a step), and return `read` of it.
 
     For a damaged "best" the next best one is taken, and otherwise the one before; `log` prints a
-    line about it. A run that goes on may remove a checkpoint while it is read; then a newer one is.
+    line about it. If a running job removes the checkpoint meanwhile, a newer one is read.
     Raises `UserError` if no intact one of this format is left.
     """
     steps = saved_steps(run_dir)

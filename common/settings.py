@@ -37,9 +37,9 @@ def setting(default: Any, help: str, **limits: Any) -> Any:
 
     `choices` lists all allowed values; `ge`, `gt`, `le` and `lt` bound a number (at least, above,
     at most, below). None is always allowed if the type is optional. `only_with` names other
-    settings and their values with which this one has an effect. `reads` makes a setting, if it is
-    true, a mode in which only those settings have an effect that begin with its keys, under the
-    conditions that are their values. `literal` accepts an empty text.
+    settings and their values with which this one has an effect. `reads` marks a boolean setting as
+    a mode: if it is true, only settings whose names start with a key of `reads` have an effect, and
+    only under the conditions that are the key's value. `literal` accepts an empty text.
     """
     return dataclasses.field(default=default, metadata={"help": help, **limits})
 

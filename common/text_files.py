@@ -44,7 +44,9 @@ def read_at_once(read: Callable[[int], str], name: str) -> str:
     """Return what a file's `read` or `readline` returns; a few bytes of .gz may hold gigabytes."""
     text = read(MAX_CHARS + 1)
     if len(text) > MAX_CHARS:
-        raise UserError(f"{name} is longer than {MAX_CHARS:,} characters: divide it")
+        raise UserError(
+            f"{name} is longer than {MAX_CHARS:,} characters: split it into smaller parts"
+        )
     return text
 
 

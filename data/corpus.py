@@ -126,7 +126,7 @@ def split_records(
 
     Dots that are not part of the name of `field` lead into objects, as in "messages.content". A
     line without text there is no document: `log` prints how many there are, and `UserError` is
-    raised if no line is one.
+    raised if no line has any.
     """
     documents = skipped = 0
     first = ""  # of the skipped lines
@@ -151,7 +151,10 @@ def split_records(
             fields = ", ".join(record) if isinstance(record, dict) else "none"
             first = first or f"line {number}, whose fields are {fields:.200}: {start}"
     if skipped and not documents:
-        raise UserError(f"{name} has no text in data.field={field}; name another field of {first}")
+        raise UserError(
+            f"{name} has no text in data.field={field}; set data.field to another field. The "
+            f"first is {first}"
+        )
     if skipped:
         lines = pluralize(skipped, "line")
         log(f"note: {name} has {lines} without text in data.field={field}, such as {first}")

@@ -229,9 +229,9 @@ def window_start(length: int, block_size: int) -> int:
 
 
 def cut(tokens: Tensor, start: int, begin_of_text: int | None) -> Tensor:
-    """Return tokens (B, T) from number `start` on, for a model that cannot read all of them.
+    """Return the tokens from index `start` on of tokens (B, T) that exceed a model's context.
 
-    In a text that begins with begin-of-text, this token replaces the first one that is left: models
+    If a text begins with begin-of-text, this token replaces the first one that remains: models
     that were trained with it expect it there.
     """
     window = tokens[:, start:]

@@ -181,7 +181,7 @@ def parse_header(file: mmap.mmap) -> tuple[Metadata, dict[str, StoredGGUFTensor]
     tensors = {name: tensor._replace(offset=start + tensor.offset) for name, tensor in entries}
     end = start
     for name, tensor in sorted(tensors.items(), key=lambda item: item[1].offset):
-        if tensor.offset < end:  # a small file could hold a large model
+        if tensor.offset < end:  # a small file could expand to a huge model
             raise ValueError(f"its tensor {name:.80} overlaps another one")
         end = tensor.offset + tensor.length
         if end > len(file):

@@ -40,7 +40,7 @@ class NanoGPTFile(ExternalModel):
         }
         n_bytes = sum(tensor.nbytes for tensor in self._tensors.values())
         if n_bytes > 2 * path.stat().st_size:  # only the embedding and the head share memory
-            raise UserError(f"its tensors, of {n_bytes:,} bytes, share memory; save them apart")
+            raise UserError(f"its tensors, of {n_bytes:,} bytes, share memory; save a copy of each")
         shapes = {name: list(tensor.shape) for name, tensor in self._tensors.items()}
         self.tokenizer_name = "gpt2" if config.vocab_size >= GPT2_VOCAB_SIZE else "char"
         super().__init__(path, config, "gpt2", shapes)

@@ -91,7 +91,7 @@ class RunCheckpoint(StoredModel):
         run_dir: Path | None = None,
         snapshot: Path | None = None,
     ) -> None:
-        """Take all from the folder, which a run that goes on may remove at any time.
+        """Read everything now, because a running job may remove the folder at any time.
 
         The tensors are memory-mapped, which keeps their file readable.
         """

@@ -88,7 +88,7 @@ def run_sweep(command_line: cli.CommandLine, configure: Configure, train: Train)
     Exits with status 1 unless all jobs are finished, with 128 + its number after a stop signal.
 
     Raises:
-        UserError: If a value of a setting, or every job, cannot work; then nothing is written.
+        UserError: If a value of a setting is impossible, or every job is; then nothing is written.
     """
     composed, overrides = sweep_settings(command_line)
     n_jobs = count_jobs(composed.hydra.sweeper, overrides)
@@ -300,14 +300,14 @@ def run_job(cfg: DictConfig, plan: SweepPlan) -> float | None:
     loss, failure = nan, ""
     notes: list[str] = []
     steps = _requested_steps(path)
-    notes_failure = not steps  # settings that are refused leave a known job as it is
+    records_failure = not steps  # refused settings do not change a known job
     try:
         path.mkdir(parents=True, exist_ok=True)
         with FileLock(path / JOB_LOCK):  # an equal job that runs in parallel waits here
             if not steps:
                 write_request(path, overrides, request)
             job = plan.configure(job, log=notes.append)
-            notes_failure = True
+            records_failure = True
             if request.max_steps > steps > 0:
                 write_request(path, overrides, request)
             print_line(title)
@@ -332,7 +332,7 @@ def run_job(cfg: DictConfig, plan: SweepPlan) -> float | None:
 
     gc.collect()  # reference cycles of the job may hold its model
     with contextlib.suppress(UserError, OSError):  # the summary at the end reports it again
-        if failure and notes_failure:
+        if failure and records_failure:
             (path / FAILURE).write_text(failure, encoding="utf-8", errors="backslashreplace")
         elif not failure:
             (path / FAILURE).unlink(missing_ok=True)

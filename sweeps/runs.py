@@ -31,7 +31,7 @@ RUN = "run"
 # Settings whose differences do not distinguish jobs: of the command, and of a sweep's presets.
 NO_COLUMNS = (*PER_COMMAND, "sweep", "--config-dir")
 NOT_OF_JOB = (*PER_COMMAND, "wandb.")
-# Settings that may be null → the properties with the values that they have then.
+# Settings that may be null → the property with the value that null stands for.
 VALUES_OF_NULL = {
     "model.n_kv_head": "model.kv_heads",
     "model.head_dim": "model.key_dim",
@@ -154,12 +154,13 @@ def _read_request(path: Path, modified_ns: int) -> Request:
 
 
 def identify(config: Config, typed_keys: Sequence[str]) -> dict[str, str]:
-    """Return the settings that make a job, which are equal however they were typed.
+    """Return the settings that identify a job, independent of how they were typed.
 
     Settings without effect are left out, and a null is replaced by what it stands for.
     """
     config = absolute_paths(config)
-    if config.init_from and "optim.lr" not in typed_keys:  # then a pretrained model's is lowered
+    if config.init_from and "optim.lr" not in typed_keys:  # fine-tuning lowers it
+        # A negative rate never equals one that was typed.
         config = config.with_value("optim.lr", -config.optim.lr)
     for key, effective in VALUES_OF_NULL.items():
         config = config.with_value(key, attrgetter(effective)(config))
@@ -199,7 +200,7 @@ def read_sweep(folder: Path) -> list[Run]:
     distinct: dict[object, Run] = {}
     for path in job_folders(folder):
         run, identity = read_run(path), object()
-        with suppress(UserError):  # one that cannot be read is like no other
+        with suppress(UserError):  # an unreadable job is no duplicate
             requests[path] = read_request(path)
             identity = frozenset(requests[path].identity.items())
         other = distinct.setdefault(identity, run)

@@ -14,7 +14,7 @@ from glass.heads.results import Head, parse_head
 
 MAX_ATTENTION_WEIGHTS = 1 << 26  # of one text in all heads: 256 MB in float32
 
-# A refusal repeats a number, so that it must be short; the model and the text bound it further.
+# Error messages quote numbers, so their size is limited here; the model and the text bound them.
 Number = Annotated[int, Field(ge=0, le=2**63 - 1)]
 HeadName = Annotated[Head, BeforeValidator(lambda name: parse_head(str(name)))]
 PatchName = Annotated[Patch, BeforeValidator(lambda name: parse_patch(str(name)))]
@@ -27,7 +27,7 @@ class StepChanged(UserError):
 class Parameters(BaseModel):
     """The name of a request and its parameters; each request reads those that it needs."""
 
-    model_config = ConfigDict(strict=True)  # a text is no number, in whatever digits
+    model_config = ConfigDict(strict=True)  # texts are not converted to numbers
     request: str = Field(max_length=20)
     text: str = ""
     step: Number = 0

@@ -3,7 +3,7 @@
 import { argTop, logNormalizers } from "./logits.js";
 
 /**
- * Return the places of the tokens that the model reads of a text: the last `maxTokens`, of which a
+ * Return the places in a text of the tokens that the model reads: the last `maxTokens`, where a
  * begin-of-text token stays the first. When a text is continued, the window moves by a quarter at a
  * time, so that most tokens are cached.
  */
