@@ -120,7 +120,7 @@ def renew_sweep(folder: Path) -> None:
 
 
 def renew_induction(_: Path) -> None:
-    """Renew the pictures of README.md and docs/attention.md; train their run if it is missing."""
+    """Renew the pictures of README.md and docs/page.md; train their run if it is missing."""
     run = ROOT / "runs" / "induction"  # the notebook looks for it there
     settings = ["experiment=induction", "run_dir=runs/induction", "wandb.mode=disabled"]
     output = run_python(ROOT, "train.py", *settings, "resume=auto")

@@ -1,7 +1,7 @@
 """Scores of attention heads, computed from the attention pattern A[i, j] (query i, key j).
 
 A score is the mean of readings: one per window of the text, or one per row of random tokens. Its
-standard error is that of this mean. docs/attention.md defines every score.
+standard error is that of this mean. docs/definitions.md defines every score.
 """
 
 import numpy as np
