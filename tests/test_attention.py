@@ -80,7 +80,7 @@ def test_the_causal_mask_aligns_the_last_query_to_the_last_key(T_q, T_k):
     assert causal_mask(T_q, T_k).tolist() == expected
 
 
-# --- The matrices worked out in text E of docs/attention.md ---------------------------------------
+# --- The matrices worked out in an introduction to attention --------------------------------------
 
 
 def read_worked_matrices():

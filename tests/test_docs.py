@@ -112,7 +112,7 @@ def test_a_command_of_the_readme_succeeds(line, place, tmp_path):
 def test_the_python_code_of_a_page_runs(page, name, start, place, tmp_path, monkeypatch):
     text = (ROOT / "docs" / page).read_text(encoding="utf-8")
     blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    code = "\n".join(block for block in blocks if "transformer_lens" not in block)
+    code = "\n".join(blocks)
     monkeypatch.chdir(shutil.copytree(place, tmp_path / "place"))
     train_from = train.train_from
     monkeypatch.setattr(train, "train_from", lambda *argv: train_from(*small([*argv])))
