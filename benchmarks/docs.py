@@ -1,10 +1,11 @@
 """Renew what docs/ shows of real runs: tables and pictures. 15 minutes on two cores.
 
-    python -m benchmarks.docs [only=sweep,induction,notebook,explore,studies,scaling] [sweeps=DIR]
-                              [model=FILE.gguf]
+    python -m benchmarks.docs [only=sweep,induction,notebook,tutorial,explore,studies,scaling]
+                              [sweeps=DIR] [model=FILE.gguf]
 
-The part `explore` shows SmolLM2; README.md says how to get it. The studies take up to 50 minutes
-more; sweeps= names a folder that has their sweeps or gets them. It needs playwright and Chromium.
+The part `explore` shows SmolLM2; docs/tutorial.md says how to get it. The studies take up to 50
+minutes more; sweeps= names a folder that has their sweeps or gets them. It needs playwright and
+Chromium.
 The sentences around tables and pictures are not renewed; the output of the runs is printed, so that
 the sentences can be compared with it.
 """
@@ -15,12 +16,13 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import date
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import nbclient
 import nbformat
@@ -32,6 +34,7 @@ from studies.claims import STUDIES
 
 DOCS = ROOT / "docs"
 TYPED_TEXT = "class Reader:\n    def read_line(self):\n        return self.read_line"
+UNFINISHED_TEXT = "class Reader:\n    def read_line(self):\n        return self.read_"
 LOAD_MILLISECONDS = 2000  # until a page has drawn everything
 REPEATED_NAME = "The wizard Tolvan Brask left. Later the wizard Tolvan"
 INDUCTION_HEADS = ("L17H3", "L17H4", "L17H5", "L18H6")  # of SmolLM2-135M
@@ -70,6 +73,28 @@ def run_python(folder: Path, *arguments: str) -> str:
     return process.stdout
 
 
+@contextmanager
+def open_tab(address: str, size: WindowSize) -> Iterator[Any]:
+    """Yield a page of Chromium that has drawn an address."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(
+            executable_path=shutil.which("chromium"), args=["--no-sandbox"]
+        )
+        tab = browser.new_page(viewport={"width": size.width, "height": size.height})
+        tab.goto(address)
+        tab.wait_for_timeout(LOAD_MILLISECONDS)
+        yield tab
+        browser.close()
+
+
+def choose_head(tab: Any, name: str) -> None:
+    """Click the small map of a head, such as L2H3."""
+    layer, head = name[1:].split("H")
+    tab.click(f"[role=radio][aria-label='layer {layer}, head {head}']")
+
+
 def take_screenshot(
     path: Path, picture: str, size: WindowSize, element: str = "", text: str = ""
 ) -> None:
@@ -82,22 +107,13 @@ def take_screenshot(
         element: Selector of the element to show; empty: the window.
         text: Text to type first.
     """
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(
-            executable_path=shutil.which("chromium"), args=["--no-sandbox"]
-        )
-        tab = browser.new_page(viewport={"width": size.width, "height": size.height})
-        tab.goto(path.as_uri())
-        tab.wait_for_timeout(LOAD_MILLISECONDS)
+    with open_tab(path.as_uri(), size) as tab:
         if text:
             tab.fill("#typed", text)
             tab.wait_for_timeout(LOAD_MILLISECONDS)
         tab.add_style_tag(content=UNSTICK)
         target = tab.locator(element) if element else tab
         target.screenshot(path=DOCS / picture)
-        browser.close()
 
 
 def find_table(output: str, first_column: str = "") -> str:
@@ -131,17 +147,47 @@ def renew_induction(_: Path) -> None:
     print(output)
 
 
+def renew_tutorial(_: Path) -> None:
+    """Renew the pictures of docs/tutorial.md; train its run if it is missing."""
+    settings = ["run_dir=runs/first", "wandb.mode=disabled", "resume=auto"]
+    print(run_python(ROOT, "train.py", *settings))
+    report = (ROOT / "runs" / "first" / "report.html").as_uri()
+    with open_tab(report, WindowSize(1180, 700)) as tab:
+        tab.add_style_tag(content=UNSTICK)
+        findings = tab.inner_text("#findings")
+        tab.fill("#typed", UNFINISHED_TEXT)
+        tab.wait_for_timeout(LOAD_MILLISECONDS)
+        induction_heads = re.findall(r"L\d+H\d+", findings.partition(".")[0])
+        choose_head(tab, induction_heads[0])
+        tab.wait_for_timeout(LOAD_MILLISECONDS)
+        tab.evaluate("document.getElementById('own-text').scrollIntoView()")
+        tab.screenshot(path=DOCS / "tutorial_head.png")
+        expected = tab.inner_text("#expected")
+
+        # The cell of the last token and the token that it attends to most, from the lower left.
+        match = re.search(r"(\d+)\s+0\.\d+", tab.inner_text("#lists"))
+        assert match, "the head attends to no token"
+        tab.focus("#map canvas")
+        for key in ["Escape", *["ArrowRight"] * int(match[1]), "Enter"]:
+            tab.keyboard.press(key)
+        tab.wait_for_timeout(LOAD_MILLISECONDS)
+        print(findings, expected, tab.inner_text("#score-attribution"), sep="\n\n")
+        tab.locator("#score-attribution").screenshot(path=DOCS / "tutorial_score.png")
+
+        for name in induction_heads:
+            choose_head(tab, name)
+            tab.keyboard.press("x")
+            tab.wait_for_timeout(LOAD_MILLISECONDS)
+            print(tab.inner_text("#expected"), tab.inner_text("#mean-loss"), sep="\n\n")
+        box, last = (tab.locator(name).bounding_box() for name in ("#reading", "#expected"))
+        box["height"] = last["y"] + last["height"] - box["y"]
+        tab.screenshot(path=DOCS / "tutorial_ablated.png", clip=box)
+
+
 def renew_explore(model: str, _: Path) -> None:
     """Renew the pictures of a real model's page: an induction head, and activation patching."""
-    from playwright.sync_api import sync_playwright
-
-    with open_explorer(model) as address, sync_playwright() as playwright:
-        browser = playwright.chromium.launch(
-            executable_path=shutil.which("chromium"), args=["--no-sandbox"]
-        )
-        tab = browser.new_page(viewport={"width": 1400, "height": 1000})
-        tab.goto(address)
-        tab.wait_for_timeout(LOAD_MILLISECONDS)
+    size = WindowSize(1400, 1000)
+    with open_explorer(model) as address, open_tab(address, size) as tab:
         tab.locator("#patching summary").click()
         tab.fill("#corrupted", CORRUPTED_STORY)
         tab.wait_for_timeout(4 * LOAD_MILLISECONDS)
@@ -154,14 +200,12 @@ def renew_explore(model: str, _: Path) -> None:
         tab.locator("#scores canvas").first.wait_for(timeout=MEASURING_MILLISECONDS)
         tab.wait_for_timeout(LOAD_MILLISECONDS)
         for name in INDUCTION_HEADS:
-            layer, head = name[1:].split("H")
-            tab.click(f"[role=radio][aria-label='layer {layer}, head {head}']")
+            choose_head(tab, name)
             tab.keyboard.press("x")
             tab.wait_for_timeout(LOAD_MILLISECONDS)
             print(name, tab.inner_text("#expected"), tab.inner_text("#mean-loss"))
         tab.evaluate("scrollTo(0, 0)")
         tab.screenshot(path=DOCS / "explore.png")
-        browser.close()
 
 
 def renew_studies(folder: Path) -> None:
@@ -208,6 +252,7 @@ PARTS = {
     "sweep": renew_sweep,
     "induction": renew_induction,
     "notebook": renew_notebook,
+    "tutorial": renew_tutorial,
     "studies": renew_studies,
     "scaling": renew_scaling,
 }

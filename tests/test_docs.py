@@ -1,4 +1,4 @@
-"""The commands of the README, and the Python code of docs/, run with small sizes."""
+"""The commands of README.md and the tutorial, and the Python code of docs/, with small sizes."""
 
 import os
 import re
@@ -36,8 +36,9 @@ SMALL = [
 
 
 def commands() -> list:
-    """Return the commands of the README's shell blocks as cases of a parametrized test."""
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    """Return the commands of the shell blocks as cases of a parametrized test."""
+    pages = (ROOT / "README.md", ROOT / "docs" / "tutorial.md")
+    text = "".join(page.read_text(encoding="utf-8") for page in pages)
     lines = "".join(re.findall(r"```sh\n(.*?)```", text, re.DOTALL)).splitlines()
     return [
         pytest.param(line.split(" #")[0], marks=[pytest.mark.soak] * (" -m " in line))
@@ -85,7 +86,7 @@ def place(shared, text_file) -> Path:
 
 
 @pytest.mark.parametrize("line", commands())
-def test_a_command_of_the_readme_succeeds(line, place, tmp_path):
+def test_a_command_of_the_readme_or_the_tutorial_succeeds(line, place, tmp_path):
     _, script, *argv = shlex.split(line)
     folder = shutil.copytree(place, tmp_path / "place")
     if script == "train.py":
