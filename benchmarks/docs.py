@@ -95,6 +95,15 @@ def choose_head(tab: Any, name: str) -> None:
     tab.click(f"[role=radio][aria-label='layer {layer}, head {head}']")
 
 
+def ablate_head(tab: Any, name: str) -> None:
+    """Ablate a head, and wait for the predictions without it."""
+    choose_head(tab, name)
+    tab.keyboard.press("x")
+    tab.locator("#mean-loss", has_text=name).wait_for()
+    tab.wait_for_timeout(LOAD_MILLISECONDS)
+    print(name, tab.inner_text("#expected"), tab.inner_text("#mean-loss"))
+
+
 def take_screenshot(
     path: Path, picture: str, size: WindowSize, element: str = "", text: str = ""
 ) -> None:
@@ -175,10 +184,7 @@ def renew_tutorial(_: Path) -> None:
         tab.locator("#score-attribution").screenshot(path=DOCS / "tutorial_score.png")
 
         for name in induction_heads:
-            choose_head(tab, name)
-            tab.keyboard.press("x")
-            tab.wait_for_timeout(LOAD_MILLISECONDS)
-            print(tab.inner_text("#expected"), tab.inner_text("#mean-loss"), sep="\n\n")
+            ablate_head(tab, name)
         box, last = (tab.locator(name).bounding_box() for name in ("#reading", "#expected"))
         box["height"] = last["y"] + last["height"] - box["y"]
         tab.screenshot(path=DOCS / "tutorial_ablated.png", clip=box)
@@ -200,10 +206,7 @@ def renew_explore(model: str, _: Path) -> None:
         tab.locator("#scores canvas").first.wait_for(timeout=MEASURING_MILLISECONDS)
         tab.wait_for_timeout(LOAD_MILLISECONDS)
         for name in INDUCTION_HEADS:
-            choose_head(tab, name)
-            tab.keyboard.press("x")
-            tab.wait_for_timeout(LOAD_MILLISECONDS)
-            print(name, tab.inner_text("#expected"), tab.inner_text("#mean-loss"))
+            ablate_head(tab, name)
         tab.evaluate("scrollTo(0, 0)")
         tab.screenshot(path=DOCS / "explore.png")
 
