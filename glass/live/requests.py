@@ -48,10 +48,7 @@ def encode(session: Session, parameters: Parameters) -> list[int]:
 
 def decode(session: Session, parameters: Parameters) -> str:
     """Return the text of ids without begin-of-text."""
-    return _decode_text(session, parameters.ids)
-
-
-def _decode_text(session: Session, ids: list[int]) -> str:
+    ids = parameters.ids
     begins = ids[:1] == [session.tokenizer.begin_of_text]
     return session.tokenizer.decode(ids[1:] if begins else ids)
 
@@ -63,25 +60,26 @@ def token_texts(session: Session, parameters: Parameters) -> list[str]:
 
 
 def read(session: Session, parameters: Parameters, reading: CachedReading) -> dict[str, Any]:
-    """Return predictions and value norms; `was` has the predictions without interventions."""
-    _, next_ids = reading.predict()
+    """Return predictions and value norms.
+
+    With interventions, the likeliest tokens without them follow in `next`, and `was` has the
+    predictions without them.
+    """
+    _, next_ids = reading.predict()  # (T, 5)
+    was = None
+    if any(parameters.interventions):
+        plain = session.read(parameters.ids)
+        next_ids = torch.cat((next_ids, plain.predict()[1]), dim=1)  # (T, 10)
+        was = plain.measure_predictions(next_ids)
     norms, largest = reading.measure_norms()
-    results = {
+    return {
         "norms": to_float32(norms),
         "largest": largest,
         "next": next_ids.tolist(),
-        "chances": reading.log_probabilities(next_ids).exp().tolist(),
-        "losses": reading.losses(),
-        "was": None,
+        **reading.measure_predictions(next_ids),
+        "was": was,
         "words": session.spell_tokens(next_ids.flatten().tolist()),
     }
-    if any(parameters.interventions):
-        plain = session.read(parameters.ids)
-        results["was"] = {
-            "chances": plain.log_probabilities(next_ids).exp().tolist(),
-            "losses": plain.losses(),
-        }
-    return results
 
 
 def patterns(session: Session, parameters: Parameters, reading: CachedReading) -> Parts:
@@ -126,7 +124,7 @@ def continue_text(session: Session, parameters: Parameters, reading: CachedReadi
     seeds = [random.getrandbits(64)]
     for token in draw_tokens(next_logits, prompt, parameters.max_tokens, sampling, seeds):
         ids.append(int(token))
-        yield {"ids": list(ids), "text": _decode_text(session, ids)}
+        yield {"ids": list(ids)}
 
 
 def break_down(session: Session, parameters: Parameters, reading: CachedReading) -> dict[str, Any]:

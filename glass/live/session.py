@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -67,7 +68,7 @@ class CachedReading:
             raise UserError(NON_FINITE_PREDICTIONS)
         return self._log_normalizers, self._next_ids
 
-    def log_probabilities(self, ids: Tensor) -> Tensor:
+    def _log_probabilities(self, ids: Tensor) -> Tensor:
         """Return the log-probabilities (T, k) of some next tokens (T, k) after each token."""
         log_normalizers, _ = self.predict()
         states = in_float32_or_finer(self.final_states())  # (T, C)
@@ -76,12 +77,16 @@ class CachedReading:
         rounded = logits.to(self.model.head.weight.dtype)  # as `head` rounds them
         return in_float32_or_finer(rounded) - log_normalizers[:, None]
 
-    def losses(self) -> np.ndarray:
-        """Return the loss in nats of the token after each one, (T,); nan after the last."""
+    def measure_predictions(self, ids: Tensor) -> dict[str, Any]:
+        """Return the probabilities of some next tokens (T, k), and the loss after each token.
+
+        Losses (T,) are in nats; nan after the last token.
+        """
         following = self.forward.tokens[0].roll(-1)
-        losses = -self.log_probabilities(following[:, None])[:, 0]
+        losses = -self._log_probabilities(following[:, None])[:, 0]
         losses[-1] = torch.nan
-        return to_float32(losses)
+        chances = self._log_probabilities(ids).exp()
+        return {"chances": chances.tolist(), "losses": to_float32(losses)}
 
     def measure_norms(self) -> tuple[Tensor, float]:
         """Return ‖v_j W_O‖ (L, H, T) and its largest product with an attention weight."""

@@ -1,12 +1,12 @@
 /** The values of one probe at one step, stored in the page or computed by the model. */
 
 import { decodeSplitHalves, splitArray } from "./float16.js";
+import { PREDICTED_TOKENS } from "./logits.js";
 import { unpack } from "./packed.js";
 
 /** A byte holds 256 levels, from 0 to the largest weight of its row (glass/page/pack.py). */
 const LEVELS = 255;
 
-const PREDICTED_TOKENS = 5; // likeliest next tokens of each token
 const DIRECT_TARGETS = 6; // the true next token and the predicted ones
 const WRITTEN_TOKENS = 6; // three promoted and three suppressed tokens of each head
 
@@ -114,6 +114,10 @@ export class Predictions extends Cells {
     this.parts = parts;
     this.arrays = arrays;
     this.ids = splitArray(ids ?? new Int32Array(idCount).fill(-1), idLengths);
+    const rowsOf = values =>
+      tokens.map((_, i) => [...values.subarray(i * PREDICTED_TOKENS, (i + 1) * PREDICTED_TOKENS)]);
+    this.next = rowsOf(this.ids.next);
+    this.chances = rowsOf(arrays.chances);
   }
 
   at(_l, _h, i, j) {
@@ -146,12 +150,17 @@ export class Predictions extends Cells {
     return this.arrays.direct[(part * this.T + i) * DIRECT_TARGETS + target];
   }
 
+  /**
+   * Return the likeliest tokens after token i and their probabilities. With interventions, the
+   * likeliest without them follow, and `was` has the probabilities without them.
+   */
   predicted(i) {
-    return Array.from({ length: PREDICTED_TOKENS }, (_, k) => {
-      const place = i * PREDICTED_TOKENS + k;
-      const was = this.was?.chances[i][k];
-      return { id: this.ids.next[place], chance: this.arrays.chances[place], was };
-    });
+    const predicted = this.next[i].map((id, k) => ({
+      id,
+      chance: this.chances[i][k],
+      was: this.was?.chances[i][k],
+    }));
+    return predicted.filter(({ id }, k) => id >= 0 && this.next[i].indexOf(id) === k);
   }
 
   /** Return the tokens that a head promotes, and those that it suppresses. */
@@ -169,10 +178,8 @@ export class Predictions extends Cells {
   /** Add the answer of the request `read`, with some heads ablated and some tokens hidden. */
   addRead({ next, chances, losses, was }, off, hidden) {
     const { T } = this;
-    Object.assign(this, { was, off, hidden });
+    Object.assign(this, { next, chances, was, off, hidden });
     for (let i = 0; i < T; i++) {
-      this.ids.next.set(next[i], i * PREDICTED_TOKENS);
-      this.arrays.chances.set(chances[i], i * PREDICTED_TOKENS);
       this.arrays.effects[cellIndex(i, i)] = 0;
       for (const j of hidden) if (j < i && i + 1 < T) this.addTokenEffect(i, j, 0, 0);
     }

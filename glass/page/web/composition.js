@@ -31,6 +31,9 @@ const EXPLANATION =
   "lower component wrote. For values, it is the share of what the head writes. Everything in between is computed " +
   "again (path patching). Shares do not add up: two components may carry the same information, or need each other.";
 
+/** Whether lines from the embedding are drawn, on which every head depends. */
+let showsEmbedding = false;
+
 /** Draw the graphs of the slider's step into `host`. */
 export function drawComposition(host) {
   const step = steps[selection.step];
@@ -38,9 +41,18 @@ export function drawComposition(host) {
   const title = `Head composition (Q, K, V)${when}`;
   const compositions = compositionAt(scoredSteps.findLastIndex(scored => scored <= step));
   const significant = compositions.filter(
-    ({ share, error }) => share >= MIN_SHARE && share >= MIN_STANDARD_ERRORS * error,
+    ({ from, share, error }) =>
+      (showsEmbedding || from !== "embedding") &&
+      share >= MIN_SHARE &&
+      share >= MIN_STANDARD_ERRORS * error,
   );
-  host.replaceChildren(el("h3", {}, title), note(EXPLANATION));
+  const checkbox = el("input", { type: "checkbox", checked: showsEmbedding });
+  checkbox.onchange = () => {
+    showsEmbedding = checkbox.checked;
+    drawComposition(host);
+  };
+  const label = el("label", {}, checkbox, " Show the embedding");
+  host.replaceChildren(el("h3", {}, title), note(EXPLANATION), label);
   if (!significant.length) {
     host.append(note("No significant composition found."));
     return;
@@ -74,8 +86,9 @@ function createLayout(compositions) {
     if (hasMlps) places[`L${layer}MLP`] = [x(H), y(layer)];
     for (let head = 0; head < H; head++) places[headName(layer, head)] = [x(head), y(layer)];
   }
-  places.embedding = [x((H - 1) / 2), top + layers.length * rowHeight];
-  const height = top + layers.length * rowHeight + 22;
+  const rows = showsEmbedding ? layers.length : layers.length - 1;
+  if (showsEmbedding) places.embedding = [x((H - 1) / 2), top + rows * rowHeight];
+  const height = top + rows * rowHeight + 22;
   return { layers, width, height, rowHeight, radius: H > 9 ? 6 : 13, y, places };
 }
 

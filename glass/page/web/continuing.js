@@ -6,16 +6,13 @@ import { ask, cancel, describeFailure, send } from "./engine.js";
 import { encodeTyped, readOwnText } from "./own_text.js";
 import { chooseProbe, data, ownText, textLimit, wantedStep } from "./page_state.js";
 
-const MAX_CONTINUED_TOKENS = 1000;
-const TOKENS_OF_REQUEST = 4; // so that the text is read between two requests
-const READING_INTERVAL = 200; // milliseconds between two views of the text
+const CONTINUED_TOKENS = 20;
 
 let isContinuing = false;
 
 /** Let the model continue the text; if it is doing that, stop it. */
 async function continueText() {
   if (isContinuing) {
-    isContinuing = false;
     cancel("continue");
     return;
   }
@@ -32,34 +29,27 @@ async function continueText() {
   readOwnText();
 }
 
-/** Write tokens of the model until it is stopped, or another step is wanted. */
+/** Write tokens of the model after the text. */
 async function generate() {
-  const step = wantedStep();
   const temperature = readTemperature();
-  const written = $("typed").value ? 0 : 1; // an empty text has a token that starts it
-  let ids = await encodeTyped();
-  const end = ids.length + MAX_CONTINUED_TOKENS;
-  let reading = null;
-  let nextReading = 0;
-  while (ids.length < end && isContinuing && wantedStep() === step) {
-    const places = placesRead(ids, textLimit, true);
-    const hidden = findHidden(ownText.hidden, places);
-    const input = { ids: places.map(place => ids[place]), step, hidden, temperature };
-    let continued = [];
-    const onPart = part => {
-      continued = part.ids;
-    };
-    await ask({ request: "continue", ...input, maxTokens: TOKENS_OF_REQUEST }, { onPart });
-    if (!continued.length) return;
-    ids = [...ids, ...continued.slice(places.length)];
-    $("typed").value = await send("decode", { ids: ids.slice(written) });
-    $("typed").scrollTop = $("typed").scrollHeight;
-    if (reading || performance.now() < nextReading) continue;
-    nextReading = performance.now() + READING_INTERVAL;
-    reading = readOwnText().finally(() => {
-      reading = null;
-    });
-  }
+  const typedIds = await encodeTyped();
+  const written = $("typed").value ? typedIds : []; // an empty text has a token that starts it
+  const places = placesRead(typedIds, textLimit, true);
+  const hidden = findHidden(ownText.hidden, places);
+  const ids = places.map(place => typedIds[place]);
+  const input = { ids, step: wantedStep(), hidden, temperature, maxTokens: CONTINUED_TOKENS };
+  let shown = Promise.resolve();
+  const onPart = part => {
+    const continued = [...written, ...part.ids.slice(ids.length)];
+    shown = shown.then(() => show(continued));
+  };
+  await ask({ request: "continue", ...input }, { onPart });
+  await shown;
+}
+
+async function show(ids) {
+  $("typed").value = await send("decode", { ids });
+  $("typed").scrollTop = $("typed").scrollHeight;
 }
 
 /** Return the temperature, and write it into its field as it is used: within the bounds. */

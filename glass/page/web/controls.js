@@ -2,7 +2,7 @@
 
 import { $, el } from "./dom.js";
 import { formatCount } from "./format.js";
-import { scoreNames } from "./head_metrics.js";
+import { EMERGENCE_MARK, emergencesOf, scoreNames } from "./head_metrics.js";
 import { requestTokenEffects } from "./own_requests.js";
 import {
   chooseProbe,
@@ -12,6 +12,7 @@ import {
   data,
   emit,
   H,
+  hasServer,
   isOwnText,
   ownText,
   runnableSteps,
@@ -35,7 +36,6 @@ export function setUpControls() {
   $("step").max = Math.max(0, steps.length - 1);
   $("steps").hidden = steps.length < 2;
   setUpSlider();
-  markStepsWithWeights();
   $("probe").append(...data.probes.map((probe, k) => el("option", { value: k }, nameProbe(probe))));
   $("probe").parentElement.hidden = data.probes.length < 2;
   $("probe").onchange = () => {
@@ -121,14 +121,29 @@ export function showStep() {
   $("step").value = selection.step;
   $("step").setAttribute("aria-valuetext", `step ${formatCount(currentStep())}`);
   $("step-now").textContent = `step ${formatCount(currentStep())}`;
+  drawTicks();
 }
 
-/** Mark the steps whose weights are in the page below the slider. */
-function markStepsWithWeights() {
-  const marks = runnableSteps.map(step =>
-    el("i", { style: `--at: ${steps.indexOf(step) / (steps.length - 1)}`, "data-step": step }),
-  );
-  $("steps-with-weights").replaceChildren(...marks);
+/**
+ * Write the steps below the slider, as far as there is room, mark those whose weights are in the
+ * page, and mark where the selected head emerged.
+ */
+function drawTicks() {
+  const { layer, head } = selection;
+  const labelWidth = 14 + 8 * formatCount(steps.at(-1) ?? 0).length;
+  const stride = Math.ceil((steps.length * labelWidth) / $("ticks").clientWidth);
+  const tick = (k, properties, ...children) =>
+    el("i", { style: `--at: ${k / (steps.length - 1)}`, ...properties }, ...children);
+  const ticks = steps.map((step, k) => {
+    const hasWeights = !hasServer && runnableSteps.includes(step);
+    const text = (steps.length - 1 - k) % stride ? "" : formatCount(step);
+    return tick(k, { className: hasWeights ? "has-weights" : "", "data-step": step }, text);
+  });
+  const marks = emergencesOf(layer, head).map(({ step }) => {
+    const k = steps.findIndex(shown => shown >= step);
+    return tick(k, { className: "emerged" }, EMERGENCE_MARK);
+  });
+  $("ticks").replaceChildren(...ticks, ...marks);
 }
 
 function chooseMapKind() {

@@ -39,6 +39,13 @@ export function metricAt(key, k) {
 /** Return whether a score is a share. */
 export const isShare = score => !UNBOUNDED_SCORES.includes(score);
 
+/** Return the upper end of a score's scale, the same at all steps. */
+export function maxScore(score) {
+  if (isShare(score)) return 1;
+  const values = headNames.flatMap(name => columns[`heads/${score}/${name}`] ?? []);
+  return values.reduce((max, value) => Math.max(max, value), 0) || 1;
+}
+
 /**
  * Return a head's score at the k-th snapshot: its value, its standard error, and its value if
  * attention to the first token is excluded. Each is null if it was not measured.
@@ -78,6 +85,12 @@ function readEmergences() {
   });
   return all.sort((a, b) => a.step - b.step);
 }
+
+/** Marks the steps at which the selected head emerged. */
+export const EMERGENCE_MARK = "◆";
+
+export const emergencesOf = (layer, head) =>
+  emergences.filter(one => one.layer === layer && one.head === head);
 
 const COMPOSITION =
   /^composition\/(\w+)\/L(\d+)H(\d+)\/(queries|keys|values)\/(L\d+H\d+|L\d+MLP|embedding)$/;

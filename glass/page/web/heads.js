@@ -13,6 +13,7 @@ import {
   hasComposition,
   headNames,
   isShare,
+  maxScore,
   measuredIndices,
   metricAt,
   scoreAt,
@@ -21,7 +22,7 @@ import {
 } from "./head_metrics.js";
 import { headName } from "./labels.js";
 import { drawLineChart } from "./line_chart.js";
-import { chooseHead, columns, data, H, L, scoredSteps, selection, steps } from "./page_state.js";
+import { chooseHead, data, H, L, scoredSteps, selection, steps } from "./page_state.js";
 import { SCORES, scoreLabel, term } from "./terms.js";
 import { valueLine } from "./tooltip.js";
 
@@ -123,13 +124,6 @@ function scoreCaption(score) {
   const unknown = headNames.filter(name => metricAt(`heads/${score}/${name}`, k) === null);
   const isPartial = unknown.length > 0 && unknown.length < headNames.length;
   return range + when + (score === "copying" && isPartial ? ", induction heads only" : "");
-}
-
-/** Return the upper end of a score's colors, the same at all steps. */
-function maxScore(score) {
-  if (isShare(score)) return 1;
-  const values = headNames.flatMap(name => columns[`heads/${score}/${name}`] ?? []);
-  return values.reduce((max, value) => Math.max(max, value), 0) || 1;
 }
 
 /** @returns {GridContent} */

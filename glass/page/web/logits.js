@@ -1,5 +1,7 @@
 /** Logits to probabilities. */
 
+export const PREDICTED_TOKENS = 5; // likeliest next tokens of each token
+
 /** Return log Σ exp of each row of logits (n, V). */
 export function logNormalizers(logits, V) {
   return Float64Array.from({ length: logits.length / V }, (_, t) => {

@@ -1,9 +1,9 @@
 /** The title of the large map and the sentences below it. */
 
 import { STORED_PRECISION } from "./attention_data.js";
-import { $, el } from "./dom.js";
+import { $, el, note } from "./dom.js";
 import { formatCount, formatWithError, pluralize } from "./format.js";
-import { scoreAt, scoreNames } from "./head_metrics.js";
+import { EMERGENCE_MARK, emergencesOf, maxScore, scoreAt, scoreNames } from "./head_metrics.js";
 import { headName } from "./labels.js";
 import {
   currentProbe,
@@ -34,6 +34,9 @@ const TOKEN_EFFECT_KEYS = [
   ["hurt", "hurt by"],
   ["from", "helps"],
 ];
+/** Scores that name the kind of a head if they are large. */
+const KINDS = ["current_token", "previous_token", "sink", "duplicate_token", "induction"];
+const MIN_KIND_SCORE = 0.2;
 const TOKEN_EFFECT_CAPTION =
   "Row: the token after which the next one is predicted. Column: a token that is hidden from all " +
   "later tokens, in every head. Red: hiding it raises the loss of the next token; blue: hiding " +
@@ -52,6 +55,8 @@ export function drawCaption(view) {
     ...keys.flatMap(([kind, name]) => [el("span", { className: `key ${kind}` }, name), " "]),
   );
   $("map-caption").replaceChildren(caption, ...diagonalLegend());
+  if (!view.signed && !averageHeads)
+    $("map-caption").append(createScores(), ...describeEmergence());
   $("precision").textContent = view.signed ? "" : describePrecision();
   // For style sheets and scripts
   const name = averageHeads ? `L${layer}` : headName(layer, head);
@@ -85,8 +90,6 @@ function describeAttention() {
   if (runnableSteps.length && !averageHeads) {
     sentences.push("Click a cell to see which components produced its attention score.");
   }
-  const scores = averageHeads ? [] : describeScores();
-  if (scores.length) sentences.push(`Scores of this head: ${scores.join(", ")}.`);
   return sentences.join(" ");
 }
 
@@ -118,14 +121,32 @@ function describeCellValue() {
   return `A cell is weight × ‖v W_O‖, the length of the vector that the head writes${gated}${averaged}.`;
 }
 
-/** Return the scores of the selected head, as texts. */
-function describeScores() {
+/** List the scores of the selected head as bars, the kind of the head in bold. */
+function createScores() {
   const k = scoredSteps.indexOf(currentStep());
-  return scoreNames
+  const scores = scoreNames
     .map(name => ({ name, ...scoreAt(name, selection.layer, selection.head, k) }))
-    .filter(({ value }) => value !== null)
-    .map(({ name, value, error }) => `${scoreLabel(name)} ${formatWithError(value, error)}`);
+    .filter(({ value }) => value !== null);
+  const kinds = scores.filter(({ name, value }) => KINDS.includes(name) && value >= MIN_KIND_SCORE);
+  const [kind] = kinds.sort((a, b) => b.value - a.value);
+  const items = scores.map(({ name, value, error }) => {
+    const width = (100 * Math.max(0, value)) / maxScore(name);
+    return el(
+      "li",
+      { className: name === kind?.name ? "kind" : "" },
+      el("span", {}, scoreLabel(name)),
+      el("i", { style: `--w: ${width.toFixed(1)}%` }),
+      el("b", {}, formatWithError(value, error)),
+    );
+  });
+  return el("ol", { id: "head-scores", className: "bars plain" }, ...items);
 }
+
+/** Say when the selected head emerged. */
+const describeEmergence = () =>
+  emergencesOf(selection.layer, selection.head).map(({ score, interval }) =>
+    note(`${EMERGENCE_MARK} ${scoreLabel(score)}: emerged ${interval}.`),
+  );
 
 /** Explain the framed cells of repeated tokens. */
 function diagonalLegend() {

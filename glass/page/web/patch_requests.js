@@ -1,9 +1,9 @@
 /** The requests of activation patching that the worker answers. */
 
-import { argTop, logNormalizers } from "./logits.js";
+import { argTop, logNormalizers, PREDICTED_TOKENS } from "./logits.js";
 import { parsePatch } from "./patches.js";
 import { logitDifference, Patching } from "./patching.js";
-import { PREDICTED_TOKENS, runModel, session, textsOf } from "./requests.js";
+import { runModel, session, textsOf } from "./requests.js";
 
 const PART_INTERVAL = 50; // milliseconds of computing until cells are sent
 

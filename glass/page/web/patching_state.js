@@ -4,6 +4,7 @@ import { placesRead } from "./decoding.js";
 import { $, throttle } from "./dom.js";
 import { ask, cancel, describeFailure, send } from "./engine.js";
 import { formatNumber, makeVisible, pluralize } from "./format.js";
+import { PREDICTED_TOKENS } from "./logits.js";
 import { data, H, hasMlps, isOwnText, L, ownText, selection, textLimit } from "./page_state.js";
 import { firstDifference, parsePatch } from "./patches.js";
 
@@ -165,7 +166,7 @@ async function measureAll(task) {
 
   // The predictions to choose the answers from.
   const texts = { request: "contrast", ...input, corrupted };
-  const cleanNext = predictions.predicted(i);
+  const cleanNext = predictions.predicted(i).slice(0, PREDICTED_TOKENS);
   const [answer, wrong] = cleanNext.map(({ id }) => id);
   const unpatched = { answer, wrong, direction: "denoising", patched: [] };
   const onCorrupted = await ask({ ...texts, ...unpatched });

@@ -1,10 +1,11 @@
 /** The prediction after the highlighted token, and the breakdown of the pinned one. */
 
 import { MIN_CLEAR_EFFECT_NATS } from "./cells.js";
-import { $, button, el } from "./dom.js";
+import { $, button, el, note } from "./dom.js";
 import { formatCount, formatNumber, formatProbability, formatSigned } from "./format.js";
 import { labelToken, tokenName } from "./labels.js";
 import { drawBreakdown } from "./logit_attribution.js";
+import { PREDICTED_TOKENS } from "./logits.js";
 import { requestBreakdown } from "./own_requests.js";
 import { currentStep, data, display, highlightToken, ownText, selection } from "./page_state.js";
 import { describeExplained } from "./token_effect.js";
@@ -56,7 +57,7 @@ function drawExpected(predictions, i) {
       : ["The text ends here."];
   $("expected").replaceChildren(
     el("h4", {}, "Predicted after ", ...labelToken(predictions, i), nameOtherStep(predictions)),
-    el("div", { className: "chances" }, ...createPredictions(predictions, i)),
+    ...createPredictions(predictions, i),
     el("p", {}, ...sentence, ...describeHelpingTokens(predictions, i)),
   );
 }
@@ -64,24 +65,29 @@ function drawExpected(predictions, i) {
 /**
  * Create buttons with the likeliest next tokens after token i and the actual one. They choose the
  * target of the breakdown: 0 is the actual token, or the likeliest if the text ends here; k is the
- * k-th likeliest.
+ * k-th likeliest. With interventions, those whose probability changed most come first.
  */
 function createPredictions(predictions, i) {
   const actual = predictions.tokens[i + 1];
-  const listed = predictions
-    .predicted(i)
-    .map((prediction, k) => ({ ...prediction, text: data.words[prediction.id], target: k + 1 }))
-    .filter(({ id }) => id >= 0);
+  const listed = predictions.predicted(i).map((prediction, k) => ({
+    ...prediction,
+    text: data.words[prediction.id],
+    target: k < PREDICTED_TOKENS ? k + 1 : null,
+  }));
   // What target 0 stands for
   let initial = listed[0];
   if (actual !== undefined) {
     initial = listed.find(({ text }) => text === actual.slice(0, MAX_WORD_LENGTH));
     if (!initial) {
-      initial = { text: actual, chance: Math.exp(-predictions.loss(i)), target: 0 };
+      const { was } = predictions;
+      const chanceBefore = was ? Math.exp(-was.losses[i]) : undefined;
+      initial = { text: actual, chance: Math.exp(-predictions.loss(i)), was: chanceBefore };
       listed.push(initial);
     }
+    initial.target ??= 0;
   }
-  return listed.map(prediction =>
+  if (predictions.was) listed.sort((a, b) => changeOf(b) - changeOf(a));
+  const buttons = listed.map(prediction =>
     predictionButton(prediction, {
       isActual: actual !== undefined && prediction === initial,
       isTarget: selection.target ? selection.target === prediction.target : prediction === initial,
@@ -91,27 +97,31 @@ function createPredictions(predictions, i) {
       },
     }),
   );
+  if (!predictions.was) return [el("div", { className: "chances" }, ...buttons)];
+  const caption = note("Probability without → with the interventions, the largest change first.");
+  return [caption, el("div", { className: "chances changes" }, ...buttons)];
 }
+
+const changeOf = ({ chance, was }) => Math.abs(chance - was);
 
 /**
  * Create a button with a possible next token and its probability, which `was` another one without
- * interventions.
+ * interventions. Without a target, it cannot be clicked.
  */
 export function predictionButton(
-  { text = "", chance, was = chance },
+  { text = "", chance, was = chance, target = 0 },
   { isActual, isTarget, pick },
 ) {
-  const now = formatProbability(chance);
-  const before = formatProbability(was);
+  const percent = share => `${(100 * share).toFixed(1)}%`;
+  const before = was === chance ? "" : `${formatProbability(was)} → `;
   const properties = {
-    className: `chance${isActual ? " real" : ""}`,
+    className: `chance${isActual ? " real" : ""}${was > chance ? " fell" : ""}`,
     "aria-pressed": isTarget,
-    style: `--w: ${(100 * chance).toFixed(1)}%`,
+    style: `--w: ${percent(Math.min(chance, was))}; --changed: ${percent(Math.max(chance, was))}`,
     onclick: pick,
+    disabled: target === null,
   };
-  const element = button(properties, tokenName(text), el("b", {}, now));
-  if (now !== before) element.append(el("small", {}, ` was ${before}`));
-  return element;
+  return button(properties, tokenName(text), el("b", {}, before, formatProbability(chance)));
 }
 
 /** Name the step of predictions if it is not the one on display. */

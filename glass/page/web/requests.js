@@ -5,12 +5,11 @@ import { findHidden, placesRead, sample } from "./decoding.js";
 import { unpackWeights } from "./float16.js";
 import { ForwardPass } from "./forward.js";
 import { outputWeight } from "./layers.js";
-import { argTop, logNormalizers } from "./logits.js";
+import { argTop, logNormalizers, PREDICTED_TOKENS } from "./logits.js";
 import { inflate } from "./packed.js";
 import { attributeScore } from "./score_attribution.js";
 import { createTokenizer } from "./tokenizer.js";
 
-export const PREDICTED_TOKENS = 5;
 const MAX_CACHED_PASSES = 6;
 const MAX_PART_NUMBERS = 1 << 20; // of a part of attention patterns
 
@@ -51,8 +50,8 @@ export function runModel(input) {
 }
 
 /**
- * Return the prediction after each token: the likeliest ids and their probabilities, the id that
- * follows and its loss. Those before an edit are cached.
+ * Return the prediction after each token: the likeliest ids, the id that follows and its loss. Those
+ * before an edit are cached.
  */
 function predict(pass) {
   const { T, ids, predictions } = pass;
@@ -65,11 +64,9 @@ function predict(pass) {
   for (let t = start; t < T; t++) {
     const row = logits.subarray((t - start) * V, (t - start + 1) * V);
     const logNormalizer = normalizers[t - start];
-    const next = argTop(row, PREDICTED_TOKENS);
     predictions.push({
       logNormalizer,
-      next,
-      chances: next.map(id => Math.exp(row[id] - logNormalizer)),
+      next: argTop(row, PREDICTED_TOKENS),
       follows: ids[t + 1],
       loss: t + 1 < T ? logNormalizer - row[ids[t + 1]] : Number.NaN,
     });
@@ -83,18 +80,19 @@ function lossAfter(pass, i) {
   return logNormalizers(row, row.length)[0] - row[pass.ids[i + 1]];
 }
 
-/** Return the probabilities that a pass gives to some ids after each token. */
-function probabilitiesOf(pass, ids) {
+/** Return the probabilities that a pass gives to some ids after each token, and its losses. */
+function measurePredictions(pass, ids) {
   const { C } = pass.sizes;
   const x = pass.normalizedOutput();
   const { data: E } = outputWeight(pass.weights);
-  return predict(pass).map(({ logNormalizer }, t) =>
+  const chances = pass.predictions.map(({ logNormalizer }, t) =>
     ids[t].map(id => {
       let logit = 0;
       for (let k = 0; k < C; k++) logit += x[t * C + k] * E[id * C + k];
       return Math.exp(logit - logNormalizer);
     }),
   );
+  return { chances, losses: pass.predictions.map(({ loss }) => loss) };
 }
 
 /**
@@ -187,26 +185,24 @@ export const HANDLERS = {
     return maps;
   },
 
-  /** Return norms and predictions; `was` has the predictions without interventions. */
+  /**
+   * Return norms and predictions. With interventions, the likeliest tokens without them follow in
+   * `next`, and `was` has the predictions without them.
+   */
   read(input) {
     const pass = runModel(input);
-    const predictions = predict(pass);
-    const results = {
-      ...measureNorms(pass),
-      next: predictions.map(prediction => prediction.next),
-      chances: predictions.map(prediction => prediction.chances),
-      losses: predictions.map(prediction => prediction.loss),
-      was: null,
-      words: textsOf(predictions.flatMap(prediction => prediction.next)),
-    };
+    let next = predict(pass).map(prediction => prediction.next);
+    let was = null;
     if (input.off.length || input.hidden.length) {
       // It has a pass of its own, so that the one above still has the attention patterns.
       const cacheName = input.off.length ? "" : "without hidden tokens";
       const plain = runModel({ ...input, off: [], hidden: [], cacheName });
-      const chances = probabilitiesOf(plain, results.next);
-      results.was = { chances, losses: plain.predictions.map(prediction => prediction.loss) };
+      const before = predict(plain);
+      next = next.map((ids, t) => [...ids, ...before[t].next]);
+      was = measurePredictions(plain, next);
     }
-    return results;
+    const predictions = measurePredictions(pass, next);
+    return { ...measureNorms(pass), ...predictions, next, was, words: textsOf(next.flat()) };
   },
 
   /** Send the attention patterns of heads, in their order: lower triangles, row after row. */
@@ -275,7 +271,7 @@ export const HANDLERS = {
       const logits = pass.logits(pass.T - 1);
       // A vocabulary may be padded with ids that are not tokens.
       ids.push(sample(logits.subarray(0, session.tokenizer.size), temperature));
-      sendPart({ ids, text: session.tokenizer.decode(ids) });
+      sendPart({ ids: [...ids] });
       if (await isCanceled()) return;
     }
   },

@@ -291,7 +291,9 @@ async function start() {
     showWanted();
   };
   follow();
+  if (hasServer) $("loading").textContent = "The model is reading its first text …";
   await showWanted();
+  $("loading").remove();
   if (isDeep) revealSelectedHead();
   restoreScroll();
 }

@@ -50,3 +50,4 @@ showFailures();
 showTables();
 setUpTheme(draw);
 draw();
+$("loading").remove();

@@ -63,7 +63,8 @@ def test_predictions_are_those_of_the_model_after_any_edits(config, texts):
 
         steps = np.arange(len(ids))
         chances = np.exp(expected)
-        assert read["chances"] == pytest.approx(np.sort(chances)[:, :-6:-1], abs=1e-5)
+        likeliest = np.array(read["chances"])[:, :5]
+        assert likeliest == pytest.approx(np.sort(chances)[:, :-6:-1], abs=1e-5)
         of_ids = np.take_along_axis(chances, np.array(read["next"]), axis=1)
         assert np.array(read["chances"]) == pytest.approx(of_ids, abs=1e-5)
         losses = -expected[steps[:-1], ids[1:]]
@@ -74,6 +75,8 @@ def test_predictions_are_those_of_the_model_after_any_edits(config, texts):
         if off or hidden:
             was = np.take_along_axis(np.exp(before), np.array(read["next"]), axis=1)
             assert np.array(read["was"]["chances"]) == pytest.approx(was, abs=1e-5)
+            likeliest_before = np.sort(np.exp(before))[:, :-6:-1]
+            assert was[:, 5:] == pytest.approx(likeliest_before, abs=1e-5)
             losses = -before[steps[:-1], ids[1:]]
             assert read["was"]["losses"][:-1] == pytest.approx(losses, abs=1e-4)
         else:
@@ -106,9 +109,6 @@ def test_begin_of_text_is_read_but_not_shown():
     assert ask(session, "decode", ids=[0, 2])[1] == "ac"
     assert ask(session, "decode", ids=[])[1] == ""
     assert ask(session, "tokenTexts", ids=[0, 2])[1] == ["a", "c"]
-    given = text_input([2, 5], ["L0H0"])
-    parts, _ = ask(session, "continue", temperature=0, maxTokens=1, **given)
-    assert parts[0]["text"] == session.tokenizer.decode(parts[0]["ids"][1:])
 
 
 @few
@@ -129,7 +129,6 @@ def test_a_text_is_continued_with_its_interventions_beyond_the_block_size(
     assert continued[:T] == ids
     for part in parts:
         assert part["ids"] == continued[: len(part["ids"])]
-        assert part["text"] == TOKENIZER.decode(part["ids"][int(begins) :])
     for length in range(T, len(continued)):
         places = list(range(window_start(length, config.block_size), length))
         if begins:

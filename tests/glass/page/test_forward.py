@@ -72,7 +72,7 @@ def test_the_page_computes_what_the_model_computes(engine_tab, config, block_siz
     losses = torch.nn.functional.cross_entropy(expected[:-1], ids[1:], reduction="none")
     assert read["losses"][:-1] == pytest.approx(losses.numpy(), abs=5e-4)
     likeliest = expected.softmax(dim=-1).topk(5).values.numpy()
-    assert np.array(read["chances"]) == pytest.approx(likeliest, abs=1e-4)
+    assert np.array(read["chances"])[:, :5] == pytest.approx(likeliest, abs=1e-4)
 
     written = torch.tensor(continued[-1]["ids"])
     assert len(written) == 12 + 14 and written[:12].tolist() == ids.tolist()
