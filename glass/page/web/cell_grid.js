@@ -8,7 +8,7 @@ import { announce, showTooltip } from "./tooltip.js";
 
 /** Pixels of a cell from which its value is written in it. */
 const MIN_WRITTEN_WIDTH = 24;
-const MIN_WRITTEN_HEIGHT = 12;
+const MIN_WRITTEN_HEIGHT = 15;
 const MIN_NAMED_WIDTH = 8.5; // pixels of a cell from which rows and columns have names
 const MAX_NAME_WIDTH = 92;
 const UPRIGHT_NAME_HEIGHT = 18; // pixels below the cells for names that are not turned
@@ -247,7 +247,7 @@ function drawRowNames(context, cells, { left, cellWidth, cellHeight }, fontFamil
 
 /** Draw the names of the columns in the font of the rows' names. */
 function drawColumnNames(context, cells, { left, cellWidth, cellHeight, bottom }) {
-  const stride = cells.upright ? Math.ceil(22 / cellWidth) : 1; // names do not overlap
+  const stride = cells.upright ? Math.ceil(26 / cellWidth) : 1; // names do not overlap
   for (let j = 0; j < cells.cols; j += stride) {
     context.save();
     context.translate(left + (j + 0.5) * cellWidth, cells.rows * cellHeight + 5);

@@ -24,7 +24,7 @@ const MIN_LABELED_SHARE = 0.3; // smaller shares are not written beside their li
 /** Where a share may be written along its line, from 0 at the lower end to 1, the best first. */
 const LABEL_POSITIONS = [0.5, 0.44, 0.56, 0.38, 0.62, 0.3, 0.7, 0.22, 0.78, 0.14, 0.86];
 /** Least horizontal distance in pixels of a written share from anything else. */
-const LABEL_WIDTH = 31;
+const LABEL_WIDTH = 36;
 
 const EXPLANATION =
   "A line shows the share of the upper head's score that is lost if its keys or queries are computed without what the " +
