@@ -168,6 +168,7 @@ def make_explained(folder: Path, words=None, **more) -> Path:
             ("induction_direct{}/L1H1/keys/L0H2", 0.5, 0.04),
             ("induction{}/L1H1/queries/L0H2", 0.09, 0.05),
             ("induction{}/L1H1/queries/L0H1", 0.04, 0.01),
+            ("induction{}/L1H1/keys/embedding", 0.6, 0.01),
         ]
         for key, share, error in measured if row["step"] >= 10 else ():
             row["composition/" + key.format("")] = share

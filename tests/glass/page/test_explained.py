@@ -143,6 +143,9 @@ def test_the_composition_follows_the_slider(tab):
     label = lines.get_attribute("aria-label")
     assert "80 ± 2%" in label and "50 ± 4%" in label
     assert tab.locator("#composition .share").all_text_contents() == ["80%"]
+    tab.click("#composition input")
+    assert sorted(tab.locator("#composition .share").all_text_contents()) == ["60%", "80%"]
+    tab.click("#composition input")
     tab.focus("#step")
     tab.keyboard.press("ArrowLeft")
     expect_text(tab, "#composition h3", "at step 10")

@@ -95,7 +95,7 @@ def test_the_page_of_a_prompt_marks_generated_tokens_and_shows_scores(open_page,
     tab = open_page(path)
     assert "say</title>" in tab.title() and "say</title>" in tab.inner_text("h1")
     expect_map(tab, heads="L1H2")  # the strongest induction head
-    assert "0.70 ± 0.03" in tab.inner_text("#map-caption")
+    assert "0.70 ± 0.03" in tab.inner_text("#head-scores .kind")
     assert tab.get_attribute("#text .token.lit", "aria-label") == "token 199"  # ends the prompt
     border = tab.locator("#text .border")
     assert border.evaluate("b => b.nextElementSibling.getAttribute('aria-label')") == "token 200"

@@ -231,6 +231,23 @@ def test_the_text_highlights_keys_and_queries_of_a_token(open_page, tmp_path):
 
 
 @pytest.mark.slow
+def test_a_page_says_that_it_is_being_read_and_that_it_is_damaged(chromium, path, tmp_path):
+    text, copy = path.read_text(), tmp_path / "report.html"
+    tab = chromium.new_page()
+    for content, message in (
+        (text.partition('<script type="module">')[0], "#loading"),
+        (text.replace('class="blob">', 'class="blob">AAAA'), "#failure"),
+        (text, None),
+    ):
+        copy.write_text(content)
+        tab.goto(copy.as_uri())
+        if message is not None:
+            expect(tab.locator(message)).to_be_visible()
+        expect(tab.locator("#loading")).to_have_count(int(message == "#loading"))
+    tab.close()
+
+
+@pytest.mark.slow
 def test_scores_emergence_and_training_are_shown(open_page, path):
     tab = open_page(path)
     score = f"{read_rows(path.parent / 'metrics.jsonl')[-1]['heads/induction/L0H1']:.2f} ± 0.02"
@@ -247,7 +264,8 @@ def test_scores_emergence_and_training_are_shown(open_page, path):
     assert score in " ".join(read("[data-score=induction] canvas", "ArrowRight"))
     tab.keyboard.press("Enter")
     expect_map(tab, heads="L0H1")
-    assert score in tab.inner_text("#map-caption")
+    assert score in tab.inner_text("#head-scores")
+    assert tab.locator("#ticks .emerged").count() == 0
     assert score in " ".join(read("#trajectory svg", "End"))
     assert tab.locator("#trajectory .band").count() == 1
     marks = tab.locator("#emergence [data-emerged]")
@@ -257,6 +275,7 @@ def test_scores_emergence_and_training_are_shown(open_page, path):
     ]
     marks.first.locator("circle").click()
     expect_map(tab, heads=marks.first.get_attribute("data-emerged"))
+    assert tab.locator("#ticks .emerged").count() == 1
 
     assert read("#chart-loss svg", "Home") == ["step 0", "training 3.000", "validation 3.500"]
     tab.keyboard.press("ArrowRight")
