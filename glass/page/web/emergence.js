@@ -60,13 +60,17 @@ export function drawEmergence(host, scores, scoreColor) {
   if (svg) addKeyboard(svg, marks);
 }
 
+/** Say when a head emerged, and whether it was lost again. */
+export function describeEmergence({ score, interval, lostStep }) {
+  const lost = lostStep ? `; lost after step ${formatCount(lostStep)}` : "";
+  return `${scoreLabel(score).toLowerCase()}, emerged ${interval}${lost}`;
+}
+
 /** Create a dot with the head's name and a stem up to the loss; hollow if the head was lost again. */
 function createMark(emergence, stemX, markX, y, color) {
-  const { score, name, layer, head, interval, lostStep } = emergence;
-  const isLost = lostStep !== null;
-  const lost = isLost ? `; lost after step ${formatCount(lostStep)}` : "";
-  const text = `${scoreLabel(score).toLowerCase()}, emerged ${interval}${lost}`;
-  const style = isLost
+  const { name, layer, head, lostStep } = emergence;
+  const text = describeEmergence(emergence);
+  const style = lostStep
     ? `fill: var(--paper); stroke: ${color}; stroke-width: 1.5`
     : `fill: ${color}`;
   const stem = { x1: stemX, x2: stemX, y1: 10, y2: y, class: "stem", style: `stroke: ${color}` };

@@ -2,6 +2,7 @@
 
 import { STORED_PRECISION } from "./attention_data.js";
 import { $, el, note } from "./dom.js";
+import { describeEmergence } from "./emergence.js";
 import { formatCount, formatWithError, pluralize } from "./format.js";
 import { EMERGENCE_MARK, emergencesOf, maxScore, scoreAt, scoreNames } from "./head_metrics.js";
 import { headName } from "./labels.js";
@@ -55,8 +56,11 @@ export function drawCaption(view) {
     ...keys.flatMap(([kind, name]) => [el("span", { className: `key ${kind}` }, name), " "]),
   );
   $("map-caption").replaceChildren(caption, ...diagonalLegend());
-  if (!view.signed && !averageHeads)
-    $("map-caption").append(createScores(), ...describeEmergence());
+  if (!view.signed && !averageHeads) {
+    const emerged = emergencesOf(layer, head).map(describeEmergence);
+    const notes = emerged.map(text => note(`${EMERGENCE_MARK} ${text}`));
+    $("map-caption").append(createScores(), ...notes);
+  }
   $("precision").textContent = view.signed ? "" : describePrecision();
   // For style sheets and scripts
   const name = averageHeads ? `L${layer}` : headName(layer, head);
@@ -141,12 +145,6 @@ function createScores() {
   });
   return el("ol", { id: "head-scores", className: "bars plain" }, ...items);
 }
-
-/** Say when the selected head emerged. */
-const describeEmergence = () =>
-  emergencesOf(selection.layer, selection.head).map(({ score, interval }) =>
-    note(`${EMERGENCE_MARK} ${scoreLabel(score)}: emerged ${interval}.`),
-  );
 
 /** Explain the framed cells of repeated tokens. */
 function diagonalLegend() {
