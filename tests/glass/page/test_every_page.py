@@ -63,7 +63,7 @@ def test_data_cannot_leave_its_element(tmp_path, write: Callable):
     path = write(tmp_path, HOSTILE)
     text, (content, blobs) = path.read_bytes(), read_back(path)
     worker = text.count(b'id="worker"')
-    assert text.count(b"<script") == 2 + worker + len(blobs)
+    assert text.count(b"<script") == 3 + worker + len(blobs)
     data = re.search(rb'id="data">(.*?)</script>', text, re.S)[1]
     assert data.isascii() and not re.search(rb"[<>&\0]", data)
     assert b"default-src 'none'" in text and NAME in str(content)
