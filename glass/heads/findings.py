@@ -15,6 +15,7 @@ from glass.heads.circuit import (
     MAX_NAMED_HEADS,
     MIN_REPORTED_GAIN_NATS,
     find_active_heads,
+    find_induction_circuit,
     find_upstream_head,
     is_previous_token_head,
     is_reported_gain,
@@ -25,7 +26,7 @@ from glass.heads.metrics import read_gain_history, read_latest
 from glass.heads.results import CompositionShare, Estimate, Head, Measurements
 
 MAX_FINDINGS = 6
-FULL_ATTENTION = 0.5  # with a smaller score, a head attends "in part"
+FULL_ATTENTION = 0.5  # unless a score exceeds it by two errors, a head attends "in part"
 MIN_REPORTED_IMPORTANCE_NATS = 0.01
 MAX_MOST_IMPORTANT_HEADS = 3  # if more are not distinguishable from the first, none is reported
 MIN_FAITHFULNESS_ALONE = 0.8  # below this share, layer 0 is added to the circuit
@@ -96,23 +97,18 @@ def _find_attention(latest: Measurements, score: str, snapshots: Sequence[int]) 
     if len(snapshots) > 1:
         steps = latest.emergence.emerged[score]
         emerged = {head: format_emergence(steps[head], snapshots) for head in heads}
-    details = [
+    details = []
+    if score == "induction":
+        sentences += _state_circuit(latest, heads, upstream[heads[0]])
+        if gain := reported_copying_gain(latest):
+            details = _list_copying(latest, gain)
+        if emerged:
+            first = emerged[heads[0]]
+            emerged = {head: interval for head, interval in emerged.items() if interval != first}
+            sentences.append(f"{f'{heads[0]} emerged' if emerged else 'Emerged'} {first}.")
+    details += [
         _describe_head(latest, score, head, upstream[head], emerged.get(head)) for head in heads
     ]
-    if score == "induction":
-        gain, accuracy = reported_copying_gain(latest), latest.repeated_accuracy
-        for head, source in upstream.items():
-            sentences += _state_upstream(latest, source, "It" if len(heads) == 1 else str(head))
-        if gain is not None:
-            is_one_head = len(heads) == 1 and not any(upstream.values())
-            sentences += _state_circuit_share(latest, is_one_head)
-            details = _list_copying(latest, gain) + details
-        if len(set(emerged.values())) == 1:
-            sentences.append(f"Emerged {emerged[heads[0]]}.")
-        else:
-            sentences += [f"{head} emerged {interval}." for head, interval in emerged.items()]
-        if gain is not None and accuracy is not None and not _is_learned(accuracy):
-            sentences.append(f"So far {_state_accuracy(accuracy)}.")
     return Finding(title, " ".join(sentences), details, _names(heads))
 
 
@@ -136,42 +132,53 @@ def _describe_head(
 
 
 def _state_target(latest: Measurements, score: str, heads: Sequence[Head], target: str) -> str:
-    full = [head for head in heads if latest.score(score, head).value >= FULL_ATTENTION]
-    partial = [head for head in heads if latest.score(score, head).value < FULL_ATTENTION]
+    full = [head for head in heads if _attends_fully(latest, score, head)]
+    partial = [head for head in heads if head not in full]
     verb = "attends" if len(full or partial) == 1 else "attend"
+    subject = _join(full or partial)
+    count = len(find_active_heads(latest, score, most=None))
+    if count > len(heads):
+        subject += f", the strongest of {count} {PHENOMENA[score][0].lower()}s,"
     if not full:
-        return f"{_join(partial)} {verb} in part to {target}."
-    sentence = f"{_join(full)} {verb} to {target}"
+        return f"{subject} {verb} in part to {target}."
+    sentence = f"{subject} {verb} to {target}"
     if partial:
         verb = "does" if len(partial) == 1 else "do"
         sentence += f"; {_join(partial)} {verb} so in part"
     return f"{sentence}."
 
 
-def _state_upstream(latest: Measurements, source: CompositionShare | None, head: str) -> list[str]:
-    if source is None:
-        return []
-    kind = "the previous-token head " if is_previous_token_head(latest, source) else ""
-    lost = f"{100 * source.share.value:.0f}% of its score is lost without it"
-    return [f"{head} reads from {kind}{source.upstream} ({lost})."]
+def _attends_fully(latest: Measurements, score: str, head: Head) -> bool:
+    attention = latest.score(score, head)
+    return attention.value - 2 * attention.error >= FULL_ATTENTION
+
+
+def _state_circuit(
+    latest: Measurements, heads: Sequence[Head], source: CompositionShare | None
+) -> list[str]:
+    """State where the strongest induction head reads from, and the circuit's share of the gain."""
+    clauses = []
+    if source is not None:
+        kind = "the previous-token head " if is_previous_token_head(latest, source) else ""
+        reader = "It" if len(heads) == 1 else str(heads[0])
+        clauses.append(f"{reader} reads from {kind}{source.upstream}")
+    clauses += _state_circuit_share(latest, len(heads) == 1 and source is None)
+    sentence = "; ".join(clauses)
+    return [f"{sentence[0].upper()}{sentence[1:]}."] if clauses else []
 
 
 def _state_circuit_share(latest: Measurements, is_one_head: bool) -> list[str]:
     """State the circuit's share of the gain, with layer 0 if its share alone is too small."""
     faithfulness = latest.faithfulness
-    if faithfulness is None:
+    if faithfulness is None or reported_copying_gain(latest) is None:
         return []
     includes_layer_0 = not faithfulness.circuit.value >= MIN_FAITHFULNESS_ALONE
     share = faithfulness.circuit_and_layer_0 if includes_layer_0 else faithfulness.circuit
     if not share.exceeds(MIN_REPORTED_FAITHFULNESS):
         return []
-    active = "Together with layer 0" if includes_layer_0 else "Without other heads"
+    active = "together with layer 0" if includes_layer_0 else "without other heads"
     subject = f"{active} {'it accounts' if is_one_head else 'they account'}"
-    percent = _format_percent(share)
-    if abs(share.value - 1) <= 2 * share.error <= MAX_ERROR_OF_ALL:
-        return [f"{subject} for all of the in-context copying gain ({percent})."]
-    lowered = ": the other heads lower it" if _is_more_than_all(share) else ""
-    return [f"{subject} for {percent} of the in-context copying gain{lowered}."]
+    return [f"{subject} for {_format_share(share)} of the in-context copying gain"]
 
 
 def _find_copying(latest: Measurements, history: Mapping[int, Estimate]) -> Finding | None:
@@ -193,26 +200,27 @@ def _find_copying(latest: Measurements, history: Mapping[int, Estimate]) -> Find
     if accuracy is None:
         return Finding("In-context copying", f"{text}.{emerged}", [], [])
     title = "In-context copying" if _is_learned(accuracy) else "Beginning of in-context copying"
-    text = f"{text}; {_state_accuracy(accuracy)}.{emerged}"
-    return Finding(title, text, _list_copying(latest, gain), [])
+    text = f"{text}; {_format_percent(accuracy)} of the repeated tokens are predicted.{emerged}"
+    return Finding(title, text, _describe_repeated_loss(latest), [])
 
 
 def _is_learned(accuracy: Estimate) -> bool:
     return accuracy.value - 2 * accuracy.error >= LEARNED_ACCURACY
 
 
-def _state_accuracy(accuracy: Estimate) -> str:
-    return f"{_format_percent(accuracy)} of the repeated tokens are predicted"
-
-
 def _list_copying(latest: Measurements, gain: Estimate) -> list[str]:
-    loss, accuracy = latest.repeated_loss, latest.repeated_accuracy
     details = [f"in-context copying gain {format_with_error(*gain)} nats"]
-    if loss is not None:
-        details.append(f"loss of repeated tokens {format_with_error(*loss)} nats/token")
-    if accuracy is not None:
-        details.append(f"{_format_percent(accuracy)} of them predicted")
+    details += _describe_repeated_loss(latest)
+    if latest.repeated_accuracy is not None:
+        details.append(f"{_format_percent(latest.repeated_accuracy)} of repeated tokens predicted")
     return details
+
+
+def _describe_repeated_loss(latest: Measurements) -> list[str]:
+    if latest.repeated_loss is None:
+        return []
+    loss = format_with_error(*latest.repeated_loss)
+    return [f"loss of repeated tokens {loss} nats/token"]
 
 
 def _find_sufficient_heads(latest: Measurements) -> Finding | None:
@@ -222,14 +230,15 @@ def _find_sufficient_heads(latest: Measurements) -> Finding | None:
     other_heads = latest.head_count - len(heads)
     if not heads or other_heads < 1 or not share.exceeds(MIN_REPORTED_FAITHFULNESS):
         return None
+    if list(heads) == find_induction_circuit(latest) and latest.faithfulness.circuit.exceeds(
+        MIN_FAITHFULNESS_ALONE, errors=0
+    ):
+        return None  # the headline says so
     title = "Sufficient head" if len(heads) == 1 else "Sufficient heads"
     keep = "keeps" if len(heads) == 1 else "keep"
-    lowered = ""
-    if _is_more_than_all(share):
-        lowered = ", which lower it" if other_heads > 1 else ", which lowers it"
     text = (
-        f"{_join(heads)} {keep} {_format_percent(share)} of the in-context copying gain without "
-        f"the other {pluralize(other_heads, 'head')}{lowered}."
+        f"{_join(heads)} {keep} {_format_share(share)} of the in-context copying gain without "
+        f"the other {pluralize(other_heads, 'head')}."
     )
     return Finding(title, text, [], _names(heads))
 
@@ -274,7 +283,7 @@ def _find_sinks(latest: Measurements) -> Finding | None:
     if len(heads) <= MAX_NAMED_HEADS:
         text = _state_target(latest, "sink", heads, "the first token")
         return Finding("Attention sink", text, details, _names(heads))
-    partial = sum(latest.score("sink", head).value < FULL_ATTENTION for head in heads)
+    partial = sum(not _attends_fully(latest, "sink", head) for head in heads)
     extent = " in part" if partial == len(heads) else ""
     suffix = f", {partial} of them in part" if 0 < partial < len(heads) else ""
     scored_heads = len(latest.scored_heads("sink"))
@@ -308,9 +317,14 @@ def format_emergence(step: int, snapshots: Sequence[int]) -> str:
     return f"between steps {after:,} and {step:,}" if step - after > 1 else f"at step {step:,}"
 
 
-def _is_more_than_all(share: Estimate) -> bool:
-    """Return whether a share exceeds 100% by more than two errors: the other heads lower it."""
-    return share.value - 2 * share.error > 1
+def _format_share(share: Estimate) -> str:
+    """Format a share of the copying gain, which other heads can lower, as at most 100%."""
+    lowest = share.value - 2 * share.error
+    is_all = lowest > 1 or abs(share.value - 1) <= 2 * share.error <= MAX_ERROR_OF_ALL
+    if share.value > 1:
+        return "all" if is_all else f"at least {100 * lowest:.0f}%"
+    percent = _format_percent(share)
+    return f"all ({percent})" if is_all else percent
 
 
 def _format_percent(share: Estimate) -> str:

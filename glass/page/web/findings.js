@@ -20,13 +20,14 @@ export function drawFindings(findings, chooseHead) {
     if (!finding.details.length) return line;
     return addTooltip(line, () => finding.details.map(detail => el("div", {}, detail)));
   });
-  const evidence = findings.map(finding => {
-    const details = annotate(finding.details.join("; "), chooseHead);
-    return el("li", {}, ...sentences(finding), el("div", { className: "quiet" }, ...details));
-  });
+  const evidence = findings
+    .filter(({ details }) => details.length)
+    .map(({ title, details }) =>
+      el("li", {}, el("b", {}, `${title}: `), ...annotate(details.join("; "), chooseHead)),
+    );
   $("headline").replaceChildren(headline ?? note("No significant findings yet."));
-  $("more").replaceChildren(...others, ...(headline ? [$("numbers")] : []));
-  $("numbers").hidden = !headline;
+  $("more").replaceChildren(...others, ...(evidence.length ? [$("numbers")] : []));
+  $("numbers").hidden = !evidence.length;
   $("numbers")
     .querySelector("ul")
     .replaceChildren(...evidence);
