@@ -38,6 +38,7 @@ UNFINISHED_TEXT = "class Reader:\n    def read_line(self):\n        return self.
 LOAD_MILLISECONDS = 2000  # until a page has drawn everything
 REPEATED_NAME = "The wizard Tolvan Brask left. Later the wizard Tolvan"
 INDUCTION_HEADS = ("L17H3", "L17H4", "L17H5", "L18H6")  # of SmolLM2-135M
+STORY = "When Mary and John went to the store, John gave a drink to"
 CORRUPTED_STORY = "When Mary and John went to the store, Mary gave a drink to"
 MEASURING_MILLISECONDS = 120_000  # at most, for the heads of a real model
 TABLE = r"\S.*\n─+\n(?:.+\n)+"
@@ -194,6 +195,8 @@ def renew_explore(model: str, _: Path) -> None:
     """Renew the pictures of a real model's page: an induction head, and activation patching."""
     size = WindowSize(1400, 1000)
     with open_explorer(model) as address, open_tab(address, size) as tab:
+        tab.fill("#typed", STORY)
+        tab.wait_for_timeout(LOAD_MILLISECONDS)
         tab.locator("#patching summary").click()
         tab.fill("#corrupted", CORRUPTED_STORY)
         tab.wait_for_timeout(4 * LOAD_MILLISECONDS)
@@ -202,7 +205,6 @@ def renew_explore(model: str, _: Path) -> None:
 
         tab.fill("#typed", REPEATED_NAME)
         tab.wait_for_timeout(LOAD_MILLISECONDS)
-        tab.click("#measure-heads")
         tab.locator("#scores canvas").first.wait_for(timeout=MEASURING_MILLISECONDS)
         tab.wait_for_timeout(LOAD_MILLISECONDS)
         for name in INDUCTION_HEADS:

@@ -95,16 +95,16 @@ def measure_heads(
 ) -> Generator[str, None, Measurements]:
     """Measure every head on random tokens, drawn from the model's predictions on a text.
 
-    Yields a line of progress before each stage. Faithfulness is measured in small models only.
+    Yields the name of each of two stages before it. Faithfulness is measured in small models only.
     """
     expected = draw_expected_tokens(model, text, tokenizer.vocab_size)
     length = min(RANDOM_ROW_TOKENS, model.config.block_size)
     probes = make_probes(expected, expected, tokenizer, length, seed=0)
     windows = probes.control if len(probes.control) else probes.windows
-    yield "attention: scores of every head on random tokens"
+    yield "scores of every head on random tokens"
     run = ProbeRun(model, replace(probes, windows=windows), text)
     head_scores = run.score_heads()
-    yield "attention: composition of the strongest heads"
+    yield "composition of the strongest heads"
     measurements = run.measure(0, head_scores)
     emergence = update_emergence(measurements, measurements, run.window_length)
     measurements = replace(measurements, emergence=emergence)  # heads that pass now
@@ -118,7 +118,7 @@ def _call_with_lines(
 ) -> Measurements:
     while True:
         try:
-            log(next(stages))
+            log(f"attention: {next(stages)}")
         except StopIteration as end:
             return end.value
 

@@ -28,8 +28,10 @@ from kernels import DTYPES
 from training.device import describe, pick_device
 
 PROMPT_TOKENS = 32  # of a run's text that are shown first
-# Shown first if there is no text of a run. A likely next token is one of two names.
-EXAMPLE_PROMPT = "When Mary and John went to the store, John gave a drink to"
+# Shown first if there is no text of a run. A likely next token is one of two names, and a name of
+# several tokens occurs again, which induction heads complete.
+EXAMPLE_PROMPT = "When Tolvan Brask and Mary went to the store, Tolvan Brask gave a drink to"
+MAX_SMALL_PARAMETERS = 200_000_000  # whose heads two cores measure in about a minute
 
 
 class Canceled(Exception):
@@ -43,7 +45,10 @@ class Explorer:
         """Load the model that the settings name."""
         self.settings, self.log = settings, log
         self._lock = threading.Lock()  # held while the model runs
-        self._is_canceled: Callable[[], bool] = lambda: False  # of the request that it runs for
+        self._turn = threading.Lock()  # held by the request that waits for it
+        # Of the request that the model runs for:
+        self._is_canceled: Callable[[], bool] = lambda: False
+        self._gives_way = False
         self._is_closed = False
         self.session = load_session(settings, log, self._check_canceled)
 
@@ -58,7 +63,7 @@ class Explorer:
         run = self.session.followed_run
         with tolerate_errors("loading the newest checkpoint", self.log):
             if run is not None and saved_steps(run)[-1:] != [self.session.explored.step]:
-                with self._lock:
+                with self._turn, self._lock:
                     self.session = load_session(self.settings, self.log, self._check_canceled)
         return render_explore_page(self.session.explored, max_tokens(self.session.model.config))
 
@@ -73,10 +78,12 @@ class Explorer:
                 respond = TOKENIZER_REQUESTS[parameters.request]
                 yield encode_frame("answer", respond(self.session, parameters))
             elif parameters.request in MODEL_REQUESTS:
-                with self._lock:
-                    self._is_canceled = is_canceled
+                self._take_turn(is_canceled, parameters.request == "measureHeads")
+                try:
                     self._check_canceled()
                     yield from self._run_model(parameters)
+                finally:
+                    self._lock.release()
             else:
                 raise UserError(f"there is no request {parameters.request}")
         except Canceled:
@@ -95,7 +102,17 @@ class Explorer:
             answer = None
         yield encode_frame("answer", answer)
 
+    def _take_turn(self, is_canceled: Callable[[], bool], gives_way: bool) -> None:
+        with self._turn:
+            self._lock.acquire()
+        self._is_canceled, self._gives_way = is_canceled, gives_way
+
     def _check_canceled(self) -> None:
+        """Let a waiting request go first if the current one takes long; end a canceled one."""
+        if self._gives_way and self._turn.locked():
+            is_canceled = self._is_canceled
+            self._lock.release()
+            self._take_turn(is_canceled, gives_way=True)
         if self._is_closed or self._is_canceled():
             raise Canceled
 
@@ -126,7 +143,9 @@ def load_session(
     model.to(device, DTYPES[precision])
 
     path = Path(expand_model_name(key, name))
-    explored = ExploredModel(path.resolve().name if exists(path) else name, model.config)
+    title = path.resolve().name if exists(path) else name
+    is_small = model.num_parameters() < MAX_SMALL_PARAMETERS
+    explored = ExploredModel(title, model.config, is_small=is_small)
     run_dir = followed_run = None
     if isinstance(stored, RunCheckpoint):
         run_dir = stored.run_dir

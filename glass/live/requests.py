@@ -234,7 +234,7 @@ def _patch(
 def measure_heads(
     session: Session, parameters: Parameters, reading: CachedReading
 ) -> Iterator[str]:
-    """Measure the scores of all heads for the page; yield a line of progress before each stage."""
+    """Measure the scores of all heads for the page; yield the name of each of the two stages."""
     model = in_float32(session.model)
     text = capture(model, np.array([parameters.ids]))
     measurements = yield from analysis.measure_heads(model, session.tokenizer, text)

@@ -112,7 +112,7 @@ class Session:
         """Put the model in evaluation mode.
 
         `followed_run` is the run whose newest checkpoint is shown, or None, and `check_canceled` is
-        called before each block.
+        called before each block, and whenever composition measures a head.
         """
         self.model, self.tokenizer = model.eval(), tokenizer
         self.explored = explored
@@ -124,7 +124,7 @@ class Session:
         def check(*_: object) -> None:  # a closure is not copied with the model
             check_canceled()
 
-        for module in (*model.blocks, model.head):
+        for module in (*(block.norm_1 for block in model.blocks), model.head):
             module.register_forward_pre_hook(check)
 
     def read(

@@ -73,7 +73,8 @@ class ExploredModel:
     max_steps: int | None = None  # of the run; None for a model outside of a run
     prompt: str = ""  # the text that is shown first
     begin_of_text: int | None = None  # id of the token that begins every text
-    scores: HeadScores | None = None  # None: the heads are measured when the reader asks for it
+    is_small: bool = False  # then the page has its heads measured without being asked
+    scores: HeadScores | None = None
 
 
 def write_page(run_dir: Path) -> Path:
@@ -165,6 +166,7 @@ def render_explore_page(explored: ExploredModel, max_tokens: int) -> str:
             "prompt": explored.prompt,
             "beginOfText": explored.begin_of_text,
             "canMeasure": explored.scores is None,
+            "isSmall": explored.is_small,
         },
     }
     return "".join(format_html("run.html", content, is_served=True))

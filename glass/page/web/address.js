@@ -44,15 +44,15 @@ export function writeAddressNow() {
   }
 }
 
-/** Return the parts of the address; those at their defaults are null. */
+/** Return the parts of the address; those at their defaults or chosen by the page are null. */
 function describeSelection() {
-  const { layer, head, pinned } = selection;
+  const { layer, head, pinned, isHeadChosen, isTokenChosen } = selection;
   const isNewest = selection.step === steps.length - 1;
   const isTraining = data.maxSteps > data.step; // then the newest step is followed
   const parts = {
-    head: L ? headName(layer, head) : null,
+    head: isHeadChosen ? headName(layer, head) : null,
     step: steps.length > 1 && !(isNewest && isTraining) ? currentStep() : null,
-    token: pinned,
+    token: isTokenChosen ? pinned : null,
     view: selection.showTokenEffect ? "token_effect" : null,
     weights: selection.weightByValues ? "value" : null,
     heads: selection.averageHeads ? "average" : null,
@@ -79,7 +79,7 @@ export function readAddress() {
   const readList = name => (parameters.get(name) ?? "").split(",");
   readChoices(parameters);
   const [layer, head] = parseHead(parameters.get("head")) ?? [L, H];
-  if (layer < L && head < H) Object.assign(selection, { layer, head });
+  if (layer < L && head < H) Object.assign(selection, { layer, head, isHeadChosen: true });
   const hasText = parameters.has("text") && runnableSteps.length > 0;
   if (hasText) {
     $("typed").value = parameters.get("text");
@@ -94,6 +94,7 @@ export function readAddress() {
     hasText ? candidate === ownText : candidate.name === parameters.get("probe"),
   );
   Object.assign(wanted, { probe: Math.max(0, probe), pin: readNumber("token") });
+  if (wanted.pin !== null) selection.isTokenChosen = true;
   const namedStep = readNumber("step") ?? Number.NaN;
   const step = steps.findLastIndex(value => value <= namedStep);
   snapToStop(step < 0 ? Math.max(0, steps.length - 1) : step);

@@ -47,7 +47,7 @@ export function followRun(status, { step, maxSteps, seconds }, isBusy) {
  * @param {number} delay - At least, in milliseconds.
  * @param {() => boolean} isBusy
  */
-function reloadWhenIdle(delay, isBusy) {
+export function reloadWhenIdle(delay, isBusy) {
   const due = performance.now() + delay;
   let lastInput = performance.now();
   const noteInput = () => {

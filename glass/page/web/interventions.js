@@ -19,6 +19,7 @@ const SWITCH_HEIGHT = 32;
  */
 function toggle(list, element) {
   const place = list.indexOf(element);
+  Object.assign(selection, { isHeadChosen: true, isTokenChosen: true });
   if (place < 0) list.push(element);
   else if (wantsOwnText()) list.splice(place, 1);
   drawInterventions();
@@ -46,7 +47,7 @@ export function drawInterventions() {
   const { off, hidden } = ownText;
   const name = headName(selection.layer, selection.head);
   const isOff = isOwnText() && off.includes(name);
-  $("ablate-head").textContent = `${isOff ? "Restore" : "Ablate"} ${name} (x)`;
+  $("ablate-head").textContent = isOff ? `Switch ${name} on` : `Switch ${name} off (ablate)`;
   drawHideButton();
   $("reset").disabled = !isOwnText() || (!off.length && !hidden.length);
   $("mean-loss").textContent = describeMeanLoss();
@@ -103,6 +104,7 @@ function toggleClickedHead(event) {
 }
 
 export function setUpInterventions() {
+  $("ablate-head").hidden = false;
   $("ablate-head").onclick = toggleSelectedHead;
   $("hide-token").onclick = toggleToken;
   $("reset").onclick = () => {

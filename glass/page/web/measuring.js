@@ -1,14 +1,18 @@
-/** The section that lets the reader measure the scores of all heads, on a page of explore.py. */
+/** The section about measuring the scores of all heads, on a page of explore.py. */
 
 import { $ } from "./dom.js";
-import { ask, cancel, describeFailure } from "./engine.js";
-import { reloadPage } from "./follow_run.js";
+import { ask, cancel, describeFailure, isModelBusy } from "./engine.js";
+import { reloadWhenIdle } from "./follow_run.js";
+import { formatDuration } from "./format.js";
 import { scoreNames } from "./head_metrics.js";
 import { data } from "./page_state.js";
 
 let isMeasuring = false;
 
-/** Measure the heads and reload the page, which then has their scores; if that runs, stop it. */
+/**
+ * Measure the heads, and reload the page as soon as nobody uses it: it then has their scores. If
+ * that runs, stop it.
+ */
 async function measureHeads() {
   if (isMeasuring) {
     cancel("measureHeads");
@@ -18,17 +22,35 @@ async function measureHeads() {
   $("measure-heads").textContent = "Stop";
   $("measure-status").textContent = "waiting for the model …";
   try {
-    const onPart = line => {
-      $("measure-status").textContent = line;
+    const startTimes = [];
+    const onPart = stage => {
+      startTimes.push(performance.now());
+      $("measure-status").textContent = describeStage(stage, startTimes);
     };
     const answer = await ask({ request: "measureHeads" }, { onPart });
-    if (answer !== undefined) reloadPage();
     $("measure-status").textContent = "";
+    if (answer !== undefined) {
+      $("measure-status").textContent = "Done: the page shows the scores as soon as you pause.";
+      $("measure-heads").hidden = true;
+      reloadWhenIdle(0, isModelBusy);
+    }
   } catch (error) {
     $("measure-status").textContent = describeFailure(error);
   }
   isMeasuring = false;
   $("measure-heads").textContent = "Measure heads";
+}
+
+/** Name a stage, and say how much time is left: the second and last takes as long as the first. */
+function describeStage(stage, startTimes) {
+  if (startTimes.length < 2) return `step 1 of 2: ${stage} …`;
+  const seconds = (startTimes[1] - startTimes[0]) / 1000;
+  return `step 2 of 2: ${stage} … about ${formatDuration(seconds)} left`;
+}
+
+/** Measure the heads of a model that is so small that this takes about a minute. */
+export function measureSmallModel() {
+  if (!$("measuring").hidden && data.server.isSmall) measureHeads();
 }
 
 /** Show the section if the heads have no scores and the server can measure them. */

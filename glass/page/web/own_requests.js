@@ -9,6 +9,7 @@ import { ask, cancel, describeFailure } from "./engine.js";
 import { headsInView } from "./head_grid.js";
 import { updateHeadEffects } from "./logit_attribution.js";
 import { data, display, H, L, ownText, selectedMaps, selection } from "./page_state.js";
+import { drawProof } from "./proof.js";
 
 const REDRAW_DELAY = 200; // milliseconds between two views of effects that come in
 
@@ -51,8 +52,10 @@ export function requestPatterns(view, input) {
 function drawPatterns(heads) {
   const { layer, head } = selectedMaps();
   const isSelected = k => Math.floor(k / H) === layer && (head === null || k % H === head);
-  if (heads.some(isSelected)) drawAttention();
-  else drawSmallMaps();
+  if (heads.some(isSelected)) {
+    drawAttention();
+    drawProof();
+  } else drawSmallMaps();
 }
 
 /** Ask about the text; if that fails, say so. */

@@ -5,7 +5,9 @@ import { Cells, MIN_CLEAR_EFFECT_NATS, Predictions } from "./cells.js";
 import { findHidden, placesRead } from "./decoding.js";
 import { $ } from "./dom.js";
 import { ask, describeFailure, send } from "./engine.js";
+import { strongestInductionEvent } from "./events.js";
 import { describeTokens, formatCount } from "./format.js";
+import { headName } from "./labels.js";
 import { cancelRequestsOfText, requestPatterns, requestTokenEffects } from "./own_requests.js";
 import {
   chooseProbe,
@@ -33,7 +35,7 @@ import { fillText, revealToken } from "./text_view.js";
 const SLOW_READING = 300; // milliseconds after which the page says that it is reading
 const TYPING_DELAY = 10; // milliseconds in which keys are gathered
 
-/** The text that the field holds at first: the tokens of a probe, from number `start` on. */
+/** The text that the field holds until it is edited: tokens of a probe, from number `start` on. */
 const initial = { probe: null, start: 0, text: "", ids: [] };
 
 // ---- reading
@@ -94,7 +96,20 @@ async function readOnce(isWanted) {
   predictions.addRead(results, input.off, input.hidden);
   Object.assign(data.words, results.words);
   Object.assign(ownText, { ids, tokens, T: ids.length, allIds, places, view, predictions });
-  showOwnText(isEdited);
+  if (!display.attention && wanted.pin === null) wanted.pin = await findEvent(input, predictions);
+  if (isWanted()) showOwnText(isEdited);
+}
+
+/** Return the strongest induction event of the selected head, whose effects this measures first. */
+async function findEvent(input, predictions) {
+  const { layer, head } = selection;
+  const off = [...input.off, headName(layer, head)];
+  const { losses } = await send("read", { ...input, off });
+  losses.forEach((loss, i) => {
+    const effect = { heads: [layer * H + head], nats: [loss - predictions.loss(i)] };
+    predictions.addHeadEffects(i, effect);
+  });
+  return strongestInductionEvent(ownText, ownText.view, predictions, selection);
 }
 
 /** Say how many tokens were read, and why these are not all. */
@@ -186,10 +201,9 @@ export function setUpOwnText(probe, start) {
       `at ${runnableSteps.length} of ${steps.length} steps, marked on the slider: ` +
       "their weights are in this page";
   }
-  const tokens = (probe?.tokens ?? []).slice(start);
-  $("typed").value = data.server?.prompt ?? tokens.join("");
-  const ids = (probe?.ids ?? []).slice(start);
-  Object.assign(initial, { probe, start, text: $("typed").value, ids });
+  initial.start = start;
+  if (probe) fillField(probe);
+  else $("typed").value = data.server?.prompt ?? "";
   let timer = 0;
   $("typed").oninput = () => {
     chooseProbe(data.probes.indexOf(ownText));
@@ -197,6 +211,13 @@ export function setUpOwnText(probe, start) {
     timer = setTimeout(readOwnText, TYPING_DELAY);
   };
   window.glass = createConsoleInterface();
+}
+
+/** Put the text of a probe into the field, unless the reader has written or changed something. */
+export function fillField(probe) {
+  if ($("typed").value !== initial.text || ownText.hidden.length) return;
+  $("typed").value = probe.tokens.slice(initial.start).join("");
+  Object.assign(initial, { probe, text: $("typed").value, ids: probe.ids.slice(initial.start) });
 }
 
 /** Return the functions of `glass`, for the browser's console: by default at the step on display. */

@@ -60,6 +60,8 @@ export const selection = {
   pinned: null, // token that stays highlighted
   pinnedCell: null, // [query, key] of the cell that was clicked
   pinAutomatically: true, // until the reader pins a token
+  isHeadChosen: false, // by the reader, or by the page
+  isTokenChosen: false,
   target: 0, // next token of the prediction breakdown: 0 the true one, k the k-th likeliest
 };
 
@@ -146,7 +148,7 @@ export function emit(event) {
 }
 
 export function chooseHead(layer, head) {
-  Object.assign(selection, { layer, head });
+  Object.assign(selection, { layer, head, isHeadChosen: true });
   emit("head");
 }
 
@@ -188,14 +190,15 @@ export function highlightToken(i) {
 /** Pin token i, or unpin it if it is pinned. */
 export function togglePin(i) {
   const pinned = selection.pinned === i ? null : i;
-  Object.assign(selection, { pinned, pinAutomatically: false, target: 0 });
+  Object.assign(selection, { pinned, pinAutomatically: false, isTokenChosen: true, target: 0 });
   highlightToken(i);
   emit("pin");
 }
 
 /** Pin query token i and explain its attention to key token j. */
 export function pinCell(i, j) {
-  Object.assign(selection, { pinned: i, pinnedCell: [i, j], pinAutomatically: false, target: 0 });
+  Object.assign(selection, { pinned: i, pinnedCell: [i, j], pinAutomatically: false });
+  Object.assign(selection, { isTokenChosen: true, target: 0 });
   highlightToken(i);
   emit("cell");
 }

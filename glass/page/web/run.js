@@ -2,11 +2,12 @@
 
 import { readAddress, writeAddress, writeAddressNow } from "./address.js";
 import { drawAttention, setUpMaps } from "./attention_map.js";
-import { decodeAttention, decodePredictions, MIN_CLEAR_EFFECT_NATS } from "./cells.js";
+import { decodeAttention, decodePredictions } from "./cells.js";
 import { setUpContinuing } from "./continuing.js";
 import { setUpControls, showStep, updateControls } from "./controls.js";
 import { $, button } from "./dom.js";
 import { isModelBusy } from "./engine.js";
+import { mostAffectedToken, strongestInductionEvent } from "./events.js";
 import { drawFindings } from "./findings.js";
 import { followRun, reloadPage, restoreScroll } from "./follow_run.js";
 import { describeTokens, formatCount, formatNumber, pluralize } from "./format.js";
@@ -17,9 +18,10 @@ import { drawHeads } from "./heads.js";
 import { drawHideButton, drawInterventions, setUpInterventions } from "./interventions.js";
 import { MIN_DEEP_LAYERS, parseHead } from "./labels.js";
 import { drawLosses } from "./losses.js";
-import { setUpMeasuring } from "./measuring.js";
-import { readOwnText, setUpOwnText } from "./own_text.js";
+import { measureSmallModel, setUpMeasuring } from "./measuring.js";
+import { fillField, readOwnText, setUpOwnText } from "./own_text.js";
 import {
+  chooseHead,
   currentProbe,
   currentStep,
   data,
@@ -39,6 +41,7 @@ import {
 } from "./page_state.js";
 import { drawPatching, setUpPatching, updatePatching } from "./patching_view.js";
 import { drawPrediction } from "./prediction_view.js";
+import { drawProof } from "./proof.js";
 import { explainPinnedCell } from "./score_attribution_view.js";
 import { explainTerms } from "./terms.js";
 import { drawHighlights, textLength } from "./text_view.js";
@@ -72,6 +75,7 @@ async function showWanted() {
 /** Show the controls and the text of the selected input, and pin a token. */
 function pinWanted() {
   updateControls();
+  fillField(currentProbe());
   const { pin } = wanted;
   wanted.pin = null;
   if (pin !== null && pin < textLength()) {
@@ -107,6 +111,7 @@ async function loadWanted() {
 function drawAll() {
   showStep();
   if (hasProbes()) drawAttention();
+  drawProof();
   drawHeads();
   drawInterventions();
   updatePatching();
@@ -114,26 +119,27 @@ function drawAll() {
 }
 
 /**
- * Return the token to begin with: the last one of a prompt. In a run's text, it is the one where
- * ablating the selected head costs most, or else where hiding one token costs most.
+ * Return the token to begin with: the last one of a prompt; in another text, the one where the
+ * selected head does most for the prediction.
  */
 function eventfulToken() {
-  const { predictions } = display;
-  if (data.promptTokens) return Math.min(data.promptTokens, currentProbe().T) - 1;
+  const { attention, predictions } = display;
   const { layer, head } = selection;
-  const count = Math.max(1, currentProbe().tokens.length - 1);
-  if (!predictions) return Math.floor(count * 0.6);
-  const first = predictions.from;
-  const tokens = Array.from({ length: count - first }, (_, k) => first + k);
-  const argmax = measure =>
-    tokens.reduce((best, i) => (measure(i) > measure(best) ? i : best), first);
-  const headEffect = i => predictions.headEffect(layer, head, i);
-  const candidate = argmax(headEffect);
-  if (headEffect(candidate) >= MIN_CLEAR_EFFECT_NATS) return candidate;
-  return argmax(i => {
-    const effects = Array.from({ length: i - first }, (_, k) => predictions.at(0, 0, i, first + k));
-    return Math.max(0, ...effects);
-  });
+  if (data.promptTokens) return Math.min(data.promptTokens, currentProbe().T) - 1;
+  if (!predictions) return Math.floor((currentProbe().T - 1) * 0.6);
+  const event = strongestInductionEvent(currentProbe(), attention, predictions, selection);
+  return event ?? mostAffectedToken(predictions, layer, head);
+}
+
+/** Want the first input in which the selected head has an induction event, if there is one. */
+async function wantEvent() {
+  for (const [k, probe] of data.probes.entries()) {
+    if (probe === ownText) break;
+    wanted.probe = k;
+    const { attention, predictions } = await loadWanted();
+    if (strongestInductionEvent(probe, attention, predictions, selection) !== null) return;
+  }
+  wanted.probe = 0;
 }
 
 // ---- set-up
@@ -184,9 +190,9 @@ function describeMissingAttention() {
 
 function showHead(layer, head) {
   if (!hasProbes()) return;
-  Object.assign(selection, { layer, head, showTokenEffect: false, averageHeads: false });
+  Object.assign(selection, { showTokenEffect: false, averageHeads: false });
   updateControls();
-  showChosenHead();
+  chooseHead(layer, head);
   $("large").scrollIntoView({ block: "nearest" });
 }
 
@@ -203,8 +209,10 @@ function connectViews() {
   on("token", drawPrediction);
   on("token", drawHideButton);
   on("pin", drawInterventions);
+  on("pin", drawProof);
   on("pin", writeAddress);
   on("pin", updatePatching);
+  on("cell", drawProof);
   on("cell", explainPinnedCell);
   on("cell", writeAddress);
   on("cell", updatePatching);
@@ -292,10 +300,13 @@ async function start() {
   };
   follow();
   if (hasServer) $("loading").textContent = "The model is reading its first text …";
+  const isChosen = ["probe", "text", "token"].some(name => location.hash.includes(`${name}=`));
+  if (data.probes[0]?.maps.length && !data.promptTokens && !isChosen) await wantEvent();
   await showWanted();
   $("loading").remove();
   if (isDeep) revealSelectedHead();
   restoreScroll();
+  measureSmallModel();
 }
 
 start();

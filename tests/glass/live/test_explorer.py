@@ -15,6 +15,7 @@ from cli.explore_config import ExploreConfig
 from common.checkpoints import MODEL_FILE, step_folder
 from data.tokenizer import PATTERNS, BPETokenizer, CharTokenizer
 from glass.live.explorer import EXAMPLE_PROMPT, Explorer, find_prompt, load_session
+from glass.live.requests import MODEL_REQUESTS
 from interop import save_hf
 from variants import build_model
 
@@ -123,16 +124,16 @@ def test_a_bug_becomes_an_error_frame_without_details(explorer, capsys, monkeypa
 
 
 class Client:
-    """Asks for an endless answer in a thread, and can go away."""
+    """Asks for an answer, by default a long one, in a thread, and can go away."""
 
-    def __init__(self, explorer):
-        self.is_gone = False
+    def __init__(self, explorer, request="continue"):
+        self.request, self.is_gone = request, False
         self.started = threading.Event()
         self.thread = threading.Thread(target=self.read, args=(explorer,), daemon=True)
         self.thread.start()
 
     def read(self, explorer):
-        request = {"request": "continue", "ids": [0, 1], "step": 6, "maxTokens": 1000}
+        request = {"request": self.request, "ids": [0, 1], "step": 6, "maxTokens": 1000}
         for _ in explorer.answer(json.dumps(request).encode(), lambda: self.is_gone):
             self.started.set()
 
@@ -147,6 +148,22 @@ def test_a_request_waits_for_the_one_before_and_ends_when_its_client_is_gone(exp
     assert frames(explorer, "encode", text="ab") == [("answer", [0, 1])]  # needs no model
     first.is_gone = second.is_gone = True
     assert first.has_ended() and second.has_ended()
+    assert_works(explorer)
+
+
+def test_measuring_heads_gives_way_to_other_requests(explorer, monkeypatch):
+    def measure_forever(session, parameters, reading):
+        while True:
+            session.model(torch.tensor([parameters.ids]))
+            yield "a stage"
+
+    monkeypatch.setitem(MODEL_REQUESTS, "measureHeads", measure_forever)
+    measuring = Client(explorer, "measureHeads")
+    assert measuring.started.wait(SECONDS)
+    assert Client(explorer, "read").has_ended()
+    assert measuring.thread.is_alive()
+    measuring.is_gone = True
+    assert measuring.has_ended()
     assert_works(explorer)
 
 

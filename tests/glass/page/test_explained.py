@@ -137,6 +137,36 @@ def test_the_prediction_breakdown_adds_up(tab, held):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "prefix", "token"),
+    [("abcdefghabjkljmn", "", 8), ("abcdefghijklmnop", "repeated_", 10)],
+)
+def test_a_page_opens_on_the_strongest_event_of_its_headline(
+    open_page, tmp_path, words, prefix, token
+):
+    """In the text, or in the repeated tokens, which recur after eight, if the text has no event.
+
+    The head does more for other tokens, but is not seen to copy there.
+    """
+    run = make_explained(tmp_path / "run")
+    shot = snapshot(step=20, words=list(words)) | explain(step=20) | explain(20, "repeated_")
+    shot["head_effect"][0, 0, 12] = shot["repeated_head_effect"][0, 0, 12] = 9
+    shot[f"{prefix}head_effect"][0, 0, token] = 2
+    shot[f"{prefix}logit_lens"][-1] = 3
+    shot[f"{prefix}logit_lens"][-1, token] = 0.1
+    pattern = shot["repeated"][0, -1] if prefix else shot["text"][0]
+    pattern[0, token] = 0
+    pattern[0, token, token - 7] = 0.9
+    write_snapshot(run, shot)
+    tab = open_page(page.write_page(run))
+    expect_map(tab, heads="L0H0", step=20)
+    expect(tab.locator("#text .token.lit")).to_have_attribute("aria-label", f"token {token}")
+    expect_text(tab, "#proof-text", "0.90")
+    expect_text(tab, "#proof-text", "0.905")  # exp(-0.1)
+    assert tab.input_value("#probe") == ("1" if prefix else "0")
+
+
+@pytest.mark.slow
 def test_the_composition_follows_the_slider(tab):
     lines = tab.locator("#composition .composition-line")
     assert lines.count() == 1  # neither small shares nor those within two errors are drawn

@@ -1,0 +1,53 @@
+/** One line about the pinned token: what the selected head attends to, and what is predicted. */
+
+import { $, el } from "./dom.js";
+import { formatProbability } from "./format.js";
+import { headName, tokenName } from "./labels.js";
+import { data, display, selection } from "./page_state.js";
+
+/** Draw the line beside the button that switches the head off. */
+export function drawProof() {
+  const { attention, predictions } = display;
+  const { layer, head, pinned } = selection;
+  if (pinned === null || !attention?.hasPattern(layer, head)) $("proof-text").replaceChildren();
+  else {
+    const attended = describeAttended(attention, layer, head, pinned);
+    $("proof-text").replaceChildren(...attended, ...describeNext(predictions, pinned));
+  }
+}
+
+const quote = text => ["“", tokenName(text), "”"];
+
+/** Describe the token that a head attends to most at token i. */
+function describeAttended(attention, layer, head, i) {
+  const weight = j => attention.at(layer, head, i, j);
+  let key = i;
+  for (let j = 0; j < i; j++) if (weight(j) > weight(key)) key = j;
+  const { tokens } = attention;
+  const start = [el("b", {}, headName(layer, head)), " at ", ...quote(tokens[i])];
+  start.push(` attends ${weight(key).toFixed(2)} to `);
+  if (key === i) return [...start, "itself."];
+  start.push(...quote(tokens[key]));
+  if (tokens[key - 1] === tokens[i]) {
+    return [...start, ", which followed ", ...quote(tokens[i]), " earlier."];
+  }
+  if (tokens[key] === tokens[i]) return [...start, ", an earlier copy."];
+  if (key === i - 1) return [...start, ", the token before it."];
+  return [...start, key === 0 ? ", the first token." : "."];
+}
+
+/** Give the probability of the token after i, or of the likeliest one if the text ends there. */
+function describeNext(predictions, i) {
+  if (!predictions || i < (predictions.from ?? 0)) return [];
+  const { tokens, T, losses, was } = predictions;
+  const isLast = i + 1 >= T;
+  const [likeliest] = predictions.predicted(i);
+  const text = isLast ? data.words[likeliest.id] : tokens[i + 1];
+  const chance = isLast ? likeliest.chance : Math.exp(-losses[i]);
+  if (text === undefined) return [];
+  const start = isLast ? " Likeliest next token " : " Next token ";
+  const nodes = [start, ...quote(text), ": p = ", el("b", {}, formatProbability(chance))];
+  if (!was) return [...nodes, "."];
+  const before = isLast ? was.chances[i][0] : Math.exp(-was.losses[i]);
+  return [...nodes, el("b", {}, `, before ${formatProbability(before)}`), "."];
+}
