@@ -278,7 +278,7 @@ class DataConfig:
     )
     path: str | None = setting(
         None,
-        "file, folder or glob; shakespeare: local copy",
+        "file, folder or glob, which implies data=text; shakespeare: local copy",
         only_with={"data.source": ("text", "shakespeare")},
     )
     exclude: str | None = setting(

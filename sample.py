@@ -63,10 +63,13 @@ def sample(config: SampleConfig) -> None:
     import torch
 
     from data.tokenizer import encode_prompt
-    from interop import load
+    from interop import find_model
+    from interop.stored import RunCheckpoint
     from training.device import move_for_sampling, pick_device
 
-    model, tokenizer = load(path, config.checkpoint)
+    source = find_model(path, config.checkpoint)
+    model, tokenizer = source.load()
+    print_stderr(f"{path}, step {source.step:,}" if isinstance(source, RunCheckpoint) else path)
     # A page of attention shows the model itself, not one with rounded weights.
     precision = config.precision if config.attention is None else "fp32"
     n_threads = torch.get_num_threads()
@@ -76,14 +79,14 @@ def sample(config: SampleConfig) -> None:
             write_score(config, model, tokenizer, text)
             return
         if config.interactive:
-            is_typed = is_terminal(sys.stdin)
-            print_stderr(f"{path}: {INSTRUCTIONS if is_typed else 'each line is a prompt'}")
+            if is_terminal(sys.stdin):
+                print_stderr(INSTRUCTIONS)
             _continue_typed_prompts(config, model, tokenizer)
             return
         if not text and (text := _task_prompt(expand_home("run_dir", path), tokenizer)):
             rest = model.config.block_size + 1 - len(encode_prompt(tokenizer, text))
             config = replace(config, max_new_tokens=min(rest, config.max_new_tokens))
-        print_stderr(f"{path}: {write_texts(config, model, tokenizer, text)}")
+        print_stderr(write_texts(config, model, tokenizer, text))
     finally:
         torch.set_num_threads(n_threads)  # a run that the same notebook trains depends on them
 
@@ -304,8 +307,8 @@ def _write_attention(
     embedded = EmbeddedModel(model.config, tokenizer.to_json(), n_bytes, {0: weights})
     write_prompt_page(path, facts, analysis.arrays, embedded, analysis.metrics, findings)
     for finding in findings:
-        print_stderr(str(finding))
-    print_stderr(f"attention {path}")
+        print_stderr(f"finding  {finding.headline}")
+    print_stderr(f"page     {path.absolute().as_uri()}")
 
 
 if __name__ == "__main__":

@@ -105,6 +105,8 @@ def _continue_run(
     for key in keys:
         if hasattr(config, key.partition(".")[0]):  # a setting or a section, not an experiment
             config = config.with_value(key, attrgetter(key)(requested))
+    if "data.path" in keys and run.data.source == "stdlib":
+        config = config.with_value("data.source", requested.data.source)  # a path implies text
     for key in LEARNING_RATES:
         if run.init_from and key not in keys:
             config = config.with_value(key, attrgetter(key)(run))

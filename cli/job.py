@@ -65,6 +65,9 @@ def read_request(read_model: ReadModel) -> CommandLine | Job:
 
     def parse_and_check() -> CommandLine | Job:
         command_line = parse_command_line(sys.argv[1:])
+        if command_line.is_for_hydra or command_line.is_sweep:
+            settings = imply_text(command_line.settings, command_line.config_dir)
+            command_line = replace(command_line, settings=settings)
         if command_line.is_for_hydra:
             run_hydra(lambda cfg: None, command_line.arguments)  # which calls no job
             sys.exit()
@@ -110,9 +113,21 @@ def compose_settings(overrides: list[str], config_dir: str | None = None) -> Dic
         raise UserError(error_sentence(e)) from None
 
 
+def imply_text(overrides: list[str], config_dir: str | None = None) -> list[str]:
+    """Add data=text if a path is typed, and neither data nor an experiment that chooses it."""
+    keys = [override.partition("=")[0] for override in overrides]
+    presets = [o for o in overrides if o.startswith(("experiment=", "sweep="))]
+    is_swept = any(re.search(r"[,(]", preset) for preset in presets)
+    if "data.path" not in keys or "data" in keys or is_swept:
+        return overrides
+    if compose_settings(presets, config_dir).data.source != "stdlib":
+        return overrides
+    return [*overrides, "data=text"]
+
+
 def compose_job(overrides: list[str], config_dir: str | None = None) -> Job:
     """Compose the job that these overrides describe, and check the bounds of its settings."""
-    composed = compose_settings(overrides, config_dir)
+    composed = compose_settings(imply_text(overrides, config_dir), config_dir)
     with open_dict(composed):
         hydra_settings = composed.pop("hydra")
     try:

@@ -4,8 +4,10 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from math import inf, isfinite
+from itertools import pairwise
+from math import inf, isfinite, nan
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from common.text import pluralize
@@ -14,6 +16,10 @@ METRICS = "metrics.jsonl"  # in a run's folder: one row per logged step
 SAMPLES = "samples.jsonl"  # in a run's folder: texts that the model generated during training
 # Suffixes of the metrics that accompany a head's score.
 COMPANION_SUFFIXES = ("_se", "_without_first")
+# Overfitting is reported if the validation loss has risen by more than each of these.
+MIN_RISE_NATS = 0.01
+MIN_RISE_SHARE = 0.01  # of the best loss
+MIN_RISE_IN_FALLS = 2  # largest falls between two evaluations since the best one
 
 
 def read_rows(path: Path, log: Callable[[str], None] | None = None) -> list[dict]:
@@ -37,6 +43,30 @@ def best_row(rows: Sequence[dict]) -> dict | None:
     """Return the first row with the lowest validation loss after step 0, or None without one."""
     evaluated = [row for row in rows if row["step"] and isfinite(row.get("val/loss", inf))]
     return min(evaluated, key=lambda row: row["val/loss"], default=None)
+
+
+def overfitting(rows: Sequence[dict]) -> float:
+    """Return by how many nats the validation loss has risen since its best; 0 within noise.
+
+    The noise is estimated from the falls of the validation loss since then. The rise is 0 as well
+    unless the training loss is lower than it was at the best step.
+    """
+    evaluated = [row for row in rows if row["step"] and "val/loss" in row]
+    best = best_row(rows)
+    if best is None or best is evaluated[-1]:
+        return 0.0
+    losses = [row["val/loss"] for row in evaluated[evaluated.index(best) :]]
+    rise, largest_fall = losses[-1] - losses[0], max(a - b for a, b in pairwise(losses))
+    noise = max(MIN_RISE_NATS, MIN_RISE_SHARE * losses[0], MIN_RISE_IN_FALLS * largest_fall)
+    end, interval = evaluated[-1]["step"], evaluated[-1]["step"] - evaluated[-2]["step"]
+
+    def training_loss(until: int) -> float:
+        """Return the mean training loss over as many steps as between the last evaluations."""
+        near = [row for row in rows if until - interval < row["step"] <= until]
+        values = [row["train/loss"] for row in near if "train/loss" in row]
+        return fmean(values) if values else nan
+
+    return rise if rise > noise and training_loss(end) < training_loss(best["step"]) else 0.0
 
 
 def is_scored(row: Mapping[str, Any]) -> bool:

@@ -4,6 +4,7 @@ import io
 import os
 import re
 import sys
+import textwrap
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -177,11 +178,28 @@ def print_stderr(line: str) -> None:
 
 
 def printer(console: Console, wrap: bool = False) -> Callable[[str | Table], None]:
-    """Return a function that prints a table or plain text; only with `wrap` are lines wrapped."""
+    """Return a function that prints a table or plain text.
+
+    With `wrap`, a terminal gets lines that are broken at spaces only, so that paths stay whole,
+    and continued below the text after the first label, as of "loss     3.2". Otherwise lines are
+    not broken, as is right for commands.
+    """
 
     def log(content: str | Table) -> None:
-        keep_whole = not (wrap and console.is_terminal)
-        shown: Any = printable(content) if isinstance(content, str) else content
-        console.print(shown, markup=False, highlight=False, soft_wrap=keep_whole)
+        shown: Any = content
+        if isinstance(content, str):
+            shown = printable(content)
+            if wrap and console.is_terminal:
+                shown = wrap_at_spaces(shown, console.width)
+        console.print(shown, markup=False, highlight=False, soft_wrap=True)
 
     return log
+
+
+def wrap_at_spaces(line: str, width: int) -> str:
+    """Break a line at spaces, and indent the rest as far as the text behind its label."""
+    label = re.match(r"(.*?\s{2,})?", line)
+    indent = " " * len(label[0] if label else "")
+    return textwrap.fill(
+        line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )

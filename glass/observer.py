@@ -7,7 +7,6 @@ from typing import NamedTuple
 import numpy as np
 
 from common.files import atomic_write
-from common.terminal import printer
 from common.text import pluralize
 from config import ResolvedConfig
 from data.tokens import Tokens
@@ -29,7 +28,7 @@ from model import GPT
 from training.evaluate import Windows
 from training.flops import memory_metrics, tokens_until
 from training.profiling import StepProfiler
-from training.record import Record, print_losses, print_summary
+from training.record import Record, print_summary
 from training.stopwatch import Stopwatch
 
 
@@ -143,7 +142,8 @@ class Observer:
         page, wandb = self.run_dir / "report.html", self.record.wandb
         with self.record.tolerate_errors(f"drawing {page}"):
             if not page.exists():
-                self.record.log(f"page     {page} (open it in a browser; it updates itself)")
+                self.record.log(f"page     {page.absolute().as_uri()}")
+                self.record.log("         (open it in a browser; it updates itself)")
             self.record.progress_bar.show_activity("drawing the page")
             findings = [str(finding) for finding in summarize_run(self.record.rows)]
             write_page(self.run_dir)
@@ -161,14 +161,9 @@ class Observer:
                 wandb.summarize({**emerged, "findings": "\n".join(findings)})
 
     def print_summary(self) -> None:
-        """Print the best loss, the findings and where the run's files are."""
+        """Print where the run's page is, its loss and strongest finding, and what to do next."""
         self.clock.switch(None)
-        log = self.record.log
-        log("")
-        print_losses(log, self.record.rows)
-        print_findings = printer(self.record.console, wrap=True)
-        with self.record.tolerate_errors("summarizing the findings"):
-            for finding in summarize_run(self.record.rows):
-                print_findings(str(finding))
-        log("")
-        print_summary(log, self.run_dir, self.clock.seconds)
+        record, findings = self.record, []
+        with record.tolerate_errors("summarizing the findings"):
+            findings = [finding.headline for finding in summarize_run(record.rows)]
+        print_summary(record.console, self.run_dir, record.rows, findings, self.clock.seconds)

@@ -52,7 +52,8 @@ def print_sweep(console: Console, folder: Path, runs: Sequence[Run]) -> None:
         print_line(make_table(ranking, console.width))
     print_line("")
     for name, value in _footer(folder, ranking):
-        print_line(printable(f"{name:<12}{value}", one_line=True))
+        print_value = printer(console, wrap=not value.startswith("python "))
+        print_value(printable(f"{name:<12}{value}", one_line=True))
 
 
 def _print_study(results: StudyResults, print_line: Callable[[str | Table], None]) -> None:
@@ -173,13 +174,15 @@ def _format_share(count: int, total: int) -> str:
 def _footer(folder: Path, ranking: Ranking) -> list[tuple[str, str]]:
     """Return the (name, value) lines below the table: the best run, failures and what is next."""
     runs, is_of_sweep = ranking.runs, not ranking.compares_runs
-    lines = []
+    page = folder / f"{ranking.file_name}.html"
+    lines = [
+        ("page", page.absolute().as_uri()),
+        ("table", str(page.with_suffix(".csv"))),
+    ]
     if ranking.has_several_texts:
         lines.append(("note", "the texts differ, so the losses are not compared"))
     if ranking.best_run:
         lines += conclusion(ranking)
-        if is_of_sweep:
-            lines.append(("best run", reproduce_command(ranking.best_run)))
     lines += [("failed", f"{run.name}: {run.failure}") for run in runs if run.failure]
     if is_of_sweep:
         lines += [
@@ -187,13 +190,17 @@ def _footer(folder: Path, ranking: Ranking) -> list[tuple[str, str]]:
             for run in runs
             if run.status == "unfinished"
         ]
-    lines += [
-        ("table", str(folder / f"{ranking.file_name}.csv")),
-        ("page", str(folder / f"{ranking.file_name}.html")),
-    ]
-    if is_of_sweep and any(run.status != "finished" for run in runs):
-        resume = f"resume=auto hydra.sweep.dir={shell_quote(str(folder))}"
-        lines.append(("to resume", f"the same command with {resume}"))
+        if any(run.status != "finished" for run in runs):
+            resume = f"resume=auto hydra.sweep.dir={shell_quote(str(folder))}"
+            lines.append(("to resume", f"the same command with {resume}"))
+    if best := ranking.best_run:
+        best_folder = shell_quote(str(best.path))
+        lines += [
+            ("best run", f"python explore.py run_dir={best_folder}"),
+            ("", f"python sample.py run_dir={best_folder}"),
+        ]
+        if is_of_sweep:
+            lines.append(("reproduce", reproduce_command(best)))
     return lines
 
 

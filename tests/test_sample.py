@@ -52,7 +52,7 @@ def test_only_the_generated_text_is_on_stdout_and_its_end_on_a_page(command, run
     assert done.returncode == 0, done.stderr
     assert len(done.stdout) == 41  # with the line end
     assert "the glass" not in done.stdout
-    assert str(run / "char") in done.stderr and "page.html" in done.stderr
+    assert f"{run / 'char'}, step 3\n" in done.stderr and "page.html" in done.stderr
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert page.startswith("<!doctype html>")
     assert '"T":32' in page and '"tokenCount":49' in page  # block_size; prompt and text
@@ -87,7 +87,8 @@ def test_a_model_with_byte_pairs_takes_any_prompt_and_writes_valid_utf8(command,
 def test_a_mistake_gives_one_line_that_names_it_and_status_1(command, run, args, named):
     done = command("sample.py", f"run_dir={run / 'char'}", *args, input=b"\xff\xfe", text=False)
     assert (done.returncode, done.stdout) == (1, b"")
-    assert named in done.stderr.decode() and done.stderr.count(b"\n") == 1
+    *_, last = done.stderr.decode().splitlines()
+    assert last.startswith("error: ") and named in last and done.stderr.count(b"error") == 1
 
 
 def test_a_full_disk_under_stdout_gives_one_line_and_status_1(run, tmp_path):
@@ -99,7 +100,7 @@ def test_a_full_disk_under_stdout_gives_one_line_and_status_1(run, tmp_path):
         stdout=os.open("/dev/full", os.O_WRONLY),
     )
     assert process.wait() == 1
-    assert process.output().count("\n") == 1
+    assert process.output().count("error: ") == 1
 
 
 # --- Several texts --------------------------------------------------------------------------------

@@ -35,8 +35,10 @@ def test_a_run_leaves_what_it_promises_and_says_what_to_do_next(command, tmp_pat
     done = command("train.py", *on(text_file), "max_steps=10")
     assert done.returncode == 0, done.stderr
     (run,) = (tmp_path / "runs").iterdir()
-    assert f"python sample.py run_dir=runs/{run.name}" in done.stdout
-    assert "best validation loss" in done.stdout
+    _, end = done.stdout.split("\n\n")  # the page first, then what it says, then what to do next
+    assert end.splitlines()[0].endswith((run / "report.html").as_uri())
+    for command_line in ("python explore.py", "python sample.py"):
+        assert f"{command_line} run_dir=runs/{run.name}\n" in end
     names = {"config.yaml", "metrics.jsonl", "samples.jsonl", "report.html", "checkpoints"}
     assert names <= {p.name for p in run.iterdir()}
     assert [sample["step"] for sample in read_rows(run / "samples.jsonl")] == [0, 5, 10]

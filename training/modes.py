@@ -130,7 +130,7 @@ def dry_run(
         )
         return nan
     log("\n" + config_yaml(resolved))
-    print_run(log, resolved, parameters, text, processes)
+    print_run(printer(Terminal(), wrap=True), resolved, parameters, text, processes)
     of_device = f"; there are {available / 1e9:,.1f} GB" if available else ""
     log(f"memory   about {memory_text} for a training step of each process{of_device}")
     log("         PyTorch (0.5 GB on a CPU), evaluation and snapshots of attention come on top")

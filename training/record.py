@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import cache
+from itertools import chain, repeat
 from pathlib import Path
 
 from rich.progress import (
@@ -22,9 +23,9 @@ from rich.table import Column
 from cli.config_file import config_yaml
 from common.checkpoints import CONFIG_FILE
 from common.files import atomic_write, list_folder
-from common.metrics import METRICS, SAMPLES, best_row, is_plotted, read_rows
+from common.metrics import METRICS, SAMPLES, best_row, is_plotted, overfitting, read_rows
 from common.terminal import Terminal, printer, tolerate_errors
-from common.text import format_minutes, format_speed, format_with_error, pluralize, shell_quote
+from common.text import format_minutes, format_speed, format_with_error, shell_quote
 from config import ResolvedConfig
 from training.wandb_record import WandbRecord
 
@@ -176,25 +177,6 @@ def remove_snapshots_after(folder: Path, step: int) -> None:
             path.unlink()
 
 
-def print_losses(log: Callable[[str], None], rows: list[dict]) -> None:
-    """Print the best validation loss, the final losses of both splits, and the task's metrics."""
-    best, last = best_row(rows), rows[-1]
-    if best is None:
-        return
-    bits = ""
-    if "val/bits_per_byte" in best:
-        bits = f", {best['val/bits_per_byte']:.4f} bits/byte"
-    log(f"best validation loss {best['val/loss']:.4f} nats/token{bits}")
-    log(f"                     after {pluralize(best['step'], 'step')}")
-    if last.keys() >= {"train/eval_loss", "val/loss"}:
-        log(
-            f"final loss           {last['val/loss']:.4f} in validation, "
-            f"{last['train/eval_loss']:.4f} in training"
-        )
-    for number, line in enumerate(describe_task(last)):
-        log(f"{'' if number else 'task':<21}{line}")
-
-
 def describe_task(metrics: dict[str, float]) -> list[str]:
     """Return a line for each metric of a task, such as "repeated loss 0.25 ± 0.01"."""
     names = [key for key in metrics if key.startswith("task/") and not key.endswith("_se")]
@@ -205,17 +187,48 @@ def describe_task(metrics: dict[str, float]) -> list[str]:
     ]
 
 
-def print_summary(log: Callable[[str], None], run_dir: Path, seconds: dict[str, float]) -> None:
-    """Print where a run's files are, how long it took, and what to do next."""
-    times = [f"{activity} {spent:.0f} s" for activity, spent in seconds.items() if spent]
-    lines = {
-        "run": run_dir,
-        "attention": max(run_dir.glob("attention/*.png"), default=None),
-        "metrics": run_dir / METRICS,
-        "page": run_dir / "report.html",
-        "time": ", ".join(times),
-        "sample from it": f"python sample.py run_dir={shell_quote(str(run_dir))}",
-    }
-    for name, value in lines.items():
-        if value:
-            log(f"{name:<21}{value}")
+def print_summary(
+    console: Terminal,
+    run_dir: Path,
+    rows: list[dict],
+    findings: list[str],
+    seconds: dict[str, float],
+) -> None:
+    """Print where a run's page is, its losses, its strongest finding, and what to do next."""
+    print_line, print_prose = printer(console), printer(console, wrap=True)
+    print_line("")
+    page = run_dir / "report.html"
+    print_line(f"page     {page.absolute().as_uri()}" if page.exists() else f"run      {run_dir}")
+    for line in summarize_losses(rows):
+        print_prose(line)
+    print_prose(f"finding  {findings[0] if findings else 'no attention head stands out yet'}")
+    if len(findings) > 1:
+        print_prose(f"         {len(findings) - 1} more, and all measurements, on the page")
+    cost = [f"{name} {format_minutes(spent)}" for name, spent in seconds.items() if spent >= 1]
+    if "memory/peak_gib" in rows[-1]:
+        cost.append(f"peak memory {rows[-1]['memory/peak_gib']:.1f} GiB")
+    print_prose(f"time     {', '.join(cost)}")
+    folder = shell_quote(str(run_dir))
+    print_line(f"next     python explore.py run_dir={folder}")
+    print_line(f"         python sample.py run_dir={folder}")
+
+
+def summarize_losses(rows: list[dict]) -> list[str]:
+    """Return lines with the best validation loss, overfitting, and the last metrics of a task."""
+    best = best_row(rows)
+    if best is None:
+        return []
+    bits = ""
+    if "val/bits_per_byte" in best:
+        bits = f", {best['val/bits_per_byte']:.4f} bits/byte"
+    lines = [
+        f"loss     {best['val/loss']:.4f} nats/token{bits} in validation (best, step "
+        f"{best['step']:,})"
+    ]
+    if rise := overfitting(rows):
+        lines.append(
+            f"note     overfitting is likely: the validation loss rose by {rise:.2f} nats after "
+            f"step {best['step']:,}, while the training loss fell"
+        )
+    labels = chain(["task"], repeat(""))
+    return lines + [f"{label:<9}{line}" for label, line in zip(labels, describe_task(rows[-1]))]

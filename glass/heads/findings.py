@@ -50,6 +50,16 @@ class Finding(NamedTuple):
     text: str  # sentences that state the finding
     details: list[str]  # measurements with standard errors, one phrase per head or measurement
     heads: list[str]  # their names, strongest first
+    emerged: str = ""  # when all of them did, such as "between steps 100 and 200"
+
+    @property
+    def headline(self) -> str:
+        """The kind of head, the heads and when they emerged, for a short line."""
+        line = self.title
+        if self.heads:
+            is_short = len(self.heads) <= MAX_NAMED_HEADS
+            line += f": {_join(self.heads) if is_short else pluralize(len(self.heads), 'head')}"
+        return f"{line}, emerged {self.emerged}" if self.emerged else line
 
     def __str__(self) -> str:
         line = f"{self.title}: {self.text}"
@@ -94,22 +104,25 @@ def _find_attention(latest: Measurements, score: str, snapshots: Sequence[int]) 
     sentences = [_state_target(latest, score, heads, target)]
     upstream = {head: find_upstream_head(latest, score, head) for head in heads}
     emerged: dict[Head, str] = {}
+    interval = ""
     if len(snapshots) > 1:
         steps = latest.emergence.emerged[score]
         emerged = {head: format_emergence(steps[head], snapshots) for head in heads}
+        first, last = min(steps[head] for head in heads), max(steps[head] for head in heads)
+        interval = format_emergence(last, [s for s in snapshots if s < first] or [first])
     details = []
     if score == "induction":
         sentences += _state_circuit(latest, heads, upstream[heads[0]])
         if gain := reported_copying_gain(latest):
             details = _list_copying(latest, gain)
         if emerged:
-            first = emerged[heads[0]]
-            emerged = {head: interval for head, interval in emerged.items() if interval != first}
-            sentences.append(f"{f'{heads[0]} emerged' if emerged else 'Emerged'} {first}.")
+            strongest = emerged[heads[0]]
+            emerged = {head: when for head, when in emerged.items() if when != strongest}
+            sentences.append(f"{f'{heads[0]} emerged' if emerged else 'Emerged'} {strongest}.")
     details += [
         _describe_head(latest, score, head, upstream[head], emerged.get(head)) for head in heads
     ]
-    return Finding(title, " ".join(sentences), details, _names(heads))
+    return Finding(title, " ".join(sentences), details, _names(heads), interval)
 
 
 def _describe_head(

@@ -137,9 +137,9 @@ def test_the_printed_command_reproduces_the_best_run_bit_for_bit(swept, tmp_path
     line = next(
         line
         for line in (swept.parent / "said.txt").read_text().splitlines()
-        if line.startswith("best run  ")
+        if line.startswith("reproduce")
     )
-    python, script, *argv = shlex.split(line.removeprefix("best run"))
+    python, script, *argv = shlex.split(line.removeprefix("reproduce"))
     assert [python, script, *argv] == shlex.split(reproduce_command(best))
     run_to_end(tmp_path, *argv, "run_dir=again")
     assert rows_without_times(tmp_path / "again") == rows_without_times(best.path)

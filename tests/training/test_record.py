@@ -13,13 +13,13 @@ from rich.text import Text
 
 from cli.config_file import read_config
 from common.errors import UserError
-from common.metrics import is_plotted, read_rows
+from common.metrics import is_plotted, overfitting, read_rows
 from common.settings import iterate_settings
 from common.terminal import Terminal
 from common.text import format_with_error
 from config import WandbConfig
 from glass.heads.metrics import read_head_values
-from training.record import SHOWN_METRICS, ProgressBar, Record
+from training.record import SHOWN_METRICS, ProgressBar, Record, print_summary
 from training.wandb_record import check_wandb
 
 
@@ -40,6 +40,58 @@ def test_the_progress_bar_is_a_line_of_at_most_80_columns():
         console.print(bar.progress.get_renderable())
     (line,) = Text.from_ansi(capture.get()).plain.splitlines()
     assert "12000/24000" in line and "measuring" not in line and len(line) <= 80
+
+
+# Validation losses every 10 steps, mean training losses before them → the rise that is reported.
+FALLING = [3.0, 2.8, 2.6, 2.4, 2.2]
+COURSES = [
+    ([3.0, 2.8, 2.7, 2.6, 2.5], FALLING, 0),  # still improving
+    ([3.0, 2.5, 2.55, 2.7, 2.9], FALLING, 0.4),
+    ([3.0, 2.5, 2.6, 2.55, 2.8], FALLING, 0.3),  # although one evaluation was lower
+    ([3.0, 2.8, 2.7, 2.5, 2.6], FALLING, 0.1),  # at the last evaluation alone
+    ([3.0, 2.5, 2.56, 2.51, 2.58], FALLING, 0),  # rises and falls alike: noise
+    ([3.0, 2.5, 2.505, 2.51, 2.52], FALLING, 0),  # less than a percent
+    ([3.0, 2.5, 2.6, 2.8, 2.9], [3.0, 2.4, 2.5, 2.7, 2.9], 0),  # diverging
+    ([3.0], [3.0], 0),
+    ([], [], 0),
+]
+
+
+@pytest.mark.parametrize(("validation", "training", "rise"), COURSES)
+def test_overfitting_is_a_rise_beyond_noise_while_the_training_loss_falls(
+    validation, training, rise
+):
+    rows = [{"step": 0, "val/loss": 2.0}]  # before training, so it is never the best
+    for number, (val_loss, train_loss) in enumerate(zip(validation, training)):
+        step = 10 * number
+        rows.append({"step": step + 5, "train/loss": train_loss + 0.5})
+        rows.append({"step": step + 10, "train/loss": train_loss - 0.5, "val/loss": val_loss})
+    assert overfitting(rows) == pytest.approx(rise)
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_the_summary_of_a_run_fits_80_columns_except_for_whole_paths(tmp_path, is_terminal):
+    run_dir = tmp_path / ("a b" * 30)
+    run_dir.mkdir()
+    (run_dir / "report.html").touch()
+    losses = (2.5, 2.7, 2.9)
+    rows = [{"step": 0}] + [
+        {"step": step, "val/loss": losses[step - 1], "train/loss": -step} for step in (1, 2, 3)
+    ]
+    finding = "Induction heads: L0H1 and L1H2, emerged between steps 100,000 and 200,000"
+    console = Terminal(file=io.StringIO(), width=80)
+    console.file.isatty = lambda: is_terminal
+    print_summary(console, run_dir, rows, [finding, "Other"], {"train": 61.0, "save": 0.1})
+    text = console.file.getvalue()
+    assert (run_dir / "report.html").as_uri() in text
+    assert f"python explore.py run_dir='{run_dir}'\n" in text
+    words = " ".join(text.split())
+    for shown in ("2.5000", "rose by 0.40", "step 1,", finding, "1 more", "train 01:01"):
+        assert shown in words
+    if is_terminal:
+        assert all(len(line) <= 80 or str(tmp_path) in line for line in text.splitlines())
+    else:
+        assert finding in text
 
 
 def test_a_recurring_failure_is_noted_once_and_costs_nothing_else(tiny, tmp_path, capsys):
