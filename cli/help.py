@@ -66,7 +66,8 @@ def train_help(config: Config) -> str:
 def headline(path: Path) -> str:
     """Return the first comment of a preset that is not a command or a directive of Hydra's."""
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    return next((line[2:] for line in lines if re.match("# (?!@|python |torchrun )", line)), "")
+    comments = (line[2:] for line in lines if re.match("# (?!@|python |torchrun )", line))
+    return next(comments, "(its file has no comment)")
 
 
 def sample_help() -> str:

@@ -193,14 +193,13 @@ def _footer(folder: Path, ranking: Ranking) -> list[tuple[str, str]]:
         if any(run.status != "finished" for run in runs):
             resume = f"resume=auto hydra.sweep.dir={shell_quote(str(folder))}"
             lines.append(("to resume", f"the same command with {resume}"))
-    if best := ranking.best_run:
-        best_folder = shell_quote(str(best.path))
+    if is_of_sweep and ranking.best_run:
+        run_dir = shell_quote(str(ranking.best_run.path))
         lines += [
-            ("best run", f"python explore.py run_dir={best_folder}"),
-            ("", f"python sample.py run_dir={best_folder}"),
+            ("best run", f"python explore.py run_dir={run_dir}"),
+            ("", f"python sample.py run_dir={run_dir}"),
+            ("reproduce", reproduce_command(ranking.best_run)),
         ]
-        if is_of_sweep:
-            lines.append(("reproduce", reproduce_command(best)))
     return lines
 
 

@@ -31,6 +31,7 @@ from rich.console import Console
 import cli
 from cli.command_line import CONFIGS, parse_command_line
 from cli.config_file import read_config
+from cli.job import fit_to_overrides
 from common.errors import UserError
 from common.text import format_magnitude
 from config import Config, GPTConfig, TokenizerConfig
@@ -504,8 +505,8 @@ def overrides_of(*argv: str) -> list[Override]:
 def jobs(*argv: str) -> int | None:
     """The number of jobs of a sweep."""
     GlobalHydra.instance().clear()
-    hydra_settings, overrides = sweep_jobs.sweep_settings(parse_command_line(["-m", *argv]))
-    return sweep_jobs.count_jobs(hydra_settings.sweeper, overrides)
+    composed, overrides = sweep_jobs.sweep_settings(parse_command_line(["-m", *argv]))
+    return sweep_jobs.count_jobs(composed.hydra.sweeper, overrides)
 
 
 def expanded(*argv: str) -> list[Config]:
@@ -526,9 +527,9 @@ def test_the_kv_cache_is_counted_in_the_precision_of_decoding(device, width, siz
 def test_every_job_of_a_sweep_preset_is_valid():
     for name in cli.find_presets()["sweep"]:
         made = expanded(f"sweep={name}")
-        assert len({str(config) for config in made}) == len(made) == jobs(f"sweep={name}") >= 9
+        assert len({str(config) for config in made}) == len(made) == jobs(f"sweep={name}")
         for config in made:
-            config.check()
+            fit_to_overrides(config, [], log=lambda line: None).check()
     made = expanded("sweep=kv_heads", "model.n_kv_head=2,4", "seed=7", "max_steps=3")
     assert [(c.model.n_kv_head, c.seed, c.max_steps, c.model.n_head) for c in made] == [
         (2, 7, 3, 8),
