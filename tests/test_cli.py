@@ -79,7 +79,9 @@ MISTAKES = [
     ("data=synthetic data.task=modular model.block_size=8", ["model.block_size=8", "=4"]),
     ("data=synthetic data.task=recall data.pairs=17", ["data.pairs=17", "data.symbols=32"]),
     ("data=synthetic tokenizer=gpt2", ["tokenizer", "data=synthetic"]),
-    ("data=text data.path=nowhere", ["data.path=nowhere"]),
+    ("data.path=nowhere", ["data.path=nowhere does not exist"]),
+    (f"data=stdlib data.path={ROOT}", ["data.path=", "data=stdlib", "data=text"]),
+    (f"data=hf data.name=x data.path={ROOT}", ["data.path=", "data=hf"]),
     ("resume=true", ["resume=true", "run_dir=PATH"]),
     ("resume=true run_dir=nowhere", ["run_dir=nowhere", "resume=true"]),
     ("hydra.run.dir=here", ["hydra.run.dir=here", "-m"]),
@@ -296,6 +298,35 @@ def test_a_mistake_in_an_own_preset_gives_one_sentence(content, names, tmp_path,
 
 
 # --- from arguments to a configuration ------------------------------------------------------------
+
+SHAKESPEARE = "data=shakespeare data.path=a"
+
+
+@pytest.mark.parametrize(
+    ("typed", "same"),
+    [
+        ("data.path=a", "data=text data.path=a"),
+        ("experiment=induction data.path=a", "experiment=induction data=text data.path=a"),
+        ("experiment=speedrun data.path=a", f"experiment=speedrun {SHAKESPEARE}"),
+        (SHAKESPEARE, f"experiment=default {SHAKESPEARE}"),
+    ],
+)
+def test_a_path_alone_is_of_a_text_unless_the_experiment_reads_one(typed, same):
+    def config(line: str) -> Config:
+        return cli.compose_job(parse_command_line(line.split()).settings).config
+
+    assert config(typed) == config(same)
+
+
+def test_the_paths_of_a_sweep_are_of_texts(launch, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["train.py", "-m", "data.path=a,b", "sweep=heads"])
+    assert "data=text" in cli.read_request(read_starting_model).settings
+
+
+def test_a_run_is_evaluated_on_the_text_at_a_path(tmp_path):
+    write_run(tmp_path)
+    typed = (f"run_dir={tmp_path}", "eval_only=true", f"data.path={ROOT / 'LICENSE'}")
+    assert cli.read_job(typed, read_starting_model).config.data.source == "text"
 
 
 def test_a_setting_of_a_preset_may_have_no_effect(hydra):
