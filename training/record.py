@@ -205,9 +205,10 @@ def print_summary(
     if len(findings) > 1:
         print_prose(f"         {len(findings) - 1} more, and all measurements, on the page")
     cost = [f"{name} {format_minutes(spent)}" for name, spent in seconds.items() if spent >= 1]
+    if cost:
+        print_prose(f"time     {', '.join(cost)}")
     if "memory/peak_gib" in rows[-1]:
-        cost.append(f"peak memory {rows[-1]['memory/peak_gib']:.1f} GiB")
-    print_prose(f"time     {', '.join(cost)}")
+        print_prose(f"memory   {rows[-1]['memory/peak_gib']:.1f} GiB at its peak")
     folder = shell_quote(str(run_dir))
     print_line(f"next     python explore.py run_dir={folder}")
     print_line(f"         python sample.py run_dir={folder}")

@@ -50,7 +50,7 @@ class Finding(NamedTuple):
     text: str  # sentences that state the finding
     details: list[str]  # measurements with standard errors, one phrase per head or measurement
     heads: list[str]  # their names, strongest first
-    emerged: str = ""  # when all of them did, such as "between steps 100 and 200"
+    emerged: str = ""  # when they did, such as "between steps 100 and 200"
 
     @property
     def headline(self) -> str:

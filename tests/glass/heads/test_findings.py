@@ -196,6 +196,26 @@ def test_what_is_said_follows_from_the_metrics(changes, title, said, unsaid):
     assert not any(text in str(found) for text in unsaid)
 
 
+@pytest.mark.parametrize(
+    ("changes", "title", "headline"),
+    [
+        ({}, "Induction", "Induction head: L3H2, emerged between steps 900 and 1,000"),
+        (
+            SECOND_HEAD | {"emerged/induction/L3H3": 1100},
+            "Induction",
+            "Induction heads: L3H2 and L3H3, emerged between steps 900 and 1,100",
+        ),
+        ({}, "Most important", "Most important head: L3H2"),
+        (SINKS, "Attention sink", "Attention sink: 6 heads"),
+    ],
+)
+def test_a_headline_names_the_heads_and_when_they_emerged(changes, title, headline):
+    rows = make_rows()
+    rows[-1] |= changes
+    finding = find(rows, title)
+    assert finding is not None and finding.headline == headline
+
+
 def test_a_share_is_compared_with_the_largest_by_chance_among_all_heads():
     rows = make_rows()
     rows[-1]["composition/induction_se/L3H2/keys/L1H3"] = 0.94 / 3
