@@ -469,6 +469,12 @@ class EvalConfig:
     """Settings of measuring the validation loss."""
 
     every: int = setting(100, "steps between evaluations; 0: only at the end", ge=0)
+    first: int = setting(
+        0,
+        "step of a further evaluation below eval.every, and at each doubling of it; 0: none",
+        ge=0,
+        only_with={"eval.every": Above(0)},
+    )
 
 
 @dataclass
@@ -485,6 +491,12 @@ class AttentionConfig:
 
     every: int = setting(
         100, "steps between snapshots of attention patterns and scores; 0: only at the end", ge=0
+    )
+    first: int = setting(
+        0,
+        "step of a further snapshot below attention.every, and at each doubling of it; 0: none",
+        ge=0,
+        only_with=SNAPSHOTS,
     )
     check_every: int = setting(
         0,
@@ -603,6 +615,13 @@ class Config(Hardware, ModelSource):
         "use torch.compile; auto: if it saves time in a run of this length",
         choices=(True, False, "auto"),
     )
+    threads: int | str = setting(
+        "auto",
+        "threads of one process, part of what determines the bits; auto: all that torch has; "
+        "on a busy machine 1 is faster",
+        ge=1,
+        le=1024,
+    )
     deterministic: bool = setting(
         False, "on a GPU use deterministic algorithms, which are slower: equal bits in every run"
     )
@@ -663,8 +682,10 @@ class Config(Hardware, ModelSource):
                 f"batch_size={self.batch_size} is not divisible by accumulate={self.accumulate}: "
                 "change one of them"
             )
-        if isinstance(self.shard, str) and self.shard != "auto":
-            raise UserError(f"shard={self.shard} must be auto or a number of processes")
+        for name, unit in (("shard", "processes"), ("threads", "threads")):
+            value = getattr(self, name)
+            if isinstance(value, str) and value != "auto":
+                raise UserError(f"{name}={value} must be auto or a number of {unit}")
         if self.tokenizer.name == "hf" and self.init_from is None:
             raise UserError(
                 "tokenizer.name=hf is the tokenizer of a model: use init_from=MODEL instead"
@@ -713,3 +734,4 @@ class ResolvedConfig(Config):
     model: GPTConfig
     compile: bool = setting(False, "torch.compile")
     shard: int = setting(1, "processes that divide the model", ge=1)
+    threads: int = setting(1, "threads of each process", ge=1)

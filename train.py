@@ -65,6 +65,7 @@ from training.run_folder import Progress, read_progress, run_folder
 from training.schedule import (
     is_attention_due,
     is_due,
+    is_evaluation_due,
     learning_rate_metrics,
     lr_factor,
     set_learning_rates,
@@ -90,11 +91,10 @@ def train_from(*settings: str) -> float:
     Torch's settings and random state are restored afterwards. A W&B run that the caller has opened
     stays as it is, unless it belongs to a W&B sweep agent: then this run is logged into it.
     """
-    job = cli.read_job(settings, read_starting_model)
-    with device.restored_process():
-        return run(job)
+    return run(cli.read_job(settings, read_starting_model))
 
 
+@device.restored_process()
 def run(job: cli.Job) -> float:
     """Train a configured job, or prepare, evaluate or plan it; return the best validation loss."""
     config, log = job.config, printer(Terminal())
@@ -207,7 +207,7 @@ def train(run: Run) -> float:
                     row = _training_metrics(run, step, result)
 
             # Evaluate: the loss on the validation split
-            if is_due(config.eval.every, step, config):
+            if is_evaluation_due(step, config):
                 clock.switch("evaluate")
                 state.guard.flush()
                 row |= evaluate(state.model, run.splits, is_last=step == config.max_steps)
@@ -233,7 +233,7 @@ def train(run: Run) -> float:
                 observer.write(step, row, snapshot)
 
             # Stop: all ranks together, after they have waited for what rank 0 did alone
-            has_waited = is_due(config.eval.every, step, config) or is_attention_due(step, config)
+            has_waited = is_evaluation_due(step, config) or is_attention_due(step, config)
             world.check_stop(at_once=has_waited)
     except Stopped as stopped:
         checkpoints.save(step, row, clock, must_succeed=True)

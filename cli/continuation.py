@@ -28,8 +28,10 @@ IMMUTABLE_IN_EVALUATION = ("model.", "tokenizer.", "init_from")
 SET_BY_START = ("init_from", "model", "tokenizer")
 # The settings that a model to start from determines.
 DETERMINED_BY_START = re.compile(r"(model|tokenizer)\b(?!\.(block_size|dropout|vocab_multiple)$)")
-LEARNING_RATES = ("optim.lr", "optim.muon_lr")  # init_from may lower them
+LEARNING_RATES = ("optim.lr", "optim.muon_lr")
+SET_FOR_FINE_TUNING = (*LEARNING_RATES, "attention.every")  # init_from may lower them
 FINE_TUNING_SHARE = 0.1  # of a preset's learning rates, which damage pretrained models (LOG.md)
+MAX_FINE_TUNING_CONTEXT = 256  # tokens; a pretrained model's own context may need a server's memory
 
 
 def continue_or_adopt(
@@ -48,12 +50,9 @@ def continue_or_adopt(
     if requested.init_from and run and _has_same_start(run, requested):
         config = _adopt(requested, keys, run)  # the starting model is not needed any more
     elif requested.init_from:
-        config = _adopt(requested, keys, read_model(requested.init_from))
-        if config.optim.lr != requested.optim.lr and not config.eval_only:
-            log(
-                f"note: optim.lr={config.optim.lr:g} is a tenth of the preset's, which would "
-                "damage a pretrained model; set optim.lr to choose it yourself"
-            )
+        start = read_model(requested.init_from)
+        config = _adopt(requested, keys, start)
+        _explain_fine_tuning(config, requested, keys, start, log)
     if run is None:
         return config
     return _continue_run(run, absolute_paths(config), keys, log)
@@ -96,7 +95,7 @@ def _continue_run(
     if "experiment" in keys:
         resolved = {
             key: getattr(run, key)
-            for key in ("device", "precision", "compile")
+            for key in ("device", "precision", "compile", "threads")
             if getattr(requested, key) == "auto"
         }
         if run.init_from:
@@ -107,7 +106,7 @@ def _continue_run(
             config = config.with_value(key, attrgetter(key)(requested))
     if "data.path" in keys and run.data.source == "stdlib":
         config = config.with_value("data.source", requested.data.source)  # a path implies text
-    for key in LEARNING_RATES:
+    for key in SET_FOR_FINE_TUNING:
         if run.init_from and key not in keys:
             config = config.with_value(key, attrgetter(key)(run))
     # Presets leave these open, and the run resolved them.
@@ -140,31 +139,60 @@ def _continue_run(
 def _adopt(requested: Config, keys: list[str], start: Config) -> Config:
     """Return the configuration with the shape and tokenizer of the model that it starts from.
 
-    If that model is pretrained, learning rates that are not typed are lowered.
+    If that model is pretrained, what suits only small new models is changed unless it is typed:
+    the learning rates, the context length, and the snapshots of attention.
     """
     if conflicts := [key for key in keys if DETERMINED_BY_START.match(key)]:
         raise UserError(
             f"{' and '.join(conflicts)} cannot be combined with init_from={start.init_from}, which "
             "determines the model and the tokenizer: leave them out"
         )
+    # A run that began with random weights is not pretrained, and a preset that names init_from has
+    # its own values.
+    is_tuned = start.run_dir is None and "init_from" in keys and not requested.eval_only
+    block_size = start.model.block_size
+    if "model.block_size" in keys:
+        block_size = requested.model.block_size
+    elif is_tuned:
+        block_size = min(block_size, MAX_FINE_TUNING_CONTEXT)
+    if block_size > start.model.block_size:
+        raise UserError(
+            f"model.block_size={block_size} exceeds the context length "
+            f"{start.model.block_size} of init_from={start.init_from}: lower it, or leave it out"
+        )
     model = replace(
         start.model,
+        block_size=block_size,
         dropout=requested.model.dropout,
         vocab_multiple=requested.model.vocab_multiple,
     )
-    if "model.block_size" in keys:
-        if requested.model.block_size > model.block_size:
-            raise UserError(
-                f"model.block_size={requested.model.block_size} exceeds the context length "
-                f"{model.block_size} of init_from={start.init_from}: lower it, or leave it out"
-            )
-        model = replace(model, block_size=requested.model.block_size)
     adopted = replace(requested, init_from=start.init_from, model=model, tokenizer=start.tokenizer)
-    is_pretrained = start.run_dir is None  # not a run that began with random weights
-    # A preset that names init_from has its own rates
-    if is_pretrained and "init_from" in keys and "optim.lr" not in keys:
+    if is_tuned and "attention.every" not in keys:
+        adopted = adopted.with_value("attention.every", 0)
+    if is_tuned and "optim.lr" not in keys:
         for key in LEARNING_RATES:
             rate = attrgetter(key)(requested)
             if rate and key not in keys:
                 adopted = adopted.with_value(key, float(f"{FINE_TUNING_SHARE * rate:.6g}"))
     return adopted
+
+
+def _explain_fine_tuning(
+    config: Config,
+    requested: Config,
+    keys: list[str],
+    start: Config,
+    log: Callable[[str], None],
+) -> None:
+    changes = []
+    if config.optim.lr != requested.optim.lr:
+        changes.append(f"optim.lr={config.optim.lr:g}, a tenth of the preset's")
+    if config.model.block_size != start.model.block_size and "model.block_size" not in keys:
+        changes.append(
+            f"model.block_size={config.model.block_size}, below the model's "
+            f"{start.model.block_size:,}"
+        )
+    if config.attention.every != requested.attention.every:
+        changes.append("attention.every=0, so heads are measured only at the end")
+    if changes:
+        log(f"note: to fine-tune, {'; '.join(changes)}; set them to choose them yourself")

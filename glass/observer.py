@@ -6,9 +6,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from common.checkpoints import TOKENIZER_FILE
 from common.files import atomic_write
 from common.text import pluralize
 from config import ResolvedConfig
+from data.tokenizer import save_tokenizer
 from data.tokens import Tokens
 from glass.heads.attention_grid import draw_attention_grid
 from glass.heads.capture import in_float32, save_snapshot, save_weights
@@ -58,6 +60,12 @@ class Observer:
         self.run_dir = run_dir
         self.clock = clock
         self.record = Record(config, run_dir, recorded_step)
+        tokenizer_path = run_dir / TOKENIZER_FILE  # which the page reads
+        with (
+            self.record.tolerate_errors(f"writing {tokenizer_path}"),
+            atomic_write(tokenizer_path) as part,
+        ):
+            save_tokenizer(text.tokenizer, part)
         self.record.progress_bar.show_activity("compiling" if config.compile else "starting")
         self.profiler = StepProfiler(config, run_dir, clock, max(0, recorded_step))
         self.snapshots = Snapshots(config, run_dir, text, validation.excerpt(ABLATION_TOKENS))

@@ -369,18 +369,26 @@ def test_a_tilde_after_an_equals_sign_is_expanded(hydra, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_pretrained_model_starts_at_a_tenth_of_the_presets_rate_unless_one_is_typed(
+def test_a_pretrained_model_is_trained_with_settings_for_fine_tuning_unless_they_are_typed(
     hydra, tmp_path, capsys
 ):
-    model = build_model(GPTConfig(3, block_size=8, n_layer=1, n_head=1, n_embd=8))
+    model = build_model(GPTConfig(3, block_size=300, n_layer=1, n_head=1, n_embd=8))
     save_hf(model, tmp_path / "base", CharTokenizer("abc"))
     write_run(tmp_path / "own")
-    own = configured(f"init_from={tmp_path / 'own'}").optim
-    assert own.lr == configured().optim.lr == 6e-3 and not capsys.readouterr().out
+    own = configured(f"init_from={tmp_path / 'own'}")
+    assert own.optim.lr == configured().optim.lr == 6e-3 and not capsys.readouterr().out
+    assert own.attention == configured().attention
     start = f"init_from={tmp_path / 'base'}"
     config = configured(start, f"run_dir={tmp_path / 'run'}")
     assert (config.optim.lr, config.optim.muon_lr) == (pytest.approx(6e-4), None)
-    assert "optim.lr=0.0006" in capsys.readouterr().out
+    note = capsys.readouterr().out
+    values = ("optim.lr=0.0006", "model.block_size=256", "attention.every=0")
+    assert all(value in note for value in values)
+    assert (config.model.block_size, config.attention.every) == (256, 0)
+    typed = configured(start, "model.block_size=290", "attention.every=5")
+    assert (typed.model.block_size, typed.attention.every) == (290, 5)
+    evaluated = configured(start, "eval_only=true")
+    assert evaluated.model.block_size == 300
     both = configured(start, "experiment=speedrun").optim  # lr and muon_lr in the preset
     assert (both.lr, both.muon_lr) == (pytest.approx(3e-3), pytest.approx(1e-2))
     typed = configured(start, "experiment=speedrun", "optim.lr=0.01").optim
@@ -391,6 +399,7 @@ def test_a_pretrained_model_starts_at_a_tenth_of_the_presets_rate_unless_one_is_
     for arguments in ([], [start, "experiment=default"]):
         resumed = configured(f"run_dir={tmp_path / 'run'}", "resume=true", *arguments)
         assert resumed.optim.lr == pytest.approx(6e-4)
+        assert (resumed.model.block_size, resumed.attention.every) == (256, 0)
         assert resumed.init_from == config.init_from
 
 

@@ -90,6 +90,7 @@ def test_the_program_around_a_run_stays_as_it_was(
             "data=text",
             f"data.path={text_file}",
             "attention.every=0",
+            "threads=2",
             "wandb.mode=offline",
         ]
         with pytest.raises(RuntimeError) if fails else nullcontext():

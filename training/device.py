@@ -81,6 +81,13 @@ def is_bf16_fast(device: str) -> bool:
     return False
 
 
+def pick_threads(threads: int | str, processes: int) -> int:
+    """Return the number of threads of each process; the launcher of several has chosen it."""
+    if isinstance(threads, str) or processes > 1:
+        return torch.get_num_threads()
+    return threads
+
+
 def has_tf32(device: str) -> bool:
     """Return whether a device multiplies float32 in TF32: NVIDIA's from compute capability 8."""
     is_nvidia = device.startswith("cuda") and torch.version.hip is None
@@ -107,6 +114,7 @@ def configure_process(config: ResolvedConfig) -> None:
         config.deterministic or is_compiled_for_cpu, warn_only=not config.deterministic
     )
     torch.utils.deterministic.fill_uninitialized_memory = False
+    torch.set_num_threads(config.threads)
     uses_tf32 = config.precision == "fp32" and has_tf32(config.device)
     torch.set_float32_matmul_precision("high" if uses_tf32 else "highest")
     if config.device.startswith("cuda"):
@@ -119,11 +127,11 @@ def configure_process(config: ResolvedConfig) -> None:
 
 @contextmanager
 def restored_process() -> Iterator[None]:
-    """Restore what `configure_process` and seeds have changed for the program around a run."""
+    """Restore what `configure_process` and seeds have changed, for what follows the run."""
     is_deterministic = torch.are_deterministic_algorithms_enabled()
     warns_only = torch.is_deterministic_algorithms_warn_only_enabled()
     fills_memory = torch.utils.deterministic.fill_uninitialized_memory
-    precision = torch.get_float32_matmul_precision()
+    precision, threads = torch.get_float32_matmul_precision(), torch.get_num_threads()
     gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     try:
         with torch.random.fork_rng(gpus):
@@ -132,6 +140,7 @@ def restored_process() -> Iterator[None]:
         torch.use_deterministic_algorithms(is_deterministic, warn_only=warns_only)
         torch.utils.deterministic.fill_uninitialized_memory = fills_memory
         torch.set_float32_matmul_precision(precision)
+        torch.set_num_threads(threads)
 
 
 def move_for_sampling(model: GPT, device: str, precision: str = "auto") -> GPT:

@@ -89,7 +89,7 @@ def peak_flops(device: str, precision: str) -> float | None:
     for a GPU the published rate of its tensor cores.
     """
     if device == "cpu":
-        return measure_matmul_rate(device, precision)
+        return measure_matmul_rate(device, precision, torch.get_num_threads())
     if not device.startswith("cuda"):
         return None
     rate = PUBLISHED_16_BIT_FLOPS.get(torch.cuda.get_device_name(device))
@@ -99,12 +99,14 @@ def peak_flops(device: str, precision: str) -> float | None:
 
 
 @cache
-def measure_matmul_rate(device: str, precision: str) -> float:
+def measure_matmul_rate(device: str, precision: str, threads: int | None = None) -> float:
     """Return the operations per second of the fastest matrix product on a device.
 
-    It is measured once per process, and leaves the random state alone.
+    It is measured once per process and number of threads (None: torch's), and leaves the random
+    state alone.
     """
-    rate = 0.0
+    rate, current_threads = 0.0, torch.get_num_threads()
+    torch.set_num_threads(threads or current_threads)
     for size in GPU_MATRIX_SIZES if device.startswith("cuda") else CPU_MATRIX_SIZES:
         a = torch.ones(size, size, dtype=DTYPES[precision], device=device)
         now = time.perf_counter()
@@ -116,6 +118,7 @@ def measure_matmul_rate(device: str, precision: str) -> float:
             synchronize(device)
             now = time.perf_counter()
             rate = max(rate, 2 * size**3 / (now - start))
+    torch.set_num_threads(current_threads)
     return rate
 
 

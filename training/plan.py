@@ -14,8 +14,9 @@ from training.device import (
     has_compiler,
     pick_device,
     pick_precision,
+    pick_threads,
 )
-from training.flops import model_size, peak_flops, tokens_per_step
+from training.flops import measure_matmul_rate, model_size, peak_flops, tokens_per_step
 from training.memory import MAX_MEMORY_SHARE, memory_bound, memory_needed
 
 # Floating-point operations of a whole run from which compiling saves time, by kind of device.
@@ -41,6 +42,7 @@ def resolve(config: Config, processes: int, text: Tokens, steps_done: int = 0) -
         "model": model,
         "device": device,
         "precision": pick_precision(config.precision, device),
+        "threads": pick_threads(config.threads, processes),
         "compile": config.compile is True,
         "shard": 1,
     }
@@ -210,6 +212,13 @@ def print_run(
     if peak := peak_flops(config.device, config.precision):
         source = "measured here" if config.device == "cpu" else "data sheet"
         log(f"peak     {peak / 1e9:,.0f} GFLOP/s in a matrix product ({source})")
+        if config.device == "cpu" and processes == 1 and config.threads > 1:
+            one_thread = measure_matmul_rate(config.device, config.precision, threads=1)
+            if one_thread > peak:
+                log(
+                    f"note     the machine is busy: one thread reaches {one_thread / 1e9:,.0f} "
+                    "GFLOP/s; set threads=1"
+                )
     available = process_memory(config.device, processes)
     if available and not fits(config, processes, available):
         needed = memory_needed(config, processes)

@@ -5,11 +5,13 @@ import json
 import math
 import os
 import shutil
+import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import cache
 from itertools import chain, repeat
 from pathlib import Path
+from statistics import median
 
 from rich.progress import (
     BarColumn,
@@ -40,6 +42,10 @@ SHOWN_METRICS: dict[str, Callable[[float], str]] = {
     "memory/peak_gib": "{:.1f} GiB".format,
 }
 BAR_METRICS = ("train/loss", "val/loss", "train/ms_per_step", "train/mfu")  # fit 80 columns
+# A run says once that its steps take so many times as long as the median of the earlier ones.
+SLOWDOWN = 3
+MIN_EARLIER_ROWS = 5  # of which the first may contain the compilation
+SILENT_SECONDS = 30  # after which a run without a terminal says what it is doing
 SPEED_SECONDS = 600  # of the last steps, evaluations and snapshots, whose speed gives the time left
 LOSSES = ("train/loss", "val/loss", "val/bits_per_byte")
 
@@ -79,6 +85,10 @@ class ProgressBar:
         """Show what the run does between two steps, until the next step."""
         self.progress.update(self._task, status=f"{activity} …")
 
+    def __str__(self) -> str:
+        task = self.progress.tasks[self._task]
+        return f"step {task.completed}  {task.fields['status']}  {self.time_left}"
+
 
 class Record:
     """The record of a run: its rows, samples, W&B run and progress bar; a context manager.
@@ -100,12 +110,19 @@ class Record:
         self._samples: list[list] = []  # [step, text]
         self.progress_bar = ProgressBar(self.console, config.max_steps, max(0, step))
         self.wandb = WandbRecord(config, run_dir, self.note)
+        self._has_slowed_down = self._has_ended = False
+        self._has_printed = threading.Event()
+        self._reporter = threading.Thread(target=self._report_progress, daemon=True)
 
     def __enter__(self) -> "Record":
         self.progress_bar.progress.start()
+        self._reporter.start()
         return self
 
     def __exit__(self, error_type: type[BaseException] | None, *_: object) -> None:
+        self._has_ended = True
+        self._has_printed.set()
+        self._reporter.join()
         self.progress_bar.progress.stop()
         self.wandb.finish(failed=error_type is not None)
 
@@ -122,6 +139,29 @@ class Record:
         if values and shown:
             width = len(str(self.config.max_steps))
             self.log(f"step {row['step']:>{width}}  {'  '.join(shown)}")
+            self._has_printed.set()
+        if "train/ms_per_step" in row and self.config.device == "cpu":
+            self._note_slow_steps(row["train/ms_per_step"])
+
+    def _note_slow_steps(self, duration: float) -> None:
+        earlier = [row["train/ms_per_step"] for row in self.rows if "train/ms_per_step" in row]
+        if self._has_slowed_down or len(earlier) < MIN_EARLIER_ROWS:
+            return
+        slowdown = duration / median(earlier)
+        if slowdown >= SLOWDOWN:
+            self._has_slowed_down = True
+            stop = "" if self.config.threads == 1 else ", or stop and resume with threads=1"
+            self.log(
+                f"note     steps take {slowdown:.0f} times as long as before: close other "
+                f"programs{stop}"
+            )
+
+    def _report_progress(self) -> None:
+        """Print a line whenever nothing else was printed for a while, unless a bar moves."""
+        while not self._has_ended and not self.console.is_terminal:
+            if not self._has_printed.wait(SILENT_SECONDS):
+                self.log(str(self.progress_bar))
+            self._has_printed.clear()
 
     def write(self, row: dict) -> None:
         """Append a row to metrics.jsonl, and send it to W&B with what else was logged there.

@@ -48,12 +48,27 @@ def learning_rate_metrics(optimizers: list[Optimizer]) -> dict[str, float]:
     return metrics
 
 
-def is_due(every: int, step: int, config: Config) -> bool:
-    """Return whether an activity is due: at multiples of `every` (0: none) and at the last step."""
-    return step == config.max_steps or (every > 0 and step % every == 0)
+def is_due(every: int, step: int, config: Config, first: int = 0) -> bool:
+    """Return whether an activity is due.
+
+    It is at multiples of `every` (0: none), at the last step, and at `first`, 2 * `first`,
+    4 * `first` and so on below `every` (0: none).
+    """
+    is_early = 0 < first <= step < every and step % first == 0 and (step // first).bit_count() == 1
+    return is_early or step == config.max_steps or (every > 0 and step % every == 0)
+
+
+def is_evaluation_due(step: int, config: Config) -> bool:
+    """Return whether the validation loss is measured at a step."""
+    return is_due(config.eval.every, step, config, config.eval.first)
+
+
+def is_snapshot_due(step: int, config: Config) -> bool:
+    """Return whether a snapshot of attention is due at a step, whatever the heads do."""
+    return is_due(config.attention.every, step, config, config.attention.first)
 
 
 def is_attention_due(step: int, config: Config) -> bool:
-    """Return whether a regular snapshot of attention is due, or a check for an extra one."""
+    """Return whether a snapshot of attention is due, or a check for an extra one."""
     every, check_every = config.attention.every, config.attention.check_every
-    return is_due(every, step, config) or (every > 0 and is_due(check_every, step, config))
+    return is_snapshot_due(step, config) or (every > 0 and is_due(check_every, step, config))

@@ -107,18 +107,21 @@ def _find_attention(latest: Measurements, score: str, snapshots: Sequence[int]) 
     interval = ""
     if len(snapshots) > 1:
         steps = latest.emergence.emerged[score]
-        emerged = {head: format_emergence(steps[head], snapshots) for head in heads}
-        first, last = min(steps[head] for head in heads), max(steps[head] for head in heads)
-        interval = format_emergence(last, [s for s in snapshots if s < first] or [first])
+        trained = [head for head in heads if steps[head]]  # the others passed before the first step
+        emerged = {head: format_emergence(steps[head], snapshots) for head in trained}
+        if len(trained) == len(heads):
+            first, last = min(steps[head] for head in heads), max(steps[head] for head in heads)
+            interval = format_emergence(last, [s for s in snapshots if s < first] or [first])
     details = []
     if score == "induction":
         sentences += _state_circuit(latest, heads, upstream[heads[0]])
         if gain := reported_copying_gain(latest):
             details = _list_copying(latest, gain)
         if emerged:
-            strongest = emerged[heads[0]]
-            emerged = {head: when for head, when in emerged.items() if when != strongest}
-            sentences.append(f"{f'{heads[0]} emerged' if emerged else 'Emerged'} {strongest}.")
+            strongest, when = next(iter(emerged.items()))
+            is_common = when == interval
+            sentences.append(f"{'Emerged' if is_common else f'{strongest} emerged'} {when}.")
+            emerged = {} if is_common else {head: emerged[head] for head in trained[1:]}
     details += [
         _describe_head(latest, score, head, upstream[head], emerged.get(head)) for head in heads
     ]
@@ -207,8 +210,9 @@ def _find_copying(latest: Measurements, history: Mapping[int, Estimate]) -> Find
     # The first report at two successive snapshots counts: later ones never change it.
     for (step, first), (_, second) in pairwise(history.items()):
         if is_reported_gain(first) and is_reported_gain(second):
-            interval = format_emergence(step, list(history))
-            emerged = f" The gain passed {MIN_REPORTED_GAIN_NATS} nats {interval}."
+            if step:  # otherwise before training
+                interval = format_emergence(step, list(history))
+                emerged = f" The gain passed {MIN_REPORTED_GAIN_NATS} nats {interval}."
             break
     if accuracy is None:
         return Finding("In-context copying", f"{text}.{emerged}", [], [])

@@ -18,6 +18,7 @@ from glass.heads.logit_attribution import explain_predictions
 from glass.heads.probes import make_probes
 from glass.heads.results import Measurements
 from model import GPT
+from training.schedule import is_snapshot_due
 
 ABLATION_TOKENS = 4096  # validation tokens on which head importance is measured
 # Token and head effects are measured at every snapshot if they process at most this share of the
@@ -52,7 +53,7 @@ class Snapshots:
 
     def is_regular(self, step: int) -> bool:
         """Return whether a snapshot is due at a step, whatever the heads do."""
-        return step == self.config.max_steps or step % self.config.attention.every == 0
+        return is_snapshot_due(step, self.config)
 
     def has_changed(self, model: GPT, previous: Measurements | None) -> bool:
         """Return whether the highest prefix-matching score has moved since the previous snapshot.
@@ -76,8 +77,7 @@ class Snapshots:
             return True
         if picture_every:
             return step % picture_every == 0
-        number = step // every
-        return self.is_regular(step) and number & (number - 1) == 0
+        return step % every == 0 and (step // every).bit_count() == 1
 
     def measure(
         self, model: GPT, step: int, previous: Measurements | None

@@ -47,13 +47,15 @@ class EmbeddedModel(NamedTuple):
 
 
 def find_model(run_dir: Path, latest: dict[str, float]) -> EmbeddedModel | None:
-    """Return a run's model with its stored weights; None without a checkpoint that can be read."""
+    """Return a run's model with its stored weights; None if it cannot be read."""
     paths = list_stored_weights(run_dir / "attention")
 
-    def read(folder: Path, manifest: Manifest) -> EmbeddedModel:
+    def read(folder: Path, manifest: Manifest | None = None) -> EmbeddedModel:
         tokenizer = read_json_object(folder / TOKENIZER_FILE)
         config = GPTConfig.from_settings(read_config(folder / CONFIG_FILE).model)
-        size = manifest.files[MODEL_FILE]["bytes"] // 2  # that file has float32
+        size = max((path.stat().st_size for path in paths.values()), default=0)
+        if manifest:
+            size = manifest.files[MODEL_FILE]["bytes"] // 2  # that file has float32
         weights = {
             step: partial(_pack_file, paths[step], paths[step].stat().st_mtime_ns)
             for step in order_by_importance([*paths], read_emergence(latest))
@@ -63,6 +65,8 @@ def find_model(run_dir: Path, latest: dict[str, float]) -> EmbeddedModel | None:
     with suppress(OSError, UserError):
         names = [CONFIG_FILE, TOKENIZER_FILE]
         return open_checkpoint(run_dir, "last", read, lambda note: None, names)
+    with suppress(OSError, UserError, ValueError):  # before the first checkpoint
+        return read(run_dir)
     return None
 
 

@@ -4,6 +4,8 @@ import io
 import json
 import subprocess
 import sys
+import time
+from dataclasses import replace
 from math import nan
 
 import pytest
@@ -11,6 +13,7 @@ import wandb
 from conftest import TINY
 from rich.text import Text
 
+import training.record
 from cli.config_file import read_config
 from common.errors import UserError
 from common.metrics import is_plotted, overfitting, read_rows
@@ -92,6 +95,23 @@ def test_the_summary_of_a_run_fits_80_columns_except_for_whole_paths(tmp_path, i
         assert all(len(line) <= 80 or str(tmp_path) in line for line in text.splitlines())
     else:
         assert finding in text
+def test_a_run_that_becomes_slow_says_so_once(tiny, tmp_path, capsys):
+    with Record(replace(tiny, threads=2), tmp_path) as record:
+        for step, duration in enumerate([900, 10, 11, 9, 12, 29, 33, 50]):
+            row = {"step": step, "train/ms_per_step": duration}
+            record.print_metrics(row)
+            record.write(row)
+    before, after = capsys.readouterr().out.split("note ")
+    assert "step 6" in before and "step 7" in after and "threads=1" in after
+
+
+def test_without_a_terminal_a_line_shows_what_takes_long(tiny, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(training.record, "SILENT_SECONDS", 0.01)
+    with Record(tiny, tmp_path) as record:
+        record.print_metrics({"step": 3})
+        record.progress_bar.show_activity("measuring attention")
+        time.sleep(0.1)
+    assert "step 3  measuring attention" in capsys.readouterr().out
 
 
 def test_a_recurring_failure_is_noted_once_and_costs_nothing_else(tiny, tmp_path, capsys):

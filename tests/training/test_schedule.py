@@ -30,17 +30,20 @@ def test_the_constant_schedule_stays_at_its_peak():
 
 
 @pytest.mark.parametrize(
-    ("every", "check_every", "due", "attention_due"),
+    ("every", "first", "check_every", "due", "attention_due"),
     [
-        (4, 0, {0, 4, 8, 10}, {0, 4, 8, 10}),
-        (4, 3, {0, 4, 8, 10}, {0, 3, 4, 6, 8, 9, 10}),
-        (0, 3, {10}, {10}),
+        (4, 0, 0, {0, 4, 8, 10}, {0, 4, 8, 10}),
+        (4, 0, 3, {0, 4, 8, 10}, {0, 3, 4, 6, 8, 9, 10}),
+        (0, 0, 3, {10}, {10}),
+        (9, 2, 0, {0, 2, 4, 8, 9, 10}, {0, 2, 4, 8, 9, 10}),
+        (4, 3, 0, {0, 3, 4, 8, 10}, {0, 3, 4, 8, 10}),
+        (0, 2, 0, {10}, {10}),
     ],
 )
-def test_activities_are_due_at_multiples_and_at_the_last_step(
-    every, check_every, due, attention_due
+def test_activities_are_due_at_multiples_at_early_steps_and_at_the_last_step(
+    every, first, check_every, due, attention_due
 ):
-    attention = AttentionConfig(every=every, check_every=check_every)
+    attention = AttentionConfig(every=every, first=first, check_every=check_every)
     config = Config(max_steps=10, attention=attention)
-    assert {step for step in range(11) if is_due(every, step, config)} == due
+    assert {step for step in range(11) if is_due(every, step, config, first)} == due
     assert {step for step in range(11) if is_attention_due(step, config)} == attention_due

@@ -75,7 +75,7 @@ export const emergences = readEmergences();
 function readEmergences() {
   const keys = Object.keys(columns).filter(key => key.startsWith("emerged/"));
   const latest = scoredSteps.findLastIndex((_, k) => keys.some(key => columns[key][k] !== null));
-  const emerged = keys.filter(key => metricAt(key, latest) !== null);
+  const emerged = keys.filter(key => metricAt(key, latest)); // at 0 it was there before training
   const all = emerged.map(key => {
     const [, score, name] = key.split("/");
     const [layer, head] = parseHead(name);

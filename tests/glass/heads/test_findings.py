@@ -182,6 +182,8 @@ CASES = [
         None,
         [],
     ),
+    (SECOND_HEAD | {"emerged/induction/L3H3": 0}, "Induction", ["L3H2 emerged"], ["L3H3 emerged"]),
+    ({"emerged/induction/L3H2": 0}, "Induction head", [], ["merged"]),  # it was pretrained
     (SINKS, "Attention sink", ["6 of 6", "2 of them", "0.90 ± 0.01", "0.20 ± 0.01"], ["0.80 ±"]),
 ]
 
