@@ -52,7 +52,7 @@ def import_everything() -> None:
     """
     for name in ("train", "training.wandb_record", "torch._dynamo"):  # optimizers import the last
         importlib.import_module(name)
-    importlib.import_module("training.flops").measure_matmul_rate("cpu", "fp32")
+    importlib.import_module("training.flops").peak_flops("cpu", "fp32")
     if not GlobalHydra.instance().is_initialized():
         with hydra.initialize_config_dir(str(ROOT / "configs"), version_base="1.3"):
             hydra.compose("config", TINY)

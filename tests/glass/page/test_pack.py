@@ -1,6 +1,7 @@
 """Packed maps decode within their promised error; as many snapshots as fit are kept."""
 
 import base64
+import shutil
 import zlib
 from contextlib import nullcontext
 
@@ -13,7 +14,7 @@ from pages import causal, check_maps, explain, make_run, read_back, snapshot, un
 
 from glass.page import pack
 from glass.page import write as page
-from glass.page.embedded_model import EmbeddedModel, embed_weights
+from glass.page.embedded_model import EmbeddedModel, embed_weights, find_model
 from glass.page.pack import Blobs
 from glass.page.snapshots import PROBES, Snapshot, embed_maps, pack_fitting_predictions
 
@@ -78,6 +79,15 @@ def test_the_predictions_of_the_newest_snapshots_are_kept(count):
     size = shots[0].pack_predictions("text").size
     packed = pack_fitting_predictions(shots, ["text"], count * size)
     assert list(packed) == [("text", step) for step in (20, 10, 0)[:count]]
+
+
+def test_a_page_runs_the_model_before_the_first_checkpoint(finished_run, tmp_path):
+    run = shutil.copytree(finished_run, tmp_path / "run")
+    later = find_model(run, {})
+    shutil.rmtree(run / "checkpoints")
+    model = find_model(run, {})
+    assert model.tokenizer == later.tokenizer
+    assert embed_weights(model, 10**6, Blobs())["blobs"].keys() == later.weights.keys()
 
 
 def test_a_page_names_the_setting_that_it_cannot_run():
