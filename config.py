@@ -60,6 +60,7 @@ EVALUATION: dict[str, dict] = {
     "device.": {},
     "precision.": {},
     "deterministic.": {},
+    "threads.": {},
     "distributed.": {},
     "seed.": TASK,
     "model.block_size.": {},

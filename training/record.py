@@ -87,7 +87,8 @@ class ProgressBar:
 
     def __str__(self) -> str:
         task = self.progress.tasks[self._task]
-        return f"step {task.completed}  {task.fields['status']}  {self.time_left}"
+        width = len(str(task.total))
+        return f"step {task.completed:>{width}}  {task.fields['status']}  {self.time_left}"
 
 
 class Record:

@@ -111,7 +111,7 @@ def test_without_a_terminal_a_line_shows_what_takes_long(tiny, tmp_path, capsys,
         record.print_metrics({"step": 3})
         record.progress_bar.show_activity("measuring attention")
         time.sleep(0.1)
-    assert "step 3  measuring attention" in capsys.readouterr().out
+    assert "3  measuring attention" in capsys.readouterr().out
 
 
 def test_a_recurring_failure_is_noted_once_and_costs_nothing_else(tiny, tmp_path, capsys):
