@@ -472,7 +472,7 @@ class EvalConfig:
     every: int = setting(100, "steps between evaluations; 0: only at the end", ge=0)
     first: int = setting(
         0,
-        "step of a further evaluation below eval.every, and at each doubling of it; 0: none",
+        "further evaluations at this step and each doubling of it below eval.every; 0: none",
         ge=0,
         only_with={"eval.every": Above(0)},
     )
@@ -495,7 +495,7 @@ class AttentionConfig:
     )
     first: int = setting(
         0,
-        "step of a further snapshot below attention.every, and at each doubling of it; 0: none",
+        "further snapshots at this step and each doubling of it below attention.every; 0: none",
         ge=0,
         only_with=SNAPSHOTS,
     )
@@ -618,8 +618,7 @@ class Config(Hardware, ModelSource):
     )
     threads: int | str = setting(
         "auto",
-        "threads of one process, part of what determines the bits; auto: all that torch has; "
-        "on a busy machine 1 is faster",
+        "threads of a run of one process; auto: all of torch's; 1 is faster on a busy machine",
         ge=1,
         le=1024,
     )
