@@ -9,6 +9,7 @@ from unicodedata import category
 HIDDEN_CATEGORIES = ("Cc", "Cf")
 ALLOWED = "\t\n\u200c\u200d"  # the last two join letters, or the parts of an emoji
 REPLACEMENT = "\ufffd"
+VISIBLE_SPACES = str.maketrans({"\n": "\\n", "\r": "\\r", "\t": "\\t", " ": "·"})  # for labels
 DEFAULT_DECIMALS = 2  # of a value without an error
 
 

@@ -1,1 +1,15 @@
 """Look inside a model: measure its attention heads, show them, and serve them live."""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from data.tokenizer import Tokenizer
+    from glass.opened import Opened
+    from model import GPT
+
+
+def open(model: "GPT", tokenizer: "Tokenizer") -> "Opened":
+    """Return an object that answers questions about what the model does with a text."""
+    from glass.opened import Opened  # imports torch
+
+    return Opened(model, tokenizer)

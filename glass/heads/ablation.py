@@ -134,10 +134,15 @@ class TokenEffects(NamedTuple):
 
 
 @torch.no_grad()
-def measure_token_effects(model: GPT, forward: ForwardPass, first: int = 0) -> TokenEffects:
+def measure_token_effects(
+    model: GPT,
+    forward: ForwardPass,
+    interventions: Interventions = NO_INTERVENTIONS,
+    first: int = 0,
+) -> TokenEffects:
     """Measure how each prediction of one text depends on each earlier token (attention knockout).
 
-    Tokens before `first` are neither hidden nor explained. See `Interventions` for hidden tokens.
+    Tokens before `first` are neither hidden nor explained. `forward` ran with the `interventions`.
 
     Reference: Geva et al. 2023, "Dissecting Recall of Factual Associations".
     """
@@ -145,7 +150,7 @@ def measure_token_effects(model: GPT, forward: ForwardPass, first: int = 0) -> T
     dtype = torch.promote_types(forward.residuals.dtype, torch.float32)
     effects = torch.full((2, T, T), torch.nan, dtype=dtype).numpy()
     effects[:, first:, first:] = 0
-    for hidden, loss, kl in iterate_token_effects(model, forward, first=first):
+    for hidden, loss, kl in iterate_token_effects(model, forward, interventions, first):
         effects[:, hidden.start + 1 :, hidden.start : hidden.stop] = loss, kl
     effects[0, -1] = np.nan
     return TokenEffects(*effects)

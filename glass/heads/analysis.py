@@ -72,11 +72,9 @@ def analyze(
     Only the last `block_size` tokens of the text are used; a begin-of-text token stays the first.
     """
     model = in_float32(model)
-    tokens = torch.tensor([encode_prompt(tokenizer, text) if isinstance(text, str) else text])
-    start = max(0, tokens.shape[1] - model.config.block_size)
-    ids = cut(tokens, start, tokenizer.begin_of_text)[0].numpy()
+    ids = np.array(encode_end(tokenizer, text, model.config.block_size))
     text_pass = capture(model, ids[None])
-    measurements = _call_with_lines(measure_heads(model, tokenizer, text_pass), log)
+    measurements = call_with_lines(measure_heads(model, tokenizer, text_pass), log)
     arrays = {
         "text": text_pass.weights[:, 0].cpu().numpy(),
         "text_value_norms": value_norms(model, text_pass.v)[:, 0].cpu().numpy(),
@@ -88,6 +86,15 @@ def analyze(
     log(f"attention: token and head effects on {pluralize(count, 'prediction')}{of_all}")
     arrays |= explain_predictions(model, text_pass, tokenizer)
     return Analysis(**vars(measurements), arrays=arrays)
+
+
+def encode_end(tokenizer: Tokenizer, text: str | Sequence[int], max_tokens: int) -> list[int]:
+    """Return the last `max_tokens` ids of a text; a begin-of-text token stays the first."""
+    if not text:
+        raise UserError(f"text={text!r} is empty: use a text of at least one token")
+    tokens = torch.tensor([encode_prompt(tokenizer, text) if isinstance(text, str) else text])
+    start = max(0, tokens.shape[1] - max_tokens)
+    return cut(tokens, start, tokenizer.begin_of_text)[0].tolist()
 
 
 def measure_heads(
@@ -113,9 +120,10 @@ def measure_heads(
     return measurements
 
 
-def _call_with_lines(
+def call_with_lines(
     stages: Generator[str, None, Measurements], log: Callable[[str], None]
 ) -> Measurements:
+    """Call `log` with each line that a measurement yields, and return its result."""
     while True:
         try:
             log(f"attention: {next(stages)}")

@@ -5,6 +5,8 @@ import re
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
+from common.text import VISIBLE_SPACES
+
 # The color scale of the page (glass/page/web/), whose lightness falls in even steps.
 SCALE_HEX = "fcf7d4 f5daa0 f7b968 f79138 f16828 e04039 c41c4d a1025b 780660 4e0f57 291041 0c0c22"
 SCALE_STOPS = np.frombuffer(bytes.fromhex(SCALE_HEX), np.uint8).reshape(-1, 3)
@@ -30,7 +32,6 @@ LAYER_GAP = 34  # between layers, which leaves room for the names of the heads
 
 MIN_SINK_WEIGHT = 0.01  # more than the rounding of float16 weights can leave
 MAX_LABEL = 12  # characters of a token label
-VISIBLE_SPACES = str.maketrans({"\n": "\\n", "\r": "\\r", "\t": "\\t", " ": "·"})
 
 
 def draw_attention_grid(

@@ -14,7 +14,7 @@ from generation.scoring import max_logit_rows, token_losses
 from glass.heads.ablation import measure_head_effects, measure_token_effects
 from glass.heads.capture import ForwardPass, next_tokens, residual_writes
 from glass.heads.components import components
-from glass.heads.probes import spell_token
+from glass.heads.probes import spell_tokens
 from glass.heads.results import Estimates
 from glass.heads.scores import mean_and_error
 from model import GPT
@@ -67,7 +67,7 @@ def explain_predictions(
     """
     c, T = model.config, forward.tokens.shape[1]
     first = T - count_explained_tokens(model, T)
-    token_effects = measure_token_effects(model, forward, first)
+    token_effects = measure_token_effects(model, forward, first=first)
     attribution = attribute_logits(model, forward, first)
     head_effects = np.full((c.n_layer, c.n_head, T), np.nan, np.float32)
     if T * c.n_layer * c.n_head * model.num_parameters() <= MAX_HEAD_EFFECT_COST:
@@ -78,11 +78,7 @@ def explain_predictions(
     )  # (L, H, T, 6)
     named_ids = np.union1d(attribution.predicted_ids, promoted)
     named_ids = named_ids[named_ids >= 0]
-    named_tokens = []
-    for id in named_ids.tolist():
-        # The vocabulary of an imported model may be larger than its tokenizer's.
-        token = spell_token(tokenizer, id) if id < tokenizer.vocab_size else f"<{id}>"
-        named_tokens.append(token[:MAX_TOKEN_CHARACTERS])
+    named_tokens = [token[:MAX_TOKEN_CHARACTERS] for token in spell_tokens(tokenizer, named_ids)]
     return {
         "token_effect": token_effects.loss,
         "token_effect_kl": token_effects.kl,

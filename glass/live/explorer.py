@@ -17,11 +17,12 @@ from common.terminal import tolerate_errors
 from common.text import REPLACEMENT, format_magnitude
 from data.tokenizer import Tokenizer
 from glass.live.frames import encode_error, encode_frame
-from glass.live.parameters import Parameters, check_text, max_tokens, read_parameters
+from glass.live.parameters import Parameters, check_text, read_parameters
 from glass.live.requests import MODEL_REQUESTS, TOKENIZER_REQUESTS
 from glass.live.session import Session
 from glass.page.snapshots import list_snapshots
 from glass.page.write import ExploredModel, read_scores, render_explore_page
+from glass.reading import max_tokens
 from interop import find_model
 from interop.stored import RunCheckpoint
 from kernels import DTYPES

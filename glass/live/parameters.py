@@ -1,6 +1,5 @@
 """The parameters of the page's requests, checked by pydantic (which W&B installs)."""
 
-import math
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
@@ -11,8 +10,7 @@ from config import GPTConfig
 from glass.heads.interventions import Interventions
 from glass.heads.patching import Patch, parse_patch
 from glass.heads.results import Head, parse_head
-
-MAX_ATTENTION_WEIGHTS = 1 << 26  # of one text in all heads: 256 MB in float32
+from glass.reading import max_tokens
 
 # Error messages quote numbers, so their size is limited here; the model and the text bound them.
 Number = Annotated[int, Field(ge=0, le=2**63 - 1)]
@@ -95,9 +93,3 @@ def check_text(parameters: Parameters, step: int, config: GPTConfig) -> None:
     length, maximum = len(parameters.ids), max_tokens(config)
     if not 1 <= length <= maximum:
         raise UserError(f"use a text of 1 to {maximum} tokens: it has {pluralize(length, 'token')}")
-
-
-def max_tokens(config: GPTConfig) -> int:
-    """Return the maximum number of tokens of a text: its attention maps must not be too large."""
-    fitting = math.isqrt(MAX_ATTENTION_WEIGHTS // (config.n_layer * config.n_head))
-    return max(1, min(config.block_size, fitting))

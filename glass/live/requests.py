@@ -11,14 +11,15 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from common.errors import UserError
 from data.tokenizer import encode_prompt
 from generation.decoder import cut, window_start
 from generation.sampling import Sampling, draw_tokens
 from glass.heads import analysis
-from glass.heads.ablation import iterate_head_effects, iterate_token_effects
-from glass.heads.capture import ForwardPass, capture, in_float32
+from glass.heads.ablation import iterate_token_effects
+from glass.heads.capture import capture, in_float32
 from glass.heads.findings import summarize
 from glass.heads.interventions import Interventions
 from glass.heads.logit_attribution import (
@@ -27,12 +28,13 @@ from glass.heads.logit_attribution import (
     find_promoted_tokens,
 )
 from glass.heads.metrics import flatten
-from glass.heads.patching import Contrast, Patching, measure_logit_difference
+from glass.heads.patching import Contrast, Patching
 from glass.heads.results import Head
 from glass.heads.score_attribution import attribute_score
-from glass.live.parameters import Parameters, max_tokens
-from glass.live.session import CachedReading, Session, to_float32
+from glass.live.parameters import Parameters
+from glass.live.session import Session
 from glass.page.write import measured_scores
+from glass.reading import Reading, max_tokens, to_float32
 from kernels import in_float32_or_finer
 
 Parts = Iterator[dict[str, Any]]
@@ -59,7 +61,7 @@ def token_texts(session: Session, parameters: Parameters) -> list[str]:
     return [texts[id] for id in parameters.ids]
 
 
-def read(session: Session, parameters: Parameters, reading: CachedReading) -> dict[str, Any]:
+def read(session: Session, parameters: Parameters, reading: Reading) -> dict[str, Any]:
     """Return predictions and value norms.
 
     With interventions, the likeliest tokens without them follow in `next`, and `was` has the
@@ -70,19 +72,25 @@ def read(session: Session, parameters: Parameters, reading: CachedReading) -> di
     if any(parameters.interventions):
         plain = session.read(parameters.ids)
         next_ids = torch.cat((next_ids, plain.predict()[1]), dim=1)  # (T, 10)
-        was = plain.measure_predictions(next_ids)
+        was = _predictions(plain, next_ids)
     norms, largest = reading.measure_norms()
     return {
         "norms": to_float32(norms),
         "largest": largest,
         "next": next_ids.tolist(),
-        **reading.measure_predictions(next_ids),
+        **_predictions(reading, next_ids),
         "was": was,
         "words": session.spell_tokens(next_ids.flatten().tolist()),
     }
 
 
-def patterns(session: Session, parameters: Parameters, reading: CachedReading) -> Parts:
+def _predictions(reading: Reading, ids: Tensor) -> dict[str, Any]:
+    """Return the probabilities of some next tokens (T, k), and the loss after each token."""
+    chances = reading.log_probabilities(ids).exp()
+    return {"chances": chances.tolist(), "losses": reading.losses()}
+
+
+def patterns(session: Session, parameters: Parameters, reading: Reading) -> Parts:
     """Yield the attention weights of some heads as lower triangles, row after row, in float16."""
     weights = reading.forward.weights[:, 0].flatten(0, 1)  # (L · H, T, T)
     T = len(parameters.ids)
@@ -94,17 +102,17 @@ def patterns(session: Session, parameters: Parameters, reading: CachedReading) -
         yield {"heads": heads, "maps": maps.half().cpu().numpy()}
 
 
-def logits(session: Session, parameters: Parameters, reading: CachedReading) -> np.ndarray:
+def logits(session: Session, parameters: Parameters, reading: Reading) -> np.ndarray:
     """Return the logits (T, V)."""
-    return to_float32(session.model.head(reading.final_states()))
+    return to_float32(reading.logits())
 
 
-def maps(session: Session, parameters: Parameters, reading: CachedReading) -> np.ndarray:
+def maps(session: Session, parameters: Parameters, reading: Reading) -> np.ndarray:
     """Return the attention weights (L, H, T, T)."""
     return to_float32(reading.forward.weights[:, 0])
 
 
-def continue_text(session: Session, parameters: Parameters, reading: CachedReading) -> Parts:
+def continue_text(session: Session, parameters: Parameters, reading: Reading) -> Parts:
     """Continue the text token by token; beyond `max_tokens` it is cut as a `Decoder` cuts it."""
     ids, maximum = list(parameters.ids), max_tokens(session.model.config)
     first = 0 if ids[0] == session.tokenizer.begin_of_text else None  # place that is never cut
@@ -117,7 +125,7 @@ def continue_text(session: Session, parameters: Parameters, reading: CachedReadi
         read = cut(places, window_start(tokens.shape[1], maximum), first)[0].tolist()
         still_hidden = tuple(k for k, place in enumerate(read) if place in hidden)
         latest = session.read(tokens[0, read].tolist(), Interventions(ablated, still_hidden))
-        return session.model.head(latest.final_states(-1))  # (1, V)
+        return latest.logits(-1)  # (1, V)
 
     prompt = torch.tensor([ids], device=session.model.head.weight.device)  # (1, T)
     sampling = Sampling(parameters.temperature, vocab_size=session.tokenizer.vocab_size)
@@ -127,7 +135,7 @@ def continue_text(session: Session, parameters: Parameters, reading: CachedReadi
         yield {"ids": list(ids)}
 
 
-def break_down(session: Session, parameters: Parameters, reading: CachedReading) -> dict[str, Any]:
+def break_down(session: Session, parameters: Parameters, reading: Reading) -> dict[str, Any]:
     """Return the logit lens and the direct logit attribution of the prediction after token i."""
     i, (layer, number) = parameters.i, parameters.of
     forward = reading.forward.first_tokens(i + 2)
@@ -147,18 +155,16 @@ def break_down(session: Session, parameters: Parameters, reading: CachedReading)
     }
 
 
-def head_effects(session: Session, parameters: Parameters, reading: CachedReading) -> Parts:
+def head_effects(session: Session, parameters: Parameters, reading: Reading) -> Parts:
     """Yield the loss increase in nats of the token after i without each head (zero ablation)."""
     i, H = parameters.i, session.model.config.n_head
     if i + 1 >= len(parameters.ids):
         raise UserError(f"i={i} is the last token: no token follows")
-    forward, target = reading.forward, parameters.ids[i + 1]
-    effects = iterate_head_effects(session.model, forward, i, target, parameters.interventions)
-    for layer, nats in effects:
+    for layer, nats in enumerate(reading.head_effects(i)):
         yield {"heads": list(range(layer * H, (layer + 1) * H)), "nats": nats.astype(np.float32)}
 
 
-def token_effects(session: Session, parameters: Parameters, reading: CachedReading) -> Parts:
+def token_effects(session: Session, parameters: Parameters, reading: Reading) -> Parts:
     """Yield, for each token j, the effects of hiding it on the later predictions, in nats."""
     forward, interventions = reading.forward, parameters.interventions
     for hidden, loss, kl in iterate_token_effects(session.model, forward, interventions):
@@ -171,7 +177,7 @@ def token_effects(session: Session, parameters: Parameters, reading: CachedReadi
                 }
 
 
-def explain_score(session: Session, parameters: Parameters, reading: CachedReading) -> list[dict]:
+def explain_score(session: Session, parameters: Parameters, reading: Reading) -> list[dict]:
     """Return the terms of one attention score."""
     i, j, head = parameters.i, parameters.j, Head(parameters.layer, parameters.head)
     if j > i:
@@ -186,27 +192,23 @@ def explain_score(session: Session, parameters: Parameters, reading: CachedReadi
     return [*kept, {"query": "others", "key": "others", "value": rest}]
 
 
-def contrast(session: Session, parameters: Parameters, reading: CachedReading) -> dict[str, Any]:
+def contrast(session: Session, parameters: Parameters, reading: Reading) -> dict[str, Any]:
     """Return the three runs' logit differences and the patched run's likeliest next tokens."""
     corrupted, patching = _patch(session, parameters, reading)
     probabilities = in_float32_or_finer(patching.logits()).softmax(dim=-1)  # (V,)
     top = probabilities.topk(min(PREDICTED_TOKENS, len(probabilities)))
     next_ids = top.indices.tolist()
 
-    def difference(forward: ForwardPass) -> float:
-        x = forward.residuals[-1, 0, parameters.i]
-        return measure_logit_difference(session.model, x, patching.contrast).item()
-
     return {
-        "clean": difference(reading.forward),
-        "corrupted": difference(corrupted),
+        "clean": reading.logit_difference(patching.contrast),
+        "corrupted": corrupted.logit_difference(patching.contrast),
         "patched": patching.value(),
         "next": [{"id": id, "chance": chance} for id, chance in zip(next_ids, top.values.tolist())],
         "words": session.spell_tokens(next_ids),
     }
 
 
-def patch_cells(session: Session, parameters: Parameters, reading: CachedReading) -> Parts:
+def patch_cells(session: Session, parameters: Parameters, reading: Reading) -> Parts:
     """Yield, for each cell, the logit difference with its activation and those kept patched."""
     _, patching = _patch(session, parameters, reading)
     is_residual = parameters.kind == "residual"
@@ -215,25 +217,17 @@ def patch_cells(session: Session, parameters: Parameters, reading: CachedReading
         yield {"cells": cells.tolist(), "values": values.astype(np.float32)}
 
 
-def _patch(
-    session: Session, parameters: Parameters, reading: CachedReading
-) -> tuple[ForwardPass, Patching]:
+def _patch(session: Session, parameters: Parameters, reading: Reading) -> tuple[Reading, Patching]:
     """Run the corrupted text, and the patched one."""
-    if len(parameters.corrupted) != len(parameters.ids):
-        raise UserError("choose a clean and a corrupted text with equal numbers of tokens")
-    interventions = parameters.interventions
-    corrupted = session.read(parameters.corrupted, interventions, "corrupted").forward
-    source, base = reading.forward, corrupted
+    corrupted = session.read(parameters.corrupted, parameters.interventions, "corrupted")
+    source, base = reading, corrupted
     if parameters.direction == "noising":
         source, base = base, source
     answer = Contrast(parameters.i, parameters.answer, parameters.wrong)
-    kept = parameters.patched
-    return corrupted, Patching(session.model, source, base, answer, kept, interventions)
+    return corrupted, source.patch_into(base, answer, parameters.patched)
 
 
-def measure_heads(
-    session: Session, parameters: Parameters, reading: CachedReading
-) -> Iterator[str]:
+def measure_heads(session: Session, parameters: Parameters, reading: Reading) -> Iterator[str]:
     """Measure the scores of all heads for the page; yield the name of each of the two stages."""
     model = in_float32(session.model)
     text = capture(model, np.array([parameters.ids]))
@@ -248,7 +242,7 @@ TOKENIZER_REQUESTS: dict[str, Callable[[Session, Parameters], Any]] = {
     "tokenTexts": token_texts,
 }
 
-MODEL_REQUESTS: dict[str, Callable[[Session, Parameters, CachedReading], Any]] = {
+MODEL_REQUESTS: dict[str, Callable[[Session, Parameters, Reading], Any]] = {
     "read": read,
     "patterns": patterns,
     "logits": logits,

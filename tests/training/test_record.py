@@ -95,6 +95,8 @@ def test_the_summary_of_a_run_fits_80_columns_except_for_whole_paths(tmp_path, i
         assert all(len(line) <= 80 or str(tmp_path) in line for line in text.splitlines())
     else:
         assert finding in text
+
+
 def test_a_run_that_becomes_slow_says_so_once(tiny, tmp_path, capsys):
     with Record(replace(tiny, threads=2), tmp_path) as record:
         for step, duration in enumerate([900, 10, 11, 9, 12, 29, 50, 60]):

@@ -1,0 +1,97 @@
+"""Numbers with the names of what they belong to."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+# Of a printed table
+MAX_WIDTH = 100  # characters
+MAX_ROWS = 40
+MAX_LABEL = 12  # characters
+MIN_NUMBER = 5  # characters of a column, as in -1.23
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Labelled:
+    """An array with a label for each index, which prints as a table.
+
+    NumPy's functions take it as an array. `result[2, 0]` and slices select as in NumPy, and the
+    name of a head does so in layers × heads: `result["L2H0"]`. For pandas, two axes are
+    `pandas.DataFrame(result.values, *result.axes.values())`.
+    """
+
+    name: str  # of the numbers, with their unit
+    values: np.ndarray
+    axes: dict[str, list[str]]  # name of each axis → its labels
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.array(self.values, dtype=dtype, copy=copy)
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, str):
+            index = self._find(index)
+        values = self.values[index]
+        chosen = index if isinstance(index, tuple) else (index,)
+        axes = {}
+        for k, (axis, labels) in enumerate(self.axes.items()):
+            which = chosen[k] if k < len(chosen) else slice(None)
+            if isinstance(which, slice):
+                axes[axis] = labels[which]
+        return Labelled(self.name, values, axes) if axes else values.item()
+
+    def _find(self, name: str) -> tuple[int, int]:
+        """Return the layer and the column of a name such as L2H0 or L1MLP."""
+        layers, columns, *_ = self.axes.values()
+        for layer, column in np.ndindex(len(layers), len(columns)):
+            if layers[layer] + columns[column] == name:
+                return layer, column
+        raise KeyError(name)
+
+    def __sub__(self, other: Any) -> "Labelled":
+        return Labelled(f"difference of {self.name}", self.values - np.asarray(other), self.axes)
+
+    def top(self, n: int = 5) -> "Labelled":
+        """Return the n largest numbers, the largest first."""
+        largest = np.argsort(-self.values, axis=None)[:n]
+        places = zip(*np.unravel_index(largest, self.values.shape))
+        separator = "" if "layer" in self.axes else " "  # L2 and H0 are L2H0
+        names = [
+            separator.join(labels[k] for labels, k in zip(self.axes.values(), place))
+            for place in places
+        ]
+        return Labelled(self.name, self.values.flat[largest], {" ".join(self.axes): names})
+
+    def __repr__(self) -> str:
+        title = f"{self.name} ({' × '.join(self.axes)})"
+        if len(self.axes) > 2:
+            return f'{title} of shape {self.values.shape}: print a part, such as ["L0H0"]'
+        labels = [[label[:MAX_LABEL] for label in labels] for labels in self.axes.values()]
+        rows, columns = [*labels, [""]][:2]
+        table = self.values.reshape(len(rows), len(columns)).round(2) + 0.0  # -0.0 becomes 0.0
+        left = max(map(len, rows), default=0)
+        width = 1 + max(MIN_NUMBER, *map(len, columns))
+        shown = _ends(len(columns), (MAX_WIDTH - left) // width)
+
+        def line(label: str, cells: Sequence[str]) -> str:
+            padded = ["…" if k is None else cells[k] for k in shown]
+            return label.ljust(left) + "".join(cell.rjust(width) for cell in padded)
+
+        lines = [title]
+        if any(columns):
+            lines.append(line("", columns))
+        for row in _ends(len(rows), MAX_ROWS):
+            numbers = [] if row is None else [f"{value:.2f}" for value in table[row]]
+            lines.append("…" if row is None else line(rows[row], numbers))
+        return "\n".join(lines)
+
+
+def _ends(count: int, most: int) -> list[int | None]:
+    """Return the first and the last of `count` indices, with None for those between."""
+    if count <= most:
+        return [*range(count)]
+    return [*range(most // 2), None, *range(count - most // 2, count)]

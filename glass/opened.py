@@ -1,0 +1,203 @@
+"""Ask in Python what the page asks: the model on a text, with heads ablated and tokens hidden."""
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+import torch
+
+from common.errors import UserError
+from common.text import VISIBLE_SPACES, pluralize
+from data.tokenizer import Tokenizer
+from glass.heads import analysis
+from glass.heads.ablation import measure_token_effects
+from glass.heads.capture import capture, in_float32
+from glass.heads.interventions import Interventions
+from glass.heads.patching import Contrast
+from glass.heads.probes import spell_tokens
+from glass.heads.results import Head, Measurements, parse_head
+from glass.labelled import Labelled
+from glass.reading import Reading, max_tokens, to_float32
+from model import GPT
+
+Text = str | Sequence[int]
+
+
+class Opened:
+    """A model and its tokenizer, asked about texts.
+
+    `off` names heads whose output is set to zero, such as ["L2H0"], and `hidden` numbers tokens
+    that no later token can read. Tokens are numbered from 0, with begin-of-text if the tokenizer
+    has it, and T3 labels token 3. Of a text that is longer than the context, or has more than 67
+    million attention weights, the last tokens are read.
+
+    Every answer runs the model as it is at that moment, in evaluation mode. Its weights, mode and
+    random numbers are left alone.
+    """
+
+    def __init__(self, model: GPT, tokenizer: Tokenizer) -> None:
+        self.model, self.tokenizer = model, tokenizer
+
+    def loss(self, text: Text, off: Iterable[str] = (), hidden: Iterable[int] = ()) -> Labelled:
+        """Return the loss of each token but the first, (T - 1,) in nats."""
+        reading = self._read(text, off, hidden)
+        predicted = {"token": self._label_tokens(reading)[1:]}
+        return Labelled("loss in nats", reading.losses()[:-1], predicted)
+
+    def logits(self, text: Text, off: Iterable[str] = (), hidden: Iterable[int] = ()) -> Labelled:
+        """Return the logits after each token, (T, V)."""
+        reading = self._read(text, off, hidden)
+        axes = {"after": self._label_tokens(reading), "next token": self._vocabulary}
+        return Labelled("logit", to_float32(reading.logits()), axes)
+
+    def patterns(self, text: Text, off: Iterable[str] = (), hidden: Iterable[int] = ()) -> Labelled:
+        """Return the attention pattern of every head, (L, H, T, T)."""
+        reading = self._read(text, off, hidden)
+        tokens = self._label_tokens(reading)
+        axes = {**self._label_heads(), "query": tokens, "key": tokens}
+        return Labelled("attention weight", to_float32(reading.forward.weights[:, 0]), axes)
+
+    def head_effects(
+        self,
+        text: Text,
+        token: int = -1,
+        off: Iterable[str] = (),
+        hidden: Iterable[int] = (),
+    ) -> Labelled:
+        """Return by how much ablating each head raises the loss of a token, (L, H) in nats."""
+        reading = self._read(text, off, hidden)
+        T = reading.length
+        if not (1 <= token < T or 1 - T <= token < 0):
+            raise UserError(
+                f"token={token} is not predicted: the text has {pluralize(T, 'token')}, and token "
+                "0 is never predicted"
+            )
+        effects = np.stack(list(reading.head_effects(token % T - 1)))
+        name = f"increase of the loss of {self._label_tokens(reading)[token]} in nats"
+        return Labelled(name, effects, self._label_heads())
+
+    def token_effects(
+        self, text: Text, off: Iterable[str] = (), hidden: Iterable[int] = ()
+    ) -> Labelled:
+        """Return by how much hiding each token raises the loss of each later one, in nats.
+
+        The table (T - 1, T - 1) has a row for each predicted token, from the second on, and a
+        column for each hidden one, without the last.
+        """
+        reading = self._read(text, off, hidden)
+        effects = measure_token_effects(self.model, reading.forward, reading.interventions)
+        tokens = self._label_tokens(reading)
+        axes = {"token": tokens[1:], "hidden": tokens[:-1]}
+        return Labelled("increase of the loss in nats", effects.loss[:-1, :-1], axes)
+
+    def patch(
+        self,
+        clean: Text,
+        corrupted: Text,
+        answer: str | int | None = None,
+        wrong: str | int | None = None,
+        kind: Literal["component", "residual"] = "component",
+        off: Iterable[str] = (),
+        hidden: Iterable[int] = (),
+    ) -> Labelled:
+        """Return how much of a prediction each activation of a clean text restores.
+
+        It is copied into the run of a corrupted text with as many tokens (denoising). The result is
+        a share of the difference of two logits after the last token: 0 is the corrupted run, 1 the
+        clean one. Exchange the texts, but not the answers, for noising.
+
+        Args:
+            clean: The text whose activations are copied.
+            corrupted: The text in whose run they replace others.
+            answer: The token, or its id, of the first logit. None: the likeliest after `clean`.
+            wrong: Of the second logit. None: the likeliest other token after `corrupted`.
+            kind: "component" patches the output of a head or an MLP at all tokens,
+                (L, H + 1); "residual" the residual stream before a layer at one token, (L, T).
+            off: Ablated heads, in both runs.
+            hidden: Hidden tokens, in both runs.
+        """
+        source, base = (self._read(text, off, hidden) for text in (clean, corrupted))
+        answer_id = self._find_id("answer", answer, source)
+        wrong_id = self._find_id("wrong", wrong, base, other_than=answer_id)
+        contrast = Contrast(source.length - 1, answer_id, wrong_id)
+        patching = source.patch_into(base, contrast)
+        axes = self._label_heads()
+        if kind == "residual":
+            measured = patching.patch_residuals()
+            axes = {"layer": axes["layer"], "token": self._label_tokens(base)}
+        else:
+            measured = patching.patch_components()
+            mlp = ["MLP"] if self.model.config.mlp != "none" else []
+            axes = {"layer": axes["layer"], "component": axes["head"] + mlp}
+        differences = np.zeros([len(labels) for labels in axes.values()])
+        for cells, values in measured:
+            differences[tuple(cells.T)] = values
+        lowest, highest = base.logit_difference(contrast), source.logit_difference(contrast)
+        answers = " - ".join(self._vocabulary[id] for id in (answer_id, wrong_id))
+        name = f"share of logit {answers}: 0 is {lowest:.2f}, 1 is {highest:.2f}"
+        return Labelled(name, (differences - lowest) / np.float64(highest - lowest), axes)
+
+    def measure_heads(self, text: Text, log: Callable[[str], None] = print) -> Measurements:
+        """Measure the scores of every head on random tokens, as common as the model expects here.
+
+        `glass.heads.findings.summarize` states what they show.
+        """
+        model, ids = in_float32(self.model), self._encode(text)
+        stages = analysis.measure_heads(model, self.tokenizer, capture(model, np.array([ids])))
+        return analysis.call_with_lines(stages, log)
+
+    def _encode(self, text: Text) -> list[int]:
+        ids = analysis.encode_end(self.tokenizer, text, max_tokens(self.model.config))
+        self.model.check_tokens(torch.tensor([ids]))
+        return ids
+
+    def _read(self, text: Text, off: Iterable[str], hidden: Iterable[int]) -> Reading:
+        """Run the model on a text anew, because its weights may have changed."""
+        ids = self._encode(text)
+        ablated, hidden_tokens = self._choose_interventions(off, hidden, len(ids))
+        reading = Reading(self.model, ablated)
+        reading.read(ids, hidden_tokens)
+        return reading
+
+    def _choose_interventions(
+        self, off: Iterable[str], hidden: Iterable[int], length: int
+    ) -> Interventions:
+        last = Head(self.model.config.n_layer - 1, self.model.config.n_head - 1)
+        heads = {name: parse_head(name) for name in off}
+        for name, head in heads.items():
+            if head is None or head.layer > last.layer or head.number > last.number:
+                raise UserError(f"off={name} is not a head of this model: use L0H0 to {last}")
+        tokens = sorted(set(hidden))
+        for j in tokens:
+            if not 0 <= j < length:
+                raise UserError(f"hidden={j} is not a token of this text: use 0 to {length - 1}")
+        return Interventions(tuple(head for head in heads.values() if head), tuple(tokens))
+
+    def _find_id(
+        self, name: str, token: str | int | None, reading: Reading, other_than: int | None = None
+    ) -> int:
+        """Return the id of a token, or of the likeliest next one of a reading."""
+        if token is None:
+            likeliest = reading.logits(-1)[0].topk(2).indices.tolist()
+            return next(id for id in likeliest if id != other_than)
+        ids = self.tokenizer.encode(token) if isinstance(token, str) else [token]
+        if len(ids) != 1:
+            raise UserError(f"{name}={token!r} has {pluralize(len(ids), 'token')}: use one")
+        self.model.check_tokens(torch.tensor([ids]))
+        return ids[0]
+
+    def _label_tokens(self, reading: Reading) -> list[str]:
+        ids = reading.forward.tokens[0].tolist()
+        return [f"T{place} {self._vocabulary[id]}" for place, id in enumerate(ids)]
+
+    def _label_heads(self) -> dict[str, list[str]]:
+        c = self.model.config
+        heads = [f"H{number}" for number in range(c.n_head)]
+        return {"layer": [f"L{layer}" for layer in range(c.n_layer)], "head": heads}
+
+    @cached_property
+    def _vocabulary(self) -> list[str]:
+        """The label of each token, with visible white space."""
+        tokens = spell_tokens(self.tokenizer, range(self.model.head.out_features))
+        return [token.translate(VISIBLE_SPACES) for token in tokens]

@@ -1,0 +1,149 @@
+"""What is computed of a text that a model has read, for the page and for Python."""
+
+import math
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from common.errors import UserError
+from config import GPTConfig
+from generation.sampling import NON_FINITE_PREDICTIONS
+from generation.scoring import max_logit_rows
+from glass.heads.ablation import iterate_head_effects
+from glass.heads.cached_pass import CachedPass
+from glass.heads.capture import ForwardPass, output_gram, value_norms
+from glass.heads.interventions import Interventions
+from glass.heads.logit_attribution import PREDICTED_TOKENS
+from glass.heads.patching import Contrast, Patch, Patching, measure_logit_difference
+from glass.heads.results import Head
+from kernels import in_float32_or_finer
+from model import GPT
+
+MAX_ATTENTION_WEIGHTS = 1 << 26  # of one text in all heads: 256 MB in float32
+
+
+class Reading:
+    """The forward pass over the text that a model has read last, and what is computed from it.
+
+    Of another text, only what belongs to tokens from the first change on is computed anew.
+    """
+
+    forward: ForwardPass
+
+    def __init__(self, model: GPT, ablated: Sequence[Head] = ()) -> None:
+        self.model = model
+        self._cached_pass = CachedPass(model, ablated)
+        device, count = model.head.weight.device, min(PREDICTED_TOKENS, model.head.out_features)
+        self._log_normalizers = torch.empty(0, device=device)
+        self._next_ids = torch.empty(0, count, dtype=torch.int64, device=device)
+
+    def read(self, ids: Sequence[int], hidden: Sequence[int]) -> None:
+        """Run the model on a text; `forward` is valid until the next call."""
+        self.forward = self._cached_pass.read(ids, hidden)
+        end = self._cached_pass.first_changed
+        self._log_normalizers, self._next_ids = self._log_normalizers[:end], self._next_ids[:end]
+
+    @property
+    def interventions(self) -> Interventions:
+        """The interventions while the model read the text."""
+        return self._cached_pass.interventions
+
+    @property
+    def length(self) -> int:
+        """Number of tokens."""
+        return self.forward.tokens.shape[1]
+
+    @torch.no_grad()
+    def final_states(self, start: int = 0) -> Tensor:
+        """Return the normalized residual stream after the last block, of tokens from `start` on."""
+        return self.model.norm(self.forward.residuals[-1, 0, start:])
+
+    @torch.no_grad()
+    def logits(self, start: int = 0) -> Tensor:
+        """Return the logits (T - start, V) after each token from `start` on."""
+        return self.model.head(self.final_states(start))
+
+    @torch.no_grad()
+    def predict(self) -> tuple[Tensor, Tensor]:
+        """Return log Σ exp of the logits (T,), and the likeliest next tokens (T, 5).
+
+        Raises:
+            UserError: If a prediction is not finite.
+        """
+        states = self.final_states(len(self._next_ids))
+        for rows in states.split(max_logit_rows(self.model)):
+            logits = in_float32_or_finer(self.model.head(rows))  # (n, V)
+            next_ids = logits.topk(self._next_ids.shape[1]).indices
+            self._log_normalizers = torch.cat((self._log_normalizers, logits.logsumexp(dim=-1)))
+            self._next_ids = torch.cat((self._next_ids, next_ids))
+        if not self._log_normalizers.isfinite().all():
+            raise UserError(NON_FINITE_PREDICTIONS)
+        return self._log_normalizers, self._next_ids
+
+    @torch.no_grad()
+    def log_probabilities(self, ids: Tensor) -> Tensor:
+        """Return the log-probabilities (T, k) of some next tokens (T, k) after each token."""
+        log_normalizers, _ = self.predict()
+        states = in_float32_or_finer(self.final_states())  # (T, C)
+        rows = in_float32_or_finer(self.model.head.weight[ids])  # (T, k, C)
+        logits = torch.einsum("tkc,tc->tk", rows, states)
+        rounded = logits.to(self.model.head.weight.dtype)  # as `head` rounds them
+        return in_float32_or_finer(rounded) - log_normalizers[:, None]
+
+    def losses(self) -> np.ndarray:
+        """Return the loss in nats of the token after each one, (T,); nan after the last."""
+        following = self.forward.tokens[0].roll(-1)
+        losses = -self.log_probabilities(following[:, None])[:, 0]
+        losses[-1] = torch.nan
+        return to_float32(losses)
+
+    def measure_norms(self) -> tuple[Tensor, float]:
+        """Return ‖v_j W_O‖ (L, H, T) and its largest product with an attention weight."""
+        norms = value_norms(self.model, self.forward.v, self._gram)[:, 0]
+        largest_weights = self.forward.weights[:, 0].amax(dim=-2)  # on each key, (L, H, T)
+        return norms, (largest_weights * norms).amax().item()
+
+    @cached_property
+    def _gram(self) -> Tensor:
+        return output_gram(self.model)
+
+    def head_effects(self, i: int) -> Iterator[np.ndarray]:
+        """Yield, for each layer, the loss increases (H,) of the token after i without each head."""
+        target = int(self.forward.tokens[0, i + 1])
+        effects = iterate_head_effects(self.model, self.forward, i, target, self.interventions)
+        for _, nats in effects:
+            yield nats
+
+    def logit_difference(self, contrast: Contrast) -> float:
+        """Return logit(answer) - logit(wrong) of a prediction."""
+        x = self.forward.residuals[-1, 0, contrast.position]
+        return measure_logit_difference(self.model, x, contrast).item()
+
+    def patch_into(
+        self, base: "Reading", contrast: Contrast, kept: Sequence[Patch] = ()
+    ) -> Patching:
+        """Prepare the patches of another reading, under equal interventions, with this one.
+
+        Raises:
+            UserError: If the two texts have different numbers of tokens.
+        """
+        if self.length != base.length:
+            raise UserError(
+                f"the texts have {self.length} and {base.length} tokens: choose a clean and a "
+                "corrupted text with equal numbers of tokens"
+            )
+        return Patching(self.model, self.forward, base.forward, contrast, kept, self.interventions)
+
+
+def max_tokens(config: GPTConfig) -> int:
+    """Return the maximum number of tokens of a text: its attention maps must not be too large."""
+    fitting = math.isqrt(MAX_ATTENTION_WEIGHTS // (config.n_layer * config.n_head))
+    return max(1, min(config.block_size, fitting))
+
+
+def to_float32(values: Tensor) -> np.ndarray:
+    """Convert values to a NumPy array in float32."""
+    return values.float().cpu().numpy()

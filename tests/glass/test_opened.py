@@ -1,0 +1,193 @@
+"""Questions in Python, against passes of the model that are written out."""
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+from models import VOCAB_SIZE, captured_with, configs, few, lively, small
+
+import glass
+from common.errors import UserError
+from data.tokenizer import CharTokenizer
+from glass.heads.interventions import Interventions
+from glass.heads.results import parse_head
+from glass.labelled import Labelled
+from variants import build_model
+
+TOKENIZER = CharTokenizer("abcdefghijklmnopqrstu v")
+TEXT, CORRUPTED = "hold that thought", "hold this thought"  # of 17 tokens, the last 16 are read
+T = 16
+
+
+def ids_of(text):
+    return TOKENIZER.encode(text)[-T:]
+
+
+def logits_of(model, text, off=(), hidden=()):
+    """Logits (T, V) of a whole pass."""
+    changed = Interventions(tuple(parse_head(name) for name in off), tuple(hidden))
+    x = captured_with(model, ids_of(text), changed).residuals[-1, 0]
+    return model.head(model.norm(x)).detach()
+
+
+def losses_of(model, text, off=(), hidden=()):
+    logits = logits_of(model, text, off, hidden)
+    return F.cross_entropy(logits[:-1], torch.tensor(ids_of(text)[1:]), reduction="none").numpy()
+
+
+@few
+@given(
+    configs,
+    st.lists(st.sampled_from(["L0H1", "L1H3"]), max_size=2),
+    st.lists(st.integers(0, T - 1), max_size=2),
+)
+def test_answers_are_those_of_whole_passes(config, off, hidden):
+    model = lively(build_model(config))
+    opened, changes = glass.open(model, TOKENIZER), {"off": off, "hidden": hidden}
+    losses = losses_of(model, TEXT, **changes)
+    assert opened.loss(TEXT, **changes).values == pytest.approx(losses, abs=1e-4)
+    logits = logits_of(model, TEXT, **changes).numpy()
+    assert opened.logits(TEXT, **changes).values == pytest.approx(logits, abs=1e-4)
+
+    effects = opened.head_effects(TEXT, 5, **changes)
+    for name in ("L0H2", "L1H0"):
+        without = losses_of(model, TEXT, [*off, name], hidden)
+        assert effects[name] == pytest.approx(without[4] - losses[4], abs=1e-4)
+    last = opened.head_effects(TEXT, **changes)
+    assert last.values == pytest.approx(opened.head_effects(TEXT, T - 1, **changes).values)
+
+    effects = opened.token_effects(TEXT, **changes)
+    assert effects.values.shape == (T - 1, T - 1)
+    for j in {2, 9} - {*hidden}:
+        without = losses_of(model, TEXT, off, [*hidden, j])
+        assert effects.values[:, j] == pytest.approx(without - losses, abs=1e-4)
+
+
+def test_patterns_are_the_attention_maps_of_the_model():
+    model = lively(build_model(small()))
+    patterns = glass.open(model, TOKENIZER).patterns(TEXT)
+    expected = model.attention_maps(torch.tensor([ids_of(TEXT)]))[:, 0].numpy()
+    assert np.asarray(patterns) == pytest.approx(expected, abs=1e-6)
+    assert np.array_equal(patterns["L1H2"], patterns.values[1, 2])
+    assert patterns.axes["layer"] == ["L0", "L1"] and patterns.axes["head"][3] == "H3"
+    assert patterns.axes["query"] == patterns.axes["key"]
+
+
+@pytest.mark.parametrize("mlp", ["gelu", "none"])
+@pytest.mark.parametrize("kind", ["component", "residual"])
+def test_patches_restore_a_share_of_a_logit_difference(mlp, kind):
+    model = lively(build_model(small(mlp=mlp)))
+    shares = glass.open(model, TOKENIZER).patch(TEXT, CORRUPTED, "a", "i", kind)
+    clean, corrupted = (torch.tensor([ids_of(text)]) for text in (TEXT, CORRUPTED))
+    _, cache = model.run_with_cache(clean)
+
+    def difference(tokens, taps):
+        logits = model.run_with_taps(tokens, taps)[0, -1]
+        return (logits[TOKENIZER.encode("a")] - logits[TOKENIZER.encode("i")]).item()
+
+    highest, lowest = difference(clean, {}), difference(corrupted, {})
+    patches = {(1, 2): (("heads", 1), (slice(None), slice(None), 2))}
+    if kind == "residual":
+        patches = {(1, 8): (("residual", 0), (slice(None), 8))}
+    elif mlp != "none":
+        patches[0, 4] = ("mlp", 0), (slice(None),)
+    for cell, (key, at) in patches.items():
+
+        def replace(value, key=key, at=at):
+            value[at] = cache[key][at]
+
+        with torch.no_grad():
+            share = (difference(corrupted, {key: replace}) - lowest) / (highest - lowest)
+        assert shares[cell] == pytest.approx(share, abs=1e-4) != 0
+    assert shares.values.shape == (2, T if kind == "residual" else 4 + (mlp != "none"))
+    if kind == "component" and mlp != "none":
+        assert shares["L0MLP"] == shares[0, 4]
+
+
+def test_answers_are_the_likeliest_tokens_unless_they_are_named():
+    model = lively(build_model(small()))
+    opened = glass.open(model, TOKENIZER)
+    answer = int(logits_of(model, TEXT)[-1].argmax())
+    wrong = next(k for k in logits_of(model, CORRUPTED)[-1].argsort(descending=True) if k != answer)
+    named = opened.patch(TEXT, CORRUPTED, answer, int(wrong))
+    assert np.array_equal(opened.patch(TEXT, CORRUPTED), named)
+
+
+def test_labels_name_tokens_and_heads():
+    opened = glass.open(lively(build_model(small(vocab_size=VOCAB_SIZE + 1))), TOKENIZER)
+    loss = opened.loss("a b")
+    assert loss.axes == {"token": ["T1 ·", "T2 b"]}
+    next_tokens = opened.logits("a b").axes["next token"]
+    assert next_tokens[1:3] == ["a", "b"] and next_tokens[-1] == f"<{VOCAB_SIZE}>"
+    for label, value in zip(loss.axes["token"], loss.values, strict=True):
+        assert f"{label} {value:6.2f}".split() in [line.split() for line in repr(loss).splitlines()]
+    effects = opened.head_effects("a b")
+    strongest = effects.top(2)
+    best = np.unravel_index(effects.values.argmax(), effects.values.shape)
+    assert strongest.axes["layer head"][0] == "L{}H{}".format(*best)
+    assert strongest[0] == effects.values.max() and len(strongest) == 2
+
+
+def test_a_begin_of_text_token_is_read_first():
+    tokenizer = CharTokenizer(TOKENIZER.alphabet)
+    tokenizer.begin_of_text = 2
+    opened = glass.open(lively(build_model(small())), tokenizer)
+    for text in ("ab", TEXT):
+        ids = [2, *TOKENIZER.encode(text)[1 - T :]]
+        assert np.array_equal(opened.loss(text), opened.loss(ids))
+
+
+def test_a_table_shows_the_ends_of_what_is_too_large():
+    values = np.arange(100.0 * 200).reshape(100, 200)
+    axes = {"row": [f"r{k}" for k in range(100)], "column": [f"c{k}" for k in range(200)]}
+    result = Labelled("number", values, axes)
+    lines = repr(result).splitlines()
+    assert len(lines) < 50 and max(map(len, lines)) <= 100
+    assert lines[-1].split()[0] == "r99" and lines[-1].split()[-1] == "19999.00"
+    assert np.array_equal(result[3, 5:7], values[3, 5:7])
+    assert result[3, 5:7].axes == {"column": ["c5", "c6"]}
+    assert not (result - values).values.any()
+    assert "r0" not in repr(Labelled("number", values[None], {"all": ["x"], **axes}))
+
+
+def test_the_model_is_read_as_it_is_and_left_as_it_was():
+    model = lively(build_model(small(dropout=0.5))).train()
+    opened, state = glass.open(model, TOKENIZER), torch.get_rng_state()
+    before = opened.loss(TEXT).values
+    assert model.training and torch.equal(torch.get_rng_state(), state)
+    assert not any(module._forward_pre_hooks for module in model.modules())
+    with torch.no_grad():
+        model.blocks[0].attention.W_O.weight.mul_(2)
+    model.eval()
+    after = opened.loss(TEXT).values
+    assert after == pytest.approx(losses_of(model, TEXT), abs=1e-4)
+    assert not np.allclose(after, before)
+
+
+def test_heads_are_measured_on_a_text():
+    opened = glass.open(lively(build_model(small())), TOKENIZER)
+    assert opened.measure_heads(TEXT, log=lambda line: None).scores["sink"].mean.shape == (2, 4)
+
+
+@pytest.mark.parametrize(
+    "ask, value",
+    [
+        (lambda opened: opened.loss(TEXT, off=["L0H4"]), "L0H4"),
+        (lambda opened: opened.loss(TEXT, off=["head 2"]), "head 2"),
+        (lambda opened: opened.patterns(TEXT, hidden=[T]), str(T)),
+        (lambda opened: opened.logits(TEXT, hidden=[-1]), "-1"),
+        (lambda opened: opened.loss(""), "''"),
+        (lambda opened: opened.loss("xyz"), "x"),
+        (lambda opened: opened.head_effects(TEXT, token=0), "0"),
+        (lambda opened: opened.head_effects("a"), "-1"),
+        (lambda opened: opened.patch("abc", "ab"), "3 and 2"),
+        (lambda opened: opened.patch("abc", "abd", answer="ef"), "'ef'"),
+    ],
+)
+def test_an_impossible_question_gets_one_sentence_with_its_value(ask, value):
+    opened = glass.open(lively(build_model(small())), TOKENIZER)
+    with pytest.raises(UserError) as error:
+        ask(opened)
+    assert value in str(error.value) and "\n" not in str(error.value)
