@@ -1,6 +1,6 @@
 """Numbers with the names of what they belong to."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,8 +9,8 @@ import numpy as np
 # Of a printed table
 MAX_WIDTH = 100  # characters
 MAX_ROWS = 40
-MAX_LABEL = 12  # characters
-MIN_NUMBER = 5  # characters of a column, as in -1.23
+MAX_ROW_LABEL = 40  # characters
+MAX_COLUMN_LABEL = 12
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -70,23 +70,28 @@ class Labelled:
         title = f"{self.name} ({' × '.join(self.axes)})"
         if len(self.axes) > 2:
             return f'{title} of shape {self.values.shape}: print a part, such as ["L0H0"]'
-        labels = [[label[:MAX_LABEL] for label in labels] for labels in self.axes.values()]
-        rows, columns = [*labels, [""]][:2]
+        rows, columns = [*self.axes.values(), [""]][:2]
+        rows = [label[:MAX_ROW_LABEL] for label in rows]
+        columns = [label[:MAX_COLUMN_LABEL] for label in columns]
         table = self.values.reshape(len(rows), len(columns)).round(2) + 0.0  # -0.0 becomes 0.0
         left = max(map(len, rows), default=0)
-        width = 1 + max(MIN_NUMBER, *map(len, columns))
+        bounds = np.nanmin(table, initial=0), np.nanmax(table, initial=0)
+        width = 1 + max(len(f"{bound:.2f}") for bound in bounds)
+        width = max(width, *(1 + len(label) for label in columns))
         shown = _ends(len(columns), (MAX_WIDTH - left) // width)
 
-        def line(label: str, cells: Sequence[str]) -> str:
-            padded = ["…" if k is None else cells[k] for k in shown]
-            return label.ljust(left) + "".join(cell.rjust(width) for cell in padded)
+        def line(label: str, cells: Iterable[str]) -> str:
+            return label.ljust(left) + "".join(cell.rjust(width) for cell in cells)
 
         lines = [title]
         if any(columns):
-            lines.append(line("", columns))
+            lines.append(line("", ("…" if k is None else columns[k] for k in shown)))
         for row in _ends(len(rows), MAX_ROWS):
-            numbers = [] if row is None else [f"{value:.2f}" for value in table[row]]
-            lines.append("…" if row is None else line(rows[row], numbers))
+            if row is None:
+                lines.append("…")
+            else:
+                numbers = ("…" if k is None else f"{table[row, k]:.2f}" for k in shown)
+                lines.append(line(rows[row], numbers))
         return "\n".join(lines)
 
 
@@ -94,4 +99,5 @@ def _ends(count: int, most: int) -> list[int | None]:
     """Return the first and the last of `count` indices, with None for those between."""
     if count <= most:
         return [*range(count)]
-    return [*range(most // 2), None, *range(count - most // 2, count)]
+    half = (most - 1) // 2
+    return [*range(half), None, *range(count - half, count)]

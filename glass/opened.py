@@ -1,13 +1,12 @@
 """Ask in Python what the page asks: the model on a text, with heads ablated and tokens hidden."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import Literal
 
 import numpy as np
 import torch
 
-from common.errors import UserError
+from common.errors import UserError, not_one_of
 from common.text import VISIBLE_SPACES, pluralize
 from data.tokenizer import Tokenizer
 from glass.heads import analysis
@@ -22,6 +21,7 @@ from glass.reading import Reading, max_tokens, to_float32
 from model import GPT
 
 Text = str | Sequence[int]
+KINDS = ("component", "residual")  # of patches
 
 
 class Opened:
@@ -39,19 +39,19 @@ class Opened:
     def __init__(self, model: GPT, tokenizer: Tokenizer) -> None:
         self.model, self.tokenizer = model, tokenizer
 
-    def loss(self, text: Text, off: Iterable[str] = (), hidden: Iterable[int] = ()) -> Labelled:
+    def loss(self, text: Text, off: Sequence[str] = (), hidden: Sequence[int] = ()) -> Labelled:
         """Return the loss of each token but the first, (T - 1,) in nats."""
         reading = self._read(text, off, hidden)
         predicted = {"token": self._label_tokens(reading)[1:]}
         return Labelled("loss in nats", reading.losses()[:-1], predicted)
 
-    def logits(self, text: Text, off: Iterable[str] = (), hidden: Iterable[int] = ()) -> Labelled:
+    def logits(self, text: Text, off: Sequence[str] = (), hidden: Sequence[int] = ()) -> Labelled:
         """Return the logits after each token, (T, V)."""
         reading = self._read(text, off, hidden)
         axes = {"after": self._label_tokens(reading), "next token": self._vocabulary}
         return Labelled("logit", to_float32(reading.logits()), axes)
 
-    def patterns(self, text: Text, off: Iterable[str] = (), hidden: Iterable[int] = ()) -> Labelled:
+    def patterns(self, text: Text, off: Sequence[str] = (), hidden: Sequence[int] = ()) -> Labelled:
         """Return the attention pattern of every head, (L, H, T, T)."""
         reading = self._read(text, off, hidden)
         tokens = self._label_tokens(reading)
@@ -62,8 +62,8 @@ class Opened:
         self,
         text: Text,
         token: int = -1,
-        off: Iterable[str] = (),
-        hidden: Iterable[int] = (),
+        off: Sequence[str] = (),
+        hidden: Sequence[int] = (),
     ) -> Labelled:
         """Return by how much ablating each head raises the loss of a token, (L, H) in nats."""
         reading = self._read(text, off, hidden)
@@ -78,7 +78,7 @@ class Opened:
         return Labelled(name, effects, self._label_heads())
 
     def token_effects(
-        self, text: Text, off: Iterable[str] = (), hidden: Iterable[int] = ()
+        self, text: Text, off: Sequence[str] = (), hidden: Sequence[int] = ()
     ) -> Labelled:
         """Return by how much hiding each token raises the loss of each later one, in nats.
 
@@ -97,9 +97,9 @@ class Opened:
         corrupted: Text,
         answer: str | int | None = None,
         wrong: str | int | None = None,
-        kind: Literal["component", "residual"] = "component",
-        off: Iterable[str] = (),
-        hidden: Iterable[int] = (),
+        kind: str = "component",
+        off: Sequence[str] = (),
+        hidden: Sequence[int] = (),
     ) -> Labelled:
         """Return how much of a prediction each activation of a clean text restores.
 
@@ -117,6 +117,8 @@ class Opened:
             off: Ablated heads, in both runs.
             hidden: Hidden tokens, in both runs.
         """
+        if kind not in KINDS:
+            raise UserError(not_one_of("kind", kind, KINDS))
         source, base = (self._read(text, off, hidden) for text in (clean, corrupted))
         answer_id = self._find_id("answer", answer, source)
         wrong_id = self._find_id("wrong", wrong, base, other_than=answer_id)
@@ -152,7 +154,7 @@ class Opened:
         self.model.check_tokens(torch.tensor([ids]))
         return ids
 
-    def _read(self, text: Text, off: Iterable[str], hidden: Iterable[int]) -> Reading:
+    def _read(self, text: Text, off: Sequence[str], hidden: Sequence[int]) -> Reading:
         """Run the model on a text anew, because its weights may have changed."""
         ids = self._encode(text)
         ablated, hidden_tokens = self._choose_interventions(off, hidden, len(ids))
@@ -161,7 +163,7 @@ class Opened:
         return reading
 
     def _choose_interventions(
-        self, off: Iterable[str], hidden: Iterable[int], length: int
+        self, off: Sequence[str], hidden: Sequence[int], length: int
     ) -> Interventions:
         last = Head(self.model.config.n_layer - 1, self.model.config.n_head - 1)
         heads = {name: parse_head(name) for name in off}

@@ -90,8 +90,8 @@ def analyze(
 
 def encode_end(tokenizer: Tokenizer, text: str | Sequence[int], max_tokens: int) -> list[int]:
     """Return the last `max_tokens` ids of a text; a begin-of-text token stays the first."""
-    if not text:
-        raise UserError(f"text={text!r} is empty: use a text of at least one token")
+    if len(text) == 0:
+        raise UserError("text='' is empty: use a text of at least one token")
     tokens = torch.tensor([encode_prompt(tokenizer, text) if isinstance(text, str) else text])
     start = max(0, tokens.shape[1] - max_tokens)
     return cut(tokens, start, tokenizer.begin_of_text)[0].tolist()

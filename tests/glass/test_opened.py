@@ -184,6 +184,7 @@ def test_heads_are_measured_on_a_text():
         (lambda opened: opened.head_effects("a"), "-1"),
         (lambda opened: opened.patch("abc", "ab"), "3 and 2"),
         (lambda opened: opened.patch("abc", "abd", answer="ef"), "'ef'"),
+        (lambda opened: opened.patch("abc", "abd", kind="head"), "head"),
     ],
 )
 def test_an_impossible_question_gets_one_sentence_with_its_value(ask, value):
