@@ -1,6 +1,6 @@
 """Renew what docs/ shows of real runs: tables and pictures. 15 minutes on two cores.
 
-    python -m benchmarks.docs [only=sweep,induction,notebook,tutorial,explore,studies,scaling]
+    python -m benchmarks.docs [only=sweep,induction,notebook,tutorial,demo,explore,studies,scaling]
                               [sweeps=DIR] [model=FILE.gguf]
 
 The part `explore` shows SmolLM2; docs/tutorial.md says how to get it. The studies take up to 50
@@ -10,6 +10,7 @@ The sentences around tables and pictures are not renewed; the output of the runs
 the sentences can be compared with it.
 """
 
+import io
 import os
 import re
 import shutil
@@ -26,6 +27,7 @@ from typing import Any, NamedTuple
 
 import nbclient
 import nbformat
+from PIL import Image
 
 from benchmarks import cluster
 from benchmarks.exploring import open_explorer
@@ -42,6 +44,13 @@ STORY = "When Mary and John went to the store, John gave a drink to"
 CORRUPTED_STORY = "When Mary and John went to the store, Mary gave a drink to"
 MEASURING_MILLISECONDS = 120_000  # at most, for the heads of a real model
 TABLE = r"\S.*\n─+\n(?:.+\n)+"
+# The animation: its text as it is typed, and milliseconds that its pictures are shown.
+TYPED_PARTS = ("class Reader:\n", "    def read_line(self):\n", "        return self.", "read", "_")
+FRAME_MILLISECONDS = 500
+LONG_FRAME_MILLISECONDS = 1500
+COLORS = 64  # of all pictures together
+CAPTION_STYLE = """#demo-caption { position: fixed; inset: auto 0 0 0; padding: 10px 28px;
+  z-index: 9; background: #222; color: #fff; font: 600 20px system-ui, sans-serif }"""
 UNSTICK = "#steps, #legend { position: static }"  # so that nothing covers the screenshot
 
 
@@ -162,7 +171,7 @@ def renew_tutorial(_: Path) -> None:
     settings = ["run_dir=runs/first", "wandb.mode=disabled", "resume=auto"]
     print(run_python(ROOT, "train.py", *settings))
     report = (ROOT / "runs" / "first" / "report.html").as_uri()
-    with open_tab(report, WindowSize(1180, 700)) as tab:
+    with open_tab(report, WindowSize(1180, 780)) as tab:
         tab.add_style_tag(content=UNSTICK)
         findings = tab.inner_text("#findings")
         tab.fill("#typed", UNFINISHED_TEXT)
@@ -170,7 +179,7 @@ def renew_tutorial(_: Path) -> None:
         induction_heads = re.findall(r"L\d+H\d+", findings.partition(".")[0])
         choose_head(tab, induction_heads[0])
         tab.wait_for_timeout(LOAD_MILLISECONDS)
-        tab.evaluate("document.getElementById('own-text').scrollIntoView()")
+        tab.evaluate("document.getElementById('proof').scrollIntoView()")
         tab.screenshot(path=DOCS / "tutorial_head.png")
         expected = tab.inner_text("#expected")
 
@@ -181,14 +190,76 @@ def renew_tutorial(_: Path) -> None:
         for key in ["Escape", *["ArrowRight"] * int(match[1]), "Enter"]:
             tab.keyboard.press(key)
         tab.wait_for_timeout(LOAD_MILLISECONDS)
+        tab.mouse.move(0, 0)  # away from what has a tooltip
         print(findings, expected, tab.inner_text("#score-attribution"), sep="\n\n")
         tab.locator("#score-attribution").screenshot(path=DOCS / "tutorial_score.png")
 
         for name in induction_heads:
             ablate_head(tab, name)
+        tab.evaluate("document.getElementById('reading').scrollIntoView()")
         box, last = (tab.locator(name).bounding_box() for name in ("#reading", "#expected"))
         box["height"] = last["y"] + last["height"] - box["y"]
         tab.screenshot(path=DOCS / "tutorial_ablated.png", clip=box)
+
+
+class Animation:
+    """Takes pictures of a page, with a caption, and writes them as an animated GIF."""
+
+    def __init__(self, tab: Any) -> None:
+        self.tab = tab
+        self.pictures: list[Image.Image] = []
+        self.durations: list[int] = []  # in milliseconds
+        tab.add_style_tag(content=CAPTION_STYLE)
+        tab.evaluate("document.body.append(document.createElement('div'))")
+        tab.evaluate("document.body.lastElementChild.id = 'demo-caption'")
+
+    def show(self, caption: str, duration: int) -> None:
+        """Add the page as it is now."""
+        self.tab.evaluate("text => document.body.lastElementChild.textContent = text", caption)
+        self.tab.evaluate("document.getElementById('inspection').scrollIntoView()")
+        self.tab.wait_for_timeout(LOAD_MILLISECONDS)
+        self.pictures.append(Image.open(io.BytesIO(self.tab.screenshot())).convert("RGB"))
+        self.durations.append(duration)
+
+    def write(self, path: Path) -> None:
+        """Write the pictures, with a common palette, as an animation that repeats."""
+        width, height = self.pictures[0].size
+        together = Image.new("RGB", (width, height * len(self.pictures)))
+        for k, picture in enumerate(self.pictures):
+            together.paste(picture, (0, k * height))
+        palette = together.quantize(COLORS)
+        first, *others = (
+            picture.quantize(palette=palette, dither=Image.Dither.NONE) for picture in self.pictures
+        )
+        first.save(path, append_images=others, duration=self.durations, loop=0, optimize=True)
+
+
+def renew_demo(_: Path) -> None:
+    """Renew the animation of README.md with the run of `renew_tutorial`."""
+    report = (ROOT / "runs" / "first" / "report.html").as_uri()
+    with open_tab(report, WindowSize(1000, 780)) as tab:
+        heads = re.findall(r"L\d+H\d+", tab.inner_text("#headline").partition(".")[0])
+        animation = Animation(tab)
+        for end in range(len(TYPED_PARTS)):
+            tab.fill("#typed", "".join(TYPED_PARTS[: end + 1]))
+            animation.show("Type a text: the model reads it in your browser", FRAME_MILLISECONDS)
+        caption = f"{heads[0]} attends to what followed read_ before: the model predicts line"
+        animation.show(caption, LONG_FRAME_MILLISECONDS)
+        for name in reversed(heads):
+            ablate_head(tab, name)
+        without = f"Without {' and '.join(heads)}, the prediction is lost"
+        animation.show(without, LONG_FRAME_MILLISECONDS)
+        tab.click("#reset")
+        last_step = tab.inner_text("#step-now")
+        tab.press("#step", "Home")
+        tab.wait_for_timeout(LOAD_MILLISECONDS)
+        while tab.inner_text("#step-now") != last_step:
+            animation.show("Slide through training: the head emerges", FRAME_MILLISECONDS)
+            tab.press("#step", "ArrowRight")
+            tab.wait_for_timeout(LOAD_MILLISECONDS)
+        animation.show(caption, LONG_FRAME_MILLISECONDS)
+        animation.write(DOCS / "demo.gif")
+        print(f"demo.gif: {sum(animation.durations) / 1000:.0f} s")
 
 
 def renew_explore(model: str, _: Path) -> None:
@@ -258,6 +329,7 @@ PARTS = {
     "induction": renew_induction,
     "notebook": renew_notebook,
     "tutorial": renew_tutorial,
+    "demo": renew_demo,
     "studies": renew_studies,
     "scaling": renew_scaling,
 }

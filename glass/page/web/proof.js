@@ -36,18 +36,23 @@ function describeAttended(attention, layer, head, i) {
   return [...start, key === 0 ? ", the first token." : "."];
 }
 
-/** Give the probability of the token after i, or of the likeliest one if the text ends there. */
+/**
+ * Give the probability of the token after i. If the text ends there, it is that of the likeliest
+ * token, without interventions.
+ */
 function describeNext(predictions, i) {
   if (!predictions || i < (predictions.from ?? 0)) return [];
   const { tokens, T, losses, was } = predictions;
   const isLast = i + 1 >= T;
-  const [likeliest] = predictions.predicted(i);
+  const unchanged = ({ chance, was }) => was ?? chance;
+  const candidates = predictions.predicted(i);
+  const likeliest = candidates.reduce((a, b) => (unchanged(b) > unchanged(a) ? b : a));
   const text = isLast ? data.words[likeliest.id] : tokens[i + 1];
   const chance = isLast ? likeliest.chance : Math.exp(-losses[i]);
   if (text === undefined) return [];
-  const start = isLast ? " Likeliest next token " : " Next token ";
+  const start = isLast && !was ? " Likeliest next token " : " Next token ";
   const nodes = [start, ...quote(text), ": p = ", el("b", {}, formatProbability(chance))];
   if (!was) return [...nodes, "."];
-  const before = isLast ? was.chances[i][0] : Math.exp(-was.losses[i]);
+  const before = isLast ? likeliest.was : Math.exp(-was.losses[i]);
   return [...nodes, el("b", {}, `, before ${formatProbability(before)}`), "."];
 }
