@@ -167,7 +167,7 @@ def _adopt(requested: Config, keys: list[str], start: Config) -> Config:
         vocab_multiple=requested.model.vocab_multiple,
     )
     adopted = replace(requested, init_from=start.init_from, model=model, tokenizer=start.tokenizer)
-    if is_tuned and "attention.every" not in keys:
+    if is_tuned and not any(key.startswith("attention.") for key in keys):
         adopted = adopted.with_value("attention.every", 0)
     if is_tuned and "optim.lr" not in keys:
         for key in LEARNING_RATES:

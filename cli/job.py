@@ -115,10 +115,10 @@ def compose_settings(overrides: list[str], config_dir: str | None = None) -> Dic
 
 def imply_text(overrides: list[str], config_dir: str | None = None) -> list[str]:
     """Add data=text if a path is typed, and neither data nor an experiment that chooses it."""
-    keys = [override.partition("=")[0] for override in overrides]
+    typed = dict(override.partition("=")[::2] for override in overrides)
     presets = [o for o in overrides if o.startswith(("experiment=", "sweep="))]
     is_swept = any(re.search(r"[,(]", preset) for preset in presets)
-    if "data.path" not in keys or "data" in keys or is_swept:
+    if typed.get("data.path", "null") == "null" or "data" in typed or is_swept:
         return overrides
     if compose_settings(presets, config_dir).data.source != "stdlib":
         return overrides

@@ -1,5 +1,6 @@
 """Numbers with the names of what they belong to."""
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -35,8 +36,10 @@ class Labelled:
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, str):
             index = self._find(index)
-        values = self.values[index]
         chosen = index if isinstance(index, tuple) else (index,)
+        if not all(isinstance(which, int | slice) for which in chosen):
+            raise TypeError("index with integers, slices or a name; `values` takes any of NumPy's")
+        values = self.values[index]
         axes = {}
         for k, (axis, labels) in enumerate(self.axes.items()):
             which = chosen[k] if k < len(chosen) else slice(None)
@@ -46,11 +49,11 @@ class Labelled:
 
     def _find(self, name: str) -> tuple[int, int]:
         """Return the layer and the column of a name such as L2H0 or L1MLP."""
-        layers, columns, *_ = self.axes.values()
+        layers, columns, *_ = [*self.axes.values(), [""]]
         for layer, column in np.ndindex(len(layers), len(columns)):
             if layers[layer] + columns[column] == name:
                 return layer, column
-        raise KeyError(name)
+        raise KeyError(f"there is no {name} in {' × '.join(self.axes)}")
 
     def __sub__(self, other: Any) -> "Labelled":
         return Labelled(f"difference of {self.name}", self.values - np.asarray(other), self.axes)
@@ -59,11 +62,10 @@ class Labelled:
         """Return the n largest numbers, the largest first."""
         largest = np.argsort(-self.values, axis=None)[:n]
         places = zip(*np.unravel_index(largest, self.values.shape))
-        separator = "" if "layer" in self.axes else " "  # L2 and H0 are L2H0
-        names = [
-            separator.join(labels[k] for labels, k in zip(self.axes.values(), place))
-            for place in places
-        ]
+        names = []
+        for place in places:
+            name = " ".join(labels[k] for labels, k in zip(self.axes.values(), place))
+            names.append(re.sub(r"^(L\d+) (H\d+|MLP)\b", r"\1\2", name))  # L2 and H0 are L2H0
         return Labelled(self.name, self.values.flat[largest], {" ".join(self.axes): names})
 
     def __repr__(self) -> str:
@@ -77,7 +79,7 @@ class Labelled:
         left = max(map(len, rows), default=0)
         bounds = np.nanmin(table, initial=0), np.nanmax(table, initial=0)
         width = 1 + max(len(f"{bound:.2f}") for bound in bounds)
-        width = max(width, *(1 + len(label) for label in columns))
+        width = max([width, *(1 + len(label) for label in columns)])
         shown = _ends(len(columns), (MAX_WIDTH - left) // width)
 
         def line(label: str, cells: Iterable[str]) -> str:

@@ -136,9 +136,14 @@ class Opened:
         for cells, values in measured:
             differences[tuple(cells.T)] = values
         lowest, highest = base.logit_difference(contrast), source.logit_difference(contrast)
+        if lowest == highest:
+            raise UserError(
+                f"the two texts have the same logit difference, {lowest:.4g}: choose another "
+                "corrupted text, or two different answers"
+            )
         answers = " - ".join(self._vocabulary[id] for id in (answer_id, wrong_id))
         name = f"share of logit {answers}: 0 is {lowest:.2f}, 1 is {highest:.2f}"
-        return Labelled(name, (differences - lowest) / np.float64(highest - lowest), axes)
+        return Labelled(name, (differences - lowest) / (highest - lowest), axes)
 
     def measure_heads(self, text: Text, log: Callable[[str], None] = print) -> Measurements:
         """Measure the scores of every head on random tokens, as common as the model expects here.
@@ -166,13 +171,15 @@ class Opened:
         self, off: Sequence[str], hidden: Sequence[int], length: int
     ) -> Interventions:
         last = Head(self.model.config.n_layer - 1, self.model.config.n_head - 1)
-        heads = {name: parse_head(name) for name in off}
+        heads = {name: parse_head(str(name)) for name in off}
         for name, head in heads.items():
             if head is None or head.layer > last.layer or head.number > last.number:
-                raise UserError(f"off={name} is not a head of this model: use L0H0 to {last}")
+                raise UserError(
+                    f"off={name} is not a head of this model: list some of L0H0 to {last}"
+                )
         tokens = sorted(set(hidden))
         for j in tokens:
-            if not 0 <= j < length:
+            if j not in range(length):
                 raise UserError(f"hidden={j} is not a token of this text: use 0 to {length - 1}")
         return Interventions(tuple(head for head in heads.values() if head), tuple(tokens))
 

@@ -288,7 +288,12 @@ def test_a_run_of_own_presets_resumes(tmp_path, command):
 
 
 @pytest.mark.parametrize(
-    "content, names", [("max_steps: [3\n", ["bad.yaml", "line 3"]), ("max_step: 3\n", ["max_step"])]
+    "content, names",
+    [
+        ("max_steps: [3\n", ["bad.yaml", "line 3"]),
+        ("max_step: 3\n", ["max_step"]),
+        ("data:\n  path: my.txt\n", ["data.path=my.txt", "data=text"]),
+    ],
 )
 def test_a_mistake_in_an_own_preset_gives_one_sentence(content, names, tmp_path, launch):
     bad = {"experiment/bad": "# @package _global_\n" + content}
@@ -309,6 +314,7 @@ SHAKESPEARE = "data=shakespeare data.path=a"
         ("experiment=induction data.path=a", "experiment=induction data=text data.path=a"),
         ("experiment=speedrun data.path=a", f"experiment=speedrun {SHAKESPEARE}"),
         (SHAKESPEARE, f"experiment=default {SHAKESPEARE}"),
+        ("data.path=null", ""),
     ],
 )
 def test_a_path_alone_is_of_a_text_unless_the_experiment_reads_one(typed, same):

@@ -87,8 +87,9 @@ class ProgressBar:
 
     def __str__(self) -> str:
         task = self.progress.tasks[self._task]
-        width = len(str(task.total))
-        return f"step {task.completed:>{width}}  {task.fields['status']}  {self.time_left}"
+        width, status = len(str(task.total)), task.fields["status"]
+        activity = status if status.endswith("…") else "training …"  # not the losses of a step
+        return f"step {task.completed:>{width}}  {activity}  {self.time_left}"
 
 
 class Record:

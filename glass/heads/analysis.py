@@ -92,7 +92,8 @@ def encode_end(tokenizer: Tokenizer, text: str | Sequence[int], max_tokens: int)
     """Return the last `max_tokens` ids of a text; a begin-of-text token stays the first."""
     if len(text) == 0:
         raise UserError("text='' is empty: use a text of at least one token")
-    tokens = torch.tensor([encode_prompt(tokenizer, text) if isinstance(text, str) else text])
+    ids = encode_prompt(tokenizer, text) if isinstance(text, str) else list(map(int, text))
+    tokens = torch.tensor([ids])
     start = max(0, tokens.shape[1] - max_tokens)
     return cut(tokens, start, tokenizer.begin_of_text)[0].tolist()
 

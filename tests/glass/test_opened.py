@@ -37,6 +37,9 @@ def losses_of(model, text, off=(), hidden=()):
     return F.cross_entropy(logits[:-1], torch.tensor(ids_of(text)[1:]), reduction="none").numpy()
 
 
+ALL_HEADS = [f"L{layer}H{head}" for layer in range(2) for head in range(4)]
+
+
 @few
 @given(
     configs,
@@ -152,6 +155,19 @@ def test_a_table_shows_the_ends_of_what_is_too_large():
     assert "r0" not in repr(Labelled("number", values[None], {"all": ["x"], **axes}))
 
 
+def test_results_of_any_shape_print_and_name_their_largest_numbers():
+    opened = glass.open(lively(build_model(small())), TOKENIZER)
+    assert "token" in repr(opened.token_effects("a"))  # which affects nothing
+    assert opened.head_effects(TEXT).top(1).axes["layer head"][0] in ALL_HEADS
+    assert "L" not in opened.loss(TEXT).top(1).axes["token"][0]
+    place = opened.patterns("ab").top(1).axes["layer head query key"][0]
+    assert place.split(" ", 1)[0] in ALL_HEADS
+    with pytest.raises(TypeError):
+        opened.loss(TEXT)[[0, 1]]
+    with pytest.raises(KeyError):
+        opened.loss(TEXT)["L0H0"]
+
+
 def test_the_model_is_read_as_it_is_and_left_as_it_was():
     model = lively(build_model(small(dropout=0.5))).train()
     opened, state = glass.open(model, TOKENIZER), torch.get_rng_state()
@@ -185,6 +201,9 @@ def test_heads_are_measured_on_a_text():
         (lambda opened: opened.patch("abc", "ab"), "3 and 2"),
         (lambda opened: opened.patch("abc", "abd", answer="ef"), "'ef'"),
         (lambda opened: opened.patch("abc", "abd", kind="head"), "head"),
+        (lambda opened: opened.patch("abc", "abc"), "the same logit difference"),
+        (lambda opened: opened.loss(TEXT, hidden=[1.5]), "1.5"),
+        (lambda opened: opened.loss(TEXT, off="L0H1"), "L0H0 to L1H3"),
     ],
 )
 def test_an_impossible_question_gets_one_sentence_with_its_value(ask, value):

@@ -3,7 +3,7 @@
 import { $, el } from "./dom.js";
 import { formatProbability } from "./format.js";
 import { headName, tokenName } from "./labels.js";
-import { data, display, selection } from "./page_state.js";
+import { currentStep, data, display, selection } from "./page_state.js";
 
 /** Draw the line beside the button that switches the head off. */
 export function drawProof() {
@@ -37,11 +37,11 @@ function describeAttended(attention, layer, head, i) {
 }
 
 /**
- * Give the probability of the token after i. If the text ends there, it is that of the likeliest
- * token, without interventions.
+ * Give the probability of the token after i at this step. If the text ends there, it is that of the
+ * token that is the likeliest without interventions.
  */
 function describeNext(predictions, i) {
-  if (!predictions || i < (predictions.from ?? 0)) return [];
+  if (predictions?.step !== currentStep() || i < (predictions.from ?? 0)) return [];
   const { tokens, T, losses, was } = predictions;
   const isLast = i + 1 >= T;
   const unchanged = ({ chance, was }) => was ?? chance;
