@@ -281,6 +281,7 @@ def renew_explore(model: str, _: Path) -> None:
         for name in INDUCTION_HEADS:
             ablate_head(tab, name)
         tab.evaluate("scrollTo(0, 0)")
+        tab.mouse.move(0, 0)  # away from what has a tooltip
         tab.screenshot(path=DOCS / "explore.png")
 
 

@@ -52,7 +52,10 @@ def continue_or_adopt(
     elif requested.init_from:
         start = read_model(requested.init_from)
         config = _adopt(requested, keys, start)
-        _explain_fine_tuning(config, requested, keys, start, log)
+        is_pretrained = start.run_dir is None  # not a run that began with random weights
+        # A preset that names init_from has its own values.
+        if is_pretrained and "init_from" in keys and not requested.eval_only:
+            config = _fit_to_fine_tuning(config, keys, log)
     if run is None:
         return config
     return _continue_run(run, absolute_paths(config), keys, log)
@@ -137,62 +140,43 @@ def _continue_run(
 
 
 def _adopt(requested: Config, keys: list[str], start: Config) -> Config:
-    """Return the configuration with the shape and tokenizer of the model that it starts from.
-
-    If that model is pretrained, what suits only small new models is changed unless it is typed:
-    the learning rates, the context length, and the snapshots of attention.
-    """
+    """Return the configuration with the shape and tokenizer of the model that it starts from."""
     if conflicts := [key for key in keys if DETERMINED_BY_START.match(key)]:
         raise UserError(
             f"{' and '.join(conflicts)} cannot be combined with init_from={start.init_from}, which "
             "determines the model and the tokenizer: leave them out"
         )
-    # A run that began with random weights is not pretrained, and a preset that names init_from has
-    # its own values.
-    is_tuned = start.run_dir is None and "init_from" in keys and not requested.eval_only
-    block_size = start.model.block_size
-    if "model.block_size" in keys:
-        block_size = requested.model.block_size
-    elif is_tuned:
-        block_size = min(block_size, MAX_FINE_TUNING_CONTEXT)
-    if block_size > start.model.block_size:
-        raise UserError(
-            f"model.block_size={block_size} exceeds the context length "
-            f"{start.model.block_size} of init_from={start.init_from}: lower it, or leave it out"
-        )
     model = replace(
         start.model,
-        block_size=block_size,
         dropout=requested.model.dropout,
         vocab_multiple=requested.model.vocab_multiple,
     )
-    adopted = replace(requested, init_from=start.init_from, model=model, tokenizer=start.tokenizer)
-    if is_tuned and not any(key.startswith("attention.") for key in keys):
-        adopted = adopted.with_value("attention.every", 0)
-    if is_tuned and "optim.lr" not in keys:
+    if "model.block_size" in keys:
+        if requested.model.block_size > model.block_size:
+            raise UserError(
+                f"model.block_size={requested.model.block_size} exceeds the context length "
+                f"{model.block_size} of init_from={start.init_from}: lower it, or leave it out"
+            )
+        model = replace(model, block_size=requested.model.block_size)
+    return replace(requested, init_from=start.init_from, model=model, tokenizer=start.tokenizer)
+
+
+def _fit_to_fine_tuning(config: Config, keys: list[str], log: Callable[[str], None]) -> Config:
+    """Change what suits only small new models, unless it is typed, and say so."""
+    notes = []
+    if "optim.lr" not in keys:
         for key in LEARNING_RATES:
-            rate = attrgetter(key)(requested)
+            rate = attrgetter(key)(config)
             if rate and key not in keys:
-                adopted = adopted.with_value(key, float(f"{FINE_TUNING_SHARE * rate:.6g}"))
-    return adopted
-
-
-def _explain_fine_tuning(
-    config: Config,
-    requested: Config,
-    keys: list[str],
-    start: Config,
-    log: Callable[[str], None],
-) -> None:
-    changes = []
-    if config.optim.lr != requested.optim.lr:
-        changes.append(f"optim.lr={config.optim.lr:g}, a tenth of the preset's")
-    if config.model.block_size != start.model.block_size and "model.block_size" not in keys:
-        changes.append(
-            f"model.block_size={config.model.block_size}, below the model's "
-            f"{start.model.block_size:,}"
-        )
-    if config.attention.every != requested.attention.every:
-        changes.append("attention.every=0, so heads are measured only at the end")
-    if changes:
-        log(f"note: to fine-tune, {'; '.join(changes)}; set them to choose them yourself")
+                config = config.with_value(key, float(f"{FINE_TUNING_SHARE * rate:.6g}"))
+        notes.append(f"optim.lr={config.optim.lr:g}, a tenth of the preset's")
+    context = config.model.block_size
+    if "model.block_size" not in keys and context > MAX_FINE_TUNING_CONTEXT:
+        config = config.with_value("model.block_size", MAX_FINE_TUNING_CONTEXT)
+        notes.append(f"model.block_size={MAX_FINE_TUNING_CONTEXT}, below the model's {context:,}")
+    if config.attention.every and not any(key.startswith("attention.") for key in keys):
+        config = config.with_value("attention.every", 0)
+        notes.append("attention.every=0, so heads are measured only at the end")
+    if notes:
+        log(f"note: to fine-tune, {'; '.join(notes)}; set them to choose them yourself")
+    return config

@@ -31,6 +31,8 @@ RUN = "run"
 # Settings whose differences do not distinguish jobs: of the command, and of a sweep's presets.
 NO_COLUMNS = (*PER_COMMAND, "sweep", "--config-dir")
 NOT_OF_JOB = (*PER_COMMAND, "wandb.")
+# What fine-tuning a pretrained model changes unless it is typed.
+CHANGED_FOR_FINE_TUNING = ("optim.lr", "model.block_size", "attention.every")
 # Settings that may be null → the property with the value that null stands for.
 VALUES_OF_NULL = {
     "model.n_kv_head": "model.kv_heads",
@@ -159,16 +161,17 @@ def identify(config: Config, typed_keys: Sequence[str]) -> dict[str, str]:
     Settings without effect are left out, and a null is replaced by what it stands for.
     """
     config = absolute_paths(config)
-    if config.init_from and "optim.lr" not in typed_keys:  # fine-tuning lowers it
-        # A negative rate never equals one that was typed.
-        config = config.with_value("optim.lr", -config.optim.lr)
     for key, effective in VALUES_OF_NULL.items():
         config = config.with_value(key, attrgetter(effective)(config))
-    return {
+    settings = {
         key: value
         for key, value in format_settings(config).items()
         if not key.startswith(NOT_OF_JOB) and not explain_unused(config, key)
     }
+    if config.init_from:
+        untyped = [key for key in CHANGED_FOR_FINE_TUNING if key not in typed_keys]
+        settings |= dict.fromkeys(untyped, "as fine-tuning sets it")
+    return settings
 
 
 def job_folders(folder: Path) -> list[Path]:

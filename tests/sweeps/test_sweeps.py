@@ -299,9 +299,10 @@ def test_fixed_settings_are_checked_beside_an_interval():
     sweep_jobs.check_grid(None, overrides[2:], configure)
 
 
-def test_a_typed_rate_is_not_that_which_a_pretrained_model_gets():
+@pytest.mark.parametrize("key", ["optim.lr", "model.block_size", "attention.every"])
+def test_a_typed_setting_is_not_that_which_a_pretrained_model_gets(key):
     config = Config(init_from="gpt2")
-    assert identify(config, ["init_from"]) != identify(config, ["init_from", "optim.lr"])
+    assert identify(config, ["init_from"]) != identify(config, ["init_from", key])
 
 
 def test_a_vocabulary_that_a_short_text_cannot_fill_is_shown_as_it_is(tmp_path):
