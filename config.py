@@ -347,10 +347,6 @@ class DataConfig:
         """Raise `UserError` if a setting that the source needs is missing or does not fit."""
         if self.source == "text" and not self.path:
             raise UserError("data=text needs data.path=FILE_OR_FOLDER_OR_GLOB")
-        if self.path and self.source not in ("text", "shakespeare"):  # a preset may set it
-            raise UserError(
-                f"data.path={self.path} is not read with data={self.source}: use data=text"
-            )
         if self.source == "hf" and not self.name:
             raise UserError("data=hf needs data.name=DATASET, such as roneneldan/TinyStories")
         if self.source == "synthetic":

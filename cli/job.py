@@ -159,6 +159,8 @@ def configure(job: Job, read_model: ReadModel, log: Log = print) -> Job:
         if reason := reason or explain_ignored(config, override):
             raise UserError(reason)
     if config.data.path:
+        if reason := explain_unused(config, "data.path", job.swept):  # a preset may set it
+            raise UserError(reason)
         require_path(config.data.path)
     check_agent(config, job.overrides)
     return replace(job, config=config)
