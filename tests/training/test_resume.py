@@ -24,6 +24,8 @@ def test_evaluations_snapshots_and_checkpoints_do_not_change_the_weights(
 ):
     tiny.model.dropout = 0.2
     tiny.data.source, tiny.data.val_max_tokens = source, 1000
+    if source == "synthetic":
+        tiny.data.path = None
     train_in_process(tiny)
     losses = [row["train/loss"] for row in rows(tiny.run_dir) if "train/loss" in row]
     other = replace(
