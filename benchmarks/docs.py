@@ -270,7 +270,9 @@ def renew_explore(model: str, _: Path) -> None:
         tab.wait_for_timeout(LOAD_MILLISECONDS)
         tab.locator("#patching summary").click()
         tab.fill("#corrupted", CORRUPTED_STORY)
-        tab.wait_for_timeout(4 * LOAD_MILLISECONDS)
+        tab.wait_for_timeout(LOAD_MILLISECONDS)
+        while tab.inner_text("#patching-progress"):
+            tab.wait_for_timeout(LOAD_MILLISECONDS)
         tab.locator("#patching").screenshot(path=DOCS / "patching.png")
         tab.locator("#patching summary").click()
 
