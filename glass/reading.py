@@ -1,4 +1,4 @@
-"""What is computed of a text that a model has read, for the page and for Python."""
+"""Compute losses, head effects and patches of a text that a model has read."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -26,7 +26,7 @@ MAX_ATTENTION_WEIGHTS = 1 << 26  # of one text in all heads: 256 MB in float32
 
 
 class Reading:
-    """The forward pass over the text that a model has read last, and what is computed from it.
+    """The forward pass over the text that a model has read last, and measurements of it.
 
     Of another text, only what belongs to tokens from the first change on is computed anew.
     """
