@@ -1,7 +1,6 @@
 """Ask in Python what the page asks: the model on a text, with heads ablated and tokens hidden."""
 
-from collections.abc import Callable, Sequence
-from functools import cached_property
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import torch
@@ -48,7 +47,8 @@ class Opened:
     def logits(self, text: Text, off: Sequence[str] = (), hidden: Sequence[int] = ()) -> Labelled:
         """Return the logits after each token, (T, V)."""
         reading = self._read(text, off, hidden)
-        axes = {"after": self._label_tokens(reading), "next token": self._vocabulary}
+        vocabulary = self._spell(range(self.model.head.out_features))
+        axes = {"after": self._label_tokens(reading), "next token": vocabulary}
         return Labelled("logit", to_float32(reading.logits()), axes)
 
     def patterns(self, text: Text, off: Sequence[str] = (), hidden: Sequence[int] = ()) -> Labelled:
@@ -141,7 +141,7 @@ class Opened:
                 f"the two texts have the same logit difference, {lowest:.4g}: choose another "
                 "corrupted text, or two different answers"
             )
-        answers = " - ".join(self._vocabulary[id] for id in (answer_id, wrong_id))
+        answers = " - ".join(self._spell((answer_id, wrong_id)))
         name = f"share of logit {answers}: 0 is {lowest:.2f}, 1 is {highest:.2f}"
         return Labelled(name, (differences - lowest) / (highest - lowest), axes)
 
@@ -197,16 +197,14 @@ class Opened:
         return ids[0]
 
     def _label_tokens(self, reading: Reading) -> list[str]:
-        ids = reading.forward.tokens[0].tolist()
-        return [f"T{place} {self._vocabulary[id]}" for place, id in enumerate(ids)]
+        tokens = self._spell(reading.forward.tokens[0].tolist())
+        return [f"T{place} {token}" for place, token in enumerate(tokens)]
 
     def _label_heads(self) -> dict[str, list[str]]:
         c = self.model.config
         heads = [f"H{number}" for number in range(c.n_head)]
         return {"layer": [f"L{layer}" for layer in range(c.n_layer)], "head": heads}
 
-    @cached_property
-    def _vocabulary(self) -> list[str]:
-        """The label of each token, with visible white space."""
-        tokens = spell_tokens(self.tokenizer, range(self.model.head.out_features))
-        return [token.translate(VISIBLE_SPACES) for token in tokens]
+    def _spell(self, ids: Iterable[int]) -> list[str]:
+        """Return the tokens with visible white space."""
+        return [token.translate(VISIBLE_SPACES) for token in spell_tokens(self.tokenizer, ids)]

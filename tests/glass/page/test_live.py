@@ -45,7 +45,7 @@ def test_a_page_follows_its_run_and_keeps_the_selection(open_page, tmp_path):
     make_run(run, steps=(0, 10, 16, 20))
     page.write_page(run)
     expect_text(tab, "#alive", "finished", timeout=20_000)
-    assert tab.inner_text("#step-now") == "step 0"  # an older step stays selected
+    expect_text(tab, "#step-now", "step 0")  # an older step stays selected
     tab.evaluate("window.same = true")
     tab.wait_for_timeout(2500)
     assert tab.evaluate("window.same")  # the page of a finished run does not reload
