@@ -293,12 +293,7 @@ def open_page(chromium):
         tab.on("pageerror", lambda error: errors.append(str(error)))
         tab.on("request", note_request)
         tab.goto(path.as_uri())
-        expect(tab).not_to_have_title("GlassGPT")
-        wait_until(
-            tab,
-            "[...document.querySelectorAll('#map-title, .side h3')]"  # filled when maps are drawn
-            ".every(title => title.textContent || !title.checkVisibility())",
-        )
+        expect(tab.locator("#loading")).to_have_count(0, timeout=20_000)
         tab.wait_for_timeout(150)
         return tab
 

@@ -139,6 +139,7 @@ def test_the_slider_stops_where_the_page_has_weights_and_no_view_shows_another_s
     tab = open_page(page.write_page(run))
     tab.add_init_script(SLOW_WORKER)
     tab.reload()
+    expect(tab.locator("#loading")).to_have_count(0)  # before, nothing can be focused
     tab.focus("#step")
     tab.keyboard.press("ArrowLeft")
     expect_text(tab, "#step-now", "step 6")  # stored maps are shown at every step
