@@ -29,7 +29,8 @@ SET_BY_START = ("init_from", "model", "tokenizer")
 # The settings that a model to start from determines.
 DETERMINED_BY_START = re.compile(r"(model|tokenizer)\b(?!\.(block_size|dropout|vocab_multiple)$)")
 LEARNING_RATES = ("optim.lr", "optim.muon_lr")
-SET_FOR_FINE_TUNING = (*LEARNING_RATES, "attention.every")  # init_from may lower them
+# What fine-tuning a pretrained model lowers unless it is typed.
+LOWERED_BY_FINE_TUNING = (*LEARNING_RATES, "model.block_size", "attention.every")
 FINE_TUNING_SHARE = 0.1  # of a preset's learning rates, which damage pretrained models (LOG.md)
 MAX_FINE_TUNING_CONTEXT = 256  # tokens; a pretrained model's own context may need a server's memory
 
@@ -109,7 +110,7 @@ def _continue_run(
             config = config.with_value(key, attrgetter(key)(requested))
     if "data.path" in keys and run.data.source == "stdlib":
         config = config.with_value("data.source", requested.data.source)  # a path implies text
-    for key in SET_FOR_FINE_TUNING:
+    for key in LOWERED_BY_FINE_TUNING:
         if run.init_from and key not in keys:
             config = config.with_value(key, attrgetter(key)(run))
     # Presets leave these open, and the run resolved them.

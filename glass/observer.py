@@ -31,6 +31,7 @@ from training.evaluate import Windows
 from training.flops import memory_metrics, tokens_until
 from training.profiling import StepProfiler
 from training.record import Record, print_summary
+from training.schedule import is_snapshot_due
 from training.stopwatch import Stopwatch
 
 
@@ -96,7 +97,8 @@ class Observer:
         """
         self.clock.switch("attention")
         model, previous = in_float32(model), read_latest(self.record.rows)
-        if not self.snapshots.is_regular(step) and not self.snapshots.has_changed(model, previous):
+        is_regular = is_snapshot_due(step, self.config)
+        if not is_regular and not self.snapshots.has_changed(model, previous):
             return None
         is_last, has_grid = step == self.config.max_steps, self.snapshots.is_grid_due(step)
         activity = "measuring head importance" if is_last else "measuring attention"
@@ -142,7 +144,7 @@ class Observer:
             tokens = tokens_until(step, self.config)
             row = {"step": step, "tokens": tokens} | row | self.clock.metrics()
             self.record.write(row | memory_metrics(self.config.device))
-        if snapshot and self.snapshots.is_regular(step):
+        if snapshot and is_snapshot_due(step, self.config):
             self._draw_page(step)
 
     def _draw_page(self, step: int) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import yaml
 
 from cli.config_file import PER_COMMAND, absolute_paths, config_from_dict, read_config
+from cli.continuation import LOWERED_BY_FINE_TUNING
 from common.checkpoints import CONFIG_FILE
 from common.errors import UserError
 from common.files import atomic_write, exists, is_folder, list_folder
@@ -31,8 +32,6 @@ RUN = "run"
 # Settings whose differences do not distinguish jobs: of the command, and of a sweep's presets.
 NO_COLUMNS = (*PER_COMMAND, "sweep", "--config-dir")
 NOT_OF_JOB = (*PER_COMMAND, "wandb.")
-# What fine-tuning a pretrained model changes unless it is typed.
-CHANGED_FOR_FINE_TUNING = ("optim.lr", "model.block_size", "attention.every")
 # Settings that may be null → the property with the value that null stands for.
 VALUES_OF_NULL = {
     "model.n_kv_head": "model.kv_heads",
@@ -169,8 +168,9 @@ def identify(config: Config, typed_keys: Sequence[str]) -> dict[str, str]:
         if not key.startswith(NOT_OF_JOB) and not explain_unused(config, key)
     }
     if config.init_from:
-        untyped = [key for key in CHANGED_FOR_FINE_TUNING if key not in typed_keys]
-        settings |= dict.fromkeys(untyped, "as fine-tuning sets it")
+        for key in LOWERED_BY_FINE_TUNING:
+            if key in settings and key not in typed_keys:
+                settings[key] += " before fine-tuning"
     return settings
 
 

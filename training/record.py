@@ -67,10 +67,12 @@ class ProgressBar:
             disable=not console.is_terminal,
         )
         self._task = self.progress.add_task("", total=max_steps, completed=step, status="")
+        self._activity = "training"
         self._values: dict[str, str] = {}  # latest formatted value by metric
 
     def advance(self, step: int, values: dict[str, str]) -> None:
         """Show the number of completed steps and the latest formatted values."""
+        self._activity = "training"
         self._values |= values
         status = " ".join(self._values[key] for key in BAR_METRICS if key in self._values)
         self.progress.update(self._task, completed=step, status=status)
@@ -83,13 +85,13 @@ class ProgressBar:
 
     def show_activity(self, activity: str) -> None:
         """Show what the run does between two steps, until the next step."""
+        self._activity = activity
         self.progress.update(self._task, status=f"{activity} …")
 
     def __str__(self) -> str:
         task = self.progress.tasks[self._task]
-        width, status = len(str(task.total)), task.fields["status"]
-        activity = status if status.endswith("…") else "training …"  # not the losses of a step
-        return f"step {task.completed:>{width}}  {activity}  {self.time_left}"
+        width = len(str(task.total))
+        return f"step {task.completed:>{width}}  {self._activity} …  {self.time_left}"
 
 
 class Record:

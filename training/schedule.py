@@ -54,8 +54,13 @@ def is_due(every: int, step: int, config: Config, first: int = 0) -> bool:
     It is at multiples of `every` (0: none), at the last step, and at `first`, 2 * `first`,
     4 * `first` and so on below `every` (0: none).
     """
-    is_early = 0 < first <= step < every and step % first == 0 and (step // first).bit_count() == 1
+    is_early = first > 0 and step < every and is_doubling(step, first)
     return is_early or step == config.max_steps or (every > 0 and step % every == 0)
+
+
+def is_doubling(step: int, first: int) -> bool:
+    """Return whether a step is `first`, 2 * `first`, 4 * `first` or a later doubling."""
+    return step % first == 0 and (step // first).bit_count() == 1
 
 
 def is_evaluation_due(step: int, config: Config) -> bool:

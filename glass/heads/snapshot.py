@@ -18,7 +18,7 @@ from glass.heads.logit_attribution import explain_predictions
 from glass.heads.probes import make_probes
 from glass.heads.results import Measurements
 from model import GPT
-from training.schedule import is_snapshot_due
+from training.schedule import is_doubling, is_snapshot_due
 
 ABLATION_TOKENS = 4096  # validation tokens on which head importance is measured
 # Token and head effects are measured at every snapshot if they process at most this share of the
@@ -51,10 +51,6 @@ class Snapshots:
         """Return the path of a file of the snapshot at a step."""
         return self.folder / f"{step_name(step)}{suffix}"
 
-    def is_regular(self, step: int) -> bool:
-        """Return whether a snapshot is due at a step, whatever the heads do."""
-        return is_snapshot_due(step, self.config)
-
     def has_changed(self, model: GPT, previous: Measurements | None) -> bool:
         """Return whether the highest prefix-matching score has moved since the previous snapshot.
 
@@ -77,7 +73,7 @@ class Snapshots:
             return True
         if picture_every:
             return step % picture_every == 0
-        return step % every == 0 and (step // every).bit_count() == 1
+        return is_doubling(step, every)
 
     def measure(
         self, model: GPT, step: int, previous: Measurements | None
@@ -86,7 +82,7 @@ class Snapshots:
         has_grid = self.is_grid_due(step)
         run, is_last = ProbeRun(model, self.probes), step == self.config.max_steps
         arrays, head_scores = run.arrays, run.score_heads()
-        if has_grid or (self._explains_always and self.is_regular(step)):
+        if has_grid or (self._explains_always and is_snapshot_due(step, self.config)):
             arrays |= explain_predictions(model, run.text, self.tokenizer)
         if has_grid and len(self.probes.periods):
             longest = int(self.probes.periods.argmax())  # the page shows this row

@@ -11,6 +11,7 @@ import sys
 from functools import partial
 from itertools import product
 from math import inf, nan
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
@@ -302,7 +303,10 @@ def test_fixed_settings_are_checked_beside_an_interval():
 @pytest.mark.parametrize("key", ["optim.lr", "model.block_size", "attention.every"])
 def test_a_typed_setting_is_not_that_which_a_pretrained_model_gets(key):
     config = Config(init_from="gpt2")
-    assert identify(config, ["init_from"]) != identify(config, ["init_from", key])
+    untyped = identify(config, ["init_from"])
+    assert untyped != identify(config, ["init_from", key])
+    other_preset = config.with_value(key, attrgetter(key)(config) / 2)
+    assert untyped != identify(other_preset, ["init_from"])
 
 
 def test_a_vocabulary_that_a_short_text_cannot_fill_is_shown_as_it_is(tmp_path):

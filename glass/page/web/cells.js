@@ -142,6 +142,12 @@ export class Predictions extends Cells {
     return this.lens(this.L, i);
   }
 
+  /** Return the probability of the token after i, and `was` without the interventions. */
+  following(i) {
+    const was = this.was ? Math.exp(-this.was.losses[i]) : undefined;
+    return { chance: Math.exp(-this.loss(i)), was };
+  }
+
   get losses() {
     return this.arrays.lens.subarray(this.L * this.T);
   }

@@ -25,10 +25,10 @@ export function strongestInductionEvent(probe, attention, predictions, { layer, 
     const successor = i < MIN_DISTANCE ? 0 : tokens.lastIndexOf(tokens[i], i - MIN_DISTANCE) + 1;
     if (successor === 0 || tokens[successor] !== tokens[i + 1]) continue;
     const weight = attention.at(layer, head, i, successor);
-    const probability = Math.exp(-predictions.loss(i));
-    if (!(weight >= MIN_WEIGHT && probability >= minProbability)) continue;
+    const { chance } = predictions.following(i);
+    if (!(weight >= MIN_WEIGHT && chance >= minProbability)) continue;
     const effect = predictions.headEffect(layer, head, i);
-    const strength = weight * probability * (1 - Math.exp(-effect));
+    const strength = weight * chance * (1 - Math.exp(-effect));
     if (effect >= MIN_CLEAR_EFFECT_NATS && strength > largest) {
       strongest = i;
       largest = strength;

@@ -79,9 +79,7 @@ function createPredictions(predictions, i) {
   if (actual !== undefined) {
     initial = listed.find(({ text }) => text === actual.slice(0, MAX_WORD_LENGTH));
     if (!initial) {
-      const { was } = predictions;
-      const chanceBefore = was ? Math.exp(-was.losses[i]) : undefined;
-      initial = { text: actual, chance: Math.exp(-predictions.loss(i)), was: chanceBefore };
+      initial = { text: actual, ...predictions.following(i) };
       listed.push(initial);
     }
     initial.target ??= 0;

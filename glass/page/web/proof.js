@@ -42,17 +42,16 @@ function describeAttended(attention, layer, head, i) {
  */
 function describeNext(predictions, i) {
   if (predictions?.step !== currentStep() || i < (predictions.from ?? 0)) return [];
-  const { tokens, T, losses, was } = predictions;
+  const { tokens, T } = predictions;
   const isLast = i + 1 >= T;
   const unchanged = ({ chance, was }) => was ?? chance;
   const candidates = predictions.predicted(i);
   const likeliest = candidates.reduce((a, b) => (unchanged(b) > unchanged(a) ? b : a));
   const text = isLast ? data.words[likeliest.id] : tokens[i + 1];
-  const chance = isLast ? likeliest.chance : Math.exp(-losses[i]);
+  const { chance, was } = isLast ? likeliest : predictions.following(i);
   if (text === undefined) return [];
-  const start = isLast && !was ? " Likeliest next token " : " Next token ";
+  const start = isLast && was === undefined ? " Likeliest next token " : " Next token ";
   const nodes = [start, ...quote(text), ": p = ", el("b", {}, formatProbability(chance))];
-  if (!was) return [...nodes, "."];
-  const before = isLast ? likeliest.was : Math.exp(-was.losses[i]);
-  return [...nodes, el("b", {}, `, before ${formatProbability(before)}`), "."];
+  if (was === undefined) return [...nodes, "."];
+  return [...nodes, el("b", {}, `, before ${formatProbability(was)}`), "."];
 }
