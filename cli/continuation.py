@@ -163,7 +163,11 @@ def _adopt(requested: Config, keys: list[str], start: Config) -> Config:
 
 
 def _fit_to_fine_tuning(config: Config, keys: list[str], log: Callable[[str], None]) -> Config:
-    """Change what suits only small new models, unless it is typed, and say so."""
+    """Lower, unless they are typed, settings that suit only training from scratch, and say so.
+
+    A typed optim.lr keeps the preset's optim.muon_lr, and any typed attention setting keeps
+    attention.every.
+    """
     notes = []
     if "optim.lr" not in keys:
         for key in LEARNING_RATES:

@@ -114,7 +114,7 @@ def compose_settings(overrides: list[str], config_dir: str | None = None) -> Dic
 
 
 def imply_text(overrides: list[str], config_dir: str | None = None) -> list[str]:
-    """Add data=text if a path is typed, and neither data nor an experiment that chooses it."""
+    """Add data=text if data.path is typed, and neither data nor a typed preset chooses a source."""
     typed = dict(override.partition("=")[::2] for override in overrides)
     presets = [o for o in overrides if o.startswith(("experiment=", "sweep="))]
     is_swept = any(re.search(r"[,(]", preset) for preset in presets)

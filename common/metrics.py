@@ -19,7 +19,7 @@ COMPANION_SUFFIXES = ("_se", "_without_first")
 # Overfitting is reported if the validation loss has risen by more than each of these.
 MIN_RISE_NATS = 0.01
 MIN_RISE_SHARE = 0.01  # of the best loss
-MIN_RISE_IN_FALLS = 2  # largest falls between two evaluations since the best one
+MIN_RISE_IN_FALLS = 2  # times the largest fall from one evaluation to the next since the best
 
 
 def read_rows(path: Path, log: Callable[[str], None] | None = None) -> list[dict]:
@@ -61,7 +61,7 @@ def overfitting(rows: Sequence[dict]) -> float:
     end, interval = evaluated[-1]["step"], evaluated[-1]["step"] - evaluated[-2]["step"]
 
     def training_loss(until: int) -> float:
-        """Return the mean training loss over as many steps as between the last evaluations."""
+        """Return the mean training loss over the steps before `until`, an interval long."""
         near = [row for row in rows if until - interval < row["step"] <= until]
         values = [row["train/loss"] for row in near if "train/loss" in row]
         return fmean(values) if values else nan

@@ -181,8 +181,8 @@ def printer(console: Console, wrap: bool = False) -> Callable[[str | Table], Non
     """Return a function that prints a table or plain text.
 
     With `wrap`, a terminal gets lines that are broken at spaces only, so that paths stay whole,
-    and continued below the text after the first label, as of "loss     3.2". Otherwise lines are
-    not broken, as is right for commands.
+    and that continue below the text after their label, such as "loss     3.2". Commands, which
+    users copy, are printed without it.
     """
 
     def log(content: str | Table) -> None:
@@ -197,7 +197,7 @@ def printer(console: Console, wrap: bool = False) -> Callable[[str | Table], Non
 
 
 def wrap_at_spaces(line: str, width: int) -> str:
-    """Break a line at spaces, and indent the rest as far as the text behind its label."""
+    """Break a line at spaces, and indent its continuation to where the text after its label is."""
     label = re.match(r"(.*?\s{2,})?", line)
     indent = " " * len(label[0] if label else "")
     return textwrap.fill(

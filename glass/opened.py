@@ -1,4 +1,4 @@
-"""Ask in Python what the page asks: the model on a text, with heads ablated and tokens hidden."""
+"""Measure in Python what a page shows of a text, with heads ablated and tokens hidden."""
 
 from collections.abc import Callable, Iterable, Sequence
 
@@ -15,7 +15,7 @@ from glass.heads.interventions import Interventions
 from glass.heads.patching import Contrast
 from glass.heads.probes import spell_tokens
 from glass.heads.results import Head, Measurements, parse_head
-from glass.labelled import Labelled
+from glass.labeled import Labeled
 from glass.reading import Reading, max_tokens, to_float32
 from model import GPT
 
@@ -24,12 +24,12 @@ KINDS = ("component", "residual")  # of patches
 
 
 class Opened:
-    """A model and its tokenizer, asked about texts.
+    """A model and its tokenizer, with measurements of what they make of a text.
 
-    `off` names heads whose output is set to zero, such as ["L2H0"], and `hidden` numbers tokens
-    that no later token can read. Tokens are numbered from 0, with begin-of-text if the tokenizer
-    has it, and T3 labels token 3. Of a text that is longer than the context, or has more than 67
-    million attention weights, the last tokens are read.
+    `off` lists the names of heads whose output is set to zero, such as ["L2H0"], and `hidden` the
+    numbers of tokens that no later token can attend to. Tokens are numbered from 0, with
+    begin-of-text if the tokenizer has it, and T3 labels token 3. If a text is longer than the
+    context, or needs more than 67 million attention weights, only its last tokens are read.
 
     Every answer runs the model as it is at that moment, in evaluation mode. Its weights, mode and
     random numbers are left alone.
@@ -38,25 +38,25 @@ class Opened:
     def __init__(self, model: GPT, tokenizer: Tokenizer) -> None:
         self.model, self.tokenizer = model, tokenizer
 
-    def loss(self, text: Text, off: Sequence[str] = (), hidden: Sequence[int] = ()) -> Labelled:
+    def loss(self, text: Text, off: Sequence[str] = (), hidden: Sequence[int] = ()) -> Labeled:
         """Return the loss of each token but the first, (T - 1,) in nats."""
         reading = self._read(text, off, hidden)
         predicted = {"token": self._label_tokens(reading)[1:]}
-        return Labelled("loss in nats", reading.losses()[:-1], predicted)
+        return Labeled("loss in nats", reading.losses()[:-1], predicted)
 
-    def logits(self, text: Text, off: Sequence[str] = (), hidden: Sequence[int] = ()) -> Labelled:
+    def logits(self, text: Text, off: Sequence[str] = (), hidden: Sequence[int] = ()) -> Labeled:
         """Return the logits after each token, (T, V)."""
         reading = self._read(text, off, hidden)
         vocabulary = self._spell(range(self.model.head.out_features))
         axes = {"after": self._label_tokens(reading), "next token": vocabulary}
-        return Labelled("logit", to_float32(reading.logits()), axes)
+        return Labeled("logit", to_float32(reading.logits()), axes)
 
-    def patterns(self, text: Text, off: Sequence[str] = (), hidden: Sequence[int] = ()) -> Labelled:
+    def patterns(self, text: Text, off: Sequence[str] = (), hidden: Sequence[int] = ()) -> Labeled:
         """Return the attention pattern of every head, (L, H, T, T)."""
         reading = self._read(text, off, hidden)
         tokens = self._label_tokens(reading)
         axes = {**self._label_heads(), "query": tokens, "key": tokens}
-        return Labelled("attention weight", to_float32(reading.forward.weights[:, 0]), axes)
+        return Labeled("attention weight", to_float32(reading.forward.weights[:, 0]), axes)
 
     def head_effects(
         self,
@@ -64,7 +64,7 @@ class Opened:
         token: int = -1,
         off: Sequence[str] = (),
         hidden: Sequence[int] = (),
-    ) -> Labelled:
+    ) -> Labeled:
         """Return by how much ablating each head raises the loss of a token, (L, H) in nats."""
         reading = self._read(text, off, hidden)
         T = reading.length
@@ -75,11 +75,11 @@ class Opened:
             )
         effects = np.stack(list(reading.head_effects(token % T - 1)))
         name = f"increase of the loss of {self._label_tokens(reading)[token]} in nats"
-        return Labelled(name, effects, self._label_heads())
+        return Labeled(name, effects, self._label_heads())
 
     def token_effects(
         self, text: Text, off: Sequence[str] = (), hidden: Sequence[int] = ()
-    ) -> Labelled:
+    ) -> Labeled:
         """Return by how much hiding each token raises the loss of each later one, in nats.
 
         The table (T - 1, T - 1) has a row for each predicted token, from the second on, and a
@@ -89,7 +89,7 @@ class Opened:
         effects = measure_token_effects(self.model, reading.forward, reading.interventions)
         tokens = self._label_tokens(reading)
         axes = {"token": tokens[1:], "hidden": tokens[:-1]}
-        return Labelled("increase of the loss in nats", effects.loss[:-1, :-1], axes)
+        return Labeled("increase of the loss in nats", effects.loss[:-1, :-1], axes)
 
     def patch(
         self,
@@ -100,18 +100,19 @@ class Opened:
         kind: str = "component",
         off: Sequence[str] = (),
         hidden: Sequence[int] = (),
-    ) -> Labelled:
+    ) -> Labeled:
         """Return how much of a prediction each activation of a clean text restores.
 
-        It is copied into the run of a corrupted text with as many tokens (denoising). The result is
-        a share of the difference of two logits after the last token: 0 is the corrupted run, 1 the
-        clean one. Exchange the texts, but not the answers, for noising.
+        Each activation is copied into the run of a corrupted text with as many tokens (denoising).
+        The result is a share of the difference of two logits after the last token: 0 is the
+        corrupted run, 1 the clean one. For noising, exchange the texts and pass both answers.
 
         Args:
             clean: The text whose activations are copied.
             corrupted: The text in whose run they replace others.
             answer: The token, or its id, of the first logit. None: the likeliest after `clean`.
-            wrong: Of the second logit. None: the likeliest other token after `corrupted`.
+            wrong: The token, or its id, of the logit that is subtracted. None: the likeliest other
+                token after `corrupted`.
             kind: "component" patches the output of a head or an MLP at all tokens,
                 (L, H + 1); "residual" the residual stream before a layer at one token, (L, T).
             off: Ablated heads, in both runs.
@@ -143,10 +144,10 @@ class Opened:
             )
         answers = " - ".join(self._spell((answer_id, wrong_id)))
         name = f"share of logit {answers}: 0 is {lowest:.2f}, 1 is {highest:.2f}"
-        return Labelled(name, (differences - lowest) / (highest - lowest), axes)
+        return Labeled(name, (differences - lowest) / (highest - lowest), axes)
 
     def measure_heads(self, text: Text, log: Callable[[str], None] = print) -> Measurements:
-        """Measure the scores of every head on random tokens, as common as the model expects here.
+        """Measure the scores of every head on random tokens, as frequent as predicted here.
 
         `glass.heads.findings.summarize` states what they show.
         """

@@ -28,7 +28,7 @@ MAX_ATTENTION_WEIGHTS = 1 << 26  # of one text in all heads: 256 MB in float32
 class Reading:
     """The forward pass over the text that a model has read last, and measurements of it.
 
-    Of another text, only what belongs to tokens from the first change on is computed anew.
+    The next text is computed only from the first token on that differs.
     """
 
     forward: ForwardPass
@@ -125,7 +125,9 @@ class Reading:
     def patch_into(
         self, base: "Reading", contrast: Contrast, kept: Sequence[Patch] = ()
     ) -> Patching:
-        """Prepare the patches of another reading, under equal interventions, with this one.
+        """Return the patching of activations of this reading into `base`.
+
+        Both must have been read with the same interventions.
 
         Raises:
             UserError: If the two texts have different numbers of tokens.

@@ -82,7 +82,7 @@ def is_bf16_fast(device: str) -> bool:
 
 
 def pick_threads(threads: int | str, processes: int) -> int:
-    """Return the number of threads of each process; the launcher of several has chosen it."""
+    """Return the number of threads of each process. For several, their launcher has set it."""
     if isinstance(threads, str) or processes > 1:
         return torch.get_num_threads()
     return threads

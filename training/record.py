@@ -42,8 +42,7 @@ SHOWN_METRICS: dict[str, Callable[[float], str]] = {
     "memory/peak_gib": "{:.1f} GiB".format,
 }
 BAR_METRICS = ("train/loss", "val/loss", "train/ms_per_step", "train/mfu")  # fit 80 columns
-# A run says once that its steps take so many times as long as the median of the earlier ones.
-SLOWDOWN = 3
+SLOWDOWN = 3  # times the median of the earlier steps, from which on a run reports it once
 MIN_EARLIER_ROWS = 5  # of which the first may contain the compilation
 SILENT_SECONDS = 30  # after which a run without a terminal says what it is doing
 SPEED_SECONDS = 600  # of the last steps, evaluations and snapshots, whose speed gives the time left
@@ -161,7 +160,7 @@ class Record:
             )
 
     def _report_progress(self) -> None:
-        """Print a line whenever nothing else was printed for a while, unless a bar moves."""
+        """Without a terminal, print what the run does if there were no metrics for a while."""
         while not self._has_ended and not self.console.is_terminal:
             if not self._has_printed.wait(SILENT_SECONDS):
                 self.log(str(self.progress_bar))
@@ -238,7 +237,7 @@ def print_summary(
     findings: list[str],
     seconds: dict[str, float],
 ) -> None:
-    """Print where a run's page is, its losses, its strongest finding, and what to do next."""
+    """Print a run's page, losses, strongest finding, time and memory, and what to do next."""
     print_line, print_prose = printer(console), printer(console, wrap=True)
     print_line("")
     page = run_dir / "report.html"

@@ -151,8 +151,8 @@ def spell_tokens(tokenizer: Tokenizer, ids: Iterable[int]) -> list[str]:
 def spell_token(tokenizer: Tokenizer, id: int) -> str:
     """Return a token as a string; incomplete characters become the replacement character.
 
-    A special token has its name. Any other id without text is written <id>, such as those by which
-    the vocabulary of an imported model is larger than that of its tokenizer.
+    A special token has its name. Any other id without text is written <id>, such as those that an
+    imported model has beyond the vocabulary of its tokenizer.
     """
     text = tokenizer.token_bytes(int(id)).decode("utf-8", errors="replace")
     return text or tokenizer.special.get(int(id), f"<{id}>")

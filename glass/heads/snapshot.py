@@ -66,7 +66,7 @@ class Snapshots:
         """Return whether the snapshot at a step gets an attention grid and a sample text.
 
         Both ends of the run get them, and every `picture_every` steps between; if that is 0,
-        regular snapshots 1, 2, 4, 8, … after step 0.
+        the first, second, fourth, eighth, … multiple of `every`.
         """
         every, picture_every = self.config.attention.every, self.config.attention.picture_every
         if step in (0, self.config.max_steps):

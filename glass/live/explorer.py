@@ -109,7 +109,7 @@ class Explorer:
         self._is_canceled, self._gives_way = is_canceled, gives_way
 
     def _check_canceled(self) -> None:
-        """Let a waiting request go first if the current one takes long; end a canceled one."""
+        """Let a waiting request go first if the current one gives way; end a canceled one."""
         if self._gives_way and self._turn.locked():
             is_canceled = self._is_canceled
             self._lock.release()

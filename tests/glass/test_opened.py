@@ -13,7 +13,7 @@ from common.errors import UserError
 from data.tokenizer import CharTokenizer
 from glass.heads.interventions import Interventions
 from glass.heads.results import parse_head
-from glass.labelled import Labelled
+from glass.labeled import Labeled
 from variants import build_model
 
 TOKENIZER = CharTokenizer("abcdefghijklmnopqrstu v")
@@ -145,14 +145,14 @@ def test_a_begin_of_text_token_is_read_first():
 def test_a_table_shows_the_ends_of_what_is_too_large():
     values = np.arange(100.0 * 200).reshape(100, 200)
     axes = {"row": [f"r{k}" for k in range(100)], "column": [f"c{k}" for k in range(200)]}
-    result = Labelled("number", values, axes)
+    result = Labeled("number", values, axes)
     lines = repr(result).splitlines()
     assert len(lines) < 50 and max(map(len, lines)) <= 100
     assert lines[-1].split()[0] == "r99" and lines[-1].split()[-1] == "19999.00"
     assert np.array_equal(result[3, 5:7], values[3, 5:7])
     assert result[3, 5:7].axes == {"column": ["c5", "c6"]}
     assert not (result - values).values.any()
-    assert "r0" not in repr(Labelled("number", values[None], {"all": ["x"], **axes}))
+    assert "r0" not in repr(Labeled("number", values[None], {"all": ["x"], **axes}))
 
 
 def test_results_of_any_shape_print_and_name_their_largest_numbers():
@@ -162,8 +162,10 @@ def test_results_of_any_shape_print_and_name_their_largest_numbers():
     assert "L" not in opened.loss(TEXT).top(1).axes["token"][0]
     place = opened.patterns("ab").top(1).axes["layer head query key"][0]
     assert place.split(" ", 1)[0] in ALL_HEADS
+    losses = opened.loss(TEXT)
+    assert losses[np.argmax(losses)] == losses.values.max()
     with pytest.raises(TypeError):
-        opened.loss(TEXT)[[0, 1]]
+        losses[[0, 1]]
     with pytest.raises(KeyError):
         opened.loss(TEXT)["L0H0"]
 

@@ -1,4 +1,4 @@
-/** Where a page opens: at the token where the selected head does most for the prediction. */
+/** Tokens to open a page at: those where the selected head does most for the prediction. */
 
 import { MIN_CLEAR_EFFECT_NATS } from "./cells.js";
 
@@ -37,7 +37,10 @@ export function strongestInductionEvent(probe, attention, predictions, { layer, 
   return strongest;
 }
 
-/** Return the token after which the prediction loses most without a head, or without one token. */
+/**
+ * Return the token after which the prediction loses most without a head, or, if no loss is clear,
+ * without one of the earlier tokens.
+ */
 export function mostAffectedToken(predictions, layer, head) {
   const { from, T } = predictions;
   const tokens = Array.from({ length: Math.max(1, T - 1 - from) }, (_, k) => from + k);

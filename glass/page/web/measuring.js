@@ -10,8 +10,8 @@ import { data } from "./page_state.js";
 let isMeasuring = false;
 
 /**
- * Measure the heads, and reload the page as soon as nobody uses it: it then has their scores. If
- * that runs, stop it.
+ * Measure the heads, and reload the page as soon as nobody uses it: it then has their scores. A
+ * measurement that is running is stopped instead.
  */
 async function measureHeads() {
   if (isMeasuring) {
@@ -30,7 +30,8 @@ async function measureHeads() {
     const answer = await ask({ request: "measureHeads" }, { onPart });
     $("measure-status").textContent = "";
     if (answer !== undefined) {
-      $("measure-status").textContent = "Done: the page shows the scores as soon as you pause.";
+      $("measure-status").textContent =
+        "Done: the page reloads with the scores after a few seconds without input.";
       $("measure-heads").hidden = true;
       reloadWhenIdle(0, isModelBusy);
     }

@@ -59,8 +59,8 @@ export const selection = {
   token: null, // token that is highlighted: the hovered one, else the pinned one
   pinned: null, // token that stays highlighted
   pinnedCell: null, // [query, key] of the cell that was clicked
-  pinAutomatically: true, // until the reader pins a token
-  isHeadChosen: false, // by the reader, or by the page
+  pinAutomatically: true, // until a token of the text has been pinned
+  isHeadChosen: false, // true: by the reader; false: by the page
   isTokenChosen: false,
   target: 0, // next token of the prediction breakdown: 0 the true one, k the k-th likeliest
 };

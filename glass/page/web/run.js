@@ -120,7 +120,7 @@ function drawAll() {
 
 /**
  * Return the token to begin with: the last one of a prompt; in another text, the one where the
- * selected head does most for the prediction.
+ * selected head does most for the prediction, or one in the middle if that is not known.
  */
 function eventfulToken() {
   const { attention, predictions } = display;

@@ -154,7 +154,8 @@ const COPYING_GAIN =
   "How much a repetition helps: the loss on random tokens repeated in another order minus the loss on an exact repeat.";
 
 const READING = "A head reads from a token in proportion to its attention weight on it.";
-const IN_PART = "with a score below 0.5, less than half of its attention, it does so in part.";
+const IN_PART =
+  "it does so in part unless its score exceeds 0.5, half of its attention, by two standard errors.";
 const REPORTED_ABOVE_CONTROL = `Reported from a score of 0.2; ${IN_PART}`;
 const REPORTED_ABOVE_UNIFORM = `Reported from a score a quarter of the way from uniform attention to 1; ${IN_PART}`;
 
@@ -171,7 +172,8 @@ const TERMS = {
   "attended to": READING,
   score:
     "Scores are between 0 and 1 unless stated; 0.6 means 60% of the head's attention, averaged over 16 texts.",
-  "in part": "With less than half of its attention: a score below 0.5.",
+  "in part":
+    "With a score that does not exceed 0.5, half of its attention, by two standard errors.",
   "standard error":
     "The uncertainty of a mean: another sample would most likely differ by less than twice as much.",
   emerged:

@@ -1,4 +1,4 @@
-"""Numbers with the names of what they belong to."""
+"""Arrays with labeled axes that print as tables."""
 
 import re
 from collections.abc import Iterable
@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-# Of a printed table
+# Limits of a printed table
 MAX_WIDTH = 100  # characters
 MAX_ROWS = 40
 MAX_ROW_LABEL = 40  # characters
@@ -15,7 +15,7 @@ MAX_COLUMN_LABEL = 12
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Labelled:
+class Labeled:
     """An array with a label for each index, which prints as a table.
 
     NumPy's functions take it as an array. `result[2, 0]` and slices select as in NumPy, and the
@@ -37,7 +37,7 @@ class Labelled:
         if isinstance(index, str):
             index = self._find(index)
         chosen = index if isinstance(index, tuple) else (index,)
-        if not all(isinstance(which, int | slice) for which in chosen):
+        if not all(isinstance(which, int | np.integer | slice) for which in chosen):
             raise TypeError("index with integers, slices or a name; `values` takes any of NumPy's")
         values = self.values[index]
         axes = {}
@@ -45,7 +45,7 @@ class Labelled:
             which = chosen[k] if k < len(chosen) else slice(None)
             if isinstance(which, slice):
                 axes[axis] = labels[which]
-        return Labelled(self.name, values, axes) if axes else values.item()
+        return Labeled(self.name, values, axes) if axes else values.item()
 
     def _find(self, name: str) -> tuple[int, int]:
         """Return the layer and the column of a name such as L2H0 or L1MLP."""
@@ -55,10 +55,10 @@ class Labelled:
                 return layer, column
         raise KeyError(f"there is no {name} in {' × '.join(self.axes)}")
 
-    def __sub__(self, other: Any) -> "Labelled":
-        return Labelled(f"difference of {self.name}", self.values - np.asarray(other), self.axes)
+    def __sub__(self, other: Any) -> "Labeled":
+        return Labeled(f"difference of {self.name}", self.values - np.asarray(other), self.axes)
 
-    def top(self, n: int = 5) -> "Labelled":
+    def top(self, n: int = 5) -> "Labeled":
         """Return the n largest numbers, the largest first."""
         largest = np.argsort(-self.values, axis=None)[:n]
         places = zip(*np.unravel_index(largest, self.values.shape))
@@ -66,7 +66,7 @@ class Labelled:
         for place in places:
             name = " ".join(labels[k] for labels, k in zip(self.axes.values(), place))
             names.append(re.sub(r"^(L\d+) (H\d+|MLP)\b", r"\1\2", name))  # L2 and H0 are L2H0
-        return Labelled(self.name, self.values.flat[largest], {" ".join(self.axes): names})
+        return Labeled(self.name, self.values.flat[largest], {" ".join(self.axes): names})
 
     def __repr__(self) -> str:
         title = f"{self.name} ({' × '.join(self.axes)})"
@@ -98,7 +98,7 @@ class Labelled:
 
 
 def _ends(count: int, most: int) -> list[int | None]:
-    """Return the first and the last of `count` indices, with None for those between."""
+    """Return the indices to print of `count`: some from each end, with one None for the others."""
     if count <= most:
         return [*range(count)]
     half = (most - 1) // 2
