@@ -1,7 +1,7 @@
 """Statistics over the seeds of an experiment: errors, tests, and times that may be censored."""
 
 from collections.abc import Sequence
-from math import atan, ceil, cos, exp, hypot, inf, isfinite, lgamma, nan, pi, sqrt
+from math import atan, ceil, comb, cos, exp, hypot, inf, isfinite, lgamma, nan, pi, sqrt
 from statistics import NormalDist, fmean, median, stdev
 from typing import NamedTuple
 
@@ -82,6 +82,26 @@ def two_sided_p(t: float, degrees: float) -> float:
     tail = width / 3 * sum(w * h for w, h in zip(weights, heights))
     half = exp(lgamma(degrees / 2) - lgamma((degrees + 1) / 2)) * sqrt(pi) / 2
     return min(1.0, tail / half)
+
+
+def proportion_interval(count: int, total: int) -> tuple[float, float]:
+    """Return the 95% confidence interval of a proportion of which `count` of `total` were seen.
+
+    Reference: Clopper and Pearson 1934, "The use of confidence or fiducial limits".
+    """
+
+    def solve(least: int, probability: float) -> float:
+        """Return the proportion for which at least so many are seen with this probability."""
+        low, high = 0.0, 1.0
+        for _ in range(50):
+            p = (low + high) / 2
+            counts = range(least, total + 1)
+            reached = sum(comb(total, k) * p**k * (1 - p) ** (total - k) for k in counts)
+            low, high = (p, high) if reached < probability else (low, p)
+        return high
+
+    tail = SIGNIFICANCE_LEVEL / 2
+    return solve(count, tail), solve(count + 1, 1 - tail)
 
 
 def censored_median(times: Sequence[float | None]) -> float:

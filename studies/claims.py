@@ -5,7 +5,11 @@ metrics of its runs. studies/verdicts.py carries the tests out; docs/papers.md h
 """
 
 from collections.abc import Sequence
+from math import inf
 from typing import NamedTuple
+
+START, END = "start", "end"
+STEP = "step"
 
 
 class Arm(NamedTuple):
@@ -20,49 +24,35 @@ class Emergence(NamedTuple):
 
     name: str
     metric: str
-    threshold: float
+    threshold: float | str  # the name of a metric is its value at the same evaluation
     is_rise: bool = True  # past means above; if false, below
 
 
 class Quantity(NamedTuple):
-    """The value of a metric at the end of the runs of an arm.
+    """The value of a metric in the runs of an arm: at their end, at the start or at an event.
 
-    `step of <emergence>` is a metric too: the step of the event, or the last step without it.
+    `STEP` at an event is the step at which it happened.
     """
 
     metric: str
     arm: str
+    at: str = END
 
 
 class Comparison(NamedTuple):
-    """The claim that one quantity exceeds another by at least a margin, or by at most a margin."""
+    """The claim that the first quantity minus the second is within these bounds."""
 
-    larger: Quantity
-    smaller: Quantity
-    margin: float
-    at_most: bool = False
-
-
-class Order(NamedTuple):
-    """The claim that each of these metrics is the lowest one for a time, in this order."""
-
-    arm: str
-    metrics: Sequence[str]
-
-
-class Coincidence(NamedTuple):
-    """The claim that events of an arm happen together: in each seed, within some evaluations."""
-
-    arm: str
-    emergences: Sequence[str]
-    evaluations: int
+    first: Quantity
+    second: Quantity
+    at_least: float = -inf
+    at_most: float = inf
 
 
 class Claim(NamedTuple):
     """A claim that gets a verdict: it is reproduced if all tests say so."""
 
     text: str
-    tests: Sequence[Comparison | Order | Coincidence]
+    tests: Sequence[Comparison]
     needs: Sequence[tuple[str, str]] = ()  # (emergence, arm): most seeds must have these events
 
 
@@ -79,13 +69,23 @@ class Study(NamedTuple):
 
 
 def _between_arms(
-    metric: str, larger: str, smaller: str, margin: float, at_most: bool = False
+    metric: str, first: str, second: str, at_least: float = -inf, at_most: float = inf
 ) -> Comparison:
-    return Comparison(Quantity(metric, larger), Quantity(metric, smaller), margin, at_most)
+    return Comparison(Quantity(metric, first), Quantity(metric, second), at_least, at_most)
 
 
-def _within_arm(arm: str, larger: str, smaller: str, margin: float) -> Comparison:
-    return Comparison(Quantity(larger, arm), Quantity(smaller, arm), margin)
+def _within_arm(arm: str, first: str, second: str, at_least: float) -> Comparison:
+    return Comparison(Quantity(first, arm), Quantity(second, arm), at_least)
+
+
+def _rises(metric: str, arm: str, since: str, until: str, at_least: float) -> Comparison:
+    """Return the claim that a metric is higher at one time than at an earlier one."""
+    return Comparison(Quantity(metric, arm, until), Quantity(metric, arm, since), at_least)
+
+
+def _follows(event: str, other: str, arm: str, at_least: float, at_most: float = inf) -> Comparison:
+    """Return the claim that an event comes so many steps after another one."""
+    return Comparison(Quantity(STEP, arm, event), Quantity(STEP, arm, other), at_least, at_most)
 
 
 # Names of the studies' metrics in tables and charts.
@@ -129,43 +129,63 @@ INDUCTION = Study(
     claims=[
         Claim(
             "Two layers learn to predict repeated tokens; one layer does not.",
-            [_between_arms("task/repeated_loss", ONE_LAYER, TWO_LAYERS, margin=0.5)],
+            [_between_arms("task/repeated_loss", ONE_LAYER, TWO_LAYERS, at_least=0.5)],
             needs=[(LOSS_FALL, TWO_LAYERS)],
         ),
         Claim(
             "One layer learns it if its keys contain the previous token.",
-            [_between_arms("task/repeated_loss", ONE_LAYER, SMEARED, margin=0.5)],
+            [_between_arms("task/repeated_loss", ONE_LAYER, SMEARED, at_least=0.5)],
         ),
         Claim(
-            "The loss of repeated tokens falls when the induction head, the previous-token head "
-            "and in-context learning emerge.",
-            [Coincidence(TWO_LAYERS, [LOSS_FALL, INDUCTION_HEAD, PREVIOUS_HEAD, LEARNING], 2)],
-            needs=[(LOSS_FALL, TWO_LAYERS)],
+            "The induction head, the previous-token head and in-context learning emerge when the "
+            "loss of repeated tokens falls.",
+            [
+                _follows(event, LOSS_FALL, TWO_LAYERS, at_least=-100, at_most=100)
+                for event in (INDUCTION_HEAD, PREVIOUS_HEAD, LEARNING)
+            ],
         ),
     ],
     plot=["task/repeated_loss", "task/induction", "task/previous_token", "val/in_context_score"],
 )
 
+UNIGRAMS, BIGRAMS = "unigram phase", "bigram phase"
 MARKOV = Study(
     title="In-context Markov chains are learned in phases",
     papers="Edelman et al. 2024",
     arms=[Arm(TWO_LAYERS, {"model.n_layer": "2"}), Arm(ONE_LAYER, {"model.n_layer": "1"})],
     emergences=[
+        Emergence(UNIGRAMS, "task/kl_unigram", "task/kl_uniform", is_rise=False),
+        Emergence(BIGRAMS, "task/kl_bigram", "task/kl_unigram", is_rise=False),
         Emergence(PREVIOUS_HEAD, "task/previous_token", 0.5),
         Emergence("statistical induction head", "task/same_state", 0.6),
     ],
     claims=[
         Claim(
-            "Two layers are closest to the uniform prediction first, then to in-context unigrams, "
-            "then to in-context bigrams.",
-            [Order(TWO_LAYERS, ["task/kl_uniform", "task/kl_unigram", "task/kl_bigram"])],
+            "The predictions are uniform at first, then those of in-context unigrams, then those "
+            "of in-context bigrams.",
+            [
+                Comparison(
+                    Quantity("task/kl_unigram", TWO_LAYERS, START),
+                    Quantity("task/kl_uniform", TWO_LAYERS, START),
+                    at_least=0.05,
+                ),
+                _follows(BIGRAMS, UNIGRAMS, TWO_LAYERS, at_least=30),
+            ],
         ),
         Claim(
             "One layer stays at unigrams.",
             [
-                _between_arms("task/kl_bigram", ONE_LAYER, TWO_LAYERS, margin=0.03),
-                _within_arm(ONE_LAYER, "task/kl_bigram", "task/kl_unigram", margin=0.03),
+                _between_arms("task/kl_bigram", ONE_LAYER, TWO_LAYERS, at_least=0.03),
+                _within_arm(ONE_LAYER, "task/kl_bigram", "task/kl_unigram", at_least=0.03),
             ],
+        ),
+        Claim(
+            "The second layer learns to attend to what followed the current state.",
+            [_rises("task/same_state", TWO_LAYERS, START, END, at_least=0.1)],
+        ),
+        Claim(
+            "The first layer learns to attend to the previous token.",
+            [_rises("task/previous_token", TWO_LAYERS, START, END, at_least=0.4)],
         ),
     ],
     plot=[
@@ -194,19 +214,22 @@ SINKS = Study(
             "and not if there is something.",
             [
                 _within_arm(
-                    SOFTMAX, "task/sink_nothing_to_find", "task/sink_something_to_find", margin=0.3
+                    SOFTMAX,
+                    "task/sink_nothing_to_find",
+                    "task/sink_something_to_find",
+                    at_least=0.3,
                 )
             ],
             needs=[(INDUCTION_HEAD, SOFTMAX)],
         ),
         Claim(
             "A learned sink logit removes this.",
-            [_between_arms("task/sink_nothing_to_find", SOFTMAX, SINK_LOGIT, margin=0.3)],
+            [_between_arms("task/sink_nothing_to_find", SOFTMAX, SINK_LOGIT, at_least=0.3)],
             needs=[(INDUCTION_HEAD, SOFTMAX), (INDUCTION_HEAD, SINK_LOGIT)],
         ),
         Claim(
             "A gate on the heads' outputs removes this.",
-            [_between_arms("task/sink_nothing_to_find", SOFTMAX, GATE, margin=0.3)],
+            [_between_arms("task/sink_nothing_to_find", SOFTMAX, GATE, at_least=0.3)],
             needs=[(INDUCTION_HEAD, SOFTMAX), (INDUCTION_HEAD, GATE)],
         ),
     ],
@@ -220,6 +243,7 @@ SINKS = Study(
 )
 
 DECAY, NO_DECAY = "weight decay", "no weight decay"
+MEMORIZATION, GENERALIZATION, RISE = "memorization", "generalization", "15% test accuracy"
 GROKKING = Study(
     title="Modular addition generalizes long after it is memorized",
     papers="Power et al. 2022; Nanda et al. 2023",
@@ -228,29 +252,36 @@ GROKKING = Study(
         Arm(NO_DECAY, {"optim.weight_decay": "0.0"}),
     ],
     emergences=[
-        Emergence("memorization", "task/train_accuracy", 0.99),
-        Emergence("half of the test sums", "task/accuracy", 0.5),
-        Emergence("generalization", "task/accuracy", 0.9),
-        Emergence("Fourier structure", "task/fourier_share", 0.75),
+        Emergence(MEMORIZATION, "task/train_accuracy", 0.99),
+        Emergence(RISE, "task/accuracy", 0.15),
+        Emergence(GENERALIZATION, "task/accuracy", 0.9),
     ],
     claims=[
         Claim(
             "Test accuracy rises long after training accuracy.",
-            [_within_arm(DECAY, "step of generalization", "step of memorization", margin=500)],
-            needs=[("memorization", DECAY), ("generalization", DECAY)],
+            [_follows(GENERALIZATION, MEMORIZATION, DECAY, at_least=300)],
         ),
         Claim(
-            "Fourier structure appears when half of the test sums are right.",
-            [
-                _between_arms("task/fourier_share", DECAY, NO_DECAY, margin=0.1),
-                Coincidence(DECAY, ["half of the test sums", "Fourier structure"], 6),
-            ],
-            needs=[("half of the test sums", DECAY)],
+            "Fourier structure grows before test accuracy rises.",
+            [_rises("task/fourier_share", DECAY, START, RISE, at_least=0.1)],
+        ),
+        Claim(
+            "Fourier structure grows between memorization and the rise of test accuracy.",
+            [_rises("task/fourier_share", DECAY, MEMORIZATION, RISE, at_least=0)],
+        ),
+        Claim(
+            "Fourier structure goes on growing while test accuracy rises.",
+            [_rises("task/fourier_share", DECAY, RISE, END, at_least=0.1)],
+        ),
+        Claim(
+            "Fourier structure ends stronger with weight decay than without.",
+            [_between_arms("task/fourier_share", DECAY, NO_DECAY, at_least=0.1)],
+            needs=[(GENERALIZATION, DECAY)],
         ),
         Claim(
             "Without weight decay it does not generalize within the same number of steps.",
-            [_between_arms("task/accuracy", DECAY, NO_DECAY, margin=0.3)],
-            needs=[("memorization", NO_DECAY), ("generalization", DECAY)],
+            [_between_arms("task/accuracy", DECAY, NO_DECAY, at_least=0.3)],
+            needs=[(MEMORIZATION, NO_DECAY), (GENERALIZATION, DECAY)],
         ),
     ],
     plot=["task/train_accuracy", "task/accuracy", "task/loss", "task/fourier_share"],
@@ -271,14 +302,19 @@ SHARING = Study(
     emergences=[Emergence("recall", "task/repeated_loss", 0.5, is_rise=False)],
     claims=[
         Claim(
-            "One key/value head instead of four of the same size, a quarter of the cache, costs "
-            "little recall.",
-            [_between_arms("task/repeated_loss", ONE_LARGE, FOUR_LARGE, margin=0.1, at_most=True)],
+            "With heads of 32, where both reach the floor of the loss, one key/value head instead "
+            "of four costs little recall.",
+            [_between_arms("task/repeated_loss", ONE_LARGE, FOUR_LARGE, at_most=0.02)],
             needs=[("recall", FOUR_LARGE)],
         ),
         Claim(
+            "With heads of 8, one key/value head instead of four costs little recall.",
+            [_between_arms("task/repeated_loss", ONE_SMALL, FOUR_SMALL, at_most=0.02)],
+            needs=[("recall", FOUR_SMALL)],
+        ),
+        Claim(
             "With the same cache, one large key/value head recalls more than four small ones.",
-            [_between_arms("task/repeated_loss", FOUR_SMALL, ONE_LARGE, margin=0.1)],
+            [_between_arms("task/repeated_loss", FOUR_SMALL, ONE_LARGE, at_least=0.02)],
             needs=[("recall", ONE_LARGE)],
         ),
     ],

@@ -10,19 +10,21 @@ from common.statistics import (
     Difference,
     censored_median,
     paired_difference,
+    proportion_interval,
     standard_error,
     welch_difference,
 )
 from common.text import format_with_error
 from config import Config
 from studies.claims import (
+    END,
     METRIC_NAMES,
+    START,
+    STEP,
     STUDIES,
     Claim,
-    Coincidence,
     Comparison,
     Emergence,
-    Order,
     Quantity,
     Study,
 )
@@ -30,13 +32,12 @@ from studies.claims import (
 ARM = "arm"  # among the settings of a study's runs: the name of their arm
 REPRODUCED = "reproduced"
 NOT_REPRODUCED = "not reproduced"
-UNTESTABLE = "cannot be tested at this scale"
+UNDECIDED = "undecided"
 MIN_SEEDS = 5  # finished seeds in each arm of a test
-# In standard errors: how far an effect is from 0 if it is reproduced (with 5 seeds, p < 0.01 by
-# Student's t), and how far below its margin if it is not.
+# How many standard errors a difference is within the bounds of its claim if that is reproduced
+# (with 5 seeds, p < 0.01 by Student's t), and how many beyond them if it is not.
 MIN_ERRORS = 5
 MIN_ERRORS_TO_REFUTE = 3
-STEP_OF = "step of "
 
 
 class Run(Protocol):
@@ -97,8 +98,6 @@ class StudyResults:
             for arm in study.arms
         }
         self.emergences = {emergence.name: emergence for emergence in study.emergences}
-        tests = [test for claim in study.claims for test in claim.tests]
-        self.comparisons = [test for test in tests if isinstance(test, Comparison)]
 
     # --- measurements -----------------------------------------------------------------------------
 
@@ -106,29 +105,35 @@ class StudyResults:
         """Return the step at which an event happened in each run of an arm, or None."""
         return [find_step(run, self.emergences[emergence]) for run in self.runs[arm]]
 
-    def steps_by_metric(self, run: Run) -> dict[str, int | None]:
-        """Return the step of each event in a run, or None, by the metric of the event."""
-        return {e.metric: find_step(run, e) for e in self.study.emergences}
+    def steps_by_metric(self, run: Run) -> dict[str, list[int]]:
+        """Return the steps of the events in a run by their metric."""
+        steps: dict[str, list[int]] = {}
+        for emergence in self.study.emergences:
+            step = find_step(run, emergence)
+            if step is not None:
+                steps.setdefault(emergence.metric, []).append(step)
+        return steps
 
-    def _value(self, run: Run, metric: str) -> float | None:
-        """Return a metric at the end of a run; the last step for an event that did not happen."""
-        if metric.startswith(STEP_OF):
-            step = find_step(run, self.emergences[metric.removeprefix(STEP_OF)])
-            return run.rows[-1]["step"] if step is None else step
-        return next((row[metric] for row in reversed(run.rows) if metric in row), None)
+    def _value(self, run: Run, quantity: Quantity) -> float | None:
+        """Return a quantity of a run, or None if it was not measured then."""
+        rows = [row for row in run.rows if quantity.metric in row]
+        if quantity.at in self.emergences:
+            step = find_step(run, self.emergences[quantity.at])
+            rows = [row for row in rows if row["step"] == step]
+        return rows[0 if quantity.at == START else -1][quantity.metric] if rows else None
 
     def _values(self, quantity: Quantity) -> list[float]:
-        values = (self._value(run, quantity.metric) for run in self.runs[quantity.arm])
+        values = (self._value(run, quantity) for run in self.runs[quantity.arm])
         return [value for value in values if value is not None]
 
-    def _difference(self, test: Comparison) -> Difference:
-        """Return the difference of two quantities, of pairs if both are of the same runs."""
-        if test.larger.arm != test.smaller.arm:
-            return welch_difference(self._values(test.larger), self._values(test.smaller))
-        metrics = test.larger.metric, test.smaller.metric
-        pairs = ([self._value(run, m) for m in metrics] for run in self.runs[test.larger.arm])
-        complete = [(a, b) for a, b in pairs if a is not None and b is not None]
-        return paired_difference([a for a, _ in complete], [b for _, b in complete])
+    def _pairs(self, test: Comparison) -> list[tuple[float, float]]:
+        """Return both quantities of each run of an arm that has them."""
+        pairs = []
+        for run in self.runs[test.first.arm]:
+            first, second = self._value(run, test.first), self._value(run, test.second)
+            if first is not None and second is not None:
+                pairs.append((first, second))
+        return pairs
 
     # --- verdicts ---------------------------------------------------------------------------------
 
@@ -137,68 +142,59 @@ class StudyResults:
         for emergence, arm in claim.needs:
             count, total = _count_events(self.steps(emergence, arm))
             if 2 * count <= total:
-                return Verdict(UNTESTABLE, f"{arm}: {emergence} in only {count} of {total} seeds.")
+                return Verdict(UNDECIDED, f"{arm}: {emergence} in only {count} of {total} seeds.")
         verdicts = [self._check(test) for test in claim.tests]
-        for kind in (NOT_REPRODUCED, UNTESTABLE):
+        for kind in (NOT_REPRODUCED, UNDECIDED):
             for verdict in verdicts:
                 if verdict.verdict == kind:
                     return verdict
         return Verdict(REPRODUCED, " ".join(verdict.reason for verdict in verdicts))
 
-    def _check(self, test: Comparison | Order | Coincidence) -> Verdict:
-        if isinstance(test, Comparison):
-            counts = {side.arm: len(self._values(side)) for side in (test.larger, test.smaller)}
+    def _check(self, test: Comparison) -> Verdict:
+        if test.first.arm == test.second.arm:
+            pairs = self._pairs(test)
+            counts = {test.first.arm: len(pairs)}
+            difference = paired_difference([a for a, _ in pairs], [b for _, b in pairs])
+            is_within = [test.at_least <= a - b <= test.at_most for a, b in pairs]
+            seeds = _state_count(sum(is_within), len(self.runs[test.first.arm]))
         else:
-            counts = {test.arm: len(self.runs[test.arm])}
+            first, second = self._values(test.first), self._values(test.second)
+            counts = {test.first.arm: len(first), test.second.arm: len(second)}
+            difference = welch_difference(first, second)
+            seeds = ""
         for arm, count in counts.items():
             if count < MIN_SEEDS:
-                return Verdict(UNTESTABLE, f"{arm}: {count} of at least {MIN_SEEDS} seeds.")
-        match test:
-            case Comparison(at_most=True):
-                return _check_cost(test, self._difference(test))
-            case Comparison():
-                return _check_excess(test, self._difference(test))
-            case Order():
-                return self._check_order(test)
-            case Coincidence():
-                return self._check_coincidence(test)
-
-    def _check_order(self, test: Order) -> Verdict:
-        firsts = [_first_steps_of_phases(run, test.metrics) for run in self.runs[test.arm]]
-        is_in_order = [
-            all(a is not None and b is not None and a < b for a, b in pairwise(steps))
-            for steps in firsts
-        ]
-        medians = _format_medians([_metric_name(metric) for metric in test.metrics], firsts)
-        return _count_verdict(is_in_order, f"are lowest in this order ({medians})")
-
-    def _check_coincidence(self, test: Coincidence) -> Verdict:
-        steps = list(zip(*(self.steps(name, test.arm) for name in test.emergences)))
-        config = self.runs[test.arm][0].config
-        window = test.evaluations * config.eval.every if config else 0
-        is_close = [None not in events and max(events) - min(events) <= window for events in steps]
-        medians = _format_medians(test.emergences, steps)
-        return _count_verdict(is_close, f"happen within {window} steps ({medians})")
+                return Verdict(UNDECIDED, f"{arm}: {count} of at least {MIN_SEEDS} seeds.")
+        return _compare(test, difference, seeds)
 
     # --- tables -----------------------------------------------------------------------------------
 
     def tables(self, extra_metrics: Sequence[str] = ()) -> list[ResultTable]:
         """Return the tables that have rows, with the metrics of the claims and the extra ones."""
-        compared = [quantity.metric for test in self.comparisons for quantity in test[:2]]
-        metrics = dict.fromkeys([*compared, *extra_metrics])
-        tables = [self._value_table(metric) for metric in metrics if STEP_OF not in metric]
+        compared = [
+            side
+            for claim in self.study.claims
+            for test in claim.tests
+            for side in (test.first, test.second)
+            if side.metric != STEP
+        ]
+        metrics = dict.fromkeys([*(side.metric for side in compared), *extra_metrics])
+        tables = [self._value_table(metric, compared) for metric in metrics]
         return [table for table in (*tables, self._emergence_table()) if table.rows]
 
-    def _value_table(self, metric: str) -> ResultTable:
+    def _value_table(self, metric: str, compared: Sequence[Quantity]) -> ResultTable:
+        """Return the values of a metric at the end of each arm, and at other times of claims."""
         rows = []
-        for arm in self.runs:
-            values = self._values(Quantity(metric, arm))
+        ends = [Quantity(metric, arm) for arm in self.runs]
+        for quantity in dict.fromkeys([*ends, *(q for q in compared if q.metric == metric)]):
+            values = self._values(quantity)
             if not values:
                 continue
-            errors = self._values(Quantity(f"{metric}_se", arm))
+            errors = self._values(quantity._replace(metric=f"{metric}_se"))
             mean = format_with_error(fmean(values), standard_error(values))
             within = f"{round(fmean(errors), 6):.2g}" if errors else "–"
-            rows.append([arm, " ".join(map(_format_value, values)), mean, within])
+            name = quantity.arm if quantity.at == END else f"{quantity.arm}, {quantity.at}"
+            rows.append([name, " ".join(map(_format_value, values)), mean, within])
         seeds = {tuple(run.settings.get("seed", "") for run in runs) for runs in self.runs.values()}
         by_seed = f"seed {', '.join(seeds.pop())}" if len(seeds) == 1 else "by seed"
         columns = ["arm", by_seed, "mean ± SE", "SE in a run"]
@@ -238,61 +234,33 @@ class StudyResults:
 
 def find_step(run: Run, emergence: Emergence) -> int | None:
     """Return the first evaluation past the threshold that the next one confirms, or None."""
-    rows = [row for row in run.rows if emergence.metric in row]
-    is_past = [(row[emergence.metric] > emergence.threshold) == emergence.is_rise for row in rows]
+    metric, threshold = emergence.metric, emergence.threshold
+    metrics = [metric, threshold] if isinstance(threshold, str) else [metric]
+    rows = [row for row in run.rows if all(name in row for name in metrics)]
+    limits = [row[threshold] if isinstance(threshold, str) else threshold for row in rows]
+    is_past = [(row[metric] > limit) == emergence.is_rise for row, limit in zip(rows, limits)]
     pairs = zip(rows, pairwise(is_past))
     return next((row["step"] for row, is_confirmed in pairs if all(is_confirmed)), None)
-
-
-def _first_steps_of_phases(run: Run, metrics: Sequence[str]) -> list[int | None]:
-    """Return for each metric the first step at which it is the lowest of all."""
-    rows = [row for row in run.rows if all(metric in row for metric in metrics)]
-    firsts: dict[str, int] = {}
-    for row in rows:
-        firsts.setdefault(min(metrics, key=lambda metric: row[metric]), row["step"])
-    return [firsts.get(metric) for metric in metrics]
 
 
 # --- verdicts -------------------------------------------------------------------------------------
 
 
-def _check_excess(test: Comparison, difference: Difference) -> Verdict:
-    value, error, _ = difference
-    larger, smaller = _name_sides(test)
-    by = format_with_error(value, error)
-    if value >= test.margin and difference.in_errors >= MIN_ERRORS:
-        effect = f"({_format_errors(difference.in_errors)} standard errors)"
-        return Verdict(REPRODUCED, f"{larger} exceeds {smaller} by {by} {effect}.")
-    if value + MIN_ERRORS_TO_REFUTE * error < test.margin:
-        text = f"{larger} does not exceed {smaller} by {test.margin:g}: the difference is {by}."
-        return Verdict(NOT_REPRODUCED, text)
-    return _too_uncertain(difference, f"{larger} exceeds {smaller} by {by}", value, test.margin)
-
-
-def _check_cost(test: Comparison, difference: Difference) -> Verdict:
-    value, error, _ = difference
-    larger, smaller = _name_sides(test)
-    by = f"{larger} exceeds {smaller} by {format_with_error(value, error)}"
-    if value + MIN_ERRORS * error <= test.margin:
-        text = f"{by}, at least {MIN_ERRORS} standard errors below {test.margin:g}."
-        return Verdict(REPRODUCED, text)
-    if value - MIN_ERRORS_TO_REFUTE * error > test.margin:
-        return Verdict(NOT_REPRODUCED, f"{by}, more than {test.margin:g}.")
-    return _too_uncertain(difference, by, test.margin - value, test.margin)
-
-
-def _too_uncertain(difference: Difference, text: str, distance: float, margin: float) -> Verdict:
-    times = MIN_ERRORS * difference.error / abs(distance) if distance else inf
+def _compare(test: Comparison, difference: Difference, seeds: str) -> Verdict:
+    """Return the verdict by how many standard errors separate a difference from its bounds."""
+    distance = min(difference.value - test.at_least, test.at_most - difference.value)
+    in_errors = Difference(distance, difference.error, difference.degrees).in_errors
+    text = (
+        f"{_state_difference(test, difference)}; the claim is {_format_bounds(test)}, "
+        f"{_format_errors(abs(in_errors))} standard errors away"
+    )
+    if in_errors >= MIN_ERRORS:
+        return Verdict(REPRODUCED, f"{text}.{seeds}")
+    if in_errors <= -MIN_ERRORS_TO_REFUTE:
+        return Verdict(NOT_REPRODUCED, f"{text}.{seeds}")
+    times = (MIN_ERRORS if distance > 0 else MIN_ERRORS_TO_REFUTE) / (abs(in_errors) or inf)
     needed = f"; about {ceil(times**2)} times the seeds would decide" if 1 < times < 10 else ""
-    return Verdict(UNTESTABLE, f"{text}, too uncertain to compare with {margin:g}{needed}.")
-
-
-def _count_verdict(is_as_claimed: Sequence[bool], text: str) -> Verdict:
-    """Return the verdict on what should hold in every seed: not reproduced if in at most half."""
-    count, total = sum(is_as_claimed), len(is_as_claimed)
-    failure = NOT_REPRODUCED if 2 * count <= total else UNTESTABLE
-    verdict = REPRODUCED if count == total else failure
-    return Verdict(verdict, f"In {count} of {total} seeds they {text}.")
+    return Verdict(UNDECIDED, f"{text}{needed}.{seeds}")
 
 
 # --- texts ----------------------------------------------------------------------------------------
@@ -305,17 +273,42 @@ def _metric_name(metric: str) -> str:
 
 def _name_event(emergence: Emergence) -> str:
     """Return an event with its threshold: "recall (loss of repeated tokens below 0.5)"."""
-    name = _metric_name(emergence.metric)
+    name, threshold = _metric_name(emergence.metric), emergence.threshold
     past = "above" if emergence.is_rise else "below"
-    return f"{emergence.name} ({name[0].lower()}{name[1:]} {past} {emergence.threshold:g})"
+    limit = _metric_name(threshold) if isinstance(threshold, str) else f"{threshold:g}"
+    return f"{emergence.name} ({name[0].lower()}{name[1:]} {past} {limit})"
 
 
-def _name_sides(test: Comparison) -> tuple[str, str]:
-    """Return what is compared: "Loss: one layer" and "two layers", or two metrics of an arm."""
-    larger, smaller = _metric_name(test.larger.metric), _metric_name(test.smaller.metric)
-    if test.larger.arm == test.smaller.arm:
-        return f"{test.larger.arm}: {larger}", smaller
-    return f"{larger}: {test.larger.arm}", test.smaller.arm
+def _state_difference(test: Comparison, difference: Difference) -> str:
+    """Return by how much two quantities differ: "Loss: one layer exceeds two layers by 1 ± 0.1"."""
+    first, second = test.first, test.second
+    if first.metric == second.metric == STEP:
+        steps = format_with_error(abs(difference.value), difference.error)
+        order = "before" if difference.value < 0 else "after"
+        return f"{first.arm}: {first.at} comes {steps} steps {order} {second.at}"
+    by = format_with_error(difference.value, difference.error)
+    if first.arm != second.arm:
+        return f"{_metric_name(first.metric)}: {first.arm} exceeds {second.arm} by {by}"
+    return f"{first.arm}: {_name_quantity(first)} exceeds {_name_quantity(second)} by {by}"
+
+
+def _name_quantity(quantity: Quantity) -> str:
+    name = _metric_name(quantity.metric)
+    return name if quantity.at == END else f"{name} at {quantity.at}"
+
+
+def _format_bounds(test: Comparison) -> str:
+    """Return the bounds of a claim; two bounds are the same distance in both directions."""
+    if not isfinite(test.at_most):
+        return f"at least {test.at_least:g}"
+    if not isfinite(test.at_least):
+        return f"at most {test.at_most:g}"
+    return f"at most {test.at_most:g} either way"
+
+
+def _state_count(count: int, total: int) -> str:
+    low, high = proportion_interval(count, total)
+    return f" True of {count} of {total} seeds (95% interval {low:.0%} to {high:.0%})."
 
 
 def _format_errors(in_errors: float) -> str:
@@ -330,11 +323,6 @@ def _format_value(value: float) -> str:
 
 def _format_step(step: float) -> str:
     return f"{step:,.0f}" if isfinite(step) else "–"
-
-
-def _format_medians(names: Sequence[str], steps: Sequence[Sequence[int | None]]) -> str:
-    medians = [_format_step(censored_median(of_event)) for of_event in zip(*steps)]
-    return "median steps: " + ", ".join(f"{n} {step}" for n, step in zip(names, medians))
 
 
 def _count_events(steps: Sequence[int | None]) -> tuple[int, int]:

@@ -8,6 +8,7 @@ import pytest
 from common.statistics import (
     censored_median,
     paired_difference,
+    proportion_interval,
     seeds_needed,
     standard_error,
     two_sided_p,
@@ -42,6 +43,14 @@ def test_paired_values_have_the_error_of_their_differences():
 def test_an_error_needs_two_finite_values():
     assert standard_error([1.0, 3.0]) == pytest.approx(1.0)
     assert isnan(standard_error([1.0])) and isnan(standard_error([1.0, nan]))
+
+
+def test_the_interval_of_a_proportion_has_its_closed_forms_and_is_symmetric():
+    one_sided = 0.025 ** (1 / 5)
+    assert proportion_interval(5, 5) == pytest.approx((one_sided, 1))
+    assert proportion_interval(0, 5) == pytest.approx((0, 1 - one_sided))
+    assert proportion_interval(12, 15) == pytest.approx((0.5191, 0.9567), abs=1e-4)
+    assert proportion_interval(3, 15) == pytest.approx((1 - 0.9567, 1 - 0.5191), abs=1e-4)
 
 
 def test_a_median_counts_what_has_not_happened_as_later_than_the_end():

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from itertools import product
-from math import sqrt
+from math import inf, sqrt
 from pathlib import Path
 
 import pytest
@@ -13,13 +13,14 @@ from omegaconf import OmegaConf
 from cli.job import compose_job
 from config import Config, EvalConfig
 from studies.claims import (
+    END,
+    START,
+    STEP,
     STUDIES,
     Arm,
     Claim,
-    Coincidence,
     Comparison,
     Emergence,
-    Order,
     Quantity,
     Study,
 )
@@ -27,8 +28,9 @@ from studies.verdicts import (
     ARM,
     NOT_REPRODUCED,
     REPRODUCED,
-    UNTESTABLE,
+    UNDECIDED,
     StudyResults,
+    Verdict,
     find_step,
 )
 from sweeps.runs import Run
@@ -54,15 +56,19 @@ def runs_with(values: dict[str, Sequence[float]], metric: str = "task/loss") -> 
     ]
 
 
-def verdict_on(test, runs: list[Run], needs=()) -> str:
+def verdict_on(test: Comparison, runs: list[Run], needs=()) -> str:
+    return judge(test, runs, needs).verdict
+
+
+def judge(test: Comparison, runs: list[Run], needs=()) -> Verdict:
     claim = Claim("It is so.", (test,), needs)
     arms = (Arm("a", {}), Arm("b", {}))
     study = Study("A study", "A paper", arms, (LOSS_FALLS, HEAD_EMERGES), (claim,), ())
-    return StudyResults(study, runs).verdict(claim).verdict
+    return StudyResults(study, runs).verdict(claim)
 
 
-EXCESS = Comparison(Quantity("task/loss", "a"), Quantity("task/loss", "b"), margin=0.5)
-COST = EXCESS._replace(at_most=True)
+EXCESS = Comparison(Quantity("task/loss", "a"), Quantity("task/loss", "b"), at_least=0.5)
+COST = EXCESS._replace(at_least=-inf, at_most=0.5)
 
 
 @pytest.mark.parametrize(
@@ -71,9 +77,9 @@ COST = EXCESS._replace(at_most=True)
         ([2.0, 2.1, 1.9, 2.0, 2.0], REPRODUCED, NOT_REPRODUCED),
         ([1.2, 1.1, 1.3, 1.2, 1.2], NOT_REPRODUCED, REPRODUCED),  # significant, but too small
         ([0.0, 0.1, 0.1, 0.0, 0.0], NOT_REPRODUCED, REPRODUCED),  # the opposite
-        ([2.0, 1.0, 3.0, 1.2, 1.3], UNTESTABLE, UNTESTABLE),  # the error is too large
-        ([2.0, 2.1, 1.9], UNTESTABLE, UNTESTABLE),  # too few seeds
-        ([], UNTESTABLE, UNTESTABLE),
+        ([2.0, 1.0, 3.0, 1.2, 1.3], UNDECIDED, UNDECIDED),  # the error is too large
+        ([2.0, 2.1, 1.9], UNDECIDED, UNDECIDED),  # too few seeds
+        ([], UNDECIDED, UNDECIDED),
     ],
 )
 def test_a_difference_has_a_verdict_by_its_margin_and_its_error(higher, excess, cost):
@@ -82,23 +88,23 @@ def test_a_difference_has_a_verdict_by_its_margin_and_its_error(higher, excess, 
 
 
 @pytest.mark.parametrize(
-    ("difference", "in_errors", "excess", "cost"),
+    ("distance", "in_errors", "excess", "cost"),
     [
-        (0.6, 5.2, REPRODUCED, UNTESTABLE),
-        (0.6, 4.8, UNTESTABLE, UNTESTABLE),
-        (0.2, 2.2, NOT_REPRODUCED, UNTESTABLE),  # 0.2 + 3 · 0.2 / 2.2 is just below the margin
-        (0.2, 1.9, UNTESTABLE, UNTESTABLE),
-        (0.2, 3.4, NOT_REPRODUCED, REPRODUCED),  # and so is 0.2 + 5 · 0.2 / 3.4
-        (0.2, 3.2, NOT_REPRODUCED, UNTESTABLE),
-        (0.8, 8.2, REPRODUCED, NOT_REPRODUCED),  # 0.8 - 3 · 0.8 / 8.2 is just above it
-        (0.8, 7.8, REPRODUCED, UNTESTABLE),
+        (0.3, 5.2, REPRODUCED, NOT_REPRODUCED),
+        (0.3, 4.8, UNDECIDED, NOT_REPRODUCED),
+        (0.3, 3.2, UNDECIDED, NOT_REPRODUCED),
+        (0.3, 2.8, UNDECIDED, UNDECIDED),
+        (-0.3, 2.8, UNDECIDED, UNDECIDED),
+        (-0.3, 3.2, NOT_REPRODUCED, UNDECIDED),
+        (-0.3, 4.8, NOT_REPRODUCED, UNDECIDED),
+        (-0.3, 5.2, NOT_REPRODUCED, REPRODUCED),
     ],
 )
-def test_a_verdict_needs_five_standard_errors_and_its_opposite_three(
-    difference, in_errors, excess, cost
+def test_a_verdict_needs_five_standard_errors_from_the_bound_and_its_opposite_three(
+    distance, in_errors, excess, cost
 ):
-    half_range = sqrt(10) * difference / in_errors  # of five values, for this standard error
-    higher = [1 + difference + half_range * place for place in (-1, 0, 0, 0, 1)]
+    half_range = sqrt(10) * abs(distance) / in_errors  # of five values, for this standard error
+    higher = [1.5 + distance + half_range * place for place in (-1, 0, 0, 0, 1)]
     runs = runs_with({"a": higher, "b": [1.0] * 5})
     assert verdict_on(EXCESS, runs) == excess and verdict_on(COST, runs) == cost
 
@@ -106,9 +112,9 @@ def test_a_verdict_needs_five_standard_errors_and_its_opposite_three(
 def test_a_claim_cannot_be_tested_if_what_it_needs_has_not_emerged():
     runs = runs_with({"a": [2.0] * 5, "b": [0.1] * 5})
     assert verdict_on(EXCESS, runs, needs=(("fall", "b"),)) == REPRODUCED
-    assert verdict_on(EXCESS, runs, needs=(("fall", "a"),)) == UNTESTABLE
+    assert verdict_on(EXCESS, runs, needs=(("fall", "a"),)) == UNDECIDED
     half = runs_with({"a": [2.0] * 5, "b": [0.1] * 3 + [1.1] * 3})
-    assert verdict_on(EXCESS, half, needs=(("fall", "b"),)) == UNTESTABLE
+    assert verdict_on(EXCESS, half, needs=(("fall", "b"),)) == UNDECIDED
 
 
 def test_metrics_of_the_same_runs_are_compared_seed_by_seed():
@@ -118,17 +124,21 @@ def test_metrics_of_the_same_runs_are_compared_seed_by_seed():
     assert verdict_on(Comparison(Quantity("x", "a"), Quantity("y", "a"), 0.5), runs) == REPRODUCED
 
 
+NEVER = 1000
+
+
 @pytest.mark.parametrize(
-    ("head_steps", "verdict"),
+    ("head_steps", "within_20", "after_20", "count"),
     [
-        ([30, 50, 70, 50, 50], REPRODUCED),
-        ([40, 50, 60, 80, 50], UNTESTABLE),
-        ([80, 50, 80, 50, 80, 50], NOT_REPRODUCED),
-        ([80, 80, 80, 80, 50], NOT_REPRODUCED),
-        ([1000] * 5, NOT_REPRODUCED),  # never
+        ([50, 50, 50, 60, 50], REPRODUCED, NOT_REPRODUCED, 5),
+        ([30, 50, 70, 50, 50], UNDECIDED, NOT_REPRODUCED, 5),
+        ([90, 90, 80, 90, 90], NOT_REPRODUCED, REPRODUCED, 0),
+        ([20, 10, 10, 10, 10], NOT_REPRODUCED, NOT_REPRODUCED, 0),
+        ([50, 50, 50, 50, NEVER], UNDECIDED, UNDECIDED, 4),  # four seeds have both events
+        ([50] * 18 + [NEVER, 90], REPRODUCED, NOT_REPRODUCED, 18),
     ],
 )
-def test_events_coincide_if_they_happen_within_the_window_in_every_seed(head_steps, verdict):
+def test_two_events_are_compared_by_the_steps_between_them(head_steps, within_20, after_20, count):
     runs = [
         make_run(
             "a",
@@ -137,20 +147,36 @@ def test_events_coincide_if_they_happen_within_the_window_in_every_seed(head_ste
         )
         for seed, s in enumerate(head_steps)
     ]
-    assert verdict_on(Coincidence("a", ("fall", "head"), evaluations=2), runs) == verdict
+    head, fall = Quantity(STEP, "a", "head"), Quantity(STEP, "a", "fall")
+    together = Comparison(head, fall, at_least=-20, at_most=20)
+    assert verdict_on(together, runs) == within_20
+    assert verdict_on(Comparison(head, fall, at_least=20), runs) == after_20
+    if within_20 != UNDECIDED:
+        assert f"{count} of {len(runs)} seeds" in judge(together, runs).reason
 
 
 @pytest.mark.parametrize(
-    ("second", "verdict"), [(50, REPRODUCED), (20, NOT_REPRODUCED), (1000, NOT_REPRODUCED)]
+    ("first", "second", "difference"),
+    [("head", START, 0.5), (END, "head", 0.5), (END, START, 1.0), ("head", "fall", 0.3)],
 )
-def test_phases_are_in_order_if_each_metric_is_the_lowest_in_turn(second, verdict):
+def test_a_metric_is_compared_at_the_start_at_events_and_at_the_end(first, second, difference):
     curves = {
-        "x": lambda _: 3.0,
-        "y": lambda t: 4.0 if t < 30 else 2.0,
-        "z": lambda t: 4.0 if t < second else 1.0,
+        "task/loss": lambda t: 2.0 - t / 20,  # falls below 1 at step 30
+        "task/head": lambda t: float(t >= 50),
+        "task/share": lambda t: t / 100,
     }
     runs = [make_run("a", seed, curves) for seed in range(5)]
-    assert verdict_on(Order("a", ("x", "y", "z")), runs) == verdict
+    sides = Quantity("task/share", "a", first), Quantity("task/share", "a", second)
+    above, below = difference - 0.01, difference + 0.01
+    assert verdict_on(Comparison(*sides, at_least=above, at_most=below), runs) == REPRODUCED
+    assert verdict_on(Comparison(*sides, at_least=below), runs) == NOT_REPRODUCED
+
+
+def test_an_event_may_be_that_a_metric_passes_another():
+    curves = {"x": lambda t: t / 10, "y": lambda t: 5.5}
+    run = make_run("a", 1, curves)
+    assert find_step(run, Emergence("", "x", "y")) == 60
+    assert find_step(run, Emergence("", "y", "x", is_rise=False)) == 60
 
 
 def test_an_event_is_confirmed_by_the_next_evaluation_and_then_stays():
@@ -183,13 +209,8 @@ def test_every_study_names_its_own_arms_and_events():
         for claim in study.claims:
             assert {arm for _, arm in claim.needs} <= arms
             assert {event for event, _ in claim.needs} <= events
-            for test in claim.tests:
-                if isinstance(test, Comparison):
-                    assert {test.larger.arm, test.smaller.arm} <= arms
-                else:
-                    assert test.arm in arms
-                if isinstance(test, Coincidence):
-                    assert set(test.emergences) <= events
+            for side in (side for test in claim.tests for side in (test.first, test.second)):
+                assert side.arm in arms and side.at in {START, END, *events}
 
 
 def arms_of_jobs(name: str) -> list[str]:

@@ -267,18 +267,18 @@ def make_study(folder: Path) -> Path:
 def test_the_runs_of_a_study_are_its_arms_with_their_metrics(tmp_path):
     content = content_of(make_study(tmp_path / "sweep"))
     assert content["keys"] == [{"name": "arm", "values": ["two layers", "one layer"]}]
-    assert not content["hasResult"] and len(content["study"]["claims"]) == 2
+    assert not content["hasResult"] and len(content["study"]["claims"]) == 4
     two_layers = content["runs"][0]
     assert two_layers["values"] == ["two layers"]
     assert two_layers["curves"]["task/kl_bigram"]["values"][-1] == pytest.approx(0.09)
-    assert two_layers["events"]["task/previous_token"] == 15  # after 0.5 at step 10
+    assert two_layers["events"]["task/previous_token"] == [15]  # after 0.5 at step 10
 
 
 @pytest.mark.slow
 def test_a_study_shows_its_verdicts_its_curves_and_every_seeds_value(open_page, tmp_path):
     tab = open_page(write(make_study(tmp_path / "sweep")))
-    assert tab.locator("#verdicts li").count() == 2 and tab.locator("#best").is_hidden()
-    assert "cannot be tested" in tab.inner_text("#verdicts")  # with two seeds
+    assert tab.locator("#verdicts li").count() == 4 and tab.locator("#best").is_hidden()
+    assert "undecided" in tab.inner_text("#verdicts")  # with two seeds
     assert tab.locator("#phases .line.bold").count() == 2 * 2  # the metrics that were measured
     assert tab.locator("#phases .line.faint").count() == 2 * 4
     assert "0.090 0.100" in tab.inner_text("#results")

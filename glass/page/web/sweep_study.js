@@ -66,12 +66,13 @@ export function drawPhases() {
   const { plot, hasLogSteps, events } = data.study;
   const charts = plot.map(([metric, title], k) => {
     const curveOf = run => (hasLogSteps ? withoutStepZero(run.curves[metric]) : run.curves[metric]);
-    const eventDot = (run, { steps }) => [steps.indexOf(run.events[metric])].filter(i => i >= 0);
+    const eventDots = (run, { steps }) =>
+      (run.events[metric] ?? []).map(step => steps.indexOf(step)).filter(i => i >= 0);
     return {
       id: `phase-${k}`,
       title,
       explanation: explainMetric(metric),
-      series: settingLines(curveOf, { dots: eventDot }),
+      series: settingLines(curveOf, { dots: eventDots }),
       height: 260,
       hasLogSteps,
       describe: describeValue(""),
