@@ -33,6 +33,8 @@ from benchmarks import cluster
 from benchmarks.exploring import open_explorer
 from benchmarks.harness import ROOT, read_options, run_command, select
 from studies.claims import STUDIES
+from studies.verdicts import StudyResults
+from sweeps.jobs import summarize
 
 DOCS = ROOT / "docs"
 TYPED_TEXT = "class Reader:\n    def read_line(self):\n        return self.read_line"
@@ -289,33 +291,39 @@ def renew_explore(model: str, _: Path) -> None:
 
 def renew_studies(folder: Path) -> None:
     """Renew the tables and figures of docs/papers.md, and train the sweeps that are missing."""
-    for name in STUDIES:
+    page = DOCS / "papers.md"
+    rows = ["| study | claim | verdict |", "|---|---|---|"]
+    for name, study in STUDIES.items():
         sweep = folder / name
         if not sweep.exists():
             settings = [f"sweep={name}", "wandb.mode=disabled", f"hydra.sweep.dir={sweep}"]
             run_python(folder, str(ROOT / "train.py"), "-m", *settings)
         output = run_python(folder, "-m", "sweeps", str(sweep))
-        tables = "\n".join(line.rstrip() for line in output.split("\ntable  ")[0].splitlines())
-        text = (DOCS / "papers.md").read_text(encoding="utf-8")
-        before, after = text.split(f"{name}`\n\n```\n")
+        tables = "\n".join(line.rstrip() for line in output.split("\npage  ")[0].splitlines())
+        before, after = page.read_text(encoding="utf-8").split(f"{name}`\n\n```\n")
         remainder = after[after.index("```") :]
         text = f"{before}{name}`\n\n```\n{tables.strip()}\n{remainder}"
-        (DOCS / "papers.md").write_text(text, encoding="utf-8")
+        page.write_text(text, encoding="utf-8")
+        results = StudyResults(study, summarize(sweep))
+        for claim in study.claims:
+            rows.append(f"| {name} | {claim.text} | {results.verdict(claim).verdict} |")
         page_of_sweep = sweep / "sweep.html"
         take_screenshot(page_of_sweep, f"{name}.png", WindowSize(1200, 1500), element="#phases")
         print(output)
+    renew_part(page, "verdicts", "\n".join(rows))
+
+
+def renew_part(page: Path, part: str, content: str) -> None:
+    """Replace what stands between `<!-- part -->` and the next `<!-- end -->` of a page."""
+    before, rest = page.read_text(encoding="utf-8").split(f"<!-- {part} -->\n")
+    after = rest[rest.index("<!-- end -->") :]
+    page.write_text(f"{before}<!-- {part} -->\n{content}\n{after}", encoding="utf-8")
 
 
 def renew_scaling(_: Path) -> None:
     """Renew the tables of docs/scaling.md, which are simulated in seconds."""
-    page = DOCS / "scaling.md"
-    text = page.read_text(encoding="utf-8")
     for part in cluster.PARTS:
-        table = cluster.make_table(part, cluster.ClusterOptions())
-        before, rest = text.split(f"<!-- {part} -->\n")
-        after = rest[rest.index("<!-- end -->") :]
-        text = f"{before}<!-- {part} -->\n{table}\n{after}"
-    page.write_text(text, encoding="utf-8")
+        renew_part(DOCS / "scaling.md", part, cluster.make_table(part, cluster.ClusterOptions()))
 
 
 def renew_notebook(_: Path) -> None:

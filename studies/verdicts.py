@@ -15,7 +15,6 @@ from common.statistics import (
     welch_difference,
 )
 from common.text import format_with_error
-from config import Config
 from studies.claims import (
     END,
     METRIC_NAMES,
@@ -50,10 +49,6 @@ class Run(Protocol):
     @property
     def settings(self) -> dict[str, str]:
         """Settings in which the runs differ, with the name of the arm as `ARM`."""
-
-    @property
-    def config(self) -> Config | None:
-        """All settings; None before it trained."""
 
     @property
     def rows(self) -> list[dict]:
@@ -92,7 +87,7 @@ class StudyResults:
     def __init__(self, study: Study, runs: Sequence[Run]) -> None:
         self.study = study
         finished = [run for run in runs if run.status == "finished"]
-        finished.sort(key=lambda run: run.config.seed if run.config else 0)
+        finished.sort(key=lambda run: int(run.settings.get("seed", 0)))
         self.runs = {
             arm.name: [run for run in finished if run.settings.get(ARM) == arm.name]
             for arm in study.arms
