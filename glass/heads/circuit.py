@@ -6,6 +6,7 @@ from glass.heads.results import CompositionShare, Estimate, Head, Measurements, 
 
 READINGS = 16  # windows or rows from which each standard error is estimated
 MAX_NAMED_HEADS = 2  # heads of one kind that findings name and circuits include
+SUFFICIENT_SHARE = 0.9  # of the copying gain, which a sufficient set of heads keeps
 MIN_UPSTREAM_SHARE = 0.2  # of a head's score, for an upstream head to join the circuit
 # A copying gain must exceed both limits to be reported.
 MIN_REPORTED_GAIN_NATS = 0.1

@@ -10,11 +10,11 @@ from generation.scoring import token_losses
 from glass.heads import scores
 from glass.heads.ablation import rows_per_pass
 from glass.heads.capture import ForwardPass, next_tokens
+from glass.heads.circuit import SUFFICIENT_SHARE
 from glass.heads.interventions import replace_heads
 from glass.heads.results import Estimate, Faithfulness, Head
 from model import GPT, Taps
 
-SUFFICIENT_SHARE = 0.9  # of the copying gain, which a sufficient set of heads keeps
 # The best of many sets looks better than it is, so its share is measured on rows that were not used
 # to find it. Both halves have rows of every period.
 ALL_ROWS, SELECTION_ROWS, HELD_OUT_ROWS = slice(None), slice(0, None, 2), slice(1, None, 2)

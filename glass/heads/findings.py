@@ -14,8 +14,8 @@ from common.text import format_with_error, pluralize
 from glass.heads.circuit import (
     MAX_NAMED_HEADS,
     MIN_REPORTED_GAIN_NATS,
+    SUFFICIENT_SHARE,
     find_active_heads,
-    find_induction_circuit,
     find_upstream_head,
     is_previous_token_head,
     is_reported_gain,
@@ -26,13 +26,12 @@ from glass.heads.metrics import read_gain_history, read_latest
 from glass.heads.results import CompositionShare, Estimate, Head, Measurements
 
 MAX_FINDINGS = 6
-FULL_ATTENTION = 0.5  # unless a score exceeds it by two errors, a head attends "in part"
+FULL_ATTENTION = 0.5  # a head whose score is not surely above this attends "in part"
 MIN_REPORTED_IMPORTANCE_NATS = 0.01
 MAX_MOST_IMPORTANT_HEADS = 3  # if more are not distinguishable from the first, none is reported
 MIN_FAITHFULNESS_ALONE = 0.8  # below this share, layer 0 is added to the circuit
-MIN_REPORTED_FAITHFULNESS = 0.5  # below this share, nothing is reported
+MIN_REPORTED_FAITHFULNESS = 0.5  # a share that is not surely above this is not reported
 LEARNED_ACCURACY = 0.5  # of repeated random tokens, from which copying counts as learned
-MAX_ERROR_OF_ALL = 0.1  # a share is "all" of something only if it is known to within this
 
 # Scores whose heads are reported, in order of interest → the kind of head, what it attends to.
 PHENOMENA = {
@@ -51,6 +50,7 @@ class Finding(NamedTuple):
     details: list[str]  # measurements with standard errors, one phrase per head or measurement
     heads: list[str]  # their names, strongest first
     emerged: str = ""  # when they did, such as "between steps 100 and 200"
+    total: int = 0  # number of such heads, if not all of them are named
 
     @property
     def headline(self) -> str:
@@ -59,6 +59,8 @@ class Finding(NamedTuple):
         if self.heads:
             is_short = len(self.heads) <= MAX_NAMED_HEADS
             line += f": {_join(self.heads) if is_short else pluralize(len(self.heads), 'head')}"
+        if self.total > len(self.heads):
+            line += f" ({len(self.heads)} of {self.total})"
         return f"{line}, emerged {self.emerged}" if self.emerged else line
 
     def __str__(self) -> str:
@@ -96,12 +98,13 @@ def summarize(
 
 
 def _find_attention(latest: Measurements, score: str, snapshots: Sequence[int]) -> Finding | None:
-    heads = find_active_heads(latest, score)
+    active = find_active_heads(latest, score, most=None)
+    heads = active[:MAX_NAMED_HEADS]
     if not heads:
         return None
     name, target = PHENOMENA[score]
     title = name if len(heads) == 1 else f"{name}s"
-    sentences = [_state_target(latest, score, heads, target)]
+    sentences = [_state_target(latest, score, active, target)]
     upstream = {head: find_upstream_head(latest, score, head) for head in heads}
     emerged: dict[Head, str] = {}
     interval = ""
@@ -125,7 +128,7 @@ def _find_attention(latest: Measurements, score: str, snapshots: Sequence[int]) 
     details += [
         _describe_head(latest, score, head, upstream[head], emerged.get(head)) for head in heads
     ]
-    return Finding(title, " ".join(sentences), details, _names(heads), interval)
+    return Finding(title, " ".join(sentences), details, _names(heads), interval, len(active))
 
 
 def _describe_head(
@@ -142,31 +145,38 @@ def _describe_head(
     if emerged is not None:
         facts.append(f"emerged {emerged}")
     if source is not None:
-        lost = f"{_format_percent(source.share)} of the score is lost"
+        lost = f"{_format_share(source.share)} of the score is lost"
         facts.append(f"{lost} when {source.upstream} is ablated in its {source.input}")
     return f"{head}: {', '.join(facts)}"
 
 
-def _state_target(latest: Measurements, score: str, heads: Sequence[Head], target: str) -> str:
+def _state_target(latest: Measurements, score: str, active: Sequence[Head], target: str) -> str:
+    """State what the strongest of the active heads attend to, and how many there are."""
+    heads = active[:MAX_NAMED_HEADS]
     full = [head for head in heads if _attends_fully(latest, score, head)]
     partial = [head for head in heads if head not in full]
+
+    def subject(named: list[Head]) -> str:
+        if len(active) == len(heads) or heads[0] not in named:
+            return _join(named)
+        return f"{_join(named)}, the strongest of {len(active)} {PHENOMENA[score][0].lower()}s,"
+
     verb = "attends" if len(full or partial) == 1 else "attend"
-    subject = _join(full or partial)
-    count = len(find_active_heads(latest, score, most=None))
-    if count > len(heads):
-        subject += f", the strongest of {count} {PHENOMENA[score][0].lower()}s,"
     if not full:
-        return f"{subject} {verb} in part to {target}."
-    sentence = f"{subject} {verb} to {target}"
+        return f"{subject(partial)} {verb} in part to {target}."
+    sentence = f"{subject(full)} {verb} to {target}"
     if partial:
         verb = "does" if len(partial) == 1 else "do"
-        sentence += f"; {_join(partial)} {verb} so in part"
+        sentence += f"; {subject(partial)} {verb} so in part"
     return f"{sentence}."
 
 
 def _attends_fully(latest: Measurements, score: str, head: Head) -> bool:
-    attention = latest.score(score, head)
-    return attention.value - 2 * attention.error >= FULL_ATTENTION
+    return _surely_reaches(latest.score(score, head), FULL_ATTENTION)
+
+
+def _surely_reaches(estimate: Estimate, minimum: float) -> bool:
+    return estimate.value - 2 * estimate.error >= minimum
 
 
 def _state_circuit(
@@ -178,23 +188,30 @@ def _state_circuit(
         kind = "the previous-token head " if is_previous_token_head(latest, source) else ""
         reader = "It" if len(heads) == 1 else str(heads[0])
         clauses.append(f"{reader} reads from {kind}{source.upstream}")
-    clauses += _state_circuit_share(latest, len(heads) == 1 and source is None)
-    sentence = "; ".join(clauses)
-    return [f"{sentence[0].upper()}{sentence[1:]}."] if clauses else []
+    clauses += _state_circuit_share(latest)
+    return [f"{'; '.join(clauses)}."] if clauses else []
 
 
-def _state_circuit_share(latest: Measurements, is_one_head: bool) -> list[str]:
+def _state_circuit_share(latest: Measurements) -> list[str]:
     """State the circuit's share of the gain, with layer 0 if its share alone is too small."""
     faithfulness = latest.faithfulness
     if faithfulness is None or reported_copying_gain(latest) is None:
         return []
-    includes_layer_0 = not faithfulness.circuit.value >= MIN_FAITHFULNESS_ALONE
-    share = faithfulness.circuit_and_layer_0 if includes_layer_0 else faithfulness.circuit
-    if not share.exceeds(MIN_REPORTED_FAITHFULNESS):
-        return []
-    active = "together with layer 0" if includes_layer_0 else "without other heads"
-    subject = f"{active} {'it accounts' if is_one_head else 'they account'}"
-    return [f"{subject} for {_format_share(share)} of the in-context copying gain"]
+    share, active = faithfulness.circuit, _names(faithfulness.circuit_heads)
+    if not share.value >= MIN_FAITHFULNESS_ALONE:
+        share = faithfulness.circuit_and_layer_0
+        active.append("the heads of layer 0")
+    return [_state_kept_gain(active, share, "other heads")] if _is_reported(share) else []
+
+
+def _is_reported(share: Estimate) -> bool:
+    return share.is_known and _surely_reaches(share, MIN_REPORTED_FAITHFULNESS)
+
+
+def _state_kept_gain(active: Sequence[str], share: Estimate, others: str) -> str:
+    keep = "keeps" if len(active) == 1 else "keep"
+    kept = f"{_format_share(share)} of the in-context copying gain"
+    return f"{_join(active)} {keep} {kept} without {others}"
 
 
 def _find_copying(latest: Measurements, history: Mapping[int, Estimate]) -> Finding | None:
@@ -216,13 +233,10 @@ def _find_copying(latest: Measurements, history: Mapping[int, Estimate]) -> Find
             break
     if accuracy is None:
         return Finding("In-context copying", f"{text}.{emerged}", [], [])
-    title = "In-context copying" if _is_learned(accuracy) else "Beginning of in-context copying"
+    is_learned = _surely_reaches(accuracy, LEARNED_ACCURACY)
+    title = "In-context copying" if is_learned else "Beginning of in-context copying"
     text = f"{text}; {_format_percent(accuracy)} of the repeated tokens are predicted.{emerged}"
     return Finding(title, text, _describe_repeated_loss(latest), [])
-
-
-def _is_learned(accuracy: Estimate) -> bool:
-    return accuracy.value - 2 * accuracy.error >= LEARNED_ACCURACY
 
 
 def _list_copying(latest: Measurements, gain: Estimate) -> list[str]:
@@ -241,23 +255,20 @@ def _describe_repeated_loss(latest: Measurements) -> list[str]:
 
 
 def _find_sufficient_heads(latest: Measurements) -> Finding | None:
-    if latest.faithfulness is None or reported_copying_gain(latest) is None:
+    faithfulness = latest.faithfulness
+    if faithfulness is None or reported_copying_gain(latest) is None:
         return None
-    heads, share = latest.faithfulness.sufficient_heads, latest.faithfulness.sufficient
+    heads, share = faithfulness.sufficient_heads, faithfulness.sufficient
     other_heads = latest.head_count - len(heads)
-    if not heads or other_heads < 1 or not share.exceeds(MIN_REPORTED_FAITHFULNESS):
+    if not heads or other_heads < 1 or not _is_reported(share):
         return None
-    if list(heads) == find_induction_circuit(latest) and latest.faithfulness.circuit.exceeds(
-        MIN_FAITHFULNESS_ALONE, errors=0
-    ):
+    if share.value + 2 * share.error < SUFFICIENT_SHARE:
+        return None  # they were only on the rows on which they were found
+    if heads == faithfulness.circuit_heads and faithfulness.circuit.value >= MIN_FAITHFULNESS_ALONE:
         return None  # the headline says so
     title = "Sufficient head" if len(heads) == 1 else "Sufficient heads"
-    keep = "keeps" if len(heads) == 1 else "keep"
-    text = (
-        f"{_join(heads)} {keep} {_format_share(share)} of the in-context copying gain without "
-        f"the other {pluralize(other_heads, 'head')}."
-    )
-    return Finding(title, text, [], _names(heads))
+    others = f"the other {pluralize(other_heads, 'head')}"
+    return Finding(title, f"{_state_kept_gain(_names(heads), share, others)}.", [], _names(heads))
 
 
 def _find_most_important_heads(latest: Measurements) -> Finding | None:
@@ -318,14 +329,16 @@ def _find_lost_head(latest: Measurements, score: str) -> Finding | None:
     if lost[head] == emerged.get(head, lost[head]):
         return None
     name, target = PHENOMENA[score]
+    kind = f"{name[0].lower()}{name[1:]}"
+    subject = str(head) if len(lost) == 1 else f"{head}, one of {len(lost)} lost {kind}s,"
     text = (
-        f"{head} attended to {target} from step {emerged[head]:,} to step {lost[head]:,}. Then its "
-        "score fell significantly below the threshold"
+        f"{subject} attended to {target} from step {emerged[head]:,} to step {lost[head]:,}. Then "
+        "its score fell significantly below the threshold"
     )
     present = latest.score(score, head)
     if math.isfinite(present.value):
         text += f"; now it is {format_with_error(*present)}"
-    return Finding(f"Lost: {name[0].lower()}{name[1:]}", f"{text}.", [], _names([head]))
+    return Finding(f"Lost: {kind}", f"{text}.", [], _names([head]), total=len(lost))
 
 
 def format_emergence(step: int, snapshots: Sequence[int]) -> str:
@@ -335,13 +348,11 @@ def format_emergence(step: int, snapshots: Sequence[int]) -> str:
 
 
 def _format_share(share: Estimate) -> str:
-    """Format a share of the copying gain, which other heads can lower, as at most 100%."""
-    lowest = share.value - 2 * share.error
-    is_all = lowest > 1 or abs(share.value - 1) <= 2 * share.error <= MAX_ERROR_OF_ALL
-    if share.value > 1:
-        return "all" if is_all else f"at least {100 * lowest:.0f}%"
-    percent = _format_percent(share)
-    return f"all ({percent})" if is_all else percent
+    """Format a share; of one above 100%, only what it surely reaches."""
+    if share.value <= 1:
+        return _format_percent(share)
+    lowest = math.floor(100 * (share.value - 2 * share.error))
+    return "all" if lowest >= 100 else f"at least {lowest}%"
 
 
 def _format_percent(share: Estimate) -> str:

@@ -151,7 +151,8 @@ export function scoreTitle(score) {
 }
 
 const COPYING_GAIN =
-  "How much a repetition helps: the loss on random tokens repeated in another order minus the loss on an exact repeat.";
+  "How much a repetition helps: the loss on random tokens repeated in another order minus the loss on an exact repeat. " +
+  "Some heads may keep this difference without the others, although both losses rise.";
 
 const READING = "A head reads from a token in proportion to its attention weight on it.";
 const IN_PART =
@@ -205,8 +206,8 @@ const TERMS = {
   faithfulness:
     "The share of the copying gain that remains if all other heads are replaced by their means.",
   "sufficient head":
-    "Heads that alone keep at least 90% of the copying gain, found by removing one head after another; every other " +
-    "head is replaced by its mean. The share is measured on random tokens that were not used to find them.",
+    "Heads that kept at least 90% of the copying gain while the others were replaced by their means, one by one. " +
+    "The share is measured on random tokens that were not used to find them.",
   "most important head":
     "The head whose removal (zero ablation) raises the validation loss the most.",
   importance: SCORES.importance.explanation,
