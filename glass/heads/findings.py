@@ -200,7 +200,7 @@ def _state_circuit_share(latest: Measurements) -> list[str]:
     share, active = faithfulness.circuit, _names(faithfulness.circuit_heads)
     if not share.value >= MIN_FAITHFULNESS_ALONE:
         share = faithfulness.circuit_and_layer_0
-        active.append("the heads of layer 0")
+        active.append("layer 0")
     return [_state_kept_gain(active, share, "other heads")] if _is_reported(share) else []
 
 

@@ -163,7 +163,7 @@ CASES = [
     (
         kept("circuit", 0.75, 0.01),
         "Induction",
-        ["L1H3, L3H2 and the heads of layer 0 keep at least 97%"],
+        ["L1H3, L3H2 and layer 0 keep at least 97%"],
         ["75", "105"],
     ),
     (kept("circuit", 0.97, 0.03), "Induction", ["97 ± 3%"], ["all"]),
