@@ -231,12 +231,11 @@ def _find_copying(latest: Measurements, history: Mapping[int, Estimate]) -> Find
                 interval = format_emergence(step, list(history))
                 emerged = f" The gain passed {MIN_REPORTED_GAIN_NATS} nats {interval}."
             break
-    if accuracy is None:
-        return Finding("In-context copying", f"{text}.{emerged}", [], [])
-    is_learned = _surely_reaches(accuracy, LEARNED_ACCURACY)
+    is_learned = accuracy is not None and _surely_reaches(accuracy, LEARNED_ACCURACY)
     title = "In-context copying" if is_learned else "Beginning of in-context copying"
-    text = f"{text}; {_format_percent(accuracy)} of the repeated tokens are predicted.{emerged}"
-    return Finding(title, text, _describe_repeated_loss(latest), [])
+    if accuracy is not None:
+        text += f"; {_format_percent(accuracy)} of the repeated tokens are predicted"
+    return Finding(title, f"{text}.{emerged}", _describe_repeated_loss(latest), [])
 
 
 def _list_copying(latest: Measurements, gain: Estimate) -> list[str]:

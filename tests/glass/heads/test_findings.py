@@ -283,7 +283,7 @@ def rows_of_gains(gains: list[float], error: float = 0.05) -> list[dict]:
 
 def date_of_gain(rows: list[dict]) -> str:
     """Return when the copying gain was first reported, as its finding states it."""
-    return str(find(rows, "In-context copying") or "").partition("The gain passed")[2]
+    return str(find(rows, "Beginning of in-context copying") or "").partition("The gain passed")[2]
 
 
 @given(st.lists(st.floats(-1, 9), min_size=2, max_size=30))
@@ -297,7 +297,7 @@ def test_the_date_of_a_copying_gain_never_moves(gains):
 def test_a_copying_gain_is_dated_from_the_first_of_two_snapshots_that_report_it():
     gains = [0.0, 0.3, 0.0, 0.3, 0.9, 1.8, 2.7, 3.1]  # significant alone at step 100
     assert "steps 200 and 300" in date_of_gain(rows_of_gains(gains))
-    assert find(rows_of_gains(gains[:2]), "In-context copying").heads == []
+    assert find(rows_of_gains(gains[:2]), "Beginning").heads == []
     assert date_of_gain(rows_of_gains(gains[:2])) == ""
     assert "steps 300 and 400" in date_of_gain(rows_of_gains(gains, error=0.2))
     assert date_of_gain(rows_of_gains([2.5, 2.5])) == ""  # before training
