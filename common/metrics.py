@@ -1,7 +1,6 @@
 """Read and interpret the rows of a run's metrics.jsonl and samples.jsonl."""
 
 import json
-import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from itertools import pairwise
@@ -14,8 +13,6 @@ from common.text import pluralize
 
 METRICS = "metrics.jsonl"  # in a run's folder: one row per logged step
 SAMPLES = "samples.jsonl"  # in a run's folder: texts that the model generated during training
-# Suffixes of the metrics that accompany a head's score.
-COMPANION_SUFFIXES = ("_se", "_without_first")
 # Overfitting is reported if the validation loss has risen by more than each of these.
 MIN_RISE_NATS = 0.01
 MIN_RISE_SHARE = 0.01  # of the best loss
@@ -72,12 +69,6 @@ def overfitting(rows: Sequence[dict]) -> float:
 def is_scored(row: Mapping[str, Any]) -> bool:
     """Return whether a row is of a snapshot, with scores of heads."""
     return any(key.startswith("heads/") for key in row)
-
-
-def is_plotted(key: str) -> bool:
-    """Return whether W&B plots a metric of a row: not one of a single head, nor a companion."""
-    is_companion = any(part.endswith(COMPANION_SUFFIXES) for part in key.split("/"))
-    return not is_companion and not re.search(r"/L\d+H\d+(/|$)", key)
 
 
 def snapshot_steps(rows: Sequence[dict]) -> list[int]:

@@ -4,6 +4,7 @@ import errno
 import json
 import math
 import os
+import re
 import shutil
 import threading
 from collections.abc import Callable
@@ -25,7 +26,7 @@ from rich.table import Column
 from cli.config_file import config_yaml
 from common.checkpoints import CONFIG_FILE
 from common.files import atomic_write, list_folder
-from common.metrics import METRICS, SAMPLES, best_row, is_plotted, overfitting, read_rows
+from common.metrics import METRICS, SAMPLES, best_row, overfitting, read_rows
 from common.terminal import Terminal, printer, tolerate_errors
 from common.text import format_minutes, format_speed, format_with_error, shell_quote
 from config import ResolvedConfig
@@ -46,6 +47,7 @@ SLOWDOWN = 3  # times the median of the earlier steps, from which on a run repor
 MIN_EARLIER_ROWS = 5  # of which the first may contain the compilation
 SILENT_SECONDS = 30  # after which a run without a terminal says what it is doing
 SPEED_SECONDS = 600  # of the last steps, evaluations and snapshots, whose speed gives the time left
+PER_HEAD = re.compile(r"/L\d+H\d+(/|$)")  # metrics that W&B gets of a few heads, and in tables
 LOSSES = ("train/loss", "val/loss", "val/bits_per_byte")
 
 
@@ -174,7 +176,7 @@ class Record:
         row = {key: value for key, value in row.items() if math.isfinite(value)}
         self.rows.append(row)
         self._append(METRICS, row)
-        self.wandb.log({key: value for key, value in row.items() if is_plotted(key)})
+        self.wandb.log({key: value for key, value in row.items() if not PER_HEAD.search(key)})
         self.wandb.commit(row["step"])
 
     def write_sample(self, step: int, text: str) -> None:

@@ -1,6 +1,7 @@
 """Log a run to Weights & Biases, online or offline."""
 
 import os
+import re
 import secrets
 import sys
 from collections.abc import Callable, Mapping
@@ -29,7 +30,7 @@ DEFAULT_PROJECT = "glassgpt"
 ID_FILE = "wandb/glassgpt-run-id"  # in a run's folder
 MAX_RUN_NAME = 128  # characters that the server accepts
 # Metrics without a panel of their own, so that the losses and scores come first.
-HIDDEN_METRICS = ("tokens", "train_seconds", "seconds/*")
+HIDDEN_METRICS = re.compile(r"tokens|train_seconds|seconds/.*|.*_se(/.*)?")
 
 
 class WandbRecord:
@@ -44,12 +45,16 @@ class WandbRecord:
         self._open_run = wandb.run  # of the program around `train_from`
         self._run = start(config, run_dir, log)
         self._values: dict[str, Any] = {}  # logged since the last `commit`
+        self._known: set[str] = set()  # metrics logged so far
         if self._run is not None:
             parameters, flops = model_size(config.model)
             self.summarize({"parameters": parameters, "flops_per_token": flops})
 
     def log(self, metrics: Mapping[str, float]) -> None:
-        """Log metrics."""
+        """Log metrics; those of `HIDDEN_METRICS` get no panel."""
+        for key in filter(HIDDEN_METRICS.fullmatch, sorted(metrics.keys() - self._known)):
+            self._hide(key)
+        self._known |= metrics.keys()
         self._values |= metrics
 
     def log_image(self, key: str, path: Path, caption: str) -> None:
@@ -81,6 +86,10 @@ class WandbRecord:
         """Upload the rest and close the W&B run, unless the program around it has opened it."""
         if self._run is not self._open_run:
             self._call(lambda run: run.finish(exit_code=int(failed)))
+
+    def _hide(self, key: str) -> None:
+        # By name, because W&B takes any of the patterns that match, and "*" matches too
+        self._call(lambda run: run.define_metric(key, step_metric="step", hidden=True))
 
     def _log_media(self, key: str, make: Callable[[], Any]) -> None:
         if self._run is not None:
@@ -192,6 +201,4 @@ def _define_metrics(run: Any) -> None:
     """Plot every metric over the step, and give the lowest validation loss to the summary."""
     run.define_metric("step")
     run.define_metric("*", step_metric="step")
-    for key in HIDDEN_METRICS:
-        run.define_metric(key, step_metric="step", hidden=True)
     run.define_metric("val/loss", step_metric="step", summary="min")

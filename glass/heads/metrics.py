@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from common.metrics import COMPANION_SUFFIXES, is_scored
+from common.metrics import is_scored
 from glass.heads.results import (
     CompositionShare,
     Emergence,
@@ -26,6 +26,7 @@ SNAPSHOT_PREFIXES = ("heads/", "emerged/", "lost/", "composition/", "probe/", "f
 PLOTTED_HEADS = 3  # of each score, whose lines W&B plots
 # Measurements on random rows, each with its error.
 PROBE_MEASUREMENTS = ("copying_gain", "repeated_loss", "repeated_accuracy")
+COMPANION_SUFFIXES = ("_se", "_without_first")  # of the metrics that accompany a head's score
 FAITHFULNESS_SETS = ("none", "circuit", "circuit_and_layer_0", "sufficient")
 _HEAD_KEY = re.compile(r"((?:heads|emerged|lost)/\w+)/(L\d+H\d+)")
 _COMPOSITION_KEY = re.compile(r"composition/(previous_token|induction)/(L\d+H\d+)/(\w+)/(\w+)")

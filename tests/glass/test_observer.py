@@ -91,7 +91,7 @@ def test_a_signal_interrupts_a_snapshot_and_it_is_recorded_once(
             with world.interruptible():
                 observer.snapshot(model, 4)
             world.check_stop()
-        observer.write(4, {}, observer.snapshot(model, 4))
+        observer.write(4, {"faithfulness_se/none": 0.5}, observer.snapshot(model, 4))
     assert {path.name for path in (tmp_path / "attention").iterdir()} == {
         f"step_00000004.{suffix}" for suffix in ("npz", "png", "safetensors")
     }
@@ -102,3 +102,4 @@ def test_a_signal_interrupts_a_snapshot_and_it_is_recorded_once(
     lines = subprocess.run(inspect, capture_output=True, check=True).stdout.splitlines()
     items = [entry["history"]["item"] for entry in map(json.loads, lines) if "history" in entry]
     assert [item["step"] for item in items] == [4] and "attention/map.path" in items[0]
+    assert items[0]["faithfulness_se/none"] == 0.5

@@ -16,7 +16,7 @@ from rich.text import Text
 import training.record
 from cli.config_file import read_config
 from common.errors import UserError
-from common.metrics import is_plotted, overfitting, read_rows
+from common.metrics import overfitting, read_rows
 from common.settings import iterate_settings
 from common.terminal import Terminal
 from common.text import format_with_error
@@ -190,14 +190,11 @@ def test_a_project_or_variable_that_wandb_rejects_is_refused(
 
 
 @pytest.mark.slow
-def test_an_offline_wandb_record_contains_the_metrics_and_the_configuration(
-    command, tmp_path, text_file
-):
+def test_an_offline_wandb_record_contains_the_metrics_and_the_configuration(command, tmp_path):
     done = command(
         "train.py",
         *TINY,
-        "data=text",
-        f"data.path={text_file}",
+        "data=synthetic",
         "max_steps=6",
         "eval.every=3",
         "attention.every=3",
@@ -224,11 +221,19 @@ def test_an_offline_wandb_record_contains_the_metrics_and_the_configuration(
     rows = read_rows(tmp_path / "run" / "metrics.jsonl")
     assert list(history) == list(range(7))
     for item, row in zip(history.values(), rows):
-        plotted = {key: value for key, value in row.items() if is_plotted(key)}
+        sent = dict(item)
         for score, values in read_head_values(row, "heads").items():
-            plotted[f"heads/{score}/max"] = max(values.values())
-        for key, value in plotted.items():
-            assert item[key] == pytest.approx(value, rel=1e-12)
+            assert item[f"heads/{score}/max"] == max(values.values())
+            table = json.loads((record / "files" / item["attention/head_scores.path"]).read_text())
+            for head, *cells in table["data"]:
+                names = table["columns"][1:]
+                sent |= {f"heads/{name}/{head}": cell for name, cell in zip(names, cells)}
+        for key, value in row.items():
+            assert sent[key] == pytest.approx(value, rel=1e-12)
+    metrics = [entry["metric"] for entry in back if entry["type"] == "metric"]
+    hidden = {metric["name"] for metric in metrics if metric["options"].get("hidden")}
+    assert {"seconds/save", "task/induction_se", "val/in_context_score_se"} <= hidden
+    assert not hidden & {"train/loss", "task/induction", "heads/induction/max"}
     for name, drawn in (
         ("attention/map", "attention/step_00000006.png"),
         ("attention/explorer", "report.html"),

@@ -18,7 +18,6 @@ from run_folders import load_run
 from safetensors.torch import load_file
 
 from common.errors import UserError
-from common.metrics import COMPANION_SUFFIXES
 from config import AttentionConfig, Config, GPTConfig
 from data.tokenizer import CharTokenizer
 from glass.heads import ablation, analysis, scores, snapshot
@@ -26,7 +25,7 @@ from glass.heads.analysis import ProbeRun, analyze
 from glass.heads.attention_grid import draw_attention_grid
 from glass.heads.capture import save_snapshot
 from glass.heads.findings import summarize, summarize_run
-from glass.heads.metrics import flatten, read_latest
+from glass.heads.metrics import COMPANION_SUFFIXES, flatten, read_latest
 from glass.heads.probes import make_probes
 from glass.page.write import write_page
 from variants import build_model
