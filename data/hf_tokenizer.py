@@ -17,6 +17,7 @@ from common.text import replace_surrogates
 
 HF_TOKENIZER_FILE = "tokenizer.json"
 HF_TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
+HF_CHAT_TEMPLATE_FILE = "chat_template.jinja"
 END_OF_TEXT = "<|endoftext|>"
 SPECIAL_TOKEN_ROLES = ("eos_token", "bos_token", "unk_token", "pad_token")
 BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")  # how byte-fallback vocabularies name a byte
@@ -25,8 +26,17 @@ BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")  # how byte-fallback vocabularies 
 class HFTokenizer:
     """A tokenizer of a tokenizer.json; names of special tokens in a text are ordinary text."""
 
-    def __init__(self, description: str, end_of_text: int | None = None) -> None:
-        """Build a tokenizer. An `end_of_text` that is not in the vocabulary is ignored."""
+    def __init__(
+        self,
+        description: str,
+        end_of_text: int | None = None,
+        bos_token_id: int | None = None,
+        chat_template: Any = None,
+    ) -> None:
+        """Build a tokenizer. Ids that are not in the vocabulary are ignored.
+
+        `bos_token_id` and `chat_template`, which is never rendered, are kept for exports only.
+        """
         self._library = Library.from_str(description)
         if isinstance(self._library.model, models.BPE):
             self._library.model.dropout = None  # always the same ids for the same text
@@ -44,6 +54,11 @@ class HFTokenizer:
         encoded = self._library.encode(self._vocabulary[min(ordinary)])
         has_begin = encoded.special_tokens_mask[:1] == [1]
         self.begin_of_text: int | None = encoded.ids[0] if has_begin else None
+        self.bos_token_id = self.begin_of_text
+        if self.begin_of_text is None and bos_token_id in self._vocabulary:
+            self.bos_token_id = bos_token_id
+        is_text = isinstance(chat_template, str)
+        self.chat_template = replace_surrogates(chat_template) if is_text else None
 
     def encode_array(self, text: str) -> np.ndarray:
         """Return the ids of a text, int64 (tokens,), without tokens put before and after it."""
@@ -106,11 +121,18 @@ class HFTokenizer:
         else:
             kept = vocabulary[:vocab_size]
         content["model"]["vocab"] = kept
-        return HFTokenizer(json.dumps(content), self.end_of_text)
+        kept_for_exports = self.bos_token_id, self.chat_template
+        return HFTokenizer(json.dumps(content), self.end_of_text, *kept_for_exports)
 
     def to_json(self) -> dict[str, Any]:
         """Return what `load_tokenizer` needs."""
-        return {"kind": "hf", "tokenizer": self.description, "end_of_text": self.end_of_text}
+        return {
+            "kind": "hf",
+            "tokenizer": self.description,
+            "end_of_text": self.end_of_text,
+            "bos_token_id": self.bos_token_id,
+            "chat_template": self.chat_template,
+        }
 
 
 def read_tokenizer(folder: Path, config: dict[str, Any]) -> HFTokenizer:
@@ -125,30 +147,33 @@ def read_tokenizer(folder: Path, config: dict[str, Any]) -> HFTokenizer:
             f"AutoTokenizer.from_pretrained('{folder}').save_pretrained('{folder}') with "
             "transformers installed"
         )
-    roles = _special_token_names(folder)
+    settings_file = folder / HF_TOKENIZER_CONFIG_FILE
+    settings = read_json(settings_file) if settings_file.is_file() else {}
+    roles: dict[str, str] = {}
+    for role in SPECIAL_TOKEN_ROLES:
+        if name := settings.get(role):
+            roles[role] = name["content"] if isinstance(name, dict) else name
     library = Library.from_str(json.dumps(read_json(folder / HF_TOKENIZER_FILE)))
     known_names = [name for name in roles.values() if library.token_to_id(name) is not None]
     library.add_special_tokens(
         [AddedToken(name, special=True, normalized=False) for name in known_names]
     )
-    if "eos_token" in roles:
-        end_of_text = library.token_to_id(roles["eos_token"])
-    else:
-        end_of_text = config.get("eos_token_id")
-        if isinstance(end_of_text, list) and end_of_text:
-            end_of_text = end_of_text[0]
-    return HFTokenizer(library.to_str(), end_of_text if isinstance(end_of_text, int) else None)
 
+    def find_id(role: str) -> int | None:
+        if role in roles:
+            return library.token_to_id(roles[role])
+        id = config.get(f"{role}_id")
+        if isinstance(id, list) and id:
+            id = id[0]
+        return id if isinstance(id, int) else None
 
-def _special_token_names(folder: Path) -> dict[str, str]:
-    path = folder / HF_TOKENIZER_CONFIG_FILE
-    settings = read_json(path) if path.is_file() else {}
-    names = {}
-    for role in SPECIAL_TOKEN_ROLES:
-        name = settings.get(role)
-        if name:
-            names[role] = name["content"] if isinstance(name, dict) else name
-    return names
+    template = settings.get("chat_template")
+    if isinstance(template, list):
+        template = {entry["name"]: entry["template"] for entry in template}.get("default")
+    template_file = folder / HF_CHAT_TEMPLATE_FILE
+    if template_file.is_file():
+        template = template_file.read_text(encoding="utf-8")
+    return HFTokenizer(library.to_str(), find_id("eos_token"), find_id("bos_token"), template)
 
 
 def read_json(path: Path) -> dict[str, Any]:

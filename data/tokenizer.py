@@ -43,6 +43,7 @@ class CharTokenizer:
 
     end_of_text = None  # id of the token that ends a text
     begin_of_text = None  # id of the token that begins a text
+    bos_token_id = chat_template = None  # of models of other libraries
 
     def __init__(self, alphabet: str) -> None:
         self.alphabet = "".join(sorted(set(alphabet)))
@@ -97,7 +98,8 @@ class BPETokenizer:
     Reference: Sennrich et al. 2016; Radford et al. 2019 (bytes).
     """
 
-    begin_of_text = None  # end-of-text begins a text
+    begin_of_text = bos_token_id = None  # end-of-text begins a text
+    chat_template = None
 
     def __init__(
         self, pattern: str, tokens: list[bytes | None], end_of_text: int | None = None
@@ -296,6 +298,7 @@ def _from_json(saved: dict[str, Any]) -> Tokenizer:
     if saved["kind"] == "char":
         return CharTokenizer(saved["alphabet"])
     if saved["kind"] == "hf":
-        return HFTokenizer(saved["tokenizer"], saved["end_of_text"])
+        kept_for_exports = saved.get("bos_token_id"), saved.get("chat_template")
+        return HFTokenizer(saved["tokenizer"], saved["end_of_text"], *kept_for_exports)
     tokens = [token and base64.b64decode(token, validate=True) for token in saved["tokens"]]
     return BPETokenizer(saved["pattern"], tokens, saved["end_of_text"])

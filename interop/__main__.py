@@ -32,11 +32,8 @@ class ExportConfig(LoadConfig):
     def check(self) -> None:
         """Raise `UserError` if a setting is missing or invalid."""
         super().check()
-        command = "python -m interop run_dir=RUN to=FOLDER"
-        if not self.run_dir and not self.init_from:
-            raise UserError(f"run_dir is missing; use {command}")
-        if not self.to:
-            raise UserError(f"to is missing; use {command}")
+        if not self.to or not (self.run_dir or self.init_from):
+            raise UserError("run_dir or to is missing; use python -m interop run_dir=RUN to=FOLDER")
 
 
 def main() -> None:

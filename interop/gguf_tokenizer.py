@@ -10,9 +10,10 @@ from common.errors import UserError
 from common.settings import show_value
 from data.hf_tokenizer import HFTokenizer
 from data.tokenizer import Tokenizer, byte_level_split
-from interop.tokenizer_export import describe_for_library
+from interop.tokenizer_export import describe_for_library, special_token_ids
 
 PREFIX = "tokenizer.ggml."
+CHAT_TEMPLATE = "tokenizer.chat_template"
 NORMAL_TOKEN = 1  # types of tokens in tokenizer.ggml.token_type
 CONTROL_TOKEN = 3
 USER_DEFINED_TOKEN = 4
@@ -76,7 +77,8 @@ def read_gguf_tokenizer(metadata: dict[str, Any]) -> Tokenizer:
         library.post_processor = processors.TemplateProcessing(
             single=[tokens[begin], "$A"], special_tokens=[(tokens[begin], begin)]
         )
-    return HFTokenizer(library.to_str(), metadata.get(f"{PREFIX}eos_token_id"))
+    end, template = metadata.get(f"{PREFIX}eos_token_id"), metadata.get(CHAT_TEMPLATE)
+    return HFTokenizer(library.to_str(), end, begin, template)
 
 
 def describe_tokenizer(tokenizer: Tokenizer, vocab_size: int) -> dict[str, Any]:
@@ -85,11 +87,9 @@ def describe_tokenizer(tokenizer: Tokenizer, vocab_size: int) -> dict[str, Any]:
     Raises:
         UserError: llama.cpp would turn some texts into other tokens.
     """
-    end = tokenizer.end_of_text
-    begin = end if tokenizer.begin_of_text is None else tokenizer.begin_of_text
     content = json.loads(describe_for_library(tokenizer))
     split = _find_split(content)
-    if split is None or end is None:
+    if split is None or tokenizer.end_of_text is None:
         cause = "it has no end-of-text token" if split else "llama.cpp splits texts in another way"
         raise UserError(
             f"this model's tokenizer cannot be written as .gguf, because {cause}; train with "
@@ -111,11 +111,12 @@ def describe_tokenizer(tokenizer: Tokenizer, vocab_size: int) -> dict[str, Any]:
         "tokens": tokens,
         "token_type": types,
         "merges": [pair if isinstance(pair, str) else " ".join(pair) for pair in merges],
-        "bos_token_id": begin,
-        "eos_token_id": end,
         "add_bos_token": tokenizer.begin_of_text is not None,
     }
+    metadata |= special_token_ids(tokenizer)
     metadata = {f"{PREFIX}{name}": value for name, value in metadata.items()}
+    if tokenizer.chat_template:
+        metadata[CHAT_TEMPLATE] = tokenizer.chat_template
 
     # Compare what is read from it
     restored = read_gguf_tokenizer(metadata)

@@ -28,19 +28,24 @@ def export_tokenizer(tokenizer: Tokenizer, block_size: int) -> dict[str, str]:
         "clean_up_tokenization_spaces": False,
         "model_max_length": block_size,
     }
-    roles = {
-        "eos_token": tokenizer.end_of_text,
-        "pad_token": tokenizer.end_of_text,  # fills up rows of different lengths
-        "bos_token": tokenizer.begin_of_text,
-    }
-    for role, id in roles.items():
+    ids = special_token_ids(tokenizer)
+    ids["pad_token_id"] = tokenizer.end_of_text  # fills up rows of different lengths
+    for name, id in ids.items():
         if id is not None and id in tokenizer.special:
-            settings[role] = tokenizer.special[id]
+            settings[name.removesuffix("_id")] = tokenizer.special[id]
+    if tokenizer.chat_template:
+        settings["chat_template"] = tokenizer.chat_template
     settings_json = json.dumps(settings, indent=1)
     return {
         HF_TOKENIZER_FILE: describe_for_library(tokenizer),
         HF_TOKENIZER_CONFIG_FILE: settings_json,
     }
+
+
+def special_token_ids(tokenizer: Tokenizer) -> dict[str, int | None]:
+    """Return the ids that begin and end a text, named as in a config.json."""
+    begin, end = tokenizer.bos_token_id, tokenizer.end_of_text
+    return {"bos_token_id": end if begin is None else begin, "eos_token_id": end}
 
 
 def describe_for_library(tokenizer: Tokenizer) -> str:

@@ -9,14 +9,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hf_models import SENTENCE, TEXT
+from hf_models import SENTENCE, TEXT, make_gpt2_tokenizer, transformers, write_model
 from hypothesis import strategies as st
 from models import lively, random_tokens
 
 from common.errors import UserError
 from config import GPTConfig
-from data.tokenizer import PATTERNS, CharTokenizer, Tokenizer, load_tiktoken, train_bpe
-from interop import load, save_gguf
+from data.tokenizer import (
+    PATTERNS,
+    CharTokenizer,
+    Tokenizer,
+    load_tiktoken,
+    load_tokenizer,
+    save_tokenizer,
+    train_bpe,
+)
+from interop import load, save_gguf, save_hf
 from model import GPT
 from variants import build_model
 
@@ -62,6 +70,36 @@ def test_a_written_model_is_read_back_with_equal_logits_and_tokens(name, tokeniz
     assert restored_tokenizer.encode(SENTENCE) == tokenizer.encode(SENTENCE)
     assert restored_tokenizer.vocab_size == tokenizer.vocab_size
     assert restored_tokenizer.end_of_text == tokenizer.end_of_text
+
+
+def test_every_format_keeps_the_chat_template_and_begin_of_text(tmp_path):
+    template = "{{ raise_exception('é') }}{% for message in messages %}"  # it cannot be rendered
+    original = make_gpt2_tokenizer()
+    original.add_special_tokens({"bos_token": "<s>"})  # which it does not put before a text
+    original.chat_template = template
+    original.save_pretrained(tmp_path / "hf")
+    write_model("llama", tmp_path / "hf")
+    model, tokenizer = load(tmp_path / "hf")
+    save_tokenizer(tokenizer, tmp_path / "saved.json")
+    save_gguf(model, tmp_path / "m.gguf", load_tokenizer(tmp_path / "saved.json"))
+    save_hf(model, tmp_path / "back", load(tmp_path / "m.gguf")[1])
+
+    metadata = gguf.GGUFReader(tmp_path / "m.gguf").fields
+    assert metadata["tokenizer.chat_template"].contents() == template
+    assert metadata["tokenizer.ggml.bos_token_id"].contents() == original.bos_token_id
+    exported = transformers.AutoTokenizer.from_pretrained(tmp_path / "back")
+    assert (exported.chat_template, exported.bos_token) == (template, "<s>")
+    assert exported(SENTENCE).input_ids == original(SENTENCE).input_ids
+    config = json.loads((tmp_path / "back" / "config.json").read_text())
+    assert config["bos_token_id"] == original.bos_token_id
+
+    # Older folders have templates by their names
+    file = tmp_path / "back" / "tokenizer_config.json"
+    settings = json.loads(file.read_text())
+    settings["chat_template"] = [{"name": "default", "template": template}]
+    file.write_text(json.dumps(settings))
+    restored = load(tmp_path / "back")[1]
+    assert (restored.chat_template, restored.bos_token_id) == (template, original.bos_token_id)
 
 
 def test_weights_keep_half_precision(tokenizer, tmp_path):

@@ -96,6 +96,7 @@ def repository(tmp_path_factory):
         folder,
         tokenizer,
     )
+    (folder / "chat_template.jinja").write_text("{{ messages }}")
     for name in ("pytorch_model.bin", "modeling.py", "consolidated.safetensors"):
         (folder / name).write_bytes(b"not downloaded")
     return folder
@@ -144,8 +145,8 @@ def test_a_name_is_pinned_to_its_commit_and_only_the_necessary_files_are_downloa
         ):
             assert pin_model(name) == pinned == f"{NAME}@{COMMIT}"
     files = {path.name for path in find_path(pinned).iterdir()}
-    assert files == {WEIGHTS_FILE, "config.json", "tokenizer.json", "tokenizer_config.json"}
-    assert files <= set(DOWNLOADED_FILES)
+    texts = {"config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"}
+    assert files == {WEIGHTS_FILE, *texts} <= set(DOWNLOADED_FILES)
     assert not any(".bin" in path or ".py" in path for path in requests)
     model, tokenizer = load(pinned)
     original, _ = load(repository)
