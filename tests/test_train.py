@@ -116,4 +116,4 @@ def test_a_task_trains_resumes_and_samples(command, tmp_path, task):
     assert len(done.stdout) == {"markov": 32, "modular": 1}[task] + 1, done.stderr
     done = command("train.py", "run_dir=run", "eval_only=true")
     best = best_row(rows(tmp_path / "run"))
-    assert f"task     {describe_task(best)[0]}\n" in done.stdout, done.stderr
+    assert f"{describe_task(best)[0]}\n" in done.stdout, done.stderr

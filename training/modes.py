@@ -80,8 +80,8 @@ def evaluate_only(config: Config, open_weights: OpenWeights) -> float:
     log(f"loss     {metrics['val/loss']:.4f} nats per token{bits}")
     log(f"         over {pluralize(validation.num_targets, 'validation token')}")
     if text.task:
-        for number, line in enumerate(describe_task(text.task.measure(model, is_last=True))):
-            log(f"{'' if number else 'task':<9}{line}")
+        for line in describe_task(text.task.measure(model, is_last=True)):
+            log(line)
     if manifest and manifest.fingerprint != text.fingerprint:
         log(
             "note     the run was trained on another text, or this one has changed since then, so "

@@ -10,7 +10,6 @@ import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import cache
-from itertools import chain, repeat
 from pathlib import Path
 from statistics import median
 
@@ -223,13 +222,14 @@ def remove_snapshots_after(folder: Path, step: int) -> None:
 
 
 def describe_task(metrics: dict[str, float]) -> list[str]:
-    """Return a line for each metric of a task, such as "repeated loss 0.25 ± 0.01"."""
-    names = [key for key in metrics if key.startswith("task/") and not key.endswith("_se")]
-    return [
-        f"{name.removeprefix('task/').replace('_', ' ')} "
-        f"{format_with_error(metrics[name], metrics.get(f'{name}_se'))}"
-        for name in names
-    ]
+    """Return a line for each metric of a task, such as "task     repeated loss 0.25 ± 0.01"."""
+    lines: list[str] = []
+    for key in metrics:
+        if key.startswith("task/") and not key.endswith("_se"):
+            label, name = "" if lines else "task", key.removeprefix("task/").replace("_", " ")
+            value = format_with_error(metrics[key], metrics.get(f"{key}_se"))
+            lines.append(f"{label:<9}{name} {value}")
+    return lines
 
 
 def print_summary(
@@ -276,5 +276,4 @@ def summarize_losses(rows: list[dict]) -> list[str]:
             f"note     overfitting is likely: the validation loss rose by {rise:.2f} nats after "
             f"step {best['step']:,}, while the training loss fell"
         )
-    labels = chain(["task"], repeat(""))
-    return lines + [f"{label:<9}{line}" for label, line in zip(labels, describe_task(rows[-1]))]
+    return lines + describe_task(rows[-1])
