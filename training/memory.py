@@ -22,6 +22,7 @@ from training.optimizers import build_optimizers
 from variants import build_model
 
 FLOAT32_BYTES = 4
+KEY_BYTES = 8  # of an n-gram
 # Share of a device's memory that the estimate may reach before the model is sharded.
 MAX_MEMORY_SHARE = 0.9
 # Blocks of a sharded model that a process has gathered at the same time: the one that computes, the
@@ -50,9 +51,13 @@ def memory_needed(config: ResolvedConfig, processes: int) -> float:
 
     Tracing the step takes a few seconds.
     """
+    model, table = config.model, 0
+    if processes == 1 and model.ngrams > 1:  # its gradient consists of the batch's rows only
+        table = (model.ngram_rows or 0) * (KEY_BYTES + FLOAT32_BYTES * (model.ngram_dim + 1))
+        model = replace(model, ngram_rows=1)
     one_layer, two_layers = (
         _trace_step(
-            astuple(replace(config.model, n_layer=n)),
+            astuple(replace(model, n_layer=n)),
             config.optim.name,
             config.precision,
             config.device,
@@ -73,7 +78,8 @@ def memory_needed(config: ResolvedConfig, processes: int) -> float:
     # Complete models divide Muon's matrices, and with them its state and its work.
     owners = processes if config.optim.name == "muon" and shard == 1 else 1
     update = gradients + (step.update - step.weights) / owners
-    needed = (step.weights + step.state / owners) / shard + max(backward, average, update)
+    needed = table + (step.weights + step.state / owners) / shard
+    needed += max(backward, average, update)
     if shard > 1:
         block = two_layers.weights - one_layer.weights
         outside = one_layer.weights - block

@@ -12,6 +12,7 @@ import torch
 from conftest import soak
 from ranks import in_ranks
 
+import cli
 from config import GPTConfig, OptimConfig, ResolvedConfig
 from train import train_step
 from training.memory import memory_bound, memory_needed
@@ -111,3 +112,27 @@ def test_the_peak_memory_of_each_process_is_close_to_the_estimate(tmp_path, size
     for of_estimate, of_bound in in_ranks(tmp_path, size, partial(measure_peak, config=config)):
         assert 0.8 < of_estimate < 1.25
         assert of_bound < 1 or size > 1
+
+
+@pytest.mark.parametrize(
+    "preset, sizes",
+    [
+        ("default", {"vocab_size": 2048}),
+        ("speedrun_ngrams", {"vocab_size": 65, "ngram_rows": 99_999}),
+    ],
+)
+def test_the_peak_memory_of_presets_is_close_to_the_estimate(tmp_path, preset, sizes):
+    config = cli.read_job([f"experiment={preset}"], pytest.fail).config
+    resolved = ResolvedConfig(
+        **vars(config)
+        | {
+            "model": GPTConfig.from_settings(replace(config.model, **sizes)),
+            "device": "cpu",
+            "precision": "fp32",
+            "compile": False,
+            "threads": 1,
+            "shard": 1,
+        }
+    )
+    ((of_estimate, _),) = in_ranks(tmp_path, 1, partial(measure_peak, config=resolved))
+    assert 0.9 < of_estimate < 1.1
