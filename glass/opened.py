@@ -11,10 +11,10 @@ from data.tokenizer import Tokenizer
 from glass.heads import analysis
 from glass.heads.ablation import measure_token_effects
 from glass.heads.capture import capture, in_float32
-from glass.heads.interventions import Interventions
+from glass.heads.interventions import read_interventions
 from glass.heads.patching import Contrast
 from glass.heads.probes import spell_tokens
-from glass.heads.results import Head, Measurements, parse_head
+from glass.heads.results import Measurements
 from glass.labeled import Labeled
 from glass.reading import Reading, max_tokens, to_float32
 from model import GPT
@@ -163,26 +163,10 @@ class Opened:
     def _read(self, text: Text, off: Sequence[str], hidden: Sequence[int]) -> Reading:
         """Run the model on a text anew, because its weights may have changed."""
         ids = self._encode(text)
-        ablated, hidden_tokens = self._choose_interventions(off, hidden, len(ids))
-        reading = Reading(self.model, ablated)
-        reading.read(ids, hidden_tokens)
+        interventions = read_interventions(off, hidden, len(ids), self.model.config)
+        reading = Reading(self.model, interventions.ablated)
+        reading.read(ids, interventions.hidden)
         return reading
-
-    def _choose_interventions(
-        self, off: Sequence[str], hidden: Sequence[int], length: int
-    ) -> Interventions:
-        last = Head(self.model.config.n_layer - 1, self.model.config.n_head - 1)
-        heads = {name: parse_head(str(name)) for name in off}
-        for name, head in heads.items():
-            if head is None or head.layer > last.layer or head.number > last.number:
-                raise UserError(
-                    f"off={name} is not a head of this model: list some of L0H0 to {last}"
-                )
-        tokens = sorted(set(hidden))
-        for j in tokens:
-            if j not in range(length):
-                raise UserError(f"hidden={j} is not a token of this text: use 0 to {length - 1}")
-        return Interventions(tuple(head for head in heads.values() if head), tuple(tokens))
 
     def _find_id(
         self, name: str, token: str | int | None, reading: Reading, other_than: int | None = None

@@ -7,7 +7,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from glass.heads.results import Head
+from common.errors import UserError
+from config import GPTConfig
+from glass.heads.results import Head, parse_head
 from model import Taps, tap
 
 
@@ -43,6 +45,26 @@ class Interventions(NamedTuple):
 
 
 NO_INTERVENTIONS = Interventions()
+
+
+def read_interventions(
+    off: Sequence[str], hidden: Sequence[int], length: int, config: GPTConfig
+) -> Interventions:
+    """Return the interventions on a text that names of heads and numbers of tokens stand for.
+
+    Raises `UserError` for a head that the model, or a token that the text, does not have.
+    """
+    last = Head(config.n_layer - 1, config.n_head - 1)
+    heads = set()
+    for name in off:
+        head = parse_head(str(name))
+        if head is None or head.layer > last.layer or head.number > last.number:
+            raise UserError(f"off={name} is not a head of this model: list some of L0H0 to {last}")
+        heads.add(head)
+    for j in hidden:
+        if j not in range(length):
+            raise UserError(f"hidden={j} is not a token of this text: use 0 to {length - 1}")
+    return Interventions(tuple(sorted(heads)), tuple(sorted(set(hidden))))
 
 
 def replace_heads(layer: int, heads: Sequence[Sequence[int]], values: Tensor | float) -> Taps:

@@ -16,6 +16,7 @@ from common.paths import expand_model_name
 from common.terminal import tolerate_errors
 from common.text import REPLACEMENT, format_magnitude
 from data.tokenizer import Tokenizer
+from glass.heads.interventions import read_interventions
 from glass.live.frames import encode_error, encode_frame
 from glass.live.parameters import Parameters, check_text, read_parameters
 from glass.live.requests import MODEL_REQUESTS, TOKENIZER_REQUESTS
@@ -94,8 +95,10 @@ class Explorer:
 
     def _run_model(self, parameters: Parameters) -> Iterator[bytes]:
         session = self.session
-        check_text(parameters, session.explored.step, session.model.config)
-        reading = session.read(parameters.ids, parameters.interventions)
+        config, ids = session.model.config, parameters.ids
+        check_text(parameters, session.explored.step, config)
+        interventions = read_interventions(parameters.off, parameters.hidden, len(ids), config)
+        reading = session.read(ids, interventions)
         answer = MODEL_REQUESTS[parameters.request](session, parameters, reading)
         if isinstance(answer, Iterator):
             for part in answer:

@@ -7,14 +7,11 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from common.errors import UserError
 from common.text import pluralize
 from config import GPTConfig
-from glass.heads.interventions import Interventions
 from glass.heads.patching import Patch, parse_patch
-from glass.heads.results import Head, parse_head
 from glass.reading import max_tokens
 
 # Error messages quote numbers, so their size is limited here; the model and the text bound them.
 Number = Annotated[int, Field(ge=0, le=2**63 - 1)]
-HeadName = Annotated[Head, BeforeValidator(lambda name: parse_head(str(name)))]
 PatchName = Annotated[Patch, BeforeValidator(lambda name: parse_patch(str(name)))]
 
 
@@ -30,7 +27,7 @@ class Parameters(BaseModel):
     text: str = ""
     step: Number = 0
     ids: list[Number] = []
-    off: list[HeadName] = []  # ablated heads
+    off: list[str] = []  # names of ablated heads
     hidden: list[Number] = []
     heads: list[Number] = []  # layer · n_head + number of each
     of: tuple[Number, Number] = (0, 0)  # layer and number of a head
@@ -46,11 +43,6 @@ class Parameters(BaseModel):
     patched: list[PatchName] = []
     direction: Literal["denoising", "noising"] = "denoising"
     kind: Literal["residual", "component"] = "residual"
-
-    @property
-    def interventions(self) -> Interventions:
-        """The interventions while the model reads the text."""
-        return Interventions(tuple(sorted(set(self.off))), tuple(sorted(set(self.hidden))))
 
 
 def read_parameters(body: bytes, config: GPTConfig) -> Parameters:
@@ -72,12 +64,12 @@ def read_parameters(body: bytes, config: GPTConfig) -> Parameters:
 def _check_bounds(p: Parameters, config: GPTConfig) -> None:
     T, L, H, V = max(1, len(p.ids)), config.n_layer, config.n_head, config.vocab_size
     assert V is not None  # of every GPT
-    heads: list[tuple[int, int]] = [p.of, *p.off, (p.layer, p.head)]
+    heads: list[tuple[int, int]] = [p.of, (p.layer, p.head)]
     for patch in p.patched:
         heads.append((patch.layer, patch.index if patch.kind == "head" else 0))
     for name, values, bound in (
         ("a token id", [*p.ids, *p.corrupted, p.answer, p.wrong], V),
-        ("the number of a token", [p.i, p.j, *p.hidden], T),
+        ("the number of a token", [p.i, p.j], T),
         ("a layer", [layer for layer, _ in heads], L),
         ("a head", [number for _, number in heads], H),
         ("one of heads", [0, *p.heads], L * H),

@@ -69,7 +69,7 @@ def read(session: Session, parameters: Parameters, reading: Reading) -> dict[str
     """
     _, next_ids = reading.predict()  # (T, 5)
     was = None
-    if any(parameters.interventions):
+    if any(reading.interventions):
         plain = session.read(parameters.ids)
         next_ids = torch.cat((next_ids, plain.predict()[1]), dim=1)  # (T, 10)
         was = _predictions(plain, next_ids)
@@ -116,7 +116,7 @@ def continue_text(session: Session, parameters: Parameters, reading: Reading) ->
     """Continue the text token by token; beyond `max_tokens` it is cut as a `Decoder` cuts it."""
     ids, maximum = list(parameters.ids), max_tokens(session.model.config)
     first = 0 if ids[0] == session.tokenizer.begin_of_text else None  # place that is never cut
-    ablated, hidden = parameters.interventions
+    ablated, hidden = reading.interventions
 
     @torch.inference_mode(False)  # later requests change the reading's tensors in place
     @torch.no_grad()
@@ -166,7 +166,7 @@ def head_effects(session: Session, parameters: Parameters, reading: Reading) -> 
 
 def token_effects(session: Session, parameters: Parameters, reading: Reading) -> Parts:
     """Yield, for each token j, the effects of hiding it on the later predictions, in nats."""
-    forward, interventions = reading.forward, parameters.interventions
+    forward, interventions = reading.forward, reading.interventions
     for hidden, loss, kl in iterate_token_effects(session.model, forward, interventions):
         for row in reversed(range(len(hidden))):
             if hidden[row] not in interventions.hidden:
@@ -182,7 +182,7 @@ def explain_score(session: Session, parameters: Parameters, reading: Reading) ->
     i, j, head = parameters.i, parameters.j, Head(parameters.layer, parameters.head)
     if j > i:
         raise UserError(f"token {i} attends to no later token: j={j}")
-    forward, hidden = reading.forward, parameters.interventions.hidden
+    forward, hidden = reading.forward, reading.interventions.hidden
     terms = attribute_score(session.model, forward, head, i, j, hidden)
     if len(terms) <= MAX_SCORE_TERMS:
         return [term._asdict() for term in terms]
@@ -219,7 +219,7 @@ def patch_cells(session: Session, parameters: Parameters, reading: Reading) -> P
 
 def _patch(session: Session, parameters: Parameters, reading: Reading) -> tuple[Reading, Patching]:
     """Run the corrupted text, and the patched one."""
-    corrupted = session.read(parameters.corrupted, parameters.interventions, "corrupted")
+    corrupted = session.read(parameters.corrupted, reading.interventions, "corrupted")
     source, base = reading, corrupted
     if parameters.direction == "noising":
         source, base = base, source

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import torch
 
+from glass.heads.interventions import read_interventions
 from glass.live.parameters import check_text, read_parameters
 from glass.live.requests import MODEL_REQUESTS, TOKENIZER_REQUESTS
 from glass.live.session import Session
@@ -18,6 +19,7 @@ def ask(session: Session, name: str, **parameters):
     if name in TOKENIZER_REQUESTS:
         return [], TOKENIZER_REQUESTS[name](session, checked)
     check_text(checked, session.explored.step, config)
-    reading = session.read(checked.ids, checked.interventions)
+    interventions = read_interventions(checked.off, checked.hidden, len(checked.ids), config)
+    reading = session.read(checked.ids, interventions)
     answer = MODEL_REQUESTS[name](session, checked, reading)
     return (list(answer), None) if isinstance(answer, Iterator) else ([], answer)
