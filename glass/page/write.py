@@ -30,10 +30,7 @@ from glass.page.values import clip_text, finite_number, metric_curve, thin
 MAX_PAGE_BYTES = 24_500_000
 MAX_CURVE_POINTS = 1500
 MAX_SCORED_STEPS = 200  # steps of which the page has the scores of every head
-MAX_SETTING_LENGTH = 2000  # characters
-MAX_TITLE_LENGTH = 200
-MAX_SAMPLE_LENGTH = 4000
-MAX_SAMPLES = 60
+MAX_TITLE_LENGTH = 200  # characters
 CURVES = (
     "train/loss",
     "val/loss",
@@ -86,11 +83,6 @@ def write_page(run_dir: Path) -> Path:
     latest = {key: value for row in rows for key, value in row.items()}
     # Of one row: another machine, on which an earlier part of the run ran, has other figures.
     speed: dict = next((row for row in reversed(rows) if "train/ms_per_step" in row), {})
-    samples = [
-        {"step": row["step"], "text": clip_text(row["text"], MAX_SAMPLE_LENGTH)}
-        for row in read_rows(run_dir / SAMPLES)
-        if isinstance(row.get("text"), str)
-    ]
     curves = [*CURVES, *(key for key in latest if key.startswith("task/"))]
     content = {
         "kind": "run",
@@ -103,10 +95,9 @@ def write_page(run_dir: Path) -> Path:
         "curves": {key: metric_curve(rows, key, MAX_CURVE_POINTS) for key in curves},
         "speed": {name: finite_number(speed.get(key)) for name, key in SPEED_FIGURES.items()},
         "seconds": {name: finite_number(latest.get(key)) for name, key in ACTIVITIES.items()},
-        "samples": thin(samples, MAX_SAMPLES),
-        "omittedSamples": max(0, len(samples) - MAX_SAMPLES),
+        "samples": read_rows(run_dir / SAMPLES),
         "config": [
-            [name, clip_text(format_value(value), MAX_SETTING_LENGTH)]
+            [name, format_value(value)]
             for name, _, value in (iterate_settings(config) if config else ())
         ],
         "emergenceIntervals": _emergence_intervals(rows),

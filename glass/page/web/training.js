@@ -14,8 +14,6 @@ const ACTIVITIES = {
   attention: { label: "Attention analysis", color: "c2" },
   save: { label: "Saving checkpoints", color: "c5" },
 };
-/** Characters of a sample that are shown at first. */
-const MAX_SAMPLE_LENGTH = 4000;
 
 /**
  * A metric as a line of a chart, with a band if the page has its standard errors.
@@ -212,27 +210,19 @@ function setUpSamples(samples) {
   const select = $("sample-step");
   const selected = () => Number(select.value);
 
-  function show(k, isComplete = false) {
-    const text = printable(samples[k].text).replace(/^\n+/, "");
-    const isCut = !isComplete && text.length > MAX_SAMPLE_LENGTH;
+  function show(k) {
     select.value = k;
-    $("sample").textContent = isCut ? `${text.slice(0, MAX_SAMPLE_LENGTH)}…` : text;
-    $("sample-all").hidden = !isCut;
-    $("sample-all").textContent = `show all ${pluralize(text.length, "character")}`;
+    $("sample").textContent = printable(samples[k].text).replace(/^\n+/, "");
     $("sample-before").disabled = k === 0;
     $("sample-after").disabled = k === samples.length - 1;
   }
 
   $("samples").hidden = false;
-  $("samples-note").textContent = data.omittedSamples
-    ? `${pluralize(data.omittedSamples, "more sample")} in the run's samples.jsonl`
-    : "";
   select.append(
     ...samples.map(({ step }, k) => el("option", { value: k }, `step ${formatCount(step)}`)),
   );
   select.onchange = () => show(selected());
   $("sample-before").onclick = () => show(selected() - 1);
   $("sample-after").onclick = () => show(selected() + 1);
-  $("sample-all").onclick = () => show(selected(), true);
   show(samples.length - 1);
 }

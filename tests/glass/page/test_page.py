@@ -83,13 +83,6 @@ def test_a_served_page_has_the_scores_of_one_step_and_may_ask_its_server(tmp_pat
     assert "{" not in own_page.partition("<style>")[0]  # no placeholder is left
 
 
-def test_many_long_samples_leave_room_for_the_maps(tmp_path):
-    run = make_run(tmp_path / "run", samples=["é" * 1_000_000] * 3)
-    content, _ = read_back(page.write_page(run))
-    assert [len(sample["text"]) for sample in content["samples"]] == [4000] * 3
-    assert (run / "report.html").stat().st_size < page.MAX_PAGE_BYTES
-
-
 @pytest.mark.slow
 def test_a_real_run_has_a_page(finished_run, tmp_path):
     run = shutil.copytree(finished_run, tmp_path / "run")
