@@ -94,7 +94,7 @@ export function readAddress() {
     hasText ? candidate === ownText : candidate.name === parameters.get("probe"),
   );
   Object.assign(wanted, { probe: Math.max(0, probe), pin: readNumber("token") });
-  if (wanted.pin !== null) selection.isTokenChosen = true;
+  if (wanted.pin !== null) selection.isTokenChosen = true; // also in a text that is yet to be read
   const namedStep = readNumber("step") ?? Number.NaN;
   const step = steps.findLastIndex(value => value <= namedStep);
   snapToStop(step < 0 ? Math.max(0, steps.length - 1) : step);

@@ -157,7 +157,7 @@ function showEmptyText() {
 
 /** Show the text; a pinned token stays pinned unless the text was edited. */
 function showOwnText(isEdited) {
-  const { pinned, target } = selection;
+  const { pinned, target, isTokenChosen } = selection;
   const isFirst = !isOwnText() || !display.attention;
   const isOtherStep = selection.step !== wanted.step;
   const previous = isEdited || isFirst ? null : pinned;
@@ -167,7 +167,7 @@ function showOwnText(isEdited) {
   wanted.pin = null;
   Object.assign(selection, {
     pinned: Math.min(pin, ownText.T - 1),
-    pinAutomatically: false,
+    isTokenChosen,
     target,
   });
   if (isFirst || isOtherStep) emit("selected");

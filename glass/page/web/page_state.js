@@ -59,9 +59,8 @@ export const selection = {
   token: null, // token that is highlighted: the hovered one, else the pinned one
   pinned: null, // token that stays highlighted
   pinnedCell: null, // [query, key] of the cell that was clicked
-  pinAutomatically: true, // until a token of the text has been pinned
   isHeadChosen: false, // true: by the reader; false: by the page
-  isTokenChosen: false,
+  isTokenChosen: false, // pinned or unpinned by the reader
   target: 0, // next token of the prediction breakdown: 0 the true one, k the k-th likeliest
 };
 
@@ -190,15 +189,14 @@ export function highlightToken(i) {
 /** Pin token i, or unpin it if it is pinned. */
 export function togglePin(i) {
   const pinned = selection.pinned === i ? null : i;
-  Object.assign(selection, { pinned, pinAutomatically: false, isTokenChosen: true, target: 0 });
+  Object.assign(selection, { pinned, isTokenChosen: true, target: 0 });
   highlightToken(i);
   emit("pin");
 }
 
 /** Pin query token i and explain its attention to key token j. */
 export function pinCell(i, j) {
-  Object.assign(selection, { pinned: i, pinnedCell: [i, j], pinAutomatically: false });
-  Object.assign(selection, { isTokenChosen: true, target: 0 });
+  Object.assign(selection, { pinned: i, pinnedCell: [i, j], isTokenChosen: true, target: 0 });
   highlightToken(i);
   emit("cell");
 }

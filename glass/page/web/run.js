@@ -79,9 +79,9 @@ function pinWanted() {
   const { pin } = wanted;
   wanted.pin = null;
   if (pin !== null && pin < textLength()) {
-    Object.assign(selection, { pinned: pin, pinAutomatically: false });
-  } else if (selection.pinAutomatically) {
-    Object.assign(selection, { pinned: eventfulToken(), pinAutomatically: false });
+    Object.assign(selection, { pinned: pin, isTokenChosen: true });
+  } else if (selection.pinned === null && !selection.isTokenChosen) {
+    selection.pinned = eventfulToken();
   }
 }
 

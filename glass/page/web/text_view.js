@@ -49,7 +49,7 @@ export function fillText() {
     token: null,
     pinned: null,
     pinnedCell: null,
-    pinAutomatically: true,
+    isTokenChosen: false,
   });
   spans = tokens.map(createToken);
   shownProbe = currentProbe();
@@ -70,7 +70,7 @@ export function fillText() {
       event.preventDefault();
       event.target.click();
     } else if (event.key === "Escape") {
-      selection.pinned = null;
+      Object.assign(selection, { pinned: null, isTokenChosen: true });
       highlightToken(null);
     } else if (event.key !== "ArrowUp" && event.key !== "ArrowDown") moveWithArrows(event);
   };
