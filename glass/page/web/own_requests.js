@@ -9,7 +9,7 @@ import { ask, cancel, describeFailure } from "./engine.js";
 import { headsInView } from "./head_grid.js";
 import { updateHeadEffects } from "./logit_attribution.js";
 import { data, display, H, L, ownText, selectedMaps, selection } from "./page_state.js";
-import { drawProof } from "./proof.js";
+import { drawPinnedToken } from "./pinned_token.js";
 
 const REDRAW_DELAY = 200; // milliseconds between two views of effects that come in
 
@@ -54,7 +54,7 @@ function drawPatterns(heads) {
   const isSelected = k => Math.floor(k / H) === layer && (head === null || k % H === head);
   if (heads.some(isSelected)) {
     drawAttention();
-    drawProof();
+    drawPinnedToken();
   } else drawSmallMaps();
 }
 

@@ -40,8 +40,8 @@ import {
   wantsOwnText,
 } from "./page_state.js";
 import { drawPatching, setUpPatching, updatePatching } from "./patching_view.js";
+import { drawPinnedToken } from "./pinned_token.js";
 import { drawPrediction } from "./prediction_view.js";
-import { drawProof } from "./proof.js";
 import { explainPinnedCell } from "./score_attribution_view.js";
 import { explainTerms } from "./terms.js";
 import { drawHighlights, textLength } from "./text_view.js";
@@ -111,7 +111,7 @@ async function loadWanted() {
 function drawAll() {
   showStep();
   if (hasProbes()) drawAttention();
-  drawProof();
+  drawPinnedToken();
   drawHeads();
   drawInterventions();
   updatePatching();
@@ -209,10 +209,10 @@ function connectViews() {
   on("token", drawPrediction);
   on("token", drawHideButton);
   on("pin", drawInterventions);
-  on("pin", drawProof);
+  on("pin", drawPinnedToken);
   on("pin", writeAddress);
   on("pin", updatePatching);
-  on("cell", drawProof);
+  on("cell", drawPinnedToken);
   on("cell", explainPinnedCell);
   on("cell", writeAddress);
   on("cell", updatePatching);

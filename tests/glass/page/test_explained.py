@@ -161,8 +161,8 @@ def test_a_page_opens_on_the_strongest_event_of_its_headline(
     tab = open_page(page.write_page(run))
     expect_map(tab, heads="L0H0", step=20)
     expect(tab.locator("#text .token.lit")).to_have_attribute("aria-label", f"token {token}")
-    expect_text(tab, "#proof-text", "0.90")
-    expect_text(tab, "#proof-text", "0.905")  # exp(-0.1)
+    expect_text(tab, "#pinned-token-text", "0.90")
+    expect_text(tab, "#pinned-token-text", "0.905")  # exp(-0.1)
     assert tab.input_value("#probe") == ("1" if prefix else "0")
 
 

@@ -190,7 +190,7 @@ def test_keys_intervene_before_anything_is_typed_and_wherever_the_focus_is(own, 
         tab.focus(place)
         tab.keyboard.press("x")
         expect_interventions(tab, "L1H1", "2")
-        expect_text(tab, "#proof-text", "before")
+        expect_text(tab, "#pinned-token-text", "before")
         tab.click("#ablate-head")
         expect_interventions(tab, "", "2")
     typed = tab.input_value("#typed")

@@ -6,13 +6,14 @@ import { headName, tokenName } from "./labels.js";
 import { currentStep, data, display, selection } from "./page_state.js";
 
 /** Draw the line beside the button that switches the head off. */
-export function drawProof() {
+export function drawPinnedToken() {
   const { attention, predictions } = display;
   const { layer, head, pinned } = selection;
-  if (pinned === null || !attention?.hasPattern(layer, head)) $("proof-text").replaceChildren();
+  if (pinned === null || !attention?.hasPattern(layer, head))
+    $("pinned-token-text").replaceChildren();
   else {
     const attended = describeAttended(attention, layer, head, pinned);
-    $("proof-text").replaceChildren(...attended, ...describeNext(predictions, pinned));
+    $("pinned-token-text").replaceChildren(...attended, ...describeNext(predictions, pinned));
   }
 }
 
