@@ -13,8 +13,7 @@ from config import GPTConfig
 from generation.sampling import NON_FINITE_PREDICTIONS
 from generation.scoring import max_logit_rows
 from glass.heads.ablation import iterate_head_effects
-from glass.heads.cached_pass import CachedPass
-from glass.heads.capture import ForwardPass, output_gram, value_norms
+from glass.heads.capture import ForwardPass, allocate_pass, output_gram, record, value_norms
 from glass.heads.interventions import Interventions
 from glass.heads.logit_attribution import PREDICTED_TOKENS
 from glass.heads.patching import Contrast, Patch, Patching, measure_logit_difference
@@ -23,33 +22,61 @@ from kernels import in_float32_or_finer
 from model import GPT
 
 MAX_ATTENTION_WEIGHTS = 1 << 26  # of one text in all heads: 256 MB in float32
+CAPACITY_STEP = 64  # tokens by which the buffers of a pass grow
 
 
 class Reading:
     """The forward pass over the text that a model has read last, and measurements of it.
 
-    The next text is computed only from the first token on that differs.
+    Some heads are ablated. The next text is computed only from the first token on that differs,
+    also if an exception ended the last pass.
     """
 
     forward: ForwardPass
 
     def __init__(self, model: GPT, ablated: Sequence[Head] = ()) -> None:
         self.model = model
-        self._cached_pass = CachedPass(model, ablated)
+        self.interventions = Interventions(tuple(ablated))  # while the model read the text
+        self.first_changed = 0  # first token that the last read computed anew
+        self._ids: list[int] = []  # whose activations the buffers hold
+        self._buffers = allocate_pass(model, 1, CAPACITY_STEP)
         device, count = model.head.weight.device, min(PREDICTED_TOKENS, model.head.out_features)
         self._log_normalizers = torch.empty(0, device=device)
         self._next_ids = torch.empty(0, count, dtype=torch.int64, device=device)
 
-    def read(self, ids: Sequence[int], hidden: Sequence[int]) -> None:
-        """Run the model on a text; `forward` is valid until the next call."""
-        self.forward = self._cached_pass.read(ids, hidden)
-        end = self._cached_pass.first_changed
-        self._log_normalizers, self._next_ids = self._log_normalizers[:end], self._next_ids[:end]
+    def read(self, ids: Sequence[int], hidden: Sequence[int] = ()) -> None:
+        """Run the model on at most block_size ids, with some tokens hidden from later ones.
 
-    @property
-    def interventions(self) -> Interventions:
-        """The interventions while the model read the text."""
-        return self._cached_pass.interventions
+        `forward` is valid until the next call, which overwrites its tensors.
+        """
+        start = self._find_first_change(ids, hidden)
+        if len(ids) > self._buffers.tokens.shape[1]:
+            self._grow(len(ids), start)
+        self._ids = list(ids[:start])
+        self._log_normalizers = self._log_normalizers[:start]
+        self._next_ids = self._next_ids[:start]
+        self.interventions = self.interventions._replace(hidden=tuple(hidden))
+        self.first_changed = start
+        self.forward = self._buffers.first_tokens(len(ids))
+        if start < len(ids):
+            self.forward.tokens[0, start:] = torch.tensor(ids[start:])
+            record(self.model, self.forward, self.interventions, start=start)
+        self._ids = list(ids)
+
+    def _find_first_change(self, ids: Sequence[int], hidden: Sequence[int]) -> int:
+        changed = set(hidden) ^ set(self.interventions.hidden)
+        end = min(len(self._ids), len(ids), *(j + 1 for j in changed))
+        for t in range(end):
+            if ids[t] != self._ids[t]:
+                return t
+        return end
+
+    def _grow(self, length: int, kept: int) -> None:
+        capacity = -(-length // CAPACITY_STEP) * CAPACITY_STEP
+        old = self._buffers.first_tokens(kept)
+        self._buffers = allocate_pass(self.model, 1, capacity)
+        for name, values in vars(self._buffers.first_tokens(kept)).items():
+            values.copy_(getattr(old, name))
 
     @property
     def length(self) -> int:

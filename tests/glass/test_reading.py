@@ -1,4 +1,4 @@
-"""Interventions on a pass, and cached passes over edited texts against a fresh pass over each."""
+"""Interventions on a pass, and readings of edited texts against a fresh pass over each."""
 
 import pytest
 import torch
@@ -14,10 +14,10 @@ from models import (
     small,
 )
 
-from glass.heads.cached_pass import CachedPass
 from glass.heads.capture import ForwardPass
 from glass.heads.interventions import Interventions
 from glass.heads.results import Head
+from glass.reading import Reading
 from variants import build_model
 
 edits = st.lists(
@@ -54,14 +54,14 @@ def test_no_head_attends_to_a_hidden_token_and_ablated_heads_write_nothing(confi
 @given(configs, ablations, edits)
 def test_an_edited_text_has_the_activations_of_a_fresh_pass(config, ablated, edits):
     model, ids = lively(build_model(config)).double(), []
-    cached = CachedPass(model, ablated)
+    reading = Reading(model, ablated)
     for kept, added, hidden in edits:
         ids = (ids[:kept] + added)[: config.block_size] or [0]
         hidden = sorted(j for j in hidden if j < len(ids))
-        actual = cached.read(ids, hidden)
+        reading.read(ids, hidden)
         interventions = Interventions(tuple(ablated), tuple(hidden))
-        assert cached.interventions == interventions
-        assert_same_pass(actual, captured_with(model, ids, interventions))
+        assert reading.interventions == interventions
+        assert_same_pass(reading.forward, captured_with(model, ids, interventions))
 
 
 @pytest.mark.parametrize(
@@ -70,31 +70,34 @@ def test_an_edited_text_has_the_activations_of_a_fresh_pass(config, ablated, edi
 def test_a_pass_has_the_precision_of_capture(dtype, tolerance):
     config = small(position="rope", n_kv_head=2, smear_keys=True, ngrams=3, ngram_rows=600)
     model, ids = lively(build_model(config)).to(dtype), random_tokens(16).tolist()
-    cached = CachedPass(model)
+    reading = Reading(model)
     for length in (5, 6, 16):
         captured = captured_with(model, ids[:length])
-        assert_same_pass(cached.read(ids[:length]), captured, tolerance)
+        reading.read(ids[:length])
+        assert_same_pass(reading.forward, captured, tolerance)
 
 
 def test_long_texts_keep_what_was_cached_when_the_buffers_grow():
     model, ids = lively(build_model(small(block_size=200))), random_tokens(200).tolist()
-    cached = CachedPass(model)
+    reading = Reading(model)
     for length in (1, 64, 65, 190, 3, 200):
         captured = captured_with(model, ids[:length])
-        assert_same_pass(cached.read(ids[:length]), captured, 1e-5)
-    assert cached.first_changed == 3
+        reading.read(ids[:length])
+        assert_same_pass(reading.forward, captured, 1e-5)
+    assert reading.first_changed == 3
 
 
 def test_a_pass_that_was_interrupted_leaves_no_trace():
-    cached = CachedPass(lively(build_model(small(smear_keys=True))))
-    cached.read(range(10))
+    reading = Reading(lively(build_model(small(smear_keys=True))))
+    reading.read(range(10))
 
     def interrupt(block, inputs):
         raise InterruptedError
 
-    hook = cached.model.blocks[1].register_forward_pre_hook(interrupt)
+    hook = reading.model.blocks[1].register_forward_pre_hook(interrupt)
     with hook, pytest.raises(InterruptedError):
-        cached.read([0, 1, 2, 3, 9, 9, 9, 9, 9, 9], [1])
+        reading.read([0, 1, 2, 3, 9, 9, 9, 9, 9, 9], [1])
     ids = [0, 1, 2, 3, 9, 9, 9, 4]
-    assert_same_pass(cached.read(ids), captured_with(cached.model, ids), 1e-5)
-    assert cached.first_changed == 2  # the interrupted pass hid token 1
+    reading.read(ids)
+    assert_same_pass(reading.forward, captured_with(reading.model, ids), 1e-5)
+    assert reading.first_changed == 2  # the interrupted pass hid token 1
