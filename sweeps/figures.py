@@ -28,7 +28,6 @@ class Figure:
     heading: str  # column in the terminal
     title: str = ""  # on the page; "" if the page does not show it
     unit: str = ""
-    better: str = ""  # lower or higher
     decimals: int | None = None  # None: as many as the standard error leaves
     is_large: bool = False  # written with the prefix of its unit: 115 k
     section: str = "cost"  # of the page: loss, cost or heads
@@ -47,33 +46,31 @@ class Figure:
         return format_fixed(value, error, self.decimals)
 
 
-def _formation(name: str, heading: str, title: str, unit: str = "", better: str = "") -> Figure:
+def _formation(name: str, heading: str, title: str, unit: str = "") -> Figure:
     is_large = name.startswith("tokens_at_emergence/")
-    return Figure(name, heading, title, unit, better, is_large=is_large, section="heads")
+    return Figure(name, heading, title, unit, is_large=is_large, section="heads")
 
 
 # In the order of the terminal's columns, which shows as many as fit.
 FIGURES = (
-    Figure("val/loss", "val/loss", "Validation loss", "nats/token", "lower", 4, section="loss"),
-    _formation("copying_gain", "copying gain", "Copying gain", "nats", "higher"),
+    Figure("val/loss", "val/loss", "Validation loss", "nats/token", 4, section="loss"),
+    _formation("copying_gain", "copying gain", "Copying gain", "nats"),
     _formation(
         "tokens_at_emergence/induction",
         "induction at",
         "Tokens until an induction head emerged",
-        better="lower",
     ),
-    Figure("parameters", "parameters", "Parameters", "", "lower", is_large=True),
-    Figure("kv_cache_bytes", "KV cache", "KV cache", "B", "lower", is_large=True),
-    Figure("val/bits_per_byte", "bits/byte", "Bits per byte", "", "lower", 4, section="loss"),
-    Figure("tokens_per_second", "tok/s", "Throughput", "tokens/s", "higher", is_large=True),
-    Figure("train_seconds", "train s", "Training time", "s", "lower", 0),
+    Figure("parameters", "parameters", "Parameters", is_large=True),
+    Figure("kv_cache_bytes", "KV cache", "KV cache", "B", is_large=True),
+    Figure("val/bits_per_byte", "bits/byte", "Bits per byte", "", 4, section="loss"),
+    Figure("tokens_per_second", "tok/s", "Throughput", "tokens/s", is_large=True),
+    Figure("train_seconds", "train s", "Training time", "s", 0),
     Figure("val/in_context_score", "in-context"),
     _formation("heads/induction", "heads/induction", "Highest prefix-matching score"),
     _formation(
         "tokens_at_emergence/previous_token",
         "previous token at",
         "Tokens until a previous-token head emerged",
-        better="lower",
     ),
     _formation("heads/previous_token", "heads/previous_token", "Highest previous-token score"),
 )

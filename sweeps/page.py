@@ -77,7 +77,6 @@ def _figure_data(figure: Figure) -> dict:
         "name": figure.name,
         "title": figure.title,
         "unit": figure.unit,
-        "better": figure.better,
         "isLarge": figure.is_large,
         "isTime": figure.is_time,
         "section": figure.section,

@@ -295,7 +295,6 @@ interface SweepFigure {
   name: string;
   title: string;
   unit: string;
-  better: "lower" | "higher" | "";
   isLarge: boolean; // written with a prefix: 115k
   isTime: boolean; // censored in runs that do not have it
   section: "loss" | "cost" | "heads";
