@@ -2,7 +2,6 @@
 
 import threading
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -148,30 +147,25 @@ def load_session(
 
     path = Path(expand_model_name(key, name))
     title = path.resolve().name if exists(path) else name
-    is_small = model.num_parameters() < MAX_SMALL_PARAMETERS
-    explored = ExploredModel(title, model.config, is_small=is_small)
+    step, max_steps, scores = 0, None, None
     run_dir = followed_run = None
     if isinstance(stored, RunCheckpoint):
         run_dir = stored.run_dir
-        if stored.which == "last":
-            followed_run = run_dir
-        explored = replace(
-            explored,
-            title=(run_dir or stored.path).resolve().name,
-            step=stored.step,
-            max_steps=stored.settings.max_steps,
-        )
-
+        title = (run_dir or stored.path).resolve().name
+        step, max_steps = stored.step, stored.settings.max_steps
+        followed_run = run_dir if stored.which == "last" else None
     if run_dir is not None:
         with tolerate_errors(f"reading the scores in {run_dir / METRICS}", log):
-            rows = [row for row in read_rows(run_dir / METRICS) if row["step"] <= explored.step]
-            explored = replace(explored, scores=read_scores(rows))
-
+            rows = [row for row in read_rows(run_dir / METRICS) if row["step"] <= step]
+            scores = read_scores(rows)
     prompt = settings.prompt
     if prompt is None:
         prompt = find_prompt(tokenizer, run_dir)
     tokenizer.encode(prompt)  # raises UserError for an unknown character
-    explored = replace(explored, prompt=prompt, begin_of_text=tokenizer.begin_of_text)
+
+    is_small = model.num_parameters() < MAX_SMALL_PARAMETERS
+    begin = tokenizer.begin_of_text
+    explored = ExploredModel(title, model.config, step, max_steps, prompt, begin, is_small, scores)
     return Session(model, tokenizer, explored, followed_run, check_canceled)
 
 
