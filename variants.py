@@ -250,9 +250,6 @@ def count_ngrams(tokens: np.ndarray, vocab_size: int, config: ModelConfig) -> np
     last: a token id, or V + the place in the keys of a shorter n-gram. Every part of a frequent
     n-gram is frequent, and parents come before their children, so that one ascending list holds
     the n-grams of all lengths.
-
-    Raises:
-        UserError: Every n-gram occurs fewer than `ngram_count` times.
     """
     tokens = np.asarray(tokens[:MAX_COUNTED_TOKENS], np.int64)
     keys: list[np.ndarray] = []  # of each length

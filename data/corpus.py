@@ -51,9 +51,6 @@ class Corpus:
 
         See `split_document` for where documents are cut; each has at least one piece. `log` prints
         a note about lines that were skipped.
-
-        Raises:
-            UserError: A file cannot be read, is not UTF-8 text, or lacks the field.
         """
         for path in self.files:
             is_download = path.parent == cache_root()

@@ -98,9 +98,6 @@ def draw_tokens(
         max_new_tokens: Number of steps.
         sampling: How tokens are drawn.
         seeds: Seed of each sequence.
-
-    Raises:
-        UserError: If the logits are NaN or infinite.
     """
     if prompt.shape[1] == 0:
         raise ValueError("generation needs at least one token to start from")

@@ -95,11 +95,7 @@ class Reading:
 
     @torch.no_grad()
     def predict(self) -> tuple[Tensor, Tensor]:
-        """Return log Σ exp of the logits (T,), and the likeliest next tokens (T, 5).
-
-        Raises:
-            UserError: If a prediction is not finite.
-        """
+        """Return log Σ exp of the logits (T,), and the likeliest next tokens (T, 5)."""
         states = self.final_states(len(self._next_ids))
         for rows in states.split(max_logit_rows(self.model)):
             logits = in_float32_or_finer(self.model.head(rows))  # (n, V)
@@ -155,9 +151,6 @@ class Reading:
         """Return the patching of activations of this reading into `base`.
 
         Both must have been read with the same interventions.
-
-        Raises:
-            UserError: If the two texts have different numbers of tokens.
         """
         if self.length != base.length:
             raise UserError(

@@ -2,16 +2,7 @@
 
 Two texts of equal length differ in some tokens: a clean one and a corrupted one. Patching from the
 clean into the corrupted pass (denoising) finds activations that suffice to restore the clean
-prediction; the other direction (noising) finds those that it needs.
-
-    source, base = capture(model, clean_ids), capture(model, corrupted_ids)  # ids (1, T)
-    patching = Patching(model, source, base, Contrast(position=T - 1, answer=7, wrong=9))
-    for cells, logit_differences in patching.patch_components():
-        ...  # cells (n, 2): layer and head, or layer and n_head for the MLP
-
-Any other metric is a function of the logits (n, V) of the prediction, such as the loss of token 7:
-
-    Patching(model, source, base, contrast, metric=lambda logits: -logits.log_softmax(-1)[:, 7])
+prediction; the other direction (noising) finds those that it needs. docs/attention.md has examples.
 
 Reference: Vig et al. 2020, "Causal Mediation Analysis for Interpreting Neural NLP"; Meng et al.
 2022, "Locating and Editing Factual Associations in GPT"; Heimersheim & Nanda 2024, "How to Use and

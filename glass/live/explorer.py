@@ -131,11 +131,7 @@ def load_session(
     log: Callable[[str], None],
     check_canceled: Callable[[], None] = lambda: None,
 ) -> Session:
-    """Load the model that the settings name; the model calls `check_canceled` before each block.
-
-    Raises:
-        UserError: If it cannot be read, or the prompt has a character that it does not have.
-    """
+    """Load the model that the settings name; the model calls `check_canceled` before each block."""
     key = "run_dir" if settings.init_from is None else "init_from"
     name = getattr(settings, key)
     log(f"loading {name} …")

@@ -19,12 +19,7 @@ ALIGNMENT = 4  # bytes; a Float32Array of JavaScript begins at a multiple of it
 
 
 def encode_frame(kind: Literal["part", "answer", "error"], value: Any) -> bytes:
-    """Return a frame: a part, answer or error of what JSON and flattened arrays can represent.
-
-    Raises:
-        TypeError: If a value or an array is of another type.
-        ValueError: If a number outside arrays is not finite, which JSON cannot represent.
-    """
+    """Return a frame: a part, answer or error of what JSON and flattened arrays can represent."""
     binary = bytearray()
 
     def add_array(array: object) -> dict[str, str | int]:

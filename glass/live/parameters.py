@@ -46,11 +46,7 @@ class Parameters(BaseModel):
 
 
 def read_parameters(body: bytes, config: GPTConfig) -> Parameters:
-    """Return the parameters of a request, from its JSON.
-
-    Raises:
-        UserError: If one has another type, or names what the model or the text does not have.
-    """
+    """Return the parameters of a request, from its JSON; raise `UserError` if one is impossible."""
     try:
         parameters = Parameters.model_validate_json(body)
     except ValidationError as e:
