@@ -5,7 +5,6 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from heapq import nlargest
-from typing import NamedTuple
 
 import numpy as np
 
@@ -198,28 +197,21 @@ class StrongestHeads:
         return selected
 
 
-class Table(NamedTuple):
-    """Names of columns, and rows of as many values."""
-
-    columns: list[str]
-    rows: list[list]
-
-
-def head_table(row: dict) -> Table:
-    """Return the scores, standard errors and steps of emergence of every head, a row for each."""
+def head_table(row: dict) -> tuple[list[str], list[list]]:
+    """Return the names of columns and a row for each head: scores, errors, steps of emergence."""
     columns = _read_columns(row, "heads")
     for kind in ("emerged", "lost"):
         columns |= {f"{kind}/{score}": heads for score, heads in _read_columns(row, kind).items()}
     heads = sorted({head for values in columns.values() for head in values})
     rows = [[str(head), *(values.get(head) for values in columns.values())] for head in heads]
-    return Table(["head", *columns], rows)
+    return ["head", *columns], rows
 
 
-def composition_table(measurements: Measurements) -> Table:
-    """Return the composition shares that were measured, a row for each."""
+def composition_table(measurements: Measurements) -> tuple[list[str], list[list]]:
+    """Return the names of columns and a row for each composition share that was measured."""
     columns = ["score", "head", "input", "upstream", "share", "share_se", "direct", "direct_se"]
     rows = [
         [entry.score, str(entry.head), entry.input, entry.upstream, *entry.share, *entry.direct]
         for entry in measurements.composition
     ]
-    return Table(columns, rows)
+    return columns, rows

@@ -114,7 +114,7 @@ def test_the_tables_hold_every_head_and_composition_share():
     columns, rows = composition_table(make_measurements())
     assert rows == [["induction", "L1H2", "keys", "L0H0", 0.9, 0.02, 0.4, 0.1]]
     assert len(columns) == len(rows[0])
-    assert head_table({}).rows == composition_table(Measurements(step=0)).rows == []
+    assert head_table({})[1] == composition_table(Measurements(step=0))[1] == []
 
 
 def test_the_heads_with_the_highest_values_so_far_are_plotted_also_after_a_resume():
