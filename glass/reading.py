@@ -136,9 +136,7 @@ class Reading:
     def head_effects(self, i: int) -> Iterator[np.ndarray]:
         """Yield, for each layer, the loss increases (H,) of the token after i without each head."""
         target = int(self.forward.tokens[0, i + 1])
-        effects = iterate_head_effects(self.model, self.forward, i, target, self.interventions)
-        for _, nats in effects:
-            yield nats
+        return iterate_head_effects(self.model, self.forward, i, target, self.interventions)
 
     def logit_difference(self, contrast: Contrast) -> float:
         """Return logit(answer) - logit(wrong) of a prediction."""

@@ -82,8 +82,8 @@ def iterate_head_effects(
     i: int,
     target: int,
     interventions: Interventions = NO_INTERVENTIONS,
-) -> Iterator[tuple[int, np.ndarray]]:
-    """Yield each layer, and the loss increases (H,) in nats of `target` without each of its heads.
+) -> Iterator[np.ndarray]:
+    """Yield, for each layer, the loss increases (H,) in nats of `target` without each of its heads.
 
     The target is predicted after token i. `forward` ran with the same `interventions`, whose hidden
     tokens are at most i.
@@ -93,8 +93,8 @@ def iterate_head_effects(
     targets = torch.tensor([[target]], device=tokens.device)
     loss = token_losses(model, residuals[-1][:, -1:], targets)  # (1, 1)
     by_layer = _iterate_losses_without_heads(model, tokens, targets, residuals, interventions)
-    for layer, losses in enumerate(by_layer):
-        yield layer, (losses - loss)[:, 0].cpu().numpy()
+    for losses in by_layer:
+        yield (losses - loss)[:, 0].cpu().numpy()
 
 
 def _iterate_losses_without_heads(

@@ -56,14 +56,8 @@ def test_effects_are_those_of_whole_passes_with_one_more_intervention(config, in
     assert np.isnan(table[0, -1, :10]).all() and np.abs(table[0, :-1]).max() > 1e-3
     assert not np.triu(table[0, :-1]).any()  # of itself and of the tokens before it
 
-    effects = np.stack(
-        [
-            effects
-            for _, effects in iterate_head_effects(
-                model, forward.first_tokens(9), 8, int(ids[9]), interventions
-            )
-        ]
-    )
+    first_tokens, target = forward.first_tokens(9), int(ids[9])
+    effects = np.stack(list(iterate_head_effects(model, first_tokens, 8, target, interventions)))
     for head in np.ndindex(2, 4):
         changed = interventions._replace(ablated=(*interventions.ablated, Head(*head)))
         increase = losses(whole_pass(model, ids, changed)) - losses(log_p)
