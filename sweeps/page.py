@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from statistics import fmean
 from urllib.parse import quote
@@ -11,7 +10,7 @@ from common.files import exists
 from common.terminal import print_stderr, tolerate_errors
 from glass.heads.metrics import read_head_values
 from glass.page.html import write_html
-from glass.page.values import clip_text, finite_number, metric_curve
+from glass.page.values import finite_number, metric_curve
 from studies.verdicts import ARM, StudyResults, verdicts
 from sweeps.figures import FIGURES, Figure
 from sweeps.ranking import Ranking, reproduce_command, shorten_number
@@ -25,8 +24,6 @@ CURVES_PER_RUN = 10  # roughly: losses, and one per score
 AVERAGED_SCORES = ("entropy", "distance")
 CURVES = ("val/loss", "val/bits_per_byte", "train/loss")
 SHOWN = [figure for figure in FIGURES if figure.title]
-
-clip = partial(clip_text, max_length=500)  # characters of a setting's value or of a failure
 
 
 def write_results(folder: Path, runs: Sequence[Run]) -> None:
@@ -53,7 +50,7 @@ def write_sweep_page(folder: Path, ranking: Ranking) -> Path:
         "title": folder.resolve().name,
         "metric": ranking.metric,
         "points": points,
-        "keys": [{"name": clip(key), "values": list(dict.fromkeys(values[key]))} for key in keys],
+        "keys": [{"name": key, "values": list(dict.fromkeys(values[key]))} for key in keys],
         "figures": [_figure_data(figure) for figure in SHOWN],
         "isComparison": ranking.compares_runs,
         "hasSeveralTexts": ranking.has_several_texts,
@@ -84,7 +81,7 @@ def _figure_data(figure: Figure) -> dict:
 
 
 def _setting_text(run: Run, key: str) -> str:
-    return clip(shorten_number(run.settings.get(key, "")))
+    return shorten_number(run.settings.get(key, ""))
 
 
 def _run_data(
@@ -96,12 +93,12 @@ def _run_data(
     rows = [{"step": row["step"], **_scores_of_row(row)} for row in run.rows]
     scores = dict.fromkeys(score for row in rows for score in row if score != "step")
     return {
-        "name": clip(run.name),
+        "name": run.name,
         "page": _relative_url(folder, page) if exists(page) else None,
         "values": [_setting_text(run, key) for key in keys],
-        "seed": clip(str(seed)),
+        "seed": str(seed),
         "status": run.status,
-        "reason": clip(run.failure),
+        "reason": run.failure,
         "step": run.steps,
         "maxSteps": run.config.max_steps if run.config else None,
         "figures": {figure.name: finite_number(run.figures.get(figure.name)) for figure in SHOWN},
