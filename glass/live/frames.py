@@ -15,7 +15,6 @@ import numpy as np
 from common.terminal import explain_error, print_stderr
 
 ARRAY_TYPES = ("float32", "float16")
-ALIGNMENT = 4  # bytes; a Float32Array of JavaScript begins at a multiple of it
 
 
 def encode_frame(kind: Literal["part", "answer", "error"], value: Any) -> bytes:
@@ -27,7 +26,6 @@ def encode_frame(kind: Literal["part", "answer", "error"], value: Any) -> bytes:
             raise TypeError(f"a value of {type(array).__name__} cannot be sent: {array!r}")
         offset = len(binary)
         binary.extend(array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes())
-        binary.extend(bytes(-len(binary) % ALIGNMENT))
         return {"array": array.dtype.name, "offset": offset, "length": array.size}
 
     text = json.dumps({kind: value}, default=add_array, allow_nan=False).encode()
