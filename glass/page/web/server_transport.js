@@ -3,9 +3,6 @@
 import { readFrames } from "./frames.js";
 import { emit } from "./page_state.js";
 
-/** Return an error that a sentence explains. */
-const createError = (name, sentence) => Object.assign(new Error(sentence), { name });
-
 /**
  * Post a request to `ask`, beside the page's address.
  *
@@ -18,13 +15,12 @@ async function post(message, signal) {
   try {
     response = await fetch("ask", { method: "POST", body: JSON.stringify(message), signal });
   } catch {
-    throw createError(
-      "ServerStopped",
+    throw new Error(
       "the program explore.py is not running any more: start it again, and open the address that it prints",
     );
   }
   if (response.ok) return response.body;
-  throw createError("RequestRefused", (await response.text()).trim());
+  throw new Error((await response.text()).trim());
 }
 
 /**
@@ -36,11 +32,12 @@ async function post(message, signal) {
 async function readAnswer(stream, onPart) {
   for await (const frame of readFrames(stream)) {
     if ("answer" in frame) return frame.answer;
-    if ("error" in frame) throw createError(frame.error.name, frame.error.message);
+    if ("error" in frame) {
+      throw Object.assign(new Error(frame.error.message), { name: frame.error.name });
+    }
     onPart(frame.part);
   }
-  throw createError(
-    "ConnectionBroke",
+  throw new Error(
     "the connection to explore.py broke before the answer was complete: see its terminal",
   );
 }
