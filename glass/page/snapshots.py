@@ -12,10 +12,8 @@ from numpy.lib.npyio import NpzFile
 from common.files import list_folder, parse_step
 from glass.heads.stored_weights import order_by_importance
 from glass.page.pack import Blobs, Packed, pack_maps, pack_predictions
-from glass.page.values import clip_text
 
 PROBES = ("text", "repeated")
-MAX_TOKEN_LENGTH = 100  # characters
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -140,7 +138,7 @@ def embed_maps(
             "name": name,
             "period": probe.period,
             "T": probe.shape[2],
-            "tokens": [clip_text(token, MAX_TOKEN_LENGTH) for token in probe.tokens],
+            "tokens": probe.tokens,
             "ids": probe.ids,
             "maps": [blobs.put(snapshot.pack_maps(name)) for snapshot in chosen],
         }
