@@ -114,9 +114,9 @@ def dry_run(
     parameters, flops_per_token = model_size(resolved.model)
     num_steps = max(0, config.max_steps - progress.step)
     num_tokens = num_steps * tokens_per_step(resolved)
-    step_seconds, source = time_step(resolved, processes, train_step)
     memory = memory_needed(resolved, processes)
     available = process_memory(resolved.device, processes)
+    step_seconds, source = time_step(resolved, processes, train_step)
     duration = "unknown"
     if step_seconds is not None:
         duration = format_minutes(step_seconds * num_steps)
@@ -133,9 +133,10 @@ def dry_run(
     print_run(printer(Terminal(), wrap=True), resolved, parameters, text, processes)
     of_device = f"; there are {available / 1e9:,.1f} GB" if available else ""
     log(f"memory   about {memory_text} of tensors in a training step of each process{of_device}")
-    log("         PyTorch, memory that it keeps for reuse, evaluation and snapshots come on top")
+    log("         on top: PyTorch (0.4 GB on a CPU), memory that it keeps for reuse,")
+    log("         evaluation and snapshots of attention")
     log(f"compute  {flops} for {pluralize(num_tokens, 'token')} in {pluralize(num_steps, 'step')}")
-    log(f"time     about {duration}, without evaluations and snapshots of attention ({source})")
+    log(f"time     about {duration}, without evaluations and snapshots ({source})")
     return nan
 
 
@@ -143,8 +144,6 @@ def time_step(
     config: ResolvedConfig, processes: int, train_step: Callable
 ) -> tuple[float | None, str]:
     """Return the seconds of an optimizer step, None if unknown, and how they are known.
-
-    For steps that were timed, the second value also states the peak memory of this process so far.
 
     This process takes a few steps of its share of the batch, with random tokens, unless a step
     would take long or more memory than there is.
@@ -167,9 +166,5 @@ def time_step(
         if sum(seconds) > MAX_TIMING_SECONDS:
             break
     step_seconds = min(seconds[WARM_UP_STEPS:] or seconds)
-    source = f"{1000 * step_seconds:,.0f} ms per step, timed"
-    if config.compile:
-        source += ", not compiled"
-    if peak := device.peak_memory(config.device):
-        source += f"; peak memory {format_magnitude(peak, None, 'B')}"
-    return step_seconds, source
+    eager = ", not compiled" if config.compile else ""
+    return step_seconds, f"{1000 * step_seconds:,.0f} ms per step, timed{eager}"
