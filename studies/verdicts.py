@@ -262,8 +262,9 @@ def _compare(test: Comparison, difference: Difference, seeds: str) -> Verdict:
 
 
 def _metric_name(metric: str) -> str:
-    """Return a metric's name without its unit."""
-    return METRIC_NAMES.get(metric, metric).partition(" (")[0]
+    """Return a metric's name within a sentence, without its unit."""
+    name = METRIC_NAMES.get(metric, metric).partition(" (")[0]
+    return name if name.startswith("KL") else f"{name[0].lower()}{name[1:]}"
 
 
 def _name_event(emergence: Emergence) -> str:
@@ -271,11 +272,11 @@ def _name_event(emergence: Emergence) -> str:
     name, threshold = _metric_name(emergence.metric), emergence.threshold
     past = "above" if emergence.is_rise else "below"
     limit = _metric_name(threshold) if isinstance(threshold, str) else f"{threshold:g}"
-    return f"{emergence.name} ({name[0].lower()}{name[1:]} {past} {limit})"
+    return f"{emergence.name} ({name} {past} {limit})"
 
 
 def _state_difference(test: Comparison, difference: Difference) -> str:
-    """Return by how much two quantities differ: "Loss: one layer exceeds two layers by 1 ± 0.1"."""
+    """Return by how much two quantities differ, as a clause."""
     first, second = test.first, test.second
     if first.metric == second.metric == STEP:
         steps = format_with_error(abs(difference.value), difference.error)
@@ -283,7 +284,7 @@ def _state_difference(test: Comparison, difference: Difference) -> str:
         return f"{first.arm}: {first.at} comes {steps} steps {order} {second.at}"
     by = format_with_error(difference.value, difference.error)
     if first.arm != second.arm:
-        return f"{_metric_name(first.metric)}: {first.arm} exceeds {second.arm} by {by}"
+        return f"{first.arm} exceeds {second.arm} in {_metric_name(first.metric)} by {by}"
     return f"{first.arm}: {_name_quantity(first)} exceeds {_name_quantity(second)} by {by}"
 
 
