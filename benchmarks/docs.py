@@ -300,10 +300,7 @@ def renew_studies(folder: Path) -> None:
             run_python(folder, str(ROOT / "train.py"), "-m", *settings)
         output = run_python(folder, "-m", "sweeps", str(sweep))
         tables = "\n".join(line.rstrip() for line in output.split("\npage  ")[0].splitlines())
-        before, after = page.read_text(encoding="utf-8").split(f"{name}`\n\n```\n")
-        remainder = after[after.index("```") :]
-        text = f"{before}{name}`\n\n```\n{tables.strip()}\n{remainder}"
-        page.write_text(text, encoding="utf-8")
+        renew_part(page, name, f"```\n{tables.strip()}\n```")
         results = StudyResults(study, summarize(sweep))
         for claim in study.claims:
             rows.append(f"| {name} | {claim.text} | {results.verdict(claim).verdict} |")

@@ -74,8 +74,8 @@ def _between_arms(
     return Comparison(Quantity(metric, first), Quantity(metric, second), at_least, at_most)
 
 
-def _within_arm(arm: str, first: str, second: str, at_least: float) -> Comparison:
-    return Comparison(Quantity(first, arm), Quantity(second, arm), at_least)
+def _within_arm(arm: str, first: str, second: str, at_least: float, at: str = END) -> Comparison:
+    return Comparison(Quantity(first, arm, at), Quantity(second, arm, at), at_least)
 
 
 def _rises(metric: str, arm: str, since: str, until: str, at_least: float) -> Comparison:
@@ -110,7 +110,7 @@ METRIC_NAMES = {
 
 INDUCTION_HEAD, PREVIOUS_HEAD = "induction head", "previous-token head"
 LOSS_FALL, LEARNING = "fall of the repeated loss", "in-context learning"
-TWO_LAYERS, ONE_LAYER, SMEARED = "two layers", "one layer", "one layer, smeared"
+TWO_LAYERS, ONE_LAYER, SMEARED = "two layers", "one layer", "one smeared layer"
 INDUCTION = Study(
     title="Induction needs two layers, or keys that contain the previous token",
     papers="Elhage et al. 2021; Olsson et al. 2022",
@@ -118,7 +118,7 @@ INDUCTION = Study(
         Arm(TWO_LAYERS, {"model.n_layer": "2", "model.smear_keys": "false"}),
         Arm(ONE_LAYER, {"model.n_layer": "1", "model.smear_keys": "false"}),
         Arm(SMEARED, {"model.n_layer": "1", "model.smear_keys": "true"}),
-        Arm("two layers, smeared", {"model.n_layer": "2", "model.smear_keys": "true"}),
+        Arm("two smeared layers", {"model.n_layer": "2", "model.smear_keys": "true"}),
     ],
     emergences=[
         Emergence(LOSS_FALL, "task/repeated_loss", 1.4, is_rise=False),
@@ -164,11 +164,7 @@ MARKOV = Study(
             "The predictions are uniform at first, then those of in-context unigrams, then those "
             "of in-context bigrams.",
             [
-                Comparison(
-                    Quantity("task/kl_unigram", TWO_LAYERS, START),
-                    Quantity("task/kl_uniform", TWO_LAYERS, START),
-                    at_least=0.05,
-                ),
+                _within_arm(TWO_LAYERS, "task/kl_unigram", "task/kl_uniform", 0.05, at=START),
                 _follows(BIGRAMS, UNIGRAMS, TWO_LAYERS, at_least=30),
             ],
         ),
@@ -302,8 +298,7 @@ SHARING = Study(
     emergences=[Emergence("recall", "task/repeated_loss", 0.5, is_rise=False)],
     claims=[
         Claim(
-            "With heads of 32, where both reach the floor of the loss, one key/value head instead "
-            "of four costs little recall.",
+            "With heads of 32, one key/value head instead of four costs little recall.",
             [_between_arms("task/repeated_loss", ONE_LARGE, FOUR_LARGE, at_most=0.02)],
             needs=[("recall", FOUR_LARGE)],
         ),

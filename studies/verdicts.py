@@ -14,7 +14,7 @@ from common.statistics import (
     standard_error,
     welch_difference,
 )
-from common.text import format_with_error
+from common.text import format_with_error, pluralize
 from studies.claims import (
     END,
     METRIC_NAMES,
@@ -109,32 +109,25 @@ class StudyResults:
                 steps.setdefault(emergence.metric, []).append(step)
         return steps
 
+    def _values(self, quantity: Quantity) -> list[float | None]:
+        """Return a quantity of each run of its arm, None if it was not measured then."""
+        return [self._value(run, quantity) for run in self.runs[quantity.arm]]
+
     def _value(self, run: Run, quantity: Quantity) -> float | None:
-        """Return a quantity of a run, or None if it was not measured then."""
-        rows = [row for row in run.rows if quantity.metric in row]
         if quantity.at in self.emergences:
             step = find_step(run, self.emergences[quantity.at])
-            rows = [row for row in rows if row["step"] == step]
-        return rows[0 if quantity.at == START else -1][quantity.metric] if rows else None
-
-    def _values(self, quantity: Quantity) -> list[float]:
-        values = (self._value(run, quantity) for run in self.runs[quantity.arm])
-        return [value for value in values if value is not None]
-
-    def _pairs(self, test: Comparison) -> list[tuple[float, float]]:
-        """Return both quantities of each run of an arm that has them."""
-        pairs = []
-        for run in self.runs[test.first.arm]:
-            first, second = self._value(run, test.first), self._value(run, test.second)
-            if first is not None and second is not None:
-                pairs.append((first, second))
-        return pairs
+        else:
+            step = run.rows[0 if quantity.at == START else -1]["step"]
+        values = (row.get(quantity.metric) for row in run.rows if row["step"] == step)
+        return next(values, None)
 
     # --- verdicts ---------------------------------------------------------------------------------
 
     def verdict(self, claim: Claim) -> Verdict:
         """Return the verdict on a claim: the least favorable one of its tests."""
-        for emergence, arm in claim.needs:
+        sides = [side for test in claim.tests for side in (test.first, test.second)]
+        events = [(side.at, side.arm) for side in sides if side.at in self.emergences]
+        for emergence, arm in (*claim.needs, *events):
             count, total = _count_events(self.steps(emergence, arm))
             if 2 * count <= total:
                 return Verdict(UNDECIDED, f"{arm}: {emergence} in only {count} of {total} seeds.")
@@ -146,21 +139,23 @@ class StudyResults:
         return Verdict(REPRODUCED, " ".join(verdict.reason for verdict in verdicts))
 
     def _check(self, test: Comparison) -> Verdict:
+        first, second = self._values(test.first), self._values(test.second)
+        seeds = ""
         if test.first.arm == test.second.arm:
-            pairs = self._pairs(test)
+            pairs = [(a, b) for a, b in zip(first, second) if a is not None and b is not None]
             counts = {test.first.arm: len(pairs)}
             difference = paired_difference([a for a, _ in pairs], [b for _, b in pairs])
-            is_within = [test.at_least <= a - b <= test.at_most for a, b in pairs]
-            seeds = _state_count(sum(is_within), len(self.runs[test.first.arm]))
+            is_inside = [test.at_least <= a - b <= test.at_most for a, b in pairs]
+            seeds = _state_count(sum(is_inside), len(first))
         else:
-            first, second = self._values(test.first), self._values(test.second)
-            counts = {test.first.arm: len(first), test.second.arm: len(second)}
-            difference = welch_difference(first, second)
-            seeds = ""
+            counts = {test.first.arm: len(_known(first)), test.second.arm: len(_known(second))}
+            difference = welch_difference(_known(first), _known(second))
         for arm, count in counts.items():
             if count < MIN_SEEDS:
-                return Verdict(UNDECIDED, f"{arm}: {count} of at least {MIN_SEEDS} seeds.")
-        return _compare(test, difference, seeds)
+                seeds = pluralize(count, "seed")
+                return Verdict(UNDECIDED, f"{arm}: {seeds}, but {MIN_SEEDS} are needed.")
+        verdict, reason = _compare(test, difference, min(counts.values()))
+        return Verdict(verdict, reason + seeds)
 
     # --- tables -----------------------------------------------------------------------------------
 
@@ -179,14 +174,15 @@ class StudyResults:
 
     def _value_table(self, metric: str, compared: Sequence[Quantity]) -> ResultTable:
         """Return the values of a metric at the end of each arm, and at other times of claims."""
+        times = (START, *self.emergences, END)
+        quantities = [Quantity(metric, arm, at) for arm in self.runs for at in times]
         rows = []
-        ends = [Quantity(metric, arm) for arm in self.runs]
-        for quantity in dict.fromkeys([*ends, *(q for q in compared if q.metric == metric)]):
+        for quantity in quantities:
             values = self._values(quantity)
-            if not values:
+            if not _known(values) or not (quantity.at == END or quantity in compared):
                 continue
-            errors = self._values(quantity._replace(metric=f"{metric}_se"))
-            mean = format_with_error(fmean(values), standard_error(values))
+            errors = _known(self._values(quantity._replace(metric=f"{metric}_se")))
+            mean = format_with_error(fmean(_known(values)), standard_error(_known(values)))
             within = f"{round(fmean(errors), 6):.2g}" if errors else "–"
             name = quantity.arm if quantity.at == END else f"{quantity.arm}, {quantity.at}"
             rows.append([name, " ".join(map(_format_value, values)), mean, within])
@@ -233,29 +229,41 @@ def find_step(run: Run, emergence: Emergence) -> int | None:
     metrics = [metric, threshold] if isinstance(threshold, str) else [metric]
     rows = [row for row in run.rows if all(name in row for name in metrics)]
     limits = [row[threshold] if isinstance(threshold, str) else threshold for row in rows]
-    is_past = [(row[metric] > limit) == emergence.is_rise for row, limit in zip(rows, limits)]
+    is_past = [
+        row[metric] > limit if emergence.is_rise else row[metric] < limit
+        for row, limit in zip(rows, limits)
+    ]
     pairs = zip(rows, pairwise(is_past))
     return next((row["step"] for row, is_confirmed in pairs if all(is_confirmed)), None)
+
+
+def _known(values: Sequence[float | None]) -> list[float]:
+    return [value for value in values if value is not None]
 
 
 # --- verdicts -------------------------------------------------------------------------------------
 
 
-def _compare(test: Comparison, difference: Difference, seeds: str) -> Verdict:
+def _compare(test: Comparison, difference: Difference, seeds: int) -> Verdict:
     """Return the verdict by how many standard errors separate a difference from its bounds."""
-    distance = min(difference.value - test.at_least, test.at_most - difference.value)
-    in_errors = Difference(distance, difference.error, difference.degrees).in_errors
+    value = difference.value
+    if value - test.at_least < test.at_most - value:
+        distance, bound = value - test.at_least, f"at least {test.at_least:g}"
+    else:
+        distance, bound = test.at_most - value, f"at most {test.at_most:g}"
+    in_errors = difference._replace(value=distance).in_errors
+    is_above = (distance > 0) == bound.startswith("at least")
     text = (
-        f"{_state_difference(test, difference)}; the claim is {_format_bounds(test)}, "
-        f"{_format_errors(abs(in_errors))} standard errors away"
+        f"{_state_difference(test, difference)}: {_format_errors(abs(in_errors))} standard errors "
+        f"{'above' if is_above else 'below'} the bound, {bound}"
     )
     if in_errors >= MIN_ERRORS:
-        return Verdict(REPRODUCED, f"{text}.{seeds}")
+        return Verdict(REPRODUCED, f"{text}.")
     if in_errors <= -MIN_ERRORS_TO_REFUTE:
-        return Verdict(NOT_REPRODUCED, f"{text}.{seeds}")
+        return Verdict(NOT_REPRODUCED, f"{text}.")
     times = (MIN_ERRORS if distance > 0 else MIN_ERRORS_TO_REFUTE) / (abs(in_errors) or inf)
-    needed = f"; about {ceil(times**2)} times the seeds would decide" if 1 < times < 10 else ""
-    return Verdict(UNDECIDED, f"{text}{needed}.{seeds}")
+    needed = f"; about {ceil(seeds * times**2)} seeds would decide" if 1 < times < 10 else ""
+    return Verdict(UNDECIDED, f"{text}{needed}.")
 
 
 # --- texts ----------------------------------------------------------------------------------------
@@ -283,28 +291,18 @@ def _state_difference(test: Comparison, difference: Difference) -> str:
         order = "before" if difference.value < 0 else "after"
         return f"{first.arm}: {first.at} comes {steps} steps {order} {second.at}"
     by = format_with_error(difference.value, difference.error)
+    name, other_name = _metric_name(first.metric), _metric_name(second.metric)
     if first.arm != second.arm:
-        return f"{first.arm} exceeds {second.arm} in {_metric_name(first.metric)} by {by}"
-    return f"{first.arm}: {_name_quantity(first)} exceeds {_name_quantity(second)} by {by}"
-
-
-def _name_quantity(quantity: Quantity) -> str:
-    name = _metric_name(quantity.metric)
-    return name if quantity.at == END else f"{name} at {quantity.at}"
-
-
-def _format_bounds(test: Comparison) -> str:
-    """Return the bounds of a claim; two bounds are the same distance in both directions."""
-    if not isfinite(test.at_most):
-        return f"at least {test.at_least:g}"
-    if not isfinite(test.at_least):
-        return f"at most {test.at_most:g}"
-    return f"at most {test.at_most:g} either way"
+        return f"{first.arm} exceeds {second.arm} in {name} by {by}"
+    if first.metric == second.metric:
+        return f"{first.arm}: {name} rises by {by} from {second.at} to {first.at}"
+    at = "" if first.at == END else f", at {first.at}"
+    return f"{first.arm}{at}: {name} exceeds {other_name} by {by}"
 
 
 def _state_count(count: int, total: int) -> str:
     low, high = proportion_interval(count, total)
-    return f" True of {count} of {total} seeds (95% interval {low:.0%} to {high:.0%})."
+    return f" Inside the bound in {count} of {total} seeds (95% interval {low:.0%} to {high:.0%})."
 
 
 def _format_errors(in_errors: float) -> str:
@@ -313,7 +311,9 @@ def _format_errors(in_errors: float) -> str:
     return f"{in_errors:.0f}" if in_errors >= 10 else f"{in_errors:.1f}"
 
 
-def _format_value(value: float) -> str:
+def _format_value(value: float | None) -> str:
+    if value is None:
+        return "–"
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3f}"
 
 

@@ -229,12 +229,14 @@ def read_sweep(folder: Path) -> list[Run]:
 
     names = {run.overrides["sweep"] for run in runs if "sweep" in run.overrides}
     arms = STUDIES[names.pop()].arms if len(names) == 1 and names <= STUDIES.keys() else ()
-    sorted_runs = []
+    others, sorted_runs = runs, []
     for arm in arms:
-        matching = [run for run in runs if arm.settings.items() <= run.all_settings.items()]
-        runs = [run for run in runs if run not in matching]
+        matching = [run for run in others if arm.settings.items() <= run.all_settings.items()]
+        others = [run for run in others if run not in matching]
         sorted_runs += [replace(run, settings={ARM: arm.name} | run.settings) for run in matching]
-    return sorted_runs + runs
+    seeds = {(run.settings[ARM], run.all_settings["seed"]) for run in sorted_runs}
+    has_other_settings = len(seeds) < len(sorted_runs)  # swept beside those of the study
+    return runs if has_other_settings else sorted_runs + others
 
 
 def _vocab_size(requested: Config, trained: Config | None) -> str:

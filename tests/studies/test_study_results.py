@@ -136,6 +136,7 @@ NEVER = 1000
         ([20, 10, 10, 10, 10], NOT_REPRODUCED, NOT_REPRODUCED, 0),
         ([50, 50, 50, 50, NEVER], UNDECIDED, UNDECIDED, 4),  # four seeds have both events
         ([50] * 18 + [NEVER, 90], REPRODUCED, NOT_REPRODUCED, 18),
+        ([50] * 5 + [NEVER] * 5, UNDECIDED, UNDECIDED, 5),  # the event is not in most seeds
     ],
 )
 def test_two_events_are_compared_by_the_steps_between_them(head_steps, within_20, after_20, count):
@@ -159,11 +160,11 @@ def test_two_events_are_compared_by_the_steps_between_them(head_steps, within_20
 
 @pytest.mark.parametrize(
     ("first", "second", "difference"),
-    [("head", START, 0.5), (END, "head", 0.5), (END, START, 1.0), ("head", "fall", 0.3)],
+    [("head", START, 0.5), (END, "head", 0.5), (END, START, 1.0), ("head", "fall", 0.2)],
 )
 def test_a_metric_is_compared_at_the_start_at_events_and_at_the_end(first, second, difference):
     curves = {
-        "task/loss": lambda t: 2.0 - t / 20,  # falls below 1 at step 30
+        "task/loss": lambda t: 2.0 - t / 20,  # falls below 1 after step 20
         "task/head": lambda t: float(t >= 50),
         "task/share": lambda t: t / 100,
     }
@@ -191,17 +192,18 @@ def test_an_event_is_confirmed_by_the_next_evaluation_and_then_stays():
     assert step({30: 0.9, 50: 0.9, 60: 0.9}) == 50
     assert step({100: 0.9}) is None
     assert step({30: 0.5, 40: 0.5}) is None  # at the threshold, not past it
+    assert find_step(make_run("a", 1, {"task/loss": lambda _: 1.0}), LOSS_FALLS) is None
 
 
 def test_the_tables_have_every_seed_the_error_over_seeds_and_that_within_a_run():
     metrics = [{"task/loss": lambda _, v=v: v, "task/loss_se": lambda _: 0.02} for v in (2.0, 4.0)]
-    runs = [make_run("a", seed, of_seed) for seed, of_seed in enumerate(metrics)]
+    runs = [make_run("a", seed, of_seed) for seed, of_seed in enumerate([*metrics, {}])]
     claim = Claim("It is so.", (EXCESS,))
     study = Study("", "", (Arm("a", {}), Arm("b", {})), (LOSS_FALLS,), (claim,), ())
     values, emergence = StudyResults(study, runs).tables()
-    assert values.rows == [["a", "2.000 4.000", "3 ± 1", "0.02"]]
+    assert values.rows == [["a", "2.000 4.000 –", "3 ± 1", "0.02"]]
     assert "by seed" in values.columns  # of the two arms, one has no runs
-    assert emergence.rows[0] == ["fall", "a", "– –", "–", "0 of 2"]
+    assert emergence.rows[0] == ["fall", "a", "– – –", "–", "0 of 3"]
 
 
 def test_every_study_names_its_own_arms_and_events():

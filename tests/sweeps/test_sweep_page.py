@@ -274,6 +274,13 @@ def test_the_runs_of_a_study_are_its_arms_with_their_metrics(tmp_path):
     assert two_layers["events"]["task/previous_token"] == [15]  # after 0.5 at step 10
 
 
+def test_jobs_of_a_study_that_differ_in_other_settings_are_no_seeds_of_its_arms(tmp_path):
+    folder = make_study(tmp_path / "sweep")
+    settings = {"sweep": "paper_markov", "model.n_layer": "2", "seed": "1", "optim.lr": "0.01"}
+    note_job(make_job(folder, settings, L=2, maps=False), settings)
+    assert content_of(folder)["study"] is None
+
+
 @pytest.mark.slow
 def test_a_study_shows_its_verdicts_its_curves_and_every_seeds_value(open_page, tmp_path):
     tab = open_page(write(make_study(tmp_path / "sweep")))
