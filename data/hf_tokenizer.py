@@ -55,7 +55,8 @@ class HFTokenizer:
         has_begin = encoded.special_tokens_mask[:1] == [1]
         self.begin_of_text: int | None = encoded.ids[0] if has_begin else None
         self.bos_token_id = self.begin_of_text
-        if self.begin_of_text is None and bos_token_id in self._vocabulary:
+        is_id = type(bos_token_id) is int and bos_token_id in self._vocabulary
+        if self.begin_of_text is None and is_id:
             self.bos_token_id = bos_token_id
         is_text = isinstance(chat_template, str)
         self.chat_template = replace_surrogates(chat_template) if is_text else None
@@ -169,11 +170,14 @@ def read_tokenizer(folder: Path, config: dict[str, Any]) -> HFTokenizer:
 
     template = settings.get("chat_template")
     if isinstance(template, list):
-        template = {entry["name"]: entry["template"] for entry in template}.get("default")
+        named = [entry for entry in template if isinstance(entry, dict)]
+        template = next((t.get("template") for t in named if t.get("name") == "default"), None)
     template_file = folder / HF_CHAT_TEMPLATE_FILE
     if template_file.is_file():
-        template = template_file.read_text(encoding="utf-8")
-    return HFTokenizer(library.to_str(), find_id("eos_token"), find_id("bos_token"), template)
+        template = template_file.read_text(encoding="utf-8", errors="replace")
+    has_no_begin = settings.get("bos_token", "") is None  # whatever config.json says
+    begin = None if has_no_begin else find_id("bos_token")
+    return HFTokenizer(library.to_str(), find_id("eos_token"), begin, template)
 
 
 def read_json(path: Path) -> dict[str, Any]:

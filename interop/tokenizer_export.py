@@ -28,11 +28,14 @@ def export_tokenizer(tokenizer: Tokenizer, block_size: int) -> dict[str, str]:
         "clean_up_tokenization_spaces": False,
         "model_max_length": block_size,
     }
-    ids = special_token_ids(tokenizer)
-    ids["pad_token_id"] = tokenizer.end_of_text  # fills up rows of different lengths
-    for name, id in ids.items():
+    roles = {
+        "eos_token": tokenizer.end_of_text,
+        "pad_token": tokenizer.end_of_text,  # fills up rows of different lengths
+        "bos_token": tokenizer.bos_token_id,
+    }
+    for role, id in roles.items():
         if id is not None and id in tokenizer.special:
-            settings[name.removesuffix("_id")] = tokenizer.special[id]
+            settings[role] = tokenizer.special[id]
     if tokenizer.chat_template:
         settings["chat_template"] = tokenizer.chat_template
     settings_json = json.dumps(settings, indent=1)

@@ -131,8 +131,8 @@ def dry_run(
         return nan
     log("\n" + config_yaml(resolved))
     print_run(printer(Terminal(), wrap=True), resolved, parameters, text, processes)
-    of_device = f"; there are {available / 1e9:,.1f} GB" if available else ""
-    log(f"memory   about {memory_text} of tensors in a training step of each process{of_device}")
+    of_device = f" of {available / 1e9:,.1f} GB" if available else ""
+    log(f"memory   about {memory_text}{of_device} for the tensors of a step in each process")
     log("         on top: PyTorch (0.4 GB on a CPU), memory that it keeps for reuse,")
     log("         evaluation and snapshots of attention")
     log(f"compute  {flops} for {pluralize(num_tokens, 'token')} in {pluralize(num_steps, 'step')}")

@@ -96,10 +96,17 @@ def test_every_format_keeps_the_chat_template_and_begin_of_text(tmp_path):
     # Older folders have templates by their names
     file = tmp_path / "back" / "tokenizer_config.json"
     settings = json.loads(file.read_text())
-    settings["chat_template"] = [{"name": "default", "template": template}]
+    settings["chat_template"] = ["none", {}, {"name": "default", "template": template}]
     file.write_text(json.dumps(settings))
     restored = load(tmp_path / "back")[1]
     assert (restored.chat_template, restored.bos_token_id) == (template, original.bos_token_id)
+
+    # A tokenizer that says that it has none, whatever config.json says
+    file.write_text(json.dumps(settings | {"bos_token": None}))
+    model, tokenizer = load(tmp_path / "back")
+    assert tokenizer.bos_token_id is None
+    save_hf(model, tmp_path / "without", tokenizer)
+    assert transformers.AutoTokenizer.from_pretrained(tmp_path / "without").bos_token is None
 
 
 def test_weights_keep_half_precision(tokenizer, tmp_path):

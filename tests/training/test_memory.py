@@ -115,14 +115,14 @@ def test_the_peak_memory_of_each_process_is_close_to_the_estimate(tmp_path, size
 
 
 @pytest.mark.parametrize(
-    "preset, sizes",
+    "settings, sizes",
     [
-        ("default", {"vocab_size": 2048}),
-        ("speedrun_ngrams", {"vocab_size": 65, "ngram_rows": 99_999}),
+        ("experiment=default", {"vocab_size": 2048}),
+        ("experiment=speedrun_ngrams", {"vocab_size": 65, "ngram_rows": 99_999}),
     ],
 )
-def test_the_peak_memory_of_presets_is_close_to_the_estimate(tmp_path, preset, sizes):
-    config = cli.read_job([f"experiment={preset}"], pytest.fail).config
+def test_the_peak_memory_of_presets_is_close_to_the_estimate(tmp_path, settings, sizes):
+    config = cli.read_job(settings.split(), pytest.fail).config
     resolved = ResolvedConfig(
         **vars(config)
         | {
