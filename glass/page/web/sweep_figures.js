@@ -65,9 +65,7 @@ export function drawFigures() {
 }
 
 function lossNotes() {
-  const notes = [
-    `${figureTitle(lossFigure)} at each run's best step; lower is better.`,
-  ];
+  const notes = [`${figureTitle(lossFigure)} at each run's best step; lower is better.`];
   notes.push(...DOTS_NOTE);
   if (bestSetting !== null) notes.push("The ring marks the best setting.");
   if ($("tradeoffs").querySelector(".connecting") && sweptKeys.length > 1) {
