@@ -85,17 +85,17 @@ def two_sided_p(t: float, degrees: float) -> float:
 
 
 def proportion_interval(count: int, total: int) -> tuple[float, float]:
-    """Return the 95% confidence interval of a proportion of which `count` of `total` were seen.
+    """Return the 95% interval of a proportion, from `count` successes in `total` trials.
 
     Reference: Clopper and Pearson 1934, "The use of confidence or fiducial limits".
     """
 
-    def solve(least: int, probability: float) -> float:
-        """Return the proportion for which at least so many are seen with this probability."""
+    def solve(min_count: int, probability: float) -> float:
+        """Return the proportion at which `min_count` or more successes have this probability."""
         low, high = 0.0, 1.0
         for _ in range(50):
             p = (low + high) / 2
-            counts = range(least, total + 1)
+            counts = range(min_count, total + 1)
             reached = sum(comb(total, k) * p**k * (1 - p) ** (total - k) for k in counts)
             low, high = (p, high) if reached < probability else (low, p)
         return high

@@ -168,16 +168,21 @@ def read_tokenizer(folder: Path, config: dict[str, Any]) -> HFTokenizer:
             id = id[0]
         return id if isinstance(id, int) else None
 
-    template = settings.get("chat_template")
-    if isinstance(template, list):
-        named = [entry for entry in template if isinstance(entry, dict)]
-        template = next((t.get("template") for t in named if t.get("name") == "default"), None)
-    template_file = folder / HF_CHAT_TEMPLATE_FILE
-    if template_file.is_file():
-        template = template_file.read_text(encoding="utf-8", errors="replace")
     has_no_begin = settings.get("bos_token", "") is None  # whatever config.json says
     begin = None if has_no_begin else find_id("bos_token")
+    template = _read_chat_template(folder, settings)
     return HFTokenizer(library.to_str(), find_id("eos_token"), begin, template)
+
+
+def _read_chat_template(folder: Path, settings: dict[str, Any]) -> Any:
+    path = folder / HF_CHAT_TEMPLATE_FILE
+    if path.is_file():
+        return path.read_text(encoding="utf-8", errors="replace")
+    template = settings.get("chat_template")
+    if isinstance(template, list):  # of several, each with a name
+        named = [entry for entry in template if isinstance(entry, dict)]
+        return next((t.get("template") for t in named if t.get("name") == "default"), None)
+    return template
 
 
 def read_json(path: Path) -> dict[str, Any]:

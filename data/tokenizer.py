@@ -43,7 +43,7 @@ class CharTokenizer:
 
     end_of_text = None  # id of the token that ends a text
     begin_of_text = None  # id of the token that begins a text
-    bos_token_id = chat_template = None  # of models of other libraries
+    bos_token_id = chat_template = None  # only imported tokenizers have these
 
     def __init__(self, alphabet: str) -> None:
         self.alphabet = "".join(sorted(set(alphabet)))

@@ -28,8 +28,8 @@ CAPACITY_STEP = 64  # tokens by which the buffers of a pass grow
 class Reading:
     """The forward pass over the text that a model has read last, and measurements of it.
 
-    Some heads are ablated. The next text is computed only from the first token on that differs,
-    also if an exception ended the last pass.
+    Some heads are ablated. `read` computes only from the first token that differs on, also after a
+    pass that failed.
     """
 
     forward: ForwardPass

@@ -33,7 +33,7 @@ class ExportConfig(LoadConfig):
         """Raise `UserError` if a setting is missing or invalid."""
         super().check()
         if not self.to or not (self.run_dir or self.init_from):
-            raise UserError("run_dir or to is missing; use python -m interop run_dir=RUN to=FOLDER")
+            raise UserError("set to=FOLDER, and run_dir=RUN or init_from=MODEL")
 
 
 def main() -> None:

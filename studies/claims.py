@@ -25,7 +25,7 @@ class Emergence(NamedTuple):
     name: str
     metric: str
     threshold: float | str  # the name of a metric is its value at the same evaluation
-    is_rise: bool = True  # past means above; if false, below
+    is_rise: bool = True  # if false, the event is that it falls below
 
 
 class Quantity(NamedTuple):
@@ -54,6 +54,11 @@ class Claim(NamedTuple):
     text: str
     tests: Sequence[Comparison]
     needs: Sequence[tuple[str, str]] = ()  # (emergence, arm): most seeds must have these events
+
+    @property
+    def quantities(self) -> list[Quantity]:
+        """Both quantities of each test."""
+        return [quantity for test in self.tests for quantity in (test.first, test.second)]
 
 
 class Study(NamedTuple):
@@ -84,7 +89,7 @@ def _rises(metric: str, arm: str, since: str, until: str, at_least: float) -> Co
 
 
 def _follows(event: str, other: str, arm: str, at_least: float, at_most: float = inf) -> Comparison:
-    """Return the claim that an event comes so many steps after another one."""
+    """Return the claim that an event comes within these bounds, in steps, after another."""
     return Comparison(Quantity(STEP, arm, event), Quantity(STEP, arm, other), at_least, at_most)
 
 
@@ -133,7 +138,7 @@ INDUCTION = Study(
             needs=[(LOSS_FALL, TWO_LAYERS)],
         ),
         Claim(
-            "One layer learns it if its keys contain the previous token.",
+            "One layer learns to predict repeated tokens if its keys contain the previous token.",
             [_between_arms("task/repeated_loss", ONE_LAYER, SMEARED, at_least=0.5)],
         ),
         Claim(
@@ -219,12 +224,12 @@ SINKS = Study(
             needs=[(INDUCTION_HEAD, SOFTMAX)],
         ),
         Claim(
-            "A learned sink logit removes this.",
+            "A learned sink logit removes this attention sink.",
             [_between_arms("task/sink_nothing_to_find", SOFTMAX, SINK_LOGIT, at_least=0.3)],
             needs=[(INDUCTION_HEAD, SOFTMAX), (INDUCTION_HEAD, SINK_LOGIT)],
         ),
         Claim(
-            "A gate on the heads' outputs removes this.",
+            "A gate on the heads' outputs removes this attention sink.",
             [_between_arms("task/sink_nothing_to_find", SOFTMAX, GATE, at_least=0.3)],
             needs=[(INDUCTION_HEAD, SOFTMAX), (INDUCTION_HEAD, GATE)],
         ),
@@ -275,7 +280,7 @@ GROKKING = Study(
             needs=[(GENERALIZATION, DECAY)],
         ),
         Claim(
-            "Without weight decay it does not generalize within the same number of steps.",
+            "Without weight decay the model does not generalize within the same number of steps.",
             [_between_arms("task/accuracy", DECAY, NO_DECAY, at_least=0.3)],
             needs=[(MEMORIZATION, NO_DECAY), (GENERALIZATION, DECAY)],
         ),
@@ -298,12 +303,12 @@ SHARING = Study(
     emergences=[Emergence("recall", "task/repeated_loss", 0.5, is_rise=False)],
     claims=[
         Claim(
-            "With heads of 32, one key/value head instead of four costs little recall.",
+            "With 32 channels per head, one key/value head instead of four costs little recall.",
             [_between_arms("task/repeated_loss", ONE_LARGE, FOUR_LARGE, at_most=0.02)],
             needs=[("recall", FOUR_LARGE)],
         ),
         Claim(
-            "With heads of 8, one key/value head instead of four costs little recall.",
+            "With 8 channels per head, one key/value head instead of four costs little recall.",
             [_between_arms("task/repeated_loss", ONE_SMALL, FOUR_SMALL, at_most=0.02)],
             needs=[("recall", FOUR_SMALL)],
         ),

@@ -33,8 +33,8 @@ REPRODUCED = "reproduced"
 NOT_REPRODUCED = "not reproduced"
 UNDECIDED = "undecided"
 MIN_SEEDS = 5  # finished seeds in each arm of a test
-# How many standard errors a difference is within the bounds of its claim if that is reproduced
-# (with 5 seeds, p < 0.01 by Student's t), and how many beyond them if it is not.
+# Standard errors inside its bounds from which a claim is reproduced (with 5 seeds, p < 0.01 by
+# Student's t), and outside from which it is not.
 MIN_ERRORS = 5
 MIN_ERRORS_TO_REFUTE = 3
 
@@ -87,7 +87,7 @@ class StudyResults:
     def __init__(self, study: Study, runs: Sequence[Run]) -> None:
         self.study = study
         finished = [run for run in runs if run.status == "finished"]
-        finished.sort(key=lambda run: int(run.settings.get("seed", 0)))
+        finished.sort(key=lambda run: int(run.settings.get("seed") or 0))
         self.runs = {
             arm.name: [run for run in finished if run.settings.get(ARM) == arm.name]
             for arm in study.arms
@@ -125,12 +125,13 @@ class StudyResults:
 
     def verdict(self, claim: Claim) -> Verdict:
         """Return the verdict on a claim: the least favorable one of its tests."""
-        sides = [side for test in claim.tests for side in (test.first, test.second)]
-        events = [(side.at, side.arm) for side in sides if side.at in self.emergences]
+        events = [(q.at, q.arm) for q in claim.quantities if q.at in self.emergences]
         for emergence, arm in (*claim.needs, *events):
-            count, total = _count_events(self.steps(emergence, arm))
-            if 2 * count <= total:
-                return Verdict(UNDECIDED, f"{arm}: {emergence} in only {count} of {total} seeds.")
+            steps = self.steps(emergence, arm)
+            count = len(_drop_missing(steps))
+            if 2 * count <= len(steps):
+                text = f"{arm}: {emergence} in only {count} of {len(steps)} seeds."
+                return Verdict(UNDECIDED, text)
         verdicts = [self._check(test) for test in claim.tests]
         for kind in (NOT_REPRODUCED, UNDECIDED):
             for verdict in verdicts:
@@ -140,35 +141,33 @@ class StudyResults:
 
     def _check(self, test: Comparison) -> Verdict:
         first, second = self._values(test.first), self._values(test.second)
-        seeds = ""
+        seeds_within = ""
         if test.first.arm == test.second.arm:
             pairs = [(a, b) for a, b in zip(first, second) if a is not None and b is not None]
             counts = {test.first.arm: len(pairs)}
             difference = paired_difference([a for a, _ in pairs], [b for _, b in pairs])
-            is_inside = [test.at_least <= a - b <= test.at_most for a, b in pairs]
-            seeds = _state_count(sum(is_inside), len(first))
+            is_within = [test.at_least <= a - b <= test.at_most for a, b in pairs]
+            seeds_within = f" {_state_count(sum(is_within), len(first))}"
         else:
-            counts = {test.first.arm: len(_known(first)), test.second.arm: len(_known(second))}
-            difference = welch_difference(_known(first), _known(second))
+            counts = {
+                test.first.arm: len(_drop_missing(first)),
+                test.second.arm: len(_drop_missing(second)),
+            }
+            difference = welch_difference(_drop_missing(first), _drop_missing(second))
         for arm, count in counts.items():
             if count < MIN_SEEDS:
-                seeds = pluralize(count, "seed")
-                return Verdict(UNDECIDED, f"{arm}: {seeds}, but {MIN_SEEDS} are needed.")
+                text = f"{arm}: {pluralize(count, 'seed')}, but {MIN_SEEDS} are needed."
+                return Verdict(UNDECIDED, text)
         verdict, reason = _compare(test, difference, min(counts.values()))
-        return Verdict(verdict, reason + seeds)
+        return Verdict(verdict, reason + seeds_within)
 
     # --- tables -----------------------------------------------------------------------------------
 
     def tables(self, extra_metrics: Sequence[str] = ()) -> list[ResultTable]:
         """Return the tables that have rows, with the metrics of the claims and the extra ones."""
-        compared = [
-            side
-            for claim in self.study.claims
-            for test in claim.tests
-            for side in (test.first, test.second)
-            if side.metric != STEP
-        ]
-        metrics = dict.fromkeys([*(side.metric for side in compared), *extra_metrics])
+        quantities = [quantity for claim in self.study.claims for quantity in claim.quantities]
+        compared = [quantity for quantity in quantities if quantity.metric != STEP]
+        metrics = dict.fromkeys([*(quantity.metric for quantity in compared), *extra_metrics])
         tables = [self._value_table(metric, compared) for metric in metrics]
         return [table for table in (*tables, self._emergence_table()) if table.rows]
 
@@ -179,10 +178,12 @@ class StudyResults:
         rows = []
         for quantity in quantities:
             values = self._values(quantity)
-            if not _known(values) or not (quantity.at == END or quantity in compared):
+            if not _drop_missing(values) or not (quantity.at == END or quantity in compared):
                 continue
-            errors = _known(self._values(quantity._replace(metric=f"{metric}_se")))
-            mean = format_with_error(fmean(_known(values)), standard_error(_known(values)))
+            errors = _drop_missing(self._values(quantity._replace(metric=f"{metric}_se")))
+            mean = format_with_error(
+                fmean(_drop_missing(values)), standard_error(_drop_missing(values))
+            )
             within = f"{round(fmean(errors), 6):.2g}" if errors else "–"
             name = quantity.arm if quantity.at == END else f"{quantity.arm}, {quantity.at}"
             rows.append([name, " ".join(map(_format_value, values)), mean, within])
@@ -200,9 +201,9 @@ class StudyResults:
                 if not steps:
                     continue
                 by_seed = " ".join("–" if step is None else f"{step:,}" for step in steps)
-                count, total = _count_events(steps)
                 median = _format_step(censored_median(steps))
-                rows.append([event, arm, by_seed, median, f"{count} of {total}"])
+                count = f"{len(_drop_missing(steps))} of {len(steps)}"
+                rows.append([event, arm, by_seed, median, count])
                 event = ""  # only in its first row
         columns = ["event", "arm", "step by seed", "median", "seeds"]
         return ResultTable("Emergence", columns, rows, text_columns=3)
@@ -237,7 +238,7 @@ def find_step(run: Run, emergence: Emergence) -> int | None:
     return next((row["step"] for row, is_confirmed in pairs if all(is_confirmed)), None)
 
 
-def _known(values: Sequence[float | None]) -> list[float]:
+def _drop_missing(values: Sequence[float | None]) -> list[float]:
     return [value for value in values if value is not None]
 
 
@@ -248,14 +249,13 @@ def _compare(test: Comparison, difference: Difference, seeds: int) -> Verdict:
     """Return the verdict by how many standard errors separate a difference from its bounds."""
     value = difference.value
     if value - test.at_least < test.at_most - value:
-        distance, bound = value - test.at_least, f"at least {test.at_least:g}"
+        name, bound, distance = "minimum", test.at_least, value - test.at_least
     else:
-        distance, bound = test.at_most - value, f"at most {test.at_most:g}"
+        name, bound, distance = "maximum", test.at_most, test.at_most - value
     in_errors = difference._replace(value=distance).in_errors
-    is_above = (distance > 0) == bound.startswith("at least")
     text = (
         f"{_state_difference(test, difference)}: {_format_errors(abs(in_errors))} standard errors "
-        f"{'above' if is_above else 'below'} the bound, {bound}"
+        f"{'above' if value > bound else 'below'} the {name} of {bound:g}"
     )
     if in_errors >= MIN_ERRORS:
         return Verdict(REPRODUCED, f"{text}.")
@@ -302,7 +302,7 @@ def _state_difference(test: Comparison, difference: Difference) -> str:
 
 def _state_count(count: int, total: int) -> str:
     low, high = proportion_interval(count, total)
-    return f" Inside the bound in {count} of {total} seeds (95% interval {low:.0%} to {high:.0%})."
+    return f"Within the bounds in {count} of {total} seeds (95% interval {low:.0%} to {high:.0%})."
 
 
 def _format_errors(in_errors: float) -> str:
@@ -319,7 +319,3 @@ def _format_value(value: float | None) -> str:
 
 def _format_step(step: float) -> str:
     return f"{step:,.0f}" if isfinite(step) else "–"
-
-
-def _count_events(steps: Sequence[int | None]) -> tuple[int, int]:
-    return len(steps) - steps.count(None), len(steps)

@@ -61,7 +61,7 @@ def model_size(config: GPTConfig) -> tuple[int, int]:
 @cache
 def _count_forward(model_settings: tuple) -> tuple[int, int]:
     """Count the parameters of a model, and the operations of a forward pass of one sequence."""
-    config = GPTConfig(*model_settings)  # which unlike its fields cannot be the key of a cache
+    config = GPTConfig(*model_settings)  # is not hashable, so its fields are the key
     with torch.device("meta"):
         parameters = build_model(config).num_parameters()
         # Sink logits and the padding of the vocabulary are no operations of the model.

@@ -56,8 +56,10 @@ def memory_needed(config: ResolvedConfig, processes: int) -> float:
         rows = model.ngram_rows or 0
         table = rows * (KEY_BYTES + FLOAT32_BYTES * (model.ngram_dim + 1))
         # The sparse gradient keeps the rows of each micro-batch, and is copied to add them up
-        used = min(rows, config.micro_batch_size(processes) * model.block_size * (model.ngrams - 1))
-        table += 2 * config.accumulate * used * (KEY_BYTES + FLOAT32_BYTES * model.ngram_dim)
+        num_used = min(
+            rows, config.micro_batch_size(processes) * model.block_size * (model.ngrams - 1)
+        )
+        table += 2 * config.accumulate * num_used * (KEY_BYTES + FLOAT32_BYTES * model.ngram_dim)
         model = replace(model, ngram_rows=1)
     one_layer, two_layers = (
         _trace_step(

@@ -46,7 +46,7 @@ SLOWDOWN = 3  # times the median of the earlier steps, from which on a run repor
 MIN_EARLIER_ROWS = 5  # of which the first may contain the compilation
 SILENT_SECONDS = 30  # after which a run without a terminal says what it is doing
 SPEED_SECONDS = 600  # of the last steps, evaluations and snapshots, whose speed gives the time left
-PER_HEAD = re.compile(r"/L\d+H\d+(/|$)")  # metrics that W&B gets of a few heads, and in tables
+PER_HEAD = re.compile(r"/L\d+H\d+(/|$)")  # W&B gets those of the strongest heads, and tables
 LOSSES = ("train/loss", "val/loss", "val/bits_per_byte")
 
 

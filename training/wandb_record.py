@@ -45,16 +45,16 @@ class WandbRecord:
         self._open_run = wandb.run  # of the program around `train_from`
         self._run = start(config, run_dir, log)
         self._values: dict[str, Any] = {}  # logged since the last `commit`
-        self._known: set[str] = set()  # metrics logged so far
+        self._logged: set[str] = set()  # names of metrics
         if self._run is not None:
             parameters, flops = model_size(config.model)
             self.summarize({"parameters": parameters, "flops_per_token": flops})
 
     def log(self, metrics: Mapping[str, float]) -> None:
         """Log metrics; those of `HIDDEN_METRICS` get no panel."""
-        for key in filter(HIDDEN_METRICS.fullmatch, sorted(metrics.keys() - self._known)):
+        for key in filter(HIDDEN_METRICS.fullmatch, sorted(metrics.keys() - self._logged)):
             self._hide(key)
-        self._known |= metrics.keys()
+        self._logged |= metrics.keys()
         self._values |= metrics
 
     def log_image(self, key: str, path: Path, caption: str) -> None:
@@ -88,7 +88,7 @@ class WandbRecord:
             self._call(lambda run: run.finish(exit_code=int(failed)))
 
     def _hide(self, key: str) -> None:
-        # By name, because W&B takes any of the patterns that match, and "*" matches too
+        # By exact name: of several patterns that match, such as "*", W&B takes an arbitrary one
         self._call(lambda run: run.define_metric(key, step_metric="step", hidden=True))
 
     def _log_media(self, key: str, make: Callable[[], Any]) -> None:

@@ -197,21 +197,21 @@ def _state_circuit_share(latest: Measurements) -> list[str]:
     faithfulness = latest.faithfulness
     if faithfulness is None or reported_copying_gain(latest) is None:
         return []
-    share, active = faithfulness.circuit, _names(faithfulness.circuit_heads)
+    share, components = faithfulness.circuit, _names(faithfulness.circuit_heads)
     if not share.value >= MIN_FAITHFULNESS_ALONE:
         share = faithfulness.circuit_and_layer_0
-        active.append("layer 0")
-    return [_state_kept_gain(active, share, "other heads")] if _is_reported(share) else []
+        components.append("layer 0")
+    return [_state_kept_gain(components, share, "other heads")] if _is_reported(share) else []
 
 
 def _is_reported(share: Estimate) -> bool:
     return share.is_known and _surely_reaches(share, MIN_REPORTED_FAITHFULNESS)
 
 
-def _state_kept_gain(active: Sequence[str], share: Estimate, others: str) -> str:
-    keep = "keeps" if len(active) == 1 else "keep"
+def _state_kept_gain(components: Sequence[str], share: Estimate, others: str) -> str:
+    keep = "keeps" if len(components) == 1 else "keep"
     kept = f"{_format_share(share)} of the in-context copying gain"
-    return f"{_join(active)} {keep} {kept} without {others}"
+    return f"{_join(components)} {keep} {kept} without {others}"
 
 
 def _find_copying(latest: Measurements, history: Mapping[int, Estimate]) -> Finding | None:
@@ -347,7 +347,7 @@ def format_emergence(step: int, snapshots: Sequence[int]) -> str:
 
 
 def _format_share(share: Estimate) -> str:
-    """Format a share; of one above 100%, only what it surely reaches."""
+    """Format a share; above 100%, only its lower bound of two standard errors."""
     if share.value <= 1:
         return _format_percent(share)
     lowest = math.floor(100 * (share.value - 2 * share.error))

@@ -50,16 +50,17 @@ NO_INTERVENTIONS = Interventions()
 def read_interventions(
     off: Sequence[str], hidden: Sequence[int], length: int, config: GPTConfig
 ) -> Interventions:
-    """Return the interventions on a text that names of heads and numbers of tokens stand for.
+    """Parse the names of ablated heads and the numbers of hidden tokens of a text.
 
-    Raises `UserError` for a head that the model, or a token that the text, does not have.
+    Raises:
+        UserError: The model lacks a head, or the text a token.
     """
     last = Head(config.n_layer - 1, config.n_head - 1)
     heads = set()
     for name in off:
         head = parse_head(str(name))
         if head is None or head.layer > last.layer or head.number > last.number:
-            raise UserError(f"off={name} is not a head of this model: list some of L0H0 to {last}")
+            raise UserError(f"off={name} is not a head of this model: use L0H0 to {last}")
         heads.add(head)
     for j in hidden:
         if j not in range(length):

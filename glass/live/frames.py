@@ -18,7 +18,7 @@ ARRAY_TYPES = ("float32", "float16")
 
 
 def encode_frame(kind: Literal["part", "answer", "error"], value: Any) -> bytes:
-    """Return a frame: a part, answer or error of what JSON and flattened arrays can represent."""
+    """Encode a JSON value that may contain arrays, which are flattened, as one frame."""
     binary = bytearray()
 
     def add_array(array: object) -> dict[str, str | int]:

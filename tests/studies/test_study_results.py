@@ -213,8 +213,8 @@ def test_every_study_names_its_own_arms_and_events():
         for claim in study.claims:
             assert {arm for _, arm in claim.needs} <= arms
             assert {event for event, _ in claim.needs} <= events
-            for side in (side for test in claim.tests for side in (test.first, test.second)):
-                assert side.arm in arms and side.at in {START, END, *events}
+            for quantity in claim.quantities:
+                assert quantity.arm in arms and quantity.at in {START, END, *events}
 
 
 def arms_of_jobs(name: str) -> list[str]:
