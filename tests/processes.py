@@ -36,7 +36,6 @@ CLOCKS = (
     "train_seconds",
     "train/tokens_per_second",
     "train/ms_per_step",
-    "train/mfu",
     "memory/",
     "seconds/",
 )
@@ -46,13 +45,9 @@ RUN_STEPS = 12  # of the run of `tiny_arguments`
 
 @functools.cache
 def import_everything() -> None:
-    """Do once what every process would spend seconds on.
-
-    Modules are imported, presets read, and the processor's rate is measured.
-    """
+    """Import modules and read presets once, on which every process would spend seconds."""
     for name in ("train", "training.wandb_record", "torch._dynamo"):  # optimizers import the last
         importlib.import_module(name)
-    importlib.import_module("training.flops").peak_flops("cpu", "fp32")
     if not GlobalHydra.instance().is_initialized():
         with hydra.initialize_config_dir(str(ROOT / "configs"), version_base="1.3"):
             hydra.compose("config", TINY)

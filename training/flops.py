@@ -79,13 +79,7 @@ def extrapolate(once: int, twice: int, n: float) -> int:
 
 
 def peak_flops(device: str, precision: str) -> float | None:
-    """Return the operations per second that a device can perform, or None if unknown.
-
-    For a CPU this is the measured rate of a matrix product with torch's current number of threads,
-    for a GPU the published rate of its tensor cores.
-    """
-    if device == "cpu":
-        return measure_matmul_rate(device, precision, torch.get_num_threads())
+    """Return the published operations per second of a GPU's tensor cores, or None if unknown."""
     if not device.startswith("cuda"):
         return None
     rate = PUBLISHED_16_BIT_FLOPS.get(torch.cuda.get_device_name(device))
@@ -95,14 +89,12 @@ def peak_flops(device: str, precision: str) -> float | None:
 
 
 @cache
-def measure_matmul_rate(device: str, precision: str, threads: int | None = None) -> float:
+def measure_matmul_rate(device: str, precision: str) -> float:
     """Return the operations per second of the fastest matrix product on a device.
 
-    It is measured once per process and number of threads (None: torch's), and leaves the random
-    state alone.
+    It is measured once per process, and leaves the random state alone.
     """
-    rate, current_threads = 0.0, torch.get_num_threads()
-    torch.set_num_threads(threads or current_threads)
+    rate = 0.0
     for size in GPU_MATRIX_SIZES if device.startswith("cuda") else CPU_MATRIX_SIZES:
         a = torch.ones(size, size, dtype=DTYPES[precision], device=device)
         now = time.perf_counter()
@@ -114,13 +106,18 @@ def measure_matmul_rate(device: str, precision: str, threads: int | None = None)
             synchronize(device)
             now = time.perf_counter()
             rate = max(rate, 2 * size**3 / (now - start))
-    torch.set_num_threads(current_threads)
     return rate
 
 
 def estimate_step_seconds(config: ResolvedConfig, processes: int) -> float | None:
-    """Estimate the duration of a step from its operations; None if the peak rate is unknown."""
-    peak = peak_flops(config.device, config.precision)
+    """Estimate the duration of a step from its operations; None if the peak rate is unknown.
+
+    The peak rate of a CPU is measured, and too low if other programs use the machine.
+    """
+    if config.device == "cpu":
+        peak: float | None = measure_matmul_rate(config.device, config.precision)
+    else:
+        peak = peak_flops(config.device, config.precision)
     if peak is None:
         return None
     _, flops_per_token = model_size(config.model)
@@ -132,7 +129,7 @@ def estimate_step_seconds(config: ResolvedConfig, processes: int) -> float | Non
 def speed_metrics(
     tokens_per_second: float, config: ResolvedConfig, processes: int
 ) -> dict[str, float]:
-    """Return the speed, milliseconds per step, and the model FLOPs utilization (MFU) if known.
+    """Return the speed, milliseconds per step, and on a known GPU the model FLOPs utilization.
 
     Reference: Chowdhery et al. 2022, "PaLM", appendix B.
     """

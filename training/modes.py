@@ -153,7 +153,7 @@ def time_step(
     memory = device.device_memory(config.device)
     is_too_large = memory is not None and not fits(alone, 1, memory)
     if is_too_large or (estimate or 0) > MAX_STEP_SECONDS:
-        return estimate, "estimated from the operations" if estimate else "too large to be timed"
+        return estimate, "a rough estimate" if estimate else "too large to be timed"
     state = build_state(alone, World())
     shape = (alone.batch_size, alone.model.block_size)
     tokens = np.random.default_rng(0).integers(alone.model.vocab_size, size=shape)

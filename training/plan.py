@@ -16,7 +16,7 @@ from training.device import (
     pick_precision,
     pick_threads,
 )
-from training.flops import measure_matmul_rate, model_size, peak_flops, tokens_per_step
+from training.flops import model_size, peak_flops, tokens_per_step
 from training.memory import MAX_MEMORY_SHARE, memory_bound, memory_needed
 
 # Floating-point operations of a whole run from which compiling saves time, by kind of device.
@@ -210,15 +210,7 @@ def print_run(
         )
     log(f"machine  {machines}{describe(config.device)}, {config.precision}, {mode}")
     if peak := peak_flops(config.device, config.precision):
-        source = "measured here" if config.device == "cpu" else "data sheet"
-        log(f"peak     {peak / 1e9:,.0f} GFLOP/s in a matrix product ({source})")
-        if config.device == "cpu" and processes == 1 and config.threads > 1:
-            one_thread = measure_matmul_rate(config.device, config.precision, threads=1)
-            if one_thread > peak:
-                log(
-                    f"note     the machine is busy: one thread reaches {one_thread / 1e9:,.0f} "
-                    "GFLOP/s; set threads=1"
-                )
+        log(f"peak     {peak / 1e9:,.0f} GFLOP/s in a matrix product (data sheet)")
     available = process_memory(config.device, processes)
     if available and not fits(config, processes, available):
         needed = memory_needed(config, processes)

@@ -10,7 +10,7 @@ from common.errors import UserError
 from config import Config, ModelConfig
 from training import plan
 from training.device import pick_device
-from training.plan import print_run, resolve
+from training.plan import resolve
 
 
 def test_a_resolved_configuration_has_no_auto_and_resolves_to_itself(monkeypatch):
@@ -27,20 +27,6 @@ def test_a_resolved_configuration_has_no_auto_and_resolves_to_itself(monkeypatch
     assert resolve(replace(config, threads=3), 1, text).threads == 3
     assert resolve(resolved, 1, text) == resolved
     assert resolve(replace(config, max_steps=10**7), 1, text).compile
-
-
-@pytest.mark.parametrize(("one_thread", "is_busy"), [(3e11, True), (1e11, False)])
-def test_a_machine_on_which_one_thread_is_faster_is_called_busy(monkeypatch, one_thread, is_busy):
-    monkeypatch.setattr(plan, "peak_flops", lambda *_: 2e11)
-    monkeypatch.setattr(plan, "measure_matmul_rate", lambda *_, threads: one_thread)
-    tokenizer = SimpleNamespace(vocab_size=65)
-    text = SimpleNamespace(
-        ngrams=None, task=None, tokenizer=tokenizer, train=range(999), val=range(99)
-    )
-    config = Config(device="cpu", threads=2, model=ModelConfig(None, block_size=32))
-    lines = []
-    print_run(lines.append, resolve(config, 1, text), 1, text, 1)
-    assert any("threads=1" in line for line in lines) == is_busy
 
 
 @pytest.mark.parametrize("device", ["cuda:99", "mps", "xpu", "hpu", "meta", "cuda:x", "no", ""])
