@@ -5,6 +5,7 @@ python explore.py FILE.gguf                another model: see python explore.py 
 """
 
 from common.signals import end_on_interrupt
+from common.wait_policy import choose_wait_policy  # measures from here on what others compute
 
 if __name__ == "__main__":
     end_on_interrupt()  # without a traceback from an import below
@@ -36,6 +37,7 @@ def explore(config: ExploreConfig) -> None:
         config.run_dir = str(find_newest_run(Path("runs")))
     with Server(config.port) as server:
         # Importing torch takes a second, so that the port is tried before
+        choose_wait_policy(print_stderr)
         from glass.live.explorer import Explorer
 
         with closing(Explorer(config, print_stderr)) as explorer:

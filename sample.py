@@ -7,6 +7,7 @@ python sample.py run_dir=PATH prompt="def main():"       see python sample.py --
 from __future__ import annotations
 
 from common.signals import end_on_interrupt
+from common.wait_policy import choose_wait_policy  # measures from here on what others compute
 
 if __name__ == "__main__":
     end_on_interrupt()  # without a traceback from an import below
@@ -60,6 +61,7 @@ def sample(config: SampleConfig) -> None:
         path = str(find_newest_run(Path("runs")))
     if is_terminal(sys.stderr):
         print_stderr("loading …")
+    choose_wait_policy(print_stderr)
     import torch
 
     from data.tokenizer import encode_prompt

@@ -5,6 +5,7 @@ python train.py --help                what can be set
 """
 
 from common.signals import end_on_interrupt
+from common.wait_policy import choose_wait_policy  # measures from here on what others compute
 
 if __name__ == "__main__":
     end_on_interrupt()  # without a traceback from an import below
@@ -18,6 +19,7 @@ from config import Config, ResolvedConfig
 
 def read_starting_model(name: str) -> Config:
     """Return the shape and the tokenizer of the model that `init_from` names."""
+    choose_wait_policy(print)
     from interop import read_starting_model  # imports torch, which takes seconds
 
     return read_starting_model(name)
@@ -25,6 +27,7 @@ def read_starting_model(name: str) -> Config:
 
 if __name__ == "__main__":
     request = cli.read_request(read_starting_model)  # answers --help and mistakes before torch
+    choose_wait_policy(print)
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext

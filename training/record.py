@@ -28,6 +28,7 @@ from common.files import atomic_write, list_folder
 from common.metrics import METRICS, SAMPLES, best_row, overfitting, read_rows
 from common.terminal import Terminal, printer, tolerate_errors
 from common.text import format_minutes, format_speed, format_with_error, shell_quote
+from common.wait_policy import threads_sleep
 from config import ResolvedConfig
 from training.wandb_record import WandbRecord
 
@@ -154,10 +155,10 @@ class Record:
         slowdown = duration / median(earlier)
         if slowdown >= SLOWDOWN:
             self._has_slowed_down = True
-            stop = "" if self.config.threads == 1 else ", or stop and resume with threads=1"
+            resume = ", or stop and resume this run, which lets waiting threads sleep"
             self.log(
-                f"note     steps take {slowdown:.0f} times as long as before: close other "
-                f"programs{stop}"
+                f"note     steps take {slowdown:.0f} times as long as before: close other programs"
+                f"{'' if threads_sleep() else resume}"
             )
 
     def _report_progress(self) -> None:

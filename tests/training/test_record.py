@@ -5,7 +5,6 @@ import json
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from math import nan
 
 import pytest
@@ -97,14 +96,20 @@ def test_the_summary_of_a_run_fits_80_columns_except_for_whole_paths(tmp_path, i
         assert finding in text
 
 
-def test_a_run_that_becomes_slow_says_so_once(tiny, tmp_path, capsys):
-    with Record(replace(tiny, threads=2), tmp_path) as record:
+@pytest.mark.parametrize("policy", ["PASSIVE", None])
+def test_a_run_that_becomes_slow_says_so_once(tiny, tmp_path, capsys, monkeypatch, policy):
+    if policy:
+        monkeypatch.setenv("OMP_WAIT_POLICY", policy)
+    else:
+        monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    with Record(tiny, tmp_path) as record:
         for step, duration in enumerate([900, 10, 11, 9, 12, 29, 50, 60]):
             row = {"step": step, "train/ms_per_step": duration}
             record.print_metrics(row)
             record.write(row)
     before, after = capsys.readouterr().out.split("note ")
-    assert "  50 ms" in before and "  60 ms" in after and "threads=1" in after
+    assert "  50 ms" in before and "  60 ms" in after
+    assert ("resume" in after) == (policy is None)
 
 
 def test_without_a_terminal_a_line_shows_what_takes_long(tiny, tmp_path, capsys, monkeypatch):
