@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from data.tasks.task import Task
 
 TEXT_FORMAT = 2  # version of how text becomes tokens; part of the text's fingerprint
-CACHE_FORMAT = 3  # version of the files in a cache entry
+CACHE_FORMAT = 4  # version of the files in a cache entry
 TOKEN_FILES = ("train.bin", "val.bin", "tokenizer.json")
 META_FILE = "meta.json"
 # What `_open_entry` raises if an entry is absent or damaged.
@@ -119,8 +119,11 @@ def open_tokens(folder: str, name: str, fingerprint: str) -> Tokens | None:
 def corpus_fingerprint(corpus: Corpus, config: TokenizerConfig) -> str:
     """Return the hash (hex) of a text and of the settings that determine its tokens."""
     made_from = [TEXT_FORMAT, VALIDATION_PERIOD, MIN_DOCUMENTS_TO_SPLIT, asdict(config)]
-    if any(is_jsonl(file) for file in corpus.files):
+    has_records = [is_jsonl(file) for file in corpus.files]
+    if any(has_records):
         made_from.append(corpus.field)
+    if len({*has_records}) > 1:  # only then, so that other texts keep the fingerprints of old runs
+        made_from.append(has_records)
     try:
         file_hashes = [sha256_of_file(file) for file in corpus.files]
     except OSError as e:

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from dataclasses import astuple, replace
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -169,6 +170,20 @@ def test_a_changed_text_or_document_boundary_gives_other_tokens(write, folder):
     assert "".join(decode_splits(old)) == PROSE
     sources = (("ab", "c"), ("a", "bc"), ("abc",), ("abc", ""))
     assert len({prepare(folder(*texts), SMALL_BPE, ignore).fingerprint for texts in sources}) == 4
+
+
+def test_how_each_file_is_read_belongs_to_the_fingerprint(write):
+    """Renaming a file makes its lines documents, or one text, without another byte or order."""
+    lines = '{"text": "the cat"}\n{"text": "the dog"}\n' * 9
+    fingerprints, texts = set(), []
+    names = ("a.txt", "a.jsonl"), ("b.txt", "b.ndjson.gz"), ("c.py", "c.JSONL")
+    for chosen in product(*names):
+        for name in chosen:
+            source = write(lines, f"{'-'.join(chosen)}/{name}")
+        tokens = prepare(replace(source, path=str(Path(source.path).parent)), CHAR, ignore)
+        fingerprints.add(tokens.fingerprint)
+        texts.append(decode_splits(tokens))
+    assert len(fingerprints) == len({*texts}) == 8
 
 
 def flip_a_byte(file: Path) -> None:
