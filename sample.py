@@ -267,6 +267,11 @@ def write_score(config: SampleConfig, model: GPT, tokenizer: Tokenizer, text: st
         f"loss {mean:.4f} nats per token, {bits_per_byte:.4f} bits per byte"
     )
     print(summary, flush=True)
+    if tokenizer.decode(text_ids).strip() != text.strip():
+        print_stderr(
+            "note: the tokens do not decode to the same text; what this model's tokenizer "
+            "normalizes or drops costs no bits"
+        )
     if config.attention is not None:
         shown = losses[:MAX_SHOWN_TOKENS].tolist()
         block_size = model.config.block_size

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tokenizers import AddedToken, models, pre_tokenizers
+from tokenizers import AddedToken, Encoding, models, pre_tokenizers
 from tokenizers import Tokenizer as Library
 
 from common.errors import UserError
@@ -63,14 +63,31 @@ class HFTokenizer:
 
     def encode_array(self, text: str) -> np.ndarray:
         """Return the ids of a text, int64 (tokens,), without tokens put before and after it."""
+        return np.array(self._encode(text).ids, dtype=np.int64)
+
+    def encode_with_bytes(self, text: str) -> tuple[np.ndarray, np.ndarray]:
+        """Return the ids of a text, and the UTF-8 bytes of it that each token stands for.
+
+        Both are int64 (tokens,). The bytes are those of the text before it is normalized; a
+        character that has no token, or several, counts for one of its neighbors, or the first.
+        """
+        encoding = self._encode(text)
+        code_points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
+        sizes = sum((code_points >= limit).astype(np.int64) for limit in (0, 0x80, 0x800, 0x10000))
+        bytes_before = np.concatenate(([0], np.cumsum(sizes)))  # each character, and the end
+        ends = np.array([end for _, end in encoding.offsets], dtype=np.int64)
+        ends[-1:] = len(text)
+        byte_ends = bytes_before[np.maximum.accumulate(ends)]
+        return np.array(encoding.ids, dtype=np.int64), np.diff(byte_ends, prepend=0)
+
+    def _encode(self, text: str) -> Encoding:
         try:
-            ids = self._library.encode(text, add_special_tokens=False).ids
+            return self._library.encode(text, add_special_tokens=False)
         except Exception as e:  # the library raises plain Exceptions
             raise UserError(
                 f"this model's tokenizer cannot encode {text[:20]!r} ({e}); leave out the "
                 "characters that it does not know"
             ) from None
-        return np.array(ids, dtype=np.int64)
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of a text. Half a surrogate pair, as in arguments, becomes U+FFFD."""

@@ -252,6 +252,16 @@ def _tiktoken_problem(error: Exception, cache: Path, stored: list[Path]) -> str:
     )
 
 
+def encode_with_bytes(tokenizer: Tokenizer, text: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return the ids of a text, and the UTF-8 bytes of it that each token stands for: (tokens,)."""
+    if isinstance(tokenizer, HFTokenizer):
+        return tokenizer.encode_with_bytes(text)
+    ids = tokenizer.encode_array(text)
+    used_ids, index = np.unique(ids, return_inverse=True)
+    sizes = [len(tokenizer.token_bytes(int(id))) for id in used_ids]
+    return ids, np.array(sizes, dtype=np.int64)[index]
+
+
 def start_token(tokenizer: Tokenizer) -> int:
     """Return the token that starts a text without a prompt.
 

@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -30,18 +30,27 @@ from data.splits import (
     find_split_position,
     sample_training_text,
     split_corpus,
+    utf8_length,
 )
-from data.tokenizer import Tokenizer, build_tokenizer, load_tokenizer, save_tokenizer
+from data.tokenizer import (
+    Tokenizer,
+    build_tokenizer,
+    encode_with_bytes,
+    load_tokenizer,
+    save_tokenizer,
+)
 
 if TYPE_CHECKING:
     from data.tasks.task import Task
 
 TEXT_FORMAT = 2  # version of how text becomes tokens; part of the text's fingerprint
 CACHE_FORMAT = 4  # version of the files in a cache entry
-TOKEN_FILES = ("train.bin", "val.bin", "tokenizer.json")
+TOKEN_FILES = ("train.bin", "val.bin", "val_bytes.bin", "tokenizer.json")
 META_FILE = "meta.json"
+SEPARATOR = -1  # in `Tokens.val_bytes`: a token between documents, which is not text
 # What `_open_entry` raises if an entry is absent or damaged.
 ENTRY_ERRORS = (OSError, ValueError, KeyError, TypeError, UserError)
+Encoded = TypeVar("Encoded")
 
 
 @dataclass(frozen=True)
@@ -55,6 +64,8 @@ class Tokens:
     name: str  # what the text is called in messages
     size: CorpusSize
     folder: Path  # the cache entry
+    # UTF-8 bytes of text that each token of `val` stands for, or SEPARATOR: int32 (tokens,)
+    val_bytes: np.ndarray | None = None
     ngrams: np.ndarray | None = None  # frequent ones, for a model with an n-gram table
     task: "Task | None" = None  # generates the sequences, of which `train` and `val` are samples
 
@@ -133,17 +144,17 @@ def corpus_fingerprint(corpus: Corpus, config: TokenizerConfig) -> str:
 
 
 def encode_pieces(
-    tokenizer: Tokenizer, pieces: Iterator[SplitPiece]
-) -> Iterator[tuple[SplitPiece, Future[np.ndarray]]]:
-    """Encode pieces on all cores, and yield each with its ids to wait for, in their order.
+    encode: Callable[[SplitPiece], Encoded], pieces: Iterator[SplitPiece]
+) -> Iterator[tuple[SplitPiece, Future[Encoded]]]:
+    """Encode pieces on all cores, and yield each with the result to wait for, in their order.
 
     Only a few pieces are read ahead, so memory stays bounded.
     """
     cores = os.cpu_count() or 1
-    encoding: deque[tuple[SplitPiece, Future[np.ndarray]]] = deque()
+    encoding: deque[tuple[SplitPiece, Future[Encoded]]] = deque()
     with ThreadPoolExecutor(cores) as pool:  # the encoders release the interpreter's lock
         for piece in pieces:
-            encoding.append((piece, pool.submit(tokenizer.encode_array, piece.text)))
+            encoding.append((piece, pool.submit(encode, piece)))
             if len(encoding) > 2 * cores:
                 yield encoding.popleft()
         yield from encoding
@@ -165,17 +176,7 @@ def _write_entry(
         tokenizer = build_tokenizer(config, all_text, training_text)
     save_tokenizer(tokenizer, folder / "tokenizer.json")
 
-    # Write the ids of both splits, with a separator between documents
-    dtype = _token_dtype(tokenizer)
-    separator = [id for id in (tokenizer.end_of_text, tokenizer.begin_of_text) if id is not None]
-    with (folder / "train.bin").open("wb") as train, (folder / "val.bin").open("wb") as val:
-        pieces = split_corpus(corpus, split_position)
-        for (is_train, _, begins_document), encoded in encode_pieces(tokenizer, pieces):
-            ids = encoded.result()
-            file = train if is_train else val
-            if begins_document and file.tell():
-                ids = np.concatenate((np.array(separator, dtype=ids.dtype), ids))
-            file.write(ids.astype(dtype).tobytes())
+    _write_splits(split_corpus(corpus, split_position), tokenizer, folder)
 
     # Describe and sync the files
     hashes = {name: sha256_of_file(folder / name) for name in TOKEN_FILES}
@@ -183,6 +184,43 @@ def _write_entry(
     (folder / META_FILE).write_text(seal(meta))
     for path in (*folder.iterdir(), folder):
         sync(path)
+
+
+def _write_splits(pieces: Iterator[SplitPiece], tokenizer: Tokenizer, folder: Path) -> None:
+    """Write the ids of both splits with separators between documents, and `Tokens.val_bytes`."""
+    dtype = _token_dtype(tokenizer)
+    ends = (tokenizer.end_of_text, tokenizer.begin_of_text)
+    separator = np.array([id for id in ends if id is not None], dtype=dtype)
+    separator_bytes = np.full(len(separator), SEPARATOR, dtype=np.int32)
+
+    def encode(piece: SplitPiece) -> tuple[np.ndarray, np.ndarray | None]:
+        if piece.is_train:
+            return tokenizer.encode_array(piece.text), None
+        return encode_with_bytes(tokenizer, piece.text)
+
+    with (
+        (folder / "train.bin").open("wb") as train,
+        (folder / "val.bin").open("wb") as val,
+        (folder / "val_bytes.bin").open("wb") as val_bytes,
+    ):
+        bytes_without_token = 0  # of validation text: they count for the next token
+        for piece, encoded in encode_pieces(encode, pieces):
+            ids, sizes = encoded.result()
+            file = train if piece.is_train else val
+            is_separated = piece.begins_document and file.tell() > 0
+            if is_separated:
+                file.write(separator.tobytes())
+            file.write(ids.astype(dtype).tobytes())
+            if sizes is None:
+                continue
+            if is_separated:
+                val_bytes.write(separator_bytes.tobytes())
+            if len(sizes):
+                sizes[0] += bytes_without_token
+                bytes_without_token = 0
+            else:
+                bytes_without_token += utf8_length(piece.text)
+            val_bytes.write(sizes.astype(np.int32).tobytes())
 
 
 def _open_entry(entry: Path, name: str, fingerprint: str) -> Tokens:
@@ -194,8 +232,9 @@ def _open_entry(entry: Path, name: str, fingerprint: str) -> Tokens:
     tokenizer = load_tokenizer(entry / "tokenizer.json")
     dtype = _token_dtype(tokenizer)
     return Tokens(
-        train=_map_ids(entry / "train.bin", dtype),
-        val=_map_ids(entry / "val.bin", dtype),
+        train=_map_array(entry / "train.bin", dtype),
+        val=_map_array(entry / "val.bin", dtype),
+        val_bytes=_map_array(entry / "val_bytes.bin", np.dtype(np.int32)),
         tokenizer=tokenizer,
         fingerprint=fingerprint,
         name=name,
@@ -208,7 +247,7 @@ def _token_dtype(tokenizer: Tokenizer) -> np.dtype:
     return np.min_scalar_type(tokenizer.vocab_size - 1)
 
 
-def _map_ids(path: Path, dtype: np.dtype) -> np.ndarray:
+def _map_array(path: Path, dtype: np.dtype) -> np.ndarray:
     if path.stat().st_size == 0:
         return np.empty(0, dtype)
     return np.memmap(path, dtype=dtype, mode="r")

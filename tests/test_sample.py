@@ -14,6 +14,7 @@ import pytest
 from conftest import TINY, wait_until
 from models import lively, small
 from processes import Process, exec_script, run_to_end
+from vocabularies import TEXT, TOKENIZERS
 
 import sample
 from cli.sample_config import SampleConfig
@@ -128,6 +129,19 @@ def test_each_line_of_stdin_is_a_prompt_of_interactive_mode(capsys, run, monkeyp
     expected = [generated(capsys, run, prompt="the", seed=1337 + number) for number in (0, 1)]
     monkeypatch.setattr(sys, "stdin", io.StringIO("the\n\nthe\n"))
     assert generated(capsys, run, interactive=True) == "".join(expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "is_lossless"),
+    [("byte pairs", True), ("byte level", True), ("byte fallback", True), ("words", False)],
+)
+def test_a_score_says_that_a_tokenizer_loses_part_of_the_text(name, is_lossless, capsys):
+    tokenizer = TOKENIZERS[name]
+    model = lively(GPT(small(vocab_size=tokenizer.vocab_size)))
+    sample.write_score(SampleConfig(score="-"), model, tokenizer, TEXT)
+    out, err = capsys.readouterr()
+    assert f"{len(TEXT.encode())} bytes" in out
+    assert (err == "") == is_lossless
 
 
 def test_a_score_is_of_all_tokens_though_its_page_shows_the_first(tmp_path, open_page, capsys):

@@ -12,7 +12,7 @@ from config import Config
 from data.batches import NO_TARGET
 from data.tasks.task import Sequences, Task
 from data.tokenizer import Tokenizer
-from data.tokens import Tokens
+from data.tokens import SEPARATOR, Tokens
 from kernels import autocast
 from model import GPT
 from training.world import World
@@ -37,6 +37,7 @@ class WindowLoss(NamedTuple):
     mean: float  # nats per token
     in_context_score: float  # nats per token; nan if unknown
     in_context_score_se: float  # standard error over windows
+    text_nats: float  # sum over all tokens but separators
 
 
 class LossSums(NamedTuple):
@@ -44,6 +45,7 @@ class LossSums(NamedTuple):
 
     nats: float
     targets: float
+    separator_nats: float  # of the tokens between documents
     scored_windows: float  # windows with an in-context score
     scores: float  # nats per token
     squared_scores: float
@@ -55,7 +57,8 @@ class Windows:
     The last window is padded. If there are more tokens than `data.val_max_tokens`, or than
     `max_windows` hold, the windows are spread evenly over all of them. The ranks of `world` share
     them. `inputs` and `targets` are (windows, T); targets may be NO_TARGET. `num_bytes` is the
-    UTF-8 size of the predicted tokens, 0 for a task.
+    UTF-8 size of the text that the predicted tokens stand for, by `token_bytes`, which is
+    `Tokens.val_bytes`; it is 0 without them.
     """
 
     def __init__(
@@ -65,6 +68,7 @@ class Windows:
         config: Config,
         world: World | None = None,
         max_windows: int | None = None,
+        token_bytes: np.ndarray | None = None,
     ) -> None:
         block_size = config.model.block_size
         if max_windows is None:
@@ -81,50 +85,62 @@ class Windows:
         self.device = config.device
         self.precision = config.precision
         self.world = world or World()
-        predicted = targets[targets != NO_TARGET].tolist()
-        self.num_targets, self.num_bytes = len(predicted), 0
-        if not isinstance(tokens, Sequences):
-            lengths = [len(tokenizer.token_bytes(id)) for id in range(tokenizer.vocab_size)]
-            self.num_bytes = sum(lengths[id] for id in predicted)
+        has_target = targets != NO_TARGET
+        self.num_targets = int(has_target.sum())
+        self.is_separator = torch.zeros(targets.shape, dtype=torch.bool)
+        self.num_bytes = 0
+        if token_bytes is not None:
+            target_bytes = _cut_windows(token_bytes, block_size, max_windows)[1]
+            is_separator = has_target & (target_bytes == SEPARATOR)
+            self.is_separator = torch.from_numpy(is_separator)
+            self.num_bytes = int(target_bytes[has_target & ~is_separator].sum())
 
     def loss(self, model: GPT) -> WindowLoss:
         """Return the mean loss and the in-context score; all ranks call this together."""
         local_sums = torch.tensor(self.local_loss(model), dtype=torch.float64)
         sums = LossSums(*self.world.sum(local_sums).tolist())
         mean, n = sums.nats / sums.targets, sums.scored_windows
+        text_nats = sums.nats - sums.separator_nats
         if n < MIN_SCORED_WINDOWS:
-            return WindowLoss(mean, math.nan, math.nan)
+            return WindowLoss(mean, math.nan, math.nan, text_nats)
         score = sums.scores / n
         variance = max(0.0, sums.squared_scores - n * score**2) / (n - 1)
-        return WindowLoss(mean, score, math.sqrt(variance / n))
+        return WindowLoss(mean, score, math.sqrt(variance / n), text_nats)
 
     @torch.no_grad()
     def local_loss(self, model: GPT) -> LossSums:
         """Return the sums over this rank's windows, of which every rank has equally many."""
-        inputs, targets = self._rank_share()
-        nats, count, scores = 0.0, 0, []
+        share = [tensor.split(self.batch_size) for tensor in self._rank_share()]
+        nats, separator_nats, count, scores = 0.0, 0.0, 0, []
         with self.world.evaluating(model):
-            for x, y in zip(inputs.split(self.batch_size), targets.split(self.batch_size)):
+            for x, y, is_separator in zip(*share):
                 self.world.check_stop()
-                with autocast(self.device, self.precision):
-                    logits, loss = model(x.to(self.device), y.to(self.device))
                 num_targets = int((y != NO_TARGET).sum())
+                y = y.to(self.device)
+                with autocast(self.device, self.precision):
+                    logits, loss = model(x.to(self.device), y)
                 if num_targets:
                     nats += loss.item() * num_targets
                     count += num_targets
-                    scores += in_context_scores(logits, y.to(self.device)).tolist()
+                    scores += in_context_scores(logits, y).tolist()
+                if is_separator.any():
+                    chosen = is_separator.to(self.device)
+                    chosen_logits = logits[chosen].float()  # (separators, V)
+                    loss = F.cross_entropy(chosen_logits, y[chosen], reduction="sum")
+                    separator_nats += loss.item()
         known = np.array([score for score in scores if not math.isnan(score)])
-        return LossSums(nats, count, len(known), known.sum(), (known**2).sum())
+        return LossSums(nats, count, separator_nats, len(known), known.sum(), (known**2).sum())
 
-    def _rank_share(self) -> tuple[Tensor, Tensor]:
-        """Return this rank's inputs and targets, padded so that all ranks have the same number."""
+    def _rank_share(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Return this rank's inputs, targets and separators, padded to the same number on all."""
         world = self.world
         share = math.ceil(len(self.inputs) / world.size)
         padding = (0, 0, 0, share * world.size - len(self.inputs))
         rows = slice(world.rank * share, (world.rank + 1) * share)
         inputs = F.pad(self.inputs, padding, value=0)
         targets = F.pad(self.targets, padding, value=NO_TARGET)
-        return inputs[rows], targets[rows]
+        is_separator = F.pad(self.is_separator, padding, value=False)
+        return inputs[rows], targets[rows], is_separator[rows]
 
     def excerpt(self, tokens: int) -> tuple[Tensor, Tensor]:
         """Return inputs and targets, on the device, of spread windows of roughly `tokens` tokens.
@@ -198,7 +214,7 @@ def make_splits(text: Tokens, config: Config, world: World) -> Splits:
 def validation_windows(text: Tokens, config: Config, world: World | None = None) -> Windows:
     """Return the windows of the validation split, or the held-out sequences of a task."""
     val = text.task.validation if text.task else text.val
-    return Windows(val, text.tokenizer, config, world)
+    return Windows(val, text.tokenizer, config, world, token_bytes=text.val_bytes)
 
 
 def evaluate(model: GPT, splits: Splits, is_last: bool = False) -> dict[str, float]:
@@ -212,8 +228,7 @@ def evaluate(model: GPT, splits: Splits, is_last: bool = False) -> dict[str, flo
     loss = validation.loss(model)
     metrics = {"val/loss": loss.mean}
     if validation.num_bytes:
-        bits = loss.mean * validation.num_targets / math.log(2)
-        metrics["val/bits_per_byte"] = bits / validation.num_bytes
+        metrics["val/bits_per_byte"] = loss.text_nats / math.log(2) / validation.num_bytes
     if not math.isnan(loss.in_context_score):
         metrics["val/in_context_score"] = loss.in_context_score
         metrics["val/in_context_score_se"] = loss.in_context_score_se

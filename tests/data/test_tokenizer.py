@@ -10,6 +10,7 @@ import tiktoken.registry
 from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
+from vocabularies import TEXT, TOKENIZERS
 
 from common.errors import UserError
 from data.sources import find_stdlib_files
@@ -19,6 +20,7 @@ from data.tokenizer import (
     BPETokenizer,
     CharTokenizer,
     encode_prompt,
+    encode_with_bytes,
     load_tiktoken,
     load_tokenizer,
     save_tokenizer,
@@ -55,6 +57,15 @@ def test_bpe_decodes_any_text_exactly_and_never_encodes_end_of_text(tokenizer, t
     assert b"".join(map(tokenizer.token_bytes, ids)) == text.encode()
     assert tokenizer.encode_array(text).tolist() == ids
     assert all(0 <= id < tokenizer.vocab_size and id != tokenizer.end_of_text for id in ids)
+
+
+@pytest.mark.parametrize("tokenizer", TOKENIZERS.values(), ids=TOKENIZERS)
+@given(text=st.text(st.sampled_from(TEXT), min_size=1))
+@example(text=TEXT)
+def test_the_tokens_of_a_text_stand_for_all_its_bytes(tokenizer, text):
+    ids, sizes = encode_with_bytes(tokenizer, text)
+    assert ids.tolist() == tokenizer.encode(text) and len(sizes) == len(ids)
+    assert sizes.sum() == (len(text.encode()) if len(ids) else 0) and (sizes >= 0).all()
 
 
 def test_a_vocabulary_has_the_requested_size_unless_the_text_has_too_few_pairs():

@@ -1,3 +1,4 @@
+import json
 import math
 from dataclasses import replace
 from types import SimpleNamespace
@@ -7,11 +8,25 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from models import lively
+from vocabularies import TEXT, TOKENIZERS
 
-from config import Config, DataConfig, GPTConfig, ModelConfig
+import data.corpus
+from config import Config, DataConfig, GPTConfig, ModelConfig, TokenizerConfig
+from data.corpus import open_corpus
+from data.splits import split_corpus
 from data.tasks.task import Sequences
-from data.tokenizer import CharTokenizer
-from training.evaluate import NO_TARGET, Splits, Windows, evaluate, make_splits
+from data.tokenizer import CharTokenizer, encode_with_bytes
+from data.tokens import prepare
+from generation.scoring import score_tokens
+from training.evaluate import (
+    NO_TARGET,
+    Splits,
+    Windows,
+    evaluate,
+    make_splits,
+    validation_windows,
+)
 from training.world import World
 from variants import build_model
 
@@ -31,13 +46,47 @@ def test_loss_and_bits_per_byte_equal_those_computed_by_hand():
     model = build_model(GPTConfig(vocab_size=3, block_size=7, n_layer=1, n_head=1, n_embd=4))
     with torch.no_grad():
         model.head.weight.zero_()  # makes every token equally likely
-    validation = Windows(np.array(tokenizer.encode(text)), tokenizer, config_of(7))
+    ids, sizes = encode_with_bytes(tokenizer, text)
+    validation = Windows(ids, tokenizer, config_of(7), token_bytes=sizes)
     bits = len(text[1:]) * math.log2(3) / len(text[1:].encode())
     assert evaluate(model, Splits(validation, validation), is_last=True) == {
         "val/loss": pytest.approx(math.log(3), abs=1e-6),
         "train/eval_loss": pytest.approx(math.log(3), abs=1e-6),
         "val/bits_per_byte": pytest.approx(bits, abs=1e-6),
     }
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_bits_per_byte_are_those_of_the_documents_for_any_tokenizer(name, tmp_path, monkeypatch):
+    monkeypatch.setenv("GLASSGPT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(data.corpus, "PIECE_CHARS", 10)  # the long documents have several pieces
+    texts = ["ta" * (n % 40) + TEXT * (n % 3) + " " * (n % 2) for n in range(200)]
+    lines = "".join(json.dumps({"text": text}) + "\n" for text in texts if text)
+    (tmp_path / "texts.jsonl").write_text(lines)
+    source = DataConfig(source="text", path=str(tmp_path / "texts.jsonl"))
+    tokenizer = TOKENIZERS[name]
+    tokens = prepare(source, TokenizerConfig(), lambda line: None, tokenizer)
+
+    # Which of the tokens is a separator, by encoding each piece again
+    pieces = [p for p in split_corpus(open_corpus(source), None) if not p.is_train]
+    ends = (tokenizer.end_of_text, tokenizer.begin_of_text)
+    separators = [id for id in ends if id is not None]
+    ids, is_text = [], []
+    for piece in pieces:
+        before = separators if piece.begins_document and ids else []
+        encoded = tokenizer.encode(piece.text)
+        ids += before + encoded
+        is_text += [False] * len(before) + [True] * len(encoded)
+    assert tokens.val.tolist() == ids and len(pieces) > 20
+
+    model = lively(build_model(GPTConfig(tokenizer.vocab_size, block_size=16, n_layer=1, n_embd=8)))
+    losses = score_tokens(model, ids)
+    num_bytes = sum(len(piece.text.encode()) for piece in pieces) - int(tokens.val_bytes[0])
+    bits = losses[is_text[1:]].sum() / math.log(2) / num_bytes
+    validation = validation_windows(tokens, config_of(16))
+    metrics = evaluate(model, Splits(validation, validation))
+    assert metrics["val/bits_per_byte"] == pytest.approx(bits, rel=1e-5)
+    assert metrics["val/loss"] == pytest.approx(losses.mean(), rel=1e-5)
 
 
 LETTERS = CharTokenizer("".join(map(chr, range(1000, 1300))))
@@ -51,7 +100,11 @@ def make_windows(length: int, block_size: int, world: World | None = None, **dat
 def test_each_split_is_measured_on_its_own_tokens():
     model = build_model(GPTConfig(300, block_size=10, n_layer=1, n_head=1, n_embd=4))
     text = SimpleNamespace(
-        train=np.arange(200), val=np.arange(250, 300), tokenizer=LETTERS, task=None
+        train=np.arange(200),
+        val=np.arange(250, 300),
+        val_bytes=np.ones(50, dtype=np.int32),
+        tokenizer=LETTERS,
+        task=None,
     )
     splits = make_splits(text, config_of(10), World())
     assert splits.validation.targets.unique().tolist() == [NO_TARGET, *range(251, 300)]
