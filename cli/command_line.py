@@ -12,6 +12,7 @@ import yaml
 
 from cli.config_file import escape_interpolation
 from common.errors import UserError, did_you_mean
+from common.paths import expand_home
 from common.settings import iterate_settings
 from common.torchrun import is_under_torchrun
 from config import Config
@@ -71,7 +72,7 @@ def parse_command_line(argv: Sequence[str]) -> CommandLine:
         raise UserError(f"{e}; python train.py --help lists all settings") from None
     if unknown:
         raise unknown_setting(unknown[0], SETTINGS)
-    if parsed.config_dir and not Path(parsed.config_dir).is_dir():
+    if parsed.config_dir and not expand_home("--config-dir", parsed.config_dir).is_dir():
         raise UserError(f"--config-dir={parsed.config_dir} is not a folder: give that of presets")
     if parsed.multirun and is_under_torchrun():
         raise UserError(

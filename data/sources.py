@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from itertools import takewhile
 from pathlib import Path
+from unicodedata import normalize
 
 from common.errors import UserError
 from common.files import ordinary_file, sha256_of_file, sync
@@ -42,13 +43,16 @@ def _walk(
     """Yield the files below a folder that match a glob, given as its parts.
 
     Hidden files, linked folders, the cache, runs and sweeps are left out, and paths whose name, or
-    path below `root`, matches one of the globs to exclude.
+    path below `root`, matches one of the globs to exclude. A glob matches composed and decomposed
+    names alike.
     """
+    pattern = [normalize("NFC", part) for part in pattern]
+    excluded = [".*", *(normalize("NFC", part) for part in exclude)]
 
     def is_wanted(path: Path, is_folder: bool) -> bool:
-        relative = path.relative_to(root)
-        names = (path.name, relative.as_posix())
-        if any(fnmatchcase(name, excluded) for name in names for excluded in (".*", *exclude)):
+        relative = Path(normalize("NFC", str(path.relative_to(root))))
+        names = (relative.name, relative.as_posix())
+        if any(fnmatchcase(name, shape) for name in names for shape in excluded):
             return False
         return _matches(relative.parts, pattern, is_folder)
 

@@ -197,7 +197,7 @@ def flip_a_byte(file: Path) -> None:
     [flip_a_byte, Path.unlink, lambda f: os.truncate(f, f.stat().st_size - 1)],
     ids=["a byte", "missing", "shorter"],
 )
-@pytest.mark.parametrize("name", ["train.bin", "val.bin", "tokenizer.json"])
+@pytest.mark.parametrize("name", data.tokens.TOKEN_FILES)
 def test_a_damaged_cache_entry_is_reported_and_prepared_again(name, damage, write, cache):
     intact, log = decode_splits(prepare(write(PROSE), SMALL_BPE, ignore)), []
     (entry,) = cache_entries(cache)
