@@ -179,11 +179,13 @@ def _read_prompt_line(mark: str) -> str:
 
 def write_texts(config: SampleConfig, model: GPT, tokenizer: Tokenizer, prompt: str) -> str:
     """Write `num_samples` texts to stdout, and return a summary of speed and KV cache."""
-    from data.tokenizer import encode_prompt
+    from data.tokenizer import encode_prompt, normal_form_note
     from generation.decoder import Decoder, KVCache, window_start
     from generation.sampling import Sampling, draw_batch, stream_text
 
     prompt_ids = encode_prompt(tokenizer, prompt)
+    if note := normal_form_note(tokenizer, prompt):
+        print_stderr(note)
     block_size = model.config.block_size
     if left_out := window_start(len(prompt_ids), block_size):
         print_stderr(
@@ -249,7 +251,7 @@ def _write_now(text: str, stream: TextIO) -> None:
 
 def write_score(config: SampleConfig, model: GPT, tokenizer: Tokenizer, text: str) -> None:
     """Print the loss of a text after its start token, and write a page if `attention` names one."""
-    from data.tokenizer import start_token
+    from data.tokenizer import normal_form_note, start_token
     from generation.scoring import score_tokens
     from glass.heads.probes import spell_tokens
 
@@ -258,6 +260,8 @@ def write_score(config: SampleConfig, model: GPT, tokenizer: Tokenizer, text: st
         raise UserError(
             "the tokenizer of this model finds no token in the text: name a file with other text"
         )
+    if note := normal_form_note(tokenizer, text):
+        print_stderr(note)
     ids = [start_token(tokenizer), *text_ids]
     losses = score_tokens(model, ids)
     mean, num_bytes = losses.mean(), len(text.encode())

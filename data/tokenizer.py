@@ -10,7 +10,8 @@ from contextlib import suppress
 from itertools import chain, pairwise
 from pathlib import Path
 from tempfile import gettempdir
-from typing import Any
+from typing import Any, Literal
+from unicodedata import normalize
 
 import numpy as np
 import tiktoken
@@ -36,6 +37,12 @@ PATTERNS = {
 # The time of byte-pair encoding grows with the square of a run that no pattern splits.
 MAX_RUN_CHARS = 512
 LONG_RUN = re.compile(r"(?<!\S)\S{513,}|(?<!\s)\s{513,}")
+# Unicode normal forms → what a text is that should be converted to it
+OTHER_FORMS: dict[Literal["NFC", "NFD"], str] = {
+    "NFC": "decomposed (Unicode form NFD: an accent is a character of its own)",
+    "NFD": "composed (Unicode form NFC: a letter and its accent are one character)",
+}
+MAX_FORM_CHARS = 10_000  # of a text whose normal form is looked at
 
 
 class CharTokenizer:
@@ -62,11 +69,14 @@ class CharTokenizer:
             raise UserError(
                 f"the character {text[unknown[0]]!r} is not among the "
                 f"{pluralize(self.vocab_size, 'character')} that this model was trained on; "
-                f"{self._advice()}"
+                f"{self._advice(text)}"
             )
         return ids
 
-    def _advice(self) -> str:
+    def _advice(self, text: str) -> str:
+        for form, other in OTHER_FORMS.items():
+            if set(self.alphabet).issuperset(normalize(form, text)):
+                return f"the text is {other}: convert it to the form {form}"
         if any(character.isspace() for character in self.alphabet):
             return "leave it out, or train on text with tokenizer=bpe, which takes any text"
         return f"use the symbols of its data: {self.alphabet}"
@@ -286,6 +296,26 @@ def encode_prompt(tokenizer: Tokenizer, text: str) -> list[int]:
     if tokenizer.begin_of_text is None:
         return ids
     return [tokenizer.begin_of_text, *ids]
+
+
+def normal_form_note(tokenizer: Tokenizer, text: str) -> str | None:
+    """Return a note if a text has fewer tokens in another Unicode normal form.
+
+    Then the model was probably trained on text in that form, and reads this one as rare tokens.
+    """
+    if text.isascii():
+        return None
+    start = text[:MAX_FORM_CHARS]
+    count = len(tokenizer.encode(start))
+    for form, other in OTHER_FORMS.items():
+        with suppress(UserError):  # characters that the tokenizer does not know
+            converted_count = len(tokenizer.encode(normalize(form, start)))
+            if converted_count < count:
+                return (
+                    f"note: the text is {other}; converted to the form {form}, it would have "
+                    f"{pluralize(converted_count, 'token')} instead of {count:,}"
+                )
+    return None
 
 
 def save_tokenizer(tokenizer: Tokenizer, path: Path) -> None:

@@ -14,7 +14,7 @@ from common.metrics import METRICS, read_rows
 from common.paths import expand_model_name
 from common.terminal import tolerate_errors
 from common.text import REPLACEMENT, format_magnitude
-from data.tokenizer import Tokenizer
+from data.tokenizer import Tokenizer, normal_form_note
 from glass.heads.interventions import read_interventions
 from glass.live.frames import encode_error, encode_frame
 from glass.live.parameters import Parameters, check_text, read_parameters
@@ -158,6 +158,8 @@ def load_session(
     if prompt is None:
         prompt = find_prompt(tokenizer, run_dir)
     tokenizer.encode(prompt)  # raises UserError for an unknown character
+    if note := normal_form_note(tokenizer, prompt):
+        log(note)
 
     is_small = model.num_parameters() < MAX_SMALL_PARAMETERS
     begin = tokenizer.begin_of_text

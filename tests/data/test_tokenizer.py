@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from unicodedata import normalize
 
 import pytest
 import requests
@@ -23,6 +24,7 @@ from data.tokenizer import (
     encode_with_bytes,
     load_tiktoken,
     load_tokenizer,
+    normal_form_note,
     save_tokenizer,
     start_token,
     train_bpe,
@@ -66,6 +68,21 @@ def test_the_tokens_of_a_text_stand_for_all_its_bytes(tokenizer, text):
     ids, sizes = encode_with_bytes(tokenizer, text)
     assert ids.tolist() == tokenizer.encode(text) and len(sizes) == len(ids)
     assert sizes.sum() == (len(text.encode()) if len(ids) else 0) and (sizes >= 0).all()
+
+
+@pytest.mark.parametrize("form, other", [("NFC", "NFD"), ("NFD", "NFC")])
+def test_a_text_in_another_normal_form_than_that_of_the_training_text_is_noticed(form, other):
+    text = normalize(form, "été à la forêt, ça gèle: 가나다\n")
+    converted = normalize(other, text)
+    tokenizer = train_bpe([text * 20], 300)
+    assert normal_form_note(tokenizer, text) is None
+    assert form in normal_form_note(tokenizer, converted)
+    with pytest.raises(UserError, match=f"to the form {form}"):
+        CharTokenizer(text).encode(converted)
+    with pytest.raises(UserError, match="leave it out"):
+        CharTokenizer(text).encode(converted + "Ω")
+    composing = TOKENIZERS["composed"]  # it normalizes texts itself
+    assert normal_form_note(composing, text) == normal_form_note(composing, converted) is None
 
 
 def test_a_vocabulary_has_the_requested_size_unless_the_text_has_too_few_pairs():
