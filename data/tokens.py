@@ -20,6 +20,7 @@ from common.text import pluralize
 from common.text_files import is_jsonl
 from config import DataConfig, TokenizerConfig
 from data.cache import KEY_LENGTH, cache_root, locked_build_folder
+from data.copies import Copies, CopyCounter
 from data.corpus import Corpus, open_corpus
 from data.splits import (
     MIN_DOCUMENTS_TO_SPLIT,
@@ -66,6 +67,7 @@ class Tokens:
     folder: Path  # the cache entry
     # UTF-8 bytes of text that each token of `val` stands for, or SEPARATOR: int32 (tokens,)
     val_bytes: np.ndarray | None = None
+    copies: Copies = Copies()
     ngrams: np.ndarray | None = None  # frequent ones, for a model with an n-gram table
     task: "Task | None" = None  # generates the sequences, of which `train` and `val` are samples
 
@@ -76,7 +78,7 @@ class Tokens:
         size, tokens = self.size, len(self.train) + len(self.val)
         by_document = find_split_position(size) is None
         validation = "one document in ten" if by_document else "the last tenth of the characters"
-        return [
+        lines = [
             f"text     {self.name}",
             f"         {pluralize(size.documents, 'document')}, {size.characters:,} characters",
             f"         {validation} for validation",
@@ -84,6 +86,7 @@ class Tokens:
             f"         vocabulary {self.tokenizer.vocab_size:,}, "
             f"{size.bytes / tokens:.2f} bytes per token",
         ]
+        return lines + self.copies.note()
 
 
 def prepare(
@@ -176,18 +179,23 @@ def _write_entry(
         tokenizer = build_tokenizer(config, all_text, training_text)
     save_tokenizer(tokenizer, folder / "tokenizer.json")
 
-    _write_splits(split_corpus(corpus, split_position), tokenizer, folder)
+    copies = _write_splits(split_corpus(corpus, split_position), tokenizer, folder)
 
     # Describe and sync the files
     hashes = {name: sha256_of_file(folder / name) for name in TOKEN_FILES}
-    meta = json.dumps({"hashes": hashes, "size": asdict(size)}, indent=1)
+    facts = {"hashes": hashes, "size": asdict(size), "copies": asdict(copies)}
+    meta = json.dumps(facts, indent=1)
     (folder / META_FILE).write_text(seal(meta))
     for path in (*folder.iterdir(), folder):
         sync(path)
 
 
-def _write_splits(pieces: Iterator[SplitPiece], tokenizer: Tokenizer, folder: Path) -> None:
-    """Write the ids of both splits with separators between documents, and `Tokens.val_bytes`."""
+def _write_splits(pieces: Iterator[SplitPiece], tokenizer: Tokenizer, folder: Path) -> Copies:
+    """Write the ids of both splits with separators between documents, and `Tokens.val_bytes`.
+
+    Returns the copies among the documents.
+    """
+    copies = CopyCounter()
     dtype = _token_dtype(tokenizer)
     ends = (tokenizer.end_of_text, tokenizer.begin_of_text)
     separator = np.array([id for id in ends if id is not None], dtype=dtype)
@@ -205,6 +213,7 @@ def _write_splits(pieces: Iterator[SplitPiece], tokenizer: Tokenizer, folder: Pa
     ):
         bytes_without_token = 0  # of validation text: they count for the next token
         for piece, encoded in encode_pieces(encode, pieces):
+            copies.add(piece)
             ids, sizes = encoded.result()
             file = train if piece.is_train else val
             is_separated = piece.begins_document and file.tell() > 0
@@ -221,6 +230,7 @@ def _write_splits(pieces: Iterator[SplitPiece], tokenizer: Tokenizer, folder: Pa
             else:
                 bytes_without_token += utf8_length(piece.text)
             val_bytes.write(sizes.astype(np.int32).tobytes())
+    return copies.count()
 
 
 def _open_entry(entry: Path, name: str, fingerprint: str) -> Tokens:
@@ -239,6 +249,7 @@ def _open_entry(entry: Path, name: str, fingerprint: str) -> Tokens:
         fingerprint=fingerprint,
         name=name,
         size=CorpusSize(**meta["size"]),
+        copies=Copies(**meta["copies"]),
         folder=entry,
     )
 

@@ -18,8 +18,10 @@ from hypothesis import strategies as st
 import data.corpus
 import data.tokens
 from common.errors import UserError
+from common.text import pluralize
 from common.text_files import normalize_text
 from config import DataConfig, TokenizerConfig
+from data.copies import Copies
 from data.splits import SplitPiece
 from data.tokenizer import CharTokenizer
 from data.tokens import prepare
@@ -184,6 +186,37 @@ def test_how_each_file_is_read_belongs_to_the_fingerprint(write):
         fingerprints.add(tokens.fingerprint)
         texts.append(decode_splits(tokens))
     assert len(fingerprints) == len({*texts}) == 8
+
+
+@pytest.mark.parametrize(
+    "originals, copied, documents, is_noted",
+    [
+        (120, range(60), 60, True),  # one document in ten validates
+        (120, [], 0, False),
+        (1500, [3], 1, False),  # too little of the validation text
+        (8, [0, 7], 2, True),  # the last tenth validates, and its text is in an earlier file
+        (8, [0, 1], 2, False),  # there is no copy of what validates
+    ],
+)
+def test_copies_of_training_documents_in_the_validation_split_are_noted(
+    originals, copied, documents, is_noted, folder
+):
+    texts = [
+        f"{n} is the number of this document, and {n * n} its square.\n" for n in range(originals)
+    ]
+    texts = [texts[n] for n in copied] + ["", "short", "short", ""] + texts
+    tokens = prepare(folder(*texts), CHAR, ignore)
+    assert tokens.copies.documents == documents
+    noted = [line for line in tokens.summary() if "copy" in line]
+    assert len(noted) == is_noted and all(pluralize(documents, "document") in s for s in noted)
+    assert prepare(folder(*texts), CHAR, pytest.fail).copies == tokens.copies  # from the cache
+
+
+def test_a_document_that_is_in_both_splits_is_no_copy_of_itself(folder):
+    halves = [PROSE, PROSE.upper()]
+    assert prepare(folder(*halves), CHAR, ignore).copies == Copies()
+    assert prepare(folder(PROSE, PROSE), CHAR, ignore).copies == Copies(1, 1.0)
+    assert prepare(folder(PROSE * 9 + PROSE), CHAR, ignore).copies == Copies()
 
 
 def flip_a_byte(file: Path) -> None:
