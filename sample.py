@@ -79,6 +79,8 @@ def sample(config: SampleConfig) -> None:
     try:
         if config.score is not None:
             write_score(config, model, tokenizer, text)
+            if isinstance(source, RunCheckpoint):
+                note_trained_text(source.manifest.fingerprint, tokenizer, text)
             return
         if config.interactive:
             if is_terminal(sys.stdin):
@@ -292,6 +294,23 @@ def write_score(config: SampleConfig, model: GPT, tokenizer: Tokenizer, text: st
         }
         attended = ids[: min(block_size, MAX_ATTENTION_TOKENS)]
         _write_attention(config.attention, model, tokenizer, attended, facts)
+
+
+def note_trained_text(fingerprint: str, tokenizer: Tokenizer, text: str) -> None:
+    """Print a note if a scored text is in the training split, which a fingerprint names."""
+    from data.copies import count_trained_excerpts
+    from data.tokens import find_training_split
+
+    train = find_training_split(fingerprint, tokenizer)
+    if train is None:
+        return
+    found, count = count_trained_excerpts(tokenizer.encode(text), train)
+    if found:
+        part = "this text" if found == count else "parts of this text"
+        print_stderr(
+            f"note: the run was trained on {part} ({found} of {pluralize(count, 'excerpt')} found "
+            "in its training split), so the loss is lower than that of new text"
+        )
 
 
 def _write_attention(

@@ -1,6 +1,7 @@
-"""Find copies of documents, which let a model see validation text in training."""
+"""Find text that a model was trained on in the validation split, or in a text to score."""
 
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
@@ -12,6 +13,10 @@ from data.splits import SplitPiece
 MIN_DOCUMENT_BYTES = 32  # shorter ones may be equal by chance
 MIN_COPIED_SHARE = 0.01  # of the validation text; fewer copies hardly change its loss
 HASH_BYTES = 8
+MAX_EXCERPTS = 16
+MAX_EXCERPT_TOKENS = 128
+MIN_EXCERPT_TOKENS = 32  # shorter ones may be equal by chance
+TOKENS_AT_ONCE = 1 << 24  # of the training split that are searched, to limit memory
 
 
 @dataclass(frozen=True)
@@ -73,3 +78,23 @@ class CopyCounter:
         copied_bytes = validation_bytes[is_long][has_trained_copy].sum()
         share = float(copied_bytes / max(1, validation_bytes.sum()))
         return Copies(int((occurrences > 1).sum()), share)
+
+
+def count_trained_excerpts(ids: Sequence[int], train: np.ndarray) -> tuple[int, int]:
+    """Return how many excerpts of a text (N,) are in a training split (tokens,), and of how many.
+
+    The excerpts are spread evenly over the text, except its first and its last token, which depend
+    on the text around them.
+    """
+    inner = np.array(ids[1:-1], dtype=train.dtype)
+    length = min(MAX_EXCERPT_TOKENS, len(inner))
+    if length < MIN_EXCERPT_TOKENS:
+        return 0, 0
+    num_excerpts = min(MAX_EXCERPTS, len(inner) // length)
+    starts = np.linspace(0, len(inner) - length, num_excerpts).astype(int)
+    excerpts = {inner[start : start + length].tobytes() for start in starts}
+    missing = excerpts
+    for begin in range(0, len(train), TOKENS_AT_ONCE):
+        part = train[begin : begin + TOKENS_AT_ONCE + length].tobytes()
+        missing = {excerpt for excerpt in missing if excerpt not in part}
+    return len(excerpts) - len(missing), len(excerpts)

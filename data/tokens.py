@@ -101,8 +101,7 @@ def prepare(
     """
     corpus = open_corpus(data, log)
     fingerprint = corpus_fingerprint(corpus, config)
-    made_from = json.dumps([CACHE_FORMAT, fingerprint, tokenizer and tokenizer.to_json()])
-    entry = cache_root() / hashlib.sha256(made_from.encode()).hexdigest()[:KEY_LENGTH]
+    entry = _entry_folder(fingerprint, tokenizer)
     with locked_build_folder(entry.name, log) as build_folder:
         try:
             return _open_entry(entry, corpus.name, fingerprint)
@@ -127,6 +126,16 @@ def open_tokens(folder: str, name: str, fingerprint: str) -> Tokens | None:
     """
     with suppress(*ENTRY_ERRORS):
         return _open_entry(cache_root() / folder, name, fingerprint)
+    return None
+
+
+def find_training_split(fingerprint: str, tokenizer: Tokenizer) -> np.ndarray | None:
+    """Return the ids of a run's training split, (tokens,), if the cache still has them."""
+    for given_tokenizer in (None, tokenizer):  # it was learned from the text, or another model's
+        with suppress(*ENTRY_ERRORS):
+            text = _open_entry(_entry_folder(fingerprint, given_tokenizer), "", fingerprint)
+            if text.tokenizer.to_json() == tokenizer.to_json():
+                return text.train
     return None
 
 
@@ -231,6 +240,11 @@ def _write_splits(pieces: Iterator[SplitPiece], tokenizer: Tokenizer, folder: Pa
                 bytes_without_token += utf8_length(piece.text)
             val_bytes.write(sizes.astype(np.int32).tobytes())
     return copies.count()
+
+
+def _entry_folder(fingerprint: str, tokenizer: Tokenizer | None) -> Path:
+    made_from = json.dumps([CACHE_FORMAT, fingerprint, tokenizer and tokenizer.to_json()])
+    return cache_root() / hashlib.sha256(made_from.encode()).hexdigest()[:KEY_LENGTH]
 
 
 def _open_entry(entry: Path, name: str, fingerprint: str) -> Tokens:
