@@ -135,8 +135,8 @@ class ModelConfig:
     )
     bias: bool | str = setting(
         False,
-        "bias terms: in all layers, in attention, or on queries, keys and values",
-        choices=(True, False, "attention", "qkv"),
+        "bias terms: in all layers, in attention, on queries, keys and values, or in MLPs",
+        choices=(True, False, "attention", "qkv", "mlp"),
     )
     dropout: float = setting(
         0.0, "probability of dropping an activation or attention weight in training", ge=0, lt=1
@@ -225,7 +225,7 @@ class ModelConfig:
         """Return whether a part has biases: `qkv`, `output` (of attention), `mlp` or `norm`."""
         if isinstance(self.bias, bool):
             return self.bias
-        parts = {"attention": ("qkv", "output"), "qkv": ("qkv",)}
+        parts = {"attention": ("qkv", "output"), "qkv": ("qkv",), "mlp": ("mlp",)}
         return part in parts.get(self.bias, ())
 
     def check(self) -> None:

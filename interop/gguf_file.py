@@ -56,6 +56,12 @@ class GGUFFile(ExternalModel):
         with path.open("rb") as file:
             self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         self._metadata, self._tensors = parse_header(self._bytes)
+        parts = self._metadata.get("split.count", 1)
+        if parts > 1:
+            raise UserError(
+                f"it is part {self._metadata['split.no'] + 1} of {parts}; join them first: "
+                "llama-gguf-split --merge FIRST_PART JOINED.gguf"
+            )
         self._architecture = self._metadata["general.architecture"]
         is_gpt2 = self._architecture == "gpt2"
         shapes = {name: tensor.shape for name, tensor in self._tensors.items()}
@@ -102,7 +108,8 @@ class GGUFFile(ExternalModel):
             "tie_word_embeddings": "output.weight" not in self._tensors,
             "attention_bias": "blk.0.attn_output.bias" in self._tensors,
             "mlp_bias": "blk.0.ffn_up.bias" in self._tensors,
-            "use_sliding_window": True,
+            "use_sliding_window": bool(settings.get("sliding_window")),
+            "max_window_layers": 0,
         }
         if is_gpt2:
             return settings

@@ -30,8 +30,7 @@ SUPPORTED_VALUES: dict[str, tuple[Any, ...]] = {
     "add_cross_attention": (False,),
     "is_causal": (True,),
     "hidden_act": ("silu", "swish"),
-    "sliding_window": (None, 0),
-    "layer_types": ("full_attention",),
+    "layer_types": ("full_attention", "sliding_attention"),
     "num_experts": (0,),
     "partial_rotary_factor": (1,),
     "rope_type": ("default", "none", "linear", "llama3"),
@@ -66,6 +65,11 @@ def config_from_hf(settings: HFSettings) -> GPTConfig:
     """
     settings = _flatten(settings)
     _require_supported(settings)
+    if _has_sliding_window(settings):
+        raise UserError(
+            f"sliding_window={show_value(settings['sliding_window'])} is not supported, because "
+            f"it is shorter than the context of {settings.get('max_position_embeddings')} tokens"
+        )
     family = settings["model_type"]
     ours = dict(FAMILY_SETTINGS[family])
     for name, our_name in HF_SETTINGS[family].items():
@@ -73,10 +77,11 @@ def config_from_hf(settings: HFSettings) -> GPTConfig:
             ours[our_name] = settings[name]
         elif our_name in REQUIRED_SETTINGS:
             raise UserError(f"the setting {name} is missing; add it")
-    if settings.get("attention_bias"):
+    has_attention_bias, has_mlp_bias = settings.get("attention_bias"), settings.get("mlp_bias")
+    if has_attention_bias:
         ours.setdefault("bias", "attention")
-    if settings.get("mlp_bias"):
-        ours["bias"] = True
+    if has_mlp_bias:
+        ours["bias"] = True if has_attention_bias else "mlp"
     if settings["rope_type"] in ("linear", "llama3"):
         ours["rope_factor"] = settings.get("factor")
     if settings["rope_type"] == "llama3":
@@ -86,7 +91,7 @@ def config_from_hf(settings: HFSettings) -> GPTConfig:
 
 
 def _flatten(settings: HFSettings) -> HFSettings:
-    """Return the settings with those of rotary positions, and without an unused sliding window."""
+    """Return the settings with those of rotary positions, and with defaults of transformers."""
     rope: dict[str, Any] = {}
     for name in ("rope_parameters", "rope_scaling"):  # the older name prevails in transformers
         rope = settings.get(name) or rope
@@ -96,10 +101,29 @@ def _flatten(settings: HFSettings) -> HFSettings:
             )
     settings = settings | rope
     rope_type = settings.get("rope_type") or settings.get("type") or "default"
-    flat: HFSettings = {"model_type": "unknown"} | settings | {"rope_type": rope_type}
-    if not settings.get("use_sliding_window", settings.get("model_type") == "mistral"):
-        flat["sliding_window"] = None
-    return flat
+    defaults = {"model_type": "unknown", "sliding_window": 4096}
+    return defaults | settings | {"rope_type": rope_type}
+
+
+def _has_sliding_window(settings: HFSettings) -> bool:
+    """Return whether a layer attends to fewer tokens than the context has, as in transformers."""
+    is_mistral = settings["model_type"] == "mistral"
+    if not is_mistral and not settings.get("use_sliding_window"):
+        return False
+    window = settings["sliding_window"]
+    if not window or _is_at_least(window, settings.get("max_position_embeddings")):
+        return False
+    if is_mistral:  # all of its layers have the window
+        return True
+    layer_types = settings.get("layer_types")
+    if layer_types is not None:
+        return "sliding_attention" in layer_types
+    first_layer = settings.get("max_window_layers", 28)
+    return not _is_at_least(first_layer, settings.get("num_hidden_layers"))
+
+
+def _is_at_least(value: Any, bound: Any) -> bool:
+    return isinstance(value, int) and isinstance(bound, int) and value >= bound
 
 
 def _require_supported(settings: HFSettings) -> None:

@@ -70,11 +70,11 @@ def llama_configs(draw, config_class=transformers.LlamaConfig):
     heads, head_dim = groups * draw(st.integers(1, 3)), 2 * draw(st.integers(4, 6))
     settings = {}
     if config_class is transformers.MistralConfig:
-        settings = {"sliding_window": None}
+        settings = {"sliding_window": draw(st.sampled_from([None, 32, 4096]))}
     elif config_class is not transformers.Qwen2Config:
         settings = {"attention_bias": draw(st.booleans()), "head_dim": 2 * draw(st.integers(4, 8))}
     if config_class is transformers.LlamaConfig:
-        settings["mlp_bias"] = settings["attention_bias"] and draw(st.booleans())
+        settings["mlp_bias"] = draw(st.booleans())
     return config_class(
         vocab_size=draw(st.integers(5, 40)),
         hidden_size=heads * head_dim,

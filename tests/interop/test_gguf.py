@@ -192,7 +192,7 @@ def test_text_is_split_by_the_rule_of_the_family(pre, llama_file):
         ({"general.architecture": "gemma"}, ["model_type=gemma", "gpt2 or llama"]),
         ({"llama.expert_count": 8}, ["num_experts=8"]),
         ({"tokenizer.ggml.pre": "tekken"}, ["tekken", "llama-bpe"]),
-        ({"llama.attention.sliding_window": 512}, ["sliding_window=512"]),
+        ({"llama.attention.sliding_window": 63}, ["sliding_window=63"]),
         ({"llama.attention.head_count_kv": [2, 1]}, ["n_kv_head"]),
         ({"llama.block_count": 3}, ["blk.2"]),
         ({"llama.embedding_length": 128}, ["128"]),
@@ -203,6 +203,28 @@ def test_an_unsupported_file_is_refused_with_the_reason(changes, named, llama_fi
     with pytest.raises(UserError) as error:
         find_model(path).read_tokenizer()
     assert all(part in str(error.value) for part in [str(path), *named])
+
+
+def test_a_window_of_the_whole_context_is_full_attention(llama_file):
+    path = rewrite(llama_file, changes={"llama.attention.sliding_window": 64})
+    tokens = random_tokens(2, 64)
+    assert torch.equal(load_hf(path)(tokens)[0], load_hf(llama_file)(tokens)[0])
+
+
+def test_a_part_of_a_split_file_is_refused_with_how_to_join_them(tmp_path):
+    pattern = str(tmp_path / "part.gguf")
+    writer = gguf.GGUFWriter(pattern, "llama", split_max_tensors=1)
+    for name in ("a", "b"):
+        writer.add_tensor(name, np.zeros(8, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    for number, path in enumerate(sorted(tmp_path.glob("*.gguf")), 1):
+        with pytest.raises(UserError) as error:
+            find_model(path)
+        named = [str(path), f"part {number} of 2", "--merge"]
+        assert all(part in str(error.value) for part in named)
 
 
 def test_any_file_gives_a_model_or_one_sentence(llama_file, tmp_path):

@@ -37,6 +37,7 @@ MODELS = {
     "gpt2 without biases": {"tie_embeddings": False},
     "llama": {**LLAMA, "n_kv_head": 2, "tie_embeddings": False},
     "llama with biases": {**LLAMA, "bias": True, "head_dim": 24},
+    "llama with biases in its MLPs": {**LLAMA, "bias": "mlp"},
     "llama with linear rotary factor": {**LLAMA, "rope_factor": 3.0},
     "llama 3": {**LLAMA, "rope_factor": 8.0, "rope_trained": 32, "rope_theta": 500.0},
     "qwen2": {**LLAMA, "bias": "qkv"},

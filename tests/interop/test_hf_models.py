@@ -1,5 +1,7 @@
 """Models of Hugging Face's format compute the same here and in transformers, in both directions."""
 
+import json
+
 import pytest
 import torch
 from hf_models import (
@@ -56,6 +58,51 @@ def test_an_imported_model_gives_the_same_logits_and_exports_to_the_same_weights
         assert all(torch.equal(exported_state[name], state[name]) for name in state)
 
     check()
+
+
+LLAMA = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 3, "vocab_size": 20}
+LLAMA |= {"max_position_embeddings": 16, "intermediate_size": 8, "num_key_value_heads": 2}
+WINDOW = {"use_sliding_window": True, "sliding_window": 15}
+ONE_WINDOW = ["full_attention", "sliding_attention", "full_attention"]
+
+
+@pytest.mark.parametrize(
+    "family, window, is_full",
+    [
+        ("Mistral", {"sliding_window": 16}, True),
+        ("Mistral", {"sliding_window": 15}, False),
+        ("Mistral", {"sliding_window": 15, "layer_types": ["full_attention"] * 3}, False),
+        ("Qwen2", WINDOW | {"max_window_layers": 3}, True),
+        ("Qwen2", WINDOW | {"max_window_layers": 2}, False),
+        ("Qwen2", WINDOW | {"use_sliding_window": False, "max_window_layers": 2}, True),
+        ("Qwen3", WINDOW | {"sliding_window": 16, "max_window_layers": 0}, True),
+        ("Qwen3", WINDOW | {"layer_types": ["full_attention"] * 3}, True),
+        ("Qwen3", WINDOW | {"layer_types": ONE_WINDOW}, False),
+        ("Qwen3", WINDOW | {"sliding_window": 16, "layer_types": ONE_WINDOW}, True),
+    ],
+)
+def test_a_model_is_imported_if_no_sliding_window_is_shorter_than_its_context(
+    family, window, is_full, tmp_path
+):
+    config = getattr(transformers, f"{family}Config")(**LLAMA, **window)
+    model = make_hf_model(config)
+    model.save_pretrained(tmp_path)
+    if not is_full:
+        with pytest.raises(UserError, match="sliding_window=15"):
+            load_hf(tmp_path)
+        return
+    tokens = random_tokens(2, 16) % config.vocab_size
+    assert max_difference(model, load_hf(tmp_path), tokens) < TOLERANCE
+
+
+def test_a_mistral_without_a_sliding_window_in_its_settings_has_that_of_transformers(tmp_path):
+    make_hf_model(transformers.MistralConfig(**LLAMA)).save_pretrained(tmp_path)
+    file = tmp_path / "config.json"
+    settings = json.loads(file.read_text())
+    del settings["sliding_window"]
+    file.write_text(json.dumps(settings | {"max_position_embeddings": 4097}))
+    with pytest.raises(UserError, match="sliding_window=4096"):
+        load_hf(tmp_path)
 
 
 @pytest.mark.parametrize("offset", [0, 1], ids=["equal to the embedding", "different"])
