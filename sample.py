@@ -204,7 +204,6 @@ def write_texts(config: SampleConfig, model: GPT, tokenizer: Tokenizer, prompt: 
         config.temperature, config.top_k, config.top_p, config.min_p, tokenizer.vocab_size
     )
     stops = [stop.replace(r"\n", "\n") for stop in config.stop]
-    max_documents = 1 if prompt else 2
     seeds = range(config.seed, config.seed + config.num_samples)
     texts: list[list[int]] = []  # the ids of each
     start = time.perf_counter()
@@ -217,7 +216,8 @@ def write_texts(config: SampleConfig, model: GPT, tokenizer: Tokenizer, prompt: 
                 print_stderr(f"--- text {len(texts)} of {config.num_samples}")
             if is_terminal(sys.stdout) and is_terminal(sys.stderr):
                 _write_now(prompt, sys.stderr)
-            for piece in stream_text(tokenizer, _recorded(ids, texts[-1]), stops, max_documents):
+            recorded = _recorded(ids, texts[-1])
+            for piece in stream_text(tokenizer, recorded, stops, has_prompt=bool(prompt)):
                 _write_now(piece, sys.stdout)
             _write_now("\n", sys.stdout)
     seconds = time.perf_counter() - start

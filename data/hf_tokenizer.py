@@ -13,11 +13,13 @@ from tokenizers import Tokenizer as Library
 
 from common.errors import UserError
 from common.files import read_json_object
+from common.settings import show_value
 from common.text import replace_surrogates
 
 HF_TOKENIZER_FILE = "tokenizer.json"
 HF_TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
 HF_CHAT_TEMPLATE_FILE = "chat_template.jinja"
+HF_GENERATION_FILE = "generation_config.json"
 END_OF_TEXT = "<|endoftext|>"
 SPECIAL_TOKEN_ROLES = ("eos_token", "bos_token", "unk_token", "pad_token")
 BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")  # how byte-fallback vocabularies name a byte
@@ -29,12 +31,13 @@ class HFTokenizer:
     def __init__(
         self,
         description: str,
-        end_of_text: int | None = None,
+        end_of_text: int | Iterable[int | None] | None = None,
         bos_token_id: int | None = None,
         chat_template: Any = None,
     ) -> None:
         """Build a tokenizer. Ids that are not in the vocabulary are ignored.
 
+        Each id in `end_of_text` ends a text; the first one separates documents in training.
         `bos_token_id` and `chat_template`, which is never rendered, are kept for exports only.
         """
         self._library = Library.from_str(description)
@@ -48,7 +51,10 @@ class HFTokenizer:
         self.special = {id: token.content for id, token in self._added.items() if token.special}
         self.description = description
         self.vocab_size = max(self._vocabulary) + 1
-        self.end_of_text = end_of_text if end_of_text in self._vocabulary else None
+        ends = end_of_text if isinstance(end_of_text, Iterable) else [end_of_text]
+        known_ends = dict.fromkeys(id for id in ends if id is not None and id in self._vocabulary)
+        self.end_of_text_ids = tuple(known_ends)
+        self.end_of_text = next(iter(self.end_of_text_ids), None)
         # What the tokenizer puts before a text is known only by encoding one
         ordinary = self._vocabulary.keys() - self.special.keys()
         encoded = self._library.encode(self._vocabulary[min(ordinary)])
@@ -140,14 +146,14 @@ class HFTokenizer:
             kept = vocabulary[:vocab_size]
         content["model"]["vocab"] = kept
         kept_for_exports = self.bos_token_id, self.chat_template
-        return HFTokenizer(json.dumps(content), self.end_of_text, *kept_for_exports)
+        return HFTokenizer(json.dumps(content), self.end_of_text_ids, *kept_for_exports)
 
     def to_json(self) -> dict[str, Any]:
         """Return what `load_tokenizer` needs."""
         return {
             "kind": "hf",
             "tokenizer": self.description,
-            "end_of_text": self.end_of_text,
+            "end_of_text": self.end_of_text_ids,
             "bos_token_id": self.bos_token_id,
             "chat_template": self.chat_template,
         }
@@ -177,18 +183,32 @@ def read_tokenizer(folder: Path, config: dict[str, Any]) -> HFTokenizer:
         [AddedToken(name, special=True, normalized=False) for name in known_names]
     )
 
-    def find_id(role: str) -> int | None:
-        if role in roles:
-            return library.token_to_id(roles[role])
-        id = config.get(f"{role}_id")
-        if isinstance(id, list) and id:
-            id = id[0]
-        return id if isinstance(id, int) else None
+    def named_ids(role: str) -> list[int | None]:
+        return [library.token_to_id(roles[role])] if role in roles else []
 
-    has_no_begin = settings.get("bos_token", "") is None  # whatever config.json says
-    begin = None if has_no_begin else find_id("bos_token")
+    generation_file = folder / HF_GENERATION_FILE
+    generation = read_json(generation_file) if generation_file.is_file() else {}
+    ends = [*named_ids("eos_token"), *_read_ids(config, "eos_token_id")]
+    ends += _read_ids(generation, "eos_token_id")
+    begins = [*named_ids("bos_token"), *_read_ids(config, "bos_token_id")]
+    if settings.get("bos_token", "") is None:  # whatever config.json says
+        begins = []
     template = _read_chat_template(folder, settings)
-    return HFTokenizer(library.to_str(), find_id("eos_token"), begin, template)
+    return HFTokenizer(library.to_str(), ends, next(iter(begins), None), template)
+
+
+def _read_ids(settings: dict[str, Any], name: str) -> list[int]:
+    """Return the token ids in a setting: an id, a list of ids, or null."""
+    value = settings.get(name)
+    if value is None:
+        return []
+    ids = value if isinstance(value, list) else [value]
+    if any(type(id) is not int for id in ids):
+        raise UserError(
+            f"{name}={show_value(value)} is neither a token id nor a list of them; correct it in "
+            f"the model's config.json or {HF_GENERATION_FILE}"
+        )
+    return ids
 
 
 def _read_chat_template(folder: Path, settings: dict[str, Any]) -> Any:

@@ -48,7 +48,8 @@ MAX_FORM_CHARS = 10_000  # of a text whose normal form is looked at
 class CharTokenizer:
     """A tokenizer with one token for each character of an alphabet, in code-point order."""
 
-    end_of_text = None  # id of the token that ends a text
+    end_of_text = None  # id of the token that separates documents
+    end_of_text_ids: tuple[int, ...] = ()  # each of them ends a text
     begin_of_text = None  # id of the token that begins a text
     bos_token_id = chat_template = None  # only imported tokenizers have these
 
@@ -123,6 +124,7 @@ class BPETokenizer:
         self.pattern = pattern
         self._tokens = tokens
         self.end_of_text = len(tokens) if end_of_text is None else end_of_text
+        self.end_of_text_ids = (self.end_of_text,)
         self.special = {self.end_of_text: END_OF_TEXT}
         self.vocab_size = max(len(tokens), self.end_of_text + 1)
         self._encoding = tiktoken.Encoding(

@@ -190,22 +190,22 @@ def draw_batch(
 
 
 def stream_text(
-    tokenizer: "Tokenizer", ids: Iterable[int], stops: Sequence[str] = (), max_documents: int = 1
+    tokenizer: "Tokenizer", ids: Iterable[int], stops: Sequence[str] = (), has_prompt: bool = True
 ) -> Iterator[str]:
     """Yield the text of tokens piece by piece, in complete characters.
 
-    It ends before the first complete one of the strings `stops`, and at end-of-text token number
-    `max_documents`: without a prompt a model may begin with one, so that the text needs two.
+    It ends before the first complete one of the strings `stops`, and at an end-of-text token.
+    Without a prompt, end-of-text tokens before the text are left out.
     """
+    has_begun = has_prompt
     utf8_decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     held_back = ""  # the beginning of what may become a stop string
     for id in ids:
-        if id == tokenizer.end_of_text:
-            max_documents -= 1
-            if max_documents == 0:
+        if id in tokenizer.end_of_text_ids:
+            if has_begun:
                 break
-            yield held_back + "\n"
-            held_back = ""
+            continue
+        has_begun = True
         text = held_back + utf8_decoder.decode(tokenizer.token_bytes(id))
         shown, rest = _split_at_stop(text, stops)
         yield shown

@@ -12,6 +12,7 @@ from common.terminal import print_stderr
 from common.torchrun import process_rank
 from data.hf_tokenizer import (
     HF_CHAT_TEMPLATE_FILE,
+    HF_GENERATION_FILE,
     HF_TOKENIZER_CONFIG_FILE,
     HF_TOKENIZER_FILE,
     read_json,
@@ -29,6 +30,7 @@ INDEX_FILE = "model.safetensors.index.json"  # of weights in several files
 # What is downloaded: weights that are not pickled, settings and the tokenizer, no subfolders.
 DOWNLOADED_FILES = [WEIGHTS_FILE, "model-*-of-*.safetensors", INDEX_FILE, HF_CONFIG_FILE]
 DOWNLOADED_FILES += [HF_TOKENIZER_FILE, HF_TOKENIZER_CONFIG_FILE, HF_CHAT_TEMPLATE_FILE]
+DOWNLOADED_FILES += [HF_GENERATION_FILE]  # the ids that end a text
 FLOAT_DTYPES = ("F64", "F32", "F16", "BF16")
 PICKLED_WEIGHTS = re.compile(r"(pytorch_)?model\b.*\.(bin|pt|pth)")
 TENSOR_PREFIXES = {"gpt2": "transformer.", "llama": "model."}

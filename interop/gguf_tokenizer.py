@@ -10,10 +10,14 @@ from common.errors import UserError
 from common.settings import show_value
 from data.hf_tokenizer import HFTokenizer
 from data.tokenizer import Tokenizer, byte_level_split
-from interop.tokenizer_export import describe_for_library, special_token_ids
+from interop.tokenizer_export import begin_id, describe_for_library
 
 PREFIX = "tokenizer.ggml."
 CHAT_TEMPLATE = "tokenizer.chat_template"
+# Metadata that name the tokens which end a text, a turn and a message; llama.cpp stops at each, and
+# at control tokens of these names.
+END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
+END_NAMES = ("<|endoftext|>", "<|im_end|>", "<|end_of_text|>", "<|eot_id|>", "<|eom_id|>")
 NORMAL_TOKEN = 1  # types of tokens in tokenizer.ggml.token_type
 CONTROL_TOKEN = 3
 USER_DEFINED_TOKEN = 4
@@ -77,8 +81,10 @@ def read_gguf_tokenizer(metadata: dict[str, Any]) -> Tokenizer:
         library.post_processor = processors.TemplateProcessing(
             single=[tokens[begin], "$A"], special_tokens=[(tokens[begin], begin)]
         )
-    end, template = metadata.get(f"{PREFIX}eos_token_id"), metadata.get(CHAT_TEMPLATE)
-    return HFTokenizer(library.to_str(), end, begin, template)
+    ends = [metadata.get(f"{PREFIX}{key}") for key in END_KEYS]
+    special = library.get_added_tokens_decoder()
+    ends += [id for id, token in special.items() if token.special and token.content in END_NAMES]
+    return HFTokenizer(library.to_str(), ends, begin, metadata.get(CHAT_TEMPLATE))
 
 
 def describe_tokenizer(tokenizer: Tokenizer, vocab_size: int) -> dict[str, Any]:
@@ -112,14 +118,20 @@ def describe_tokenizer(tokenizer: Tokenizer, vocab_size: int) -> dict[str, Any]:
         "token_type": types,
         "merges": [pair if isinstance(pair, str) else " ".join(pair) for pair in merges],
         "add_bos_token": tokenizer.begin_of_text is not None,
+        "bos_token_id": begin_id(tokenizer),
+        **dict(zip(END_KEYS, tokenizer.end_of_text_ids)),
     }
-    metadata |= special_token_ids(tokenizer)
     metadata = {f"{PREFIX}{name}": value for name, value in metadata.items()}
     if tokenizer.chat_template:
         metadata[CHAT_TEMPLATE] = tokenizer.chat_template
 
     # Compare what is read from it
     restored = read_gguf_tokenizer(metadata)
+    if lost := {*tokenizer.end_of_text_ids} - {*restored.end_of_text_ids}:
+        raise UserError(
+            f"this model's tokenizer cannot be written as .gguf, because {sorted(lost)} are more "
+            "end-of-text tokens than llama.cpp has; export the model to a folder"
+        )
     for id in range(tokenizer.vocab_size):
         text = tokenizer.token_bytes(id).decode(errors="replace")
         if restored.encode(text) != tokenizer.encode(text):

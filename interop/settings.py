@@ -8,7 +8,7 @@ from common.settings import convert_value, format_value, show_value
 from config import GPTConfig
 from data.tokenizer import Tokenizer
 from interop.names import HF_SETTINGS
-from interop.tokenizer_export import special_token_ids
+from interop.tokenizer_export import begin_id
 from model import ROPE_HIGH, ROPE_LOW
 
 HFSettings = dict[str, Any]  # the content of a config.json
@@ -159,7 +159,9 @@ def config_to_hf(config: GPTConfig, tokenizer: Tokenizer | None = None) -> HFSet
         "eos_token_id": None,
     }
     if tokenizer is not None:
-        settings |= special_token_ids(tokenizer)
+        ends = [*tokenizer.end_of_text_ids]
+        settings["bos_token_id"] = begin_id(tokenizer)
+        settings["eos_token_id"] = ends if len(ends) > 1 else tokenizer.end_of_text
     settings |= {theirs: getattr(exported, ours) for theirs, ours in HF_SETTINGS[family].items()}
     settings |= _hf_settings_of_family(exported, family)
     _require_round_trip(exported, settings, family)

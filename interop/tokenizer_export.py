@@ -45,10 +45,10 @@ def export_tokenizer(tokenizer: Tokenizer, block_size: int) -> dict[str, str]:
     }
 
 
-def special_token_ids(tokenizer: Tokenizer) -> dict[str, int | None]:
-    """Return the ids that begin and end a text, named as in a config.json."""
-    begin, end = tokenizer.bos_token_id, tokenizer.end_of_text
-    return {"bos_token_id": end if begin is None else begin, "eos_token_id": end}
+def begin_id(tokenizer: Tokenizer) -> int | None:
+    """Return the id that begins a text in other libraries."""
+    begin = tokenizer.bos_token_id
+    return tokenizer.end_of_text if begin is None else begin
 
 
 def describe_for_library(tokenizer: Tokenizer) -> str:

@@ -134,5 +134,5 @@ def sample_text(
     decoder = Decoder(model, 1, len(prompt_tokens) + max_new_tokens)
     sampling = Sampling(temperature=0.8, vocab_size=tokenizer.vocab_size)
     (ids,) = draw_batch(decoder, prompt_tokens, max_new_tokens, sampling, [seed])
-    text = stream_text(tokenizer, ids, max_documents=2)
+    text = stream_text(tokenizer, ids, has_prompt=bool(prompt))
     return tokenizer.decode(prompt or []) + "".join(text)

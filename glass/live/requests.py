@@ -113,7 +113,10 @@ def maps(session: Session, parameters: Parameters, reading: Reading) -> np.ndarr
 
 
 def continue_text(session: Session, parameters: Parameters, reading: Reading) -> Parts:
-    """Continue the text token by token; beyond `max_tokens` it is cut as a `Decoder` cuts it."""
+    """Continue the text token by token up to its end, which the last part may say.
+
+    Beyond `max_tokens` it is cut as a `Decoder` cuts it.
+    """
     ids, maximum = list(parameters.ids), max_tokens(session.model.config)
     first = 0 if ids[0] == session.tokenizer.begin_of_text else None  # place that is never cut
     ablated, hidden = reading.interventions
@@ -131,6 +134,9 @@ def continue_text(session: Session, parameters: Parameters, reading: Reading) ->
     sampling = Sampling(parameters.temperature, vocab_size=session.tokenizer.vocab_size)
     seeds = [random.getrandbits(64)]
     for token in draw_tokens(next_logits, prompt, parameters.max_tokens, sampling, seeds):
+        if int(token) in session.tokenizer.end_of_text_ids:
+            yield {"ids": ids, "isComplete": True}
+            return
         ids.append(int(token))
         yield {"ids": list(ids)}
 

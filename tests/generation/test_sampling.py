@@ -167,18 +167,15 @@ END = BYTES.end_of_text
         ([*BYTES.encode("é日")][:-1], {}, ["", "é", "", "", "\ufffd"]),
         # The end-of-text token ends a text
         ([*BYTES.encode("xa"), END, *BYTES.encode("b")], {}, ["x", "a", ""]),
+        ([END, *BYTES.encode("b")], {}, [""]),
         # A text without a prompt may begin with it
         (
-            [END, *BYTES.encode("xa"), END, *BYTES.encode("b")],
-            {"max_documents": 2},
-            ["\n", "", "x", "a", ""],
+            [END, END, *BYTES.encode("xa"), END, *BYTES.encode("b")],
+            {"has_prompt": False},
+            ["x", "a", ""],
         ),
-        # A stop string does not extend over it
-        (
-            [*BYTES.encode("a"), END, *BYTES.encode("b"), END],
-            {"max_documents": 2, "stops": ["ab", "\n"]},
-            ["", "a\n", "", "b", ""],
-        ),
+        # What may have become a stop string is shown
+        ([*BYTES.encode("xa"), END], {"stops": ["ab"]}, ["x", "", "a"]),
     ],
 )
 def test_a_text_is_streamed_in_whole_characters_up_to_its_end(ids, settings, pieces):

@@ -29,8 +29,9 @@ def assert_equal_in_transformers(folder, model, tokenizer, text):
     ids = exported_tokenizer(text, return_tensors="pt").input_ids
     assert ids[0].tolist() == encode_prompt(tokenizer, text)
     assert max_difference(exported_model, model, ids) < 1e-5
-    end_of_text = exported_tokenizer.eos_token_id
-    assert end_of_text == tokenizer.end_of_text == exported_model.config.eos_token_id
+    assert exported_tokenizer.eos_token_id == tokenizer.end_of_text
+    ends = exported_model.generation_config.eos_token_id
+    assert (ends if isinstance(ends, list) else [ends]) == [*tokenizer.end_of_text_ids]
 
 
 @pytest.mark.slow
@@ -56,5 +57,6 @@ def test_a_model_of_the_hub_is_fine_tuned_resumed_and_exported(family, text_file
     model, tokenizer, config = load_run(tmp_path / "run", "best")
     assert config.tokenizer.name == "hf" and config.model.block_size == 32
     assert config.model.vocab_size == 420 > tokenizer.vocab_size
+    assert tokenizer.end_of_text_ids == ((0,) if family == "gpt2" else (2, 0))
     run_to_end(tmp_path, "run_dir=run", "to=out", script=EXPORT)
     assert_equal_in_transformers(tmp_path / "out", model, tokenizer, SENTENCE)

@@ -27,6 +27,12 @@ from common.errors import UserError
 from glass.heads.analysis import analyze
 from interop import find_model, load, load_hf, save_gguf
 from interop.gguf_file import parse_header
+from interop.gguf_tokenizer import (
+    CONTROL_TOKEN,
+    NORMAL_TOKEN,
+    describe_tokenizer,
+    read_gguf_tokenizer,
+)
 
 gguf = pytest.importorskip("gguf")
 transformers = pytest.importorskip("transformers")
@@ -203,6 +209,15 @@ def test_an_unsupported_file_is_refused_with_the_reason(changes, named, llama_fi
     with pytest.raises(UserError) as error:
         find_model(path).read_tokenizer()
     assert all(part in str(error.value) for part in [str(path), *named])
+
+
+def test_control_tokens_that_end_a_turn_end_a_text_as_in_llama_cpp():
+    tokenizer = make_bpe()
+    metadata = describe_tokenizer(tokenizer, 303)
+    metadata["tokenizer.ggml.tokens"][300:] = ["<|eot_id|>", "<|im_end|>", "x"]
+    metadata["tokenizer.ggml.token_type"][300:] = [CONTROL_TOKEN, NORMAL_TOKEN, CONTROL_TOKEN]
+    metadata["tokenizer.ggml.eom_token_id"] = 302
+    assert read_gguf_tokenizer(metadata).end_of_text_ids == (tokenizer.end_of_text, 302, 300)
 
 
 def test_a_window_of_the_whole_context_is_full_attention(llama_file):

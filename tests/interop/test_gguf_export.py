@@ -9,7 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hf_models import SENTENCE, TEXT, make_gpt2_tokenizer, transformers, write_model
+from hf_models import (
+    SENTENCE,
+    TEXT,
+    make_gpt2_tokenizer,
+    transformers,
+    write_model,
+    write_model_and_tokenizer,
+)
 from hypothesis import strategies as st
 from models import lively, random_tokens
 
@@ -108,6 +115,36 @@ def test_every_format_keeps_the_chat_template_and_begin_of_text(tmp_path):
     assert tokenizer.bos_token_id is None
     save_hf(model, tmp_path / "without", tokenizer)
     assert transformers.AutoTokenizer.from_pretrained(tmp_path / "without").bos_token is None
+
+
+@pytest.mark.parametrize(
+    "in_config, in_generation_config, ends",
+    [
+        ([2, 1], None, (0, 2, 1)),
+        (0, [1, 0, 2], (0, 1, 2)),
+        ([1], [2, -1, 420], (0, 1, 2)),  # of which the vocabulary lacks two
+    ],
+)
+def test_every_format_keeps_the_tokens_that_end_a_text(
+    in_config, in_generation_config, ends, tmp_path
+):
+    write_model_and_tokenizer("gpt2", tmp_path / "hf")
+    files = {"config": in_config, "generation_config": in_generation_config}
+    for name, value in files.items():
+        file = tmp_path / "hf" / f"{name}.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"eos_token_id": value}))
+    model, tokenizer = load(tmp_path / "hf")
+    assert tokenizer.end_of_text_ids == ends and tokenizer.end_of_text == 0
+    save_tokenizer(tokenizer, tmp_path / "saved.json")
+    save_gguf(model, tmp_path / "m.gguf", load_tokenizer(tmp_path / "saved.json"))
+    save_hf(model, tmp_path / "back", load(tmp_path / "m.gguf")[1])
+    assert load(tmp_path / "back")[1].end_of_text_ids == ends
+    exported = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "back")
+    assert tuple(exported.generation_config.eos_token_id) == ends
+
+    tokenizer.end_of_text_ids = (0, 1, 2, 3)  # more than a .gguf file can name
+    with pytest.raises(UserError, match="3"):
+        save_gguf(model, tmp_path / "more.gguf", tokenizer)
 
 
 def test_weights_keep_half_precision(tokenizer, tmp_path):

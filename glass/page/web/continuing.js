@@ -19,17 +19,22 @@ async function continueText() {
   isContinuing = true;
   $("continue").textContent = "Stop";
   chooseProbe(data.probes.indexOf(ownText));
+  let isComplete = false;
   try {
-    await generate();
+    isComplete = await generate();
   } catch (error) {
     $("own-text-status").textContent = describeFailure(error);
   }
   isContinuing = false;
   $("continue").textContent = "Continue";
-  readOwnText();
+  await readOwnText();
+  if (isComplete) {
+    const status = $("own-text-status");
+    status.textContent = `The model ended the text. ${status.textContent}`;
+  }
 }
 
-/** Write tokens of the model after the text. */
+/** Write tokens of the model after the text, and return whether it ended the text. */
 async function generate() {
   const temperature = readTemperature();
   const typedIds = await encodeTyped();
@@ -39,12 +44,15 @@ async function generate() {
   const ids = places.map(place => typedIds[place]);
   const input = { ids, step: wantedStep(), hidden, temperature, maxTokens: CONTINUED_TOKENS };
   let shown = Promise.resolve();
+  let isComplete = false;
   const onPart = part => {
+    isComplete = part.isComplete ?? false;
     const continued = [...written, ...part.ids.slice(ids.length)];
     shown = shown.then(() => show(continued));
   };
   await ask({ request: "continue", ...input }, { onPart });
   await shown;
+  return isComplete;
 }
 
 async function show(ids) {

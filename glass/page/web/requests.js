@@ -260,7 +260,10 @@ export const HANDLERS = {
   explainScore: ({ layer, head, i, j, ...input }) =>
     attributeScore(runModel(input), layer, head, i, j),
 
-  /** Send the text continued token by token; beyond the block size the window moves. */
+  /**
+   * Send the text continued token by token up to its end, which the last part may say; beyond the
+   * block size the window moves.
+   */
   async continue({ temperature, maxTokens, ...input }, sendPart, isCanceled) {
     const ids = [...input.ids];
     for (let count = 0; count < maxTokens; count++) {
@@ -270,7 +273,12 @@ export const HANDLERS = {
       const pass = runModel({ ...input, ids: read, hidden, cacheName: "continuation" });
       const logits = pass.logits(pass.T - 1);
       // A vocabulary may be padded with ids that are not tokens.
-      ids.push(sample(logits.subarray(0, session.tokenizer.size), temperature));
+      const id = sample(logits.subarray(0, session.tokenizer.size), temperature);
+      if (id === session.tokenizer.endOfText) {
+        sendPart({ ids, isComplete: true });
+        return;
+      }
+      ids.push(id);
       sendPart({ ids: [...ids] });
       if (await isCanceled()) return;
     }

@@ -73,6 +73,7 @@ function createCharTokenizer(alphabet) {
     decode: some => some.map(tokenText).join(""),
     tokenText,
     size: characters.length,
+    endOfText: null,
     startToken: ids.get("\n") ?? 0, // of a text without a prompt
   };
 }
@@ -92,6 +93,7 @@ function createBytePairTokenizer({ tokens, pattern, end_of_text: endOfText }) {
     decode: some => fromByteString(some.map(bytesOf).join("")),
     tokenText: id => fromByteString(bytesOf(id)),
     size: Math.max(tokens.length, endOfText + 1),
+    endOfText,
     startToken: endOfText,
   };
 }

@@ -139,6 +139,18 @@ def test_a_text_is_continued_with_its_interventions_beyond_the_block_size(
         assert log_p[-1, continued[length]] == pytest.approx(log_p[-1].max(), abs=1e-3)
 
 
+def test_a_continued_text_ends_at_each_end_of_text_token():
+    model, ids = lively(build_model(small(vocab_size=VOCAB_SIZE))), random_tokens(T).tolist()
+    greedy = model.generate(torch.tensor([ids]), 6, temperature=0)[0].tolist()
+    for end in range(T, T + 6):
+        session = make_session(model)
+        session.tokenizer = CharTokenizer(TOKENIZER.alphabet)
+        session.tokenizer.end_of_text_ids = (VOCAB_SIZE + 1, greedy[end])
+        parts, _ = ask(session, "continue", temperature=0, maxTokens=6, **text_input(ids))
+        first = greedy.index(greedy[end], T)
+        assert parts[-1] == {"ids": greedy[:first], "isComplete": True}
+
+
 def test_a_vocabulary_that_is_padded_is_never_drawn_from_its_padding():
     model = lively(build_model(small(vocab_size=40)))
     given = text_input(random_tokens(T).tolist())

@@ -21,7 +21,8 @@ async function ask([config, weights, questions]) {
   models.set(0, weights);
   passes.clear();
   const answers = [];
-  for (const { request, ...parameters } of questions) {
+  for (const { request, endOfText = null, ...parameters } of questions) {
+    session.tokenizer.endOfText = endOfText;
     const parts = [];
     const handler = HANDLERS[request] ?? PATCH_HANDLERS[request];
     const sendPart = part => parts.push(toPlain(part));

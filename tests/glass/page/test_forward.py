@@ -84,6 +84,17 @@ def test_the_page_computes_what_the_model_computes(engine_tab, config, block_siz
         assert last[written[length]] == pytest.approx(last.max().item(), abs=1e-3)
 
 
+def test_the_page_ends_a_text_at_the_end_of_text_token(engine_tab):
+    model, ids = lively(build_model(small(vocab_size=23))), random_tokens(12)
+    greedy = model.generate(ids[None], 6, temperature=0)[0].tolist()
+    end = next(k for k in range(13, 18) if greedy[k] not in greedy[12:k])
+    question = {"request": "continue", "ids": ids.tolist(), "off": [], "hidden": []}
+    question |= {"temperature": 0, "maxTokens": 6, "endOfText": greedy[end]}
+    (parts,) = ask(engine_tab, model, question)
+    assert parts[-1] == {"ids": greedy[:end], "isComplete": True}
+    assert [len(part["ids"]) for part in parts[:-1]] == list(range(13, end + 1))
+
+
 @in_browser
 @given(
     st.lists(st.integers(0, 3), min_size=1, max_size=40),
