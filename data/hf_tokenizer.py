@@ -1,8 +1,11 @@
 """Read tokenizers from Hugging Face's files, and run them with the `tokenizers` library."""
 
+import base64
 import json
+import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -22,6 +25,9 @@ HF_CHAT_TEMPLATE_FILE = "chat_template.jinja"
 HF_GENERATION_FILE = "generation_config.json"
 END_OF_TEXT = "<|endoftext|>"
 SPECIAL_TOKEN_ROLES = ("eos_token", "bos_token", "unk_token", "pad_token")
+SMALL_VOCAB_SIZE = 1 << 20  # takes a few megabytes, even if most of its ids have no token
+MAX_GROWTH = 32  # characters or tokens that a tokenizer may make of one
+MAX_NFKC_BYTES = 33  # into which Unicode's normalization NFKC turns one character
 BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")  # how byte-fallback vocabularies name a byte
 
 
@@ -40,7 +46,7 @@ class HFTokenizer:
         Each id in `end_of_text` ends a text; the first one separates documents in training.
         `bos_token_id` and `chat_template`, which is never rendered, are kept for exports only.
         """
-        self._library = Library.from_str(description)
+        self._library = build_library(description)
         if isinstance(self._library.model, models.BPE):
             self._library.model.dropout = None  # always the same ids for the same text
         self._library.no_truncation()
@@ -57,7 +63,8 @@ class HFTokenizer:
         self.end_of_text = next(iter(self.end_of_text_ids), None)
         # What the tokenizer puts before a text is known only by encoding one
         ordinary = self._vocabulary.keys() - self.special.keys()
-        encoded = self._library.encode(self._vocabulary[min(ordinary)])
+        with panics_as_errors():
+            encoded = self._library.encode(self._vocabulary[min(ordinary)])
         has_begin = encoded.special_tokens_mask[:1] == [1]
         self.begin_of_text: int | None = encoded.ids[0] if has_begin else None
         self.bos_token_id = self.begin_of_text
@@ -88,7 +95,8 @@ class HFTokenizer:
 
     def _encode(self, text: str) -> Encoding:
         try:
-            return self._library.encode(text, add_special_tokens=False)
+            with panics_as_errors():
+                return self._library.encode(text, add_special_tokens=False)
         except Exception as e:  # the library raises plain Exceptions
             raise UserError(
                 f"this model's tokenizer cannot encode {text[:20]!r} ({e}); leave out the "
@@ -159,6 +167,84 @@ class HFTokenizer:
         }
 
 
+# --- the library ----------------------------------------------------------------------------------
+
+
+def build_library(description: str) -> Library:
+    """Build the tokenizer of a tokenizer.json, unless it would make much memory of few bytes.
+
+    Raises:
+        UserError: It has too high an id, or would make a text too long.
+        Exception: It cannot be read.
+    """
+    with panics_as_errors():
+        library = Library.from_str(description)
+    check_vocab_size(max(library.get_vocab().values()) + 1, len(description))
+    stages = library.normalizer, library.pre_tokenizer, library.post_processor
+    encoding_growth = math.prod(_max_growth(stage) for stage in stages)
+    growth = max(encoding_growth, _max_growth(library.decoder))
+    if growth > MAX_GROWTH:
+        raise UserError(
+            f"its {HF_TOKENIZER_FILE} could turn one character into {growth:.3g}, more than the "
+            f"{MAX_GROWTH} that are supported; use the original file of the model"
+        )
+    return library
+
+
+def check_vocab_size(vocab_size: int, file_size: int) -> None:
+    """Raise `UserError` if a vocabulary, of ids up to its size, is too large for its file's bytes.
+
+    Memory is taken for every id, whether or not it has a token.
+    """
+    if vocab_size > max(file_size, SMALL_VOCAB_SIZE):
+        raise UserError(
+            f"its {HF_TOKENIZER_FILE} has the id {vocab_size - 1:,}, but is too small for so many "
+            "tokens; use the original file of the model"
+        )
+
+
+@contextmanager
+def panics_as_errors() -> Iterator[None]:
+    """Turn a panic of the library, which is no `Exception`, into one."""
+    try:
+        yield
+    except BaseException as e:
+        if type(e).__name__ != "PanicException":
+            raise
+        raise ValueError(str(e)) from None
+
+
+def _max_growth(stage: Any) -> float:
+    """Return about how many characters or tokens a stage of the library can make of one."""
+    return 1.0 if stage is None else _growth_of(json.loads(stage.__getstate__()))
+
+
+def _growth_of(part: Any) -> float:
+    if isinstance(part, list):  # one stage after the other
+        return math.prod(map(_growth_of, part))
+    if not isinstance(part, dict):
+        return 1.0
+    kind, growth = part.get("type"), math.prod(map(_growth_of, part.values()))
+    if kind == "ByteLevel":  # it spells each byte as a character of up to two bytes
+        growth = 2.0
+    elif kind == "Prepend":  # to each stretch of text between added tokens
+        growth = 1.0 + len(part["prepend"])
+    elif kind == "Replace":
+        pattern = part["pattern"].get("String")  # or else a regular expression, which may be empty
+        growth = len(part["content"]) / len(pattern) if pattern else 1.0 + len(part["content"])
+    elif kind == "Precompiled":  # the texts in the table follow a trie, whose size comes first
+        table = base64.b64decode(part["precompiled_charsmap"])
+        texts = table[4 + int.from_bytes(table[:4], "little") :].split(b"\0")
+        growth = max(map(len, texts)) / MAX_NFKC_BYTES
+    elif kind == "TemplateProcessing":
+        ids = [token["ids"] for token in part["special_tokens"].values()]
+        growth = float(len(part["single"]) * max(map(len, ids), default=1))
+    return max(1.0, growth)
+
+
+# --- files ----------------------------------------------------------------------------------------
+
+
 def read_tokenizer(folder: Path, config: dict[str, Any]) -> HFTokenizer:
     """Read the tokenizer in a folder of Hugging Face's format, whose config.json is `config`.
 
@@ -177,7 +263,7 @@ def read_tokenizer(folder: Path, config: dict[str, Any]) -> HFTokenizer:
     for role in SPECIAL_TOKEN_ROLES:
         if name := settings.get(role):
             roles[role] = name["content"] if isinstance(name, dict) else name
-    library = Library.from_str(json.dumps(read_json(folder / HF_TOKENIZER_FILE)))
+    library = build_library(json.dumps(read_json(folder / HF_TOKENIZER_FILE)))
     known_names = [name for name in roles.values() if library.token_to_id(name) is not None]
     library.add_special_tokens(
         [AddedToken(name, special=True, normalized=False) for name in known_names]

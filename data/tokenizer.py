@@ -24,7 +24,7 @@ from common.files import exists, list_folder, read_json_object
 from common.terminal import error_sentence
 from common.text import pluralize, replace_surrogates
 from config import TokenizerConfig
-from data.hf_tokenizer import END_OF_TEXT, HFTokenizer, byte_level_alphabet
+from data.hf_tokenizer import END_OF_TEXT, HFTokenizer, byte_level_alphabet, check_vocab_size
 
 DEFAULT_VOCAB_SIZE = 1024
 # How text is split before byte-pair encoding, which never merges across a split.
@@ -328,7 +328,9 @@ def save_tokenizer(tokenizer: Tokenizer, path: Path) -> None:
 def load_tokenizer(path: Path) -> Tokenizer:
     """Read the tokenizer that `save_tokenizer` wrote."""
     try:
-        return _from_json(read_json_object(path))
+        tokenizer = _from_json(read_json_object(path))
+        check_vocab_size(tokenizer.vocab_size, path.stat().st_size)
+        return tokenizer
     except Exception as e:  # the libraries raise plain Exceptions
         reason = " ".join(str(e).split())
         raise UserError(

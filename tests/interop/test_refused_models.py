@@ -1,7 +1,9 @@
 """Damaged and unsupported models give one sentence, and exports are complete or absent."""
 
+import base64
 import json
 import os
+import resource
 import shutil
 from pathlib import Path
 
@@ -14,6 +16,8 @@ from safetensors.torch import load_file, save_file
 
 from common.errors import UserError
 from config import GPTConfig
+from data.hf_tokenizer import HFTokenizer
+from data.tokenizer import load_tokenizer
 from interop import find_model, load_hf, save_hf
 from variants import build_model
 
@@ -106,6 +110,80 @@ def test_a_folder_without_a_usable_tokenizer_is_refused_by_name(new, named, inta
     with pytest.raises(UserError) as error:
         find_model(folder).read_tokenizer()
     assert all(part in str(error.value) for part in [str(folder), *named])
+
+
+def replace(content, pattern="a"):
+    kind = "String" if pattern == "a" else "Regex"
+    return {"type": "Replace", "pattern": {kind: pattern}, "content": content}
+
+
+def sequence(*stages, of="normalizers"):
+    return {"type": "Sequence", of: stages}
+
+
+def template(pieces, ids):
+    special = {"id": "a", "ids": ids, "tokens": ["a"] * len(ids)}
+    single = [{"Sequence": {"id": "A", "type_id": 0}}]
+    single += [{"SpecialToken": {"id": "a", "type_id": 0}}] * pieces
+    return {"single": single, "pair": [], "special_tokens": {"a": special}}
+
+
+BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
+# A table with a trie of no bytes, and what replaces characters
+CHARSMAP = base64.b64encode(bytes(4) + b"x" * 4000).decode()
+
+
+@pytest.mark.parametrize(
+    "place, stage",
+    [
+        ("normalizer", sequence(*[replace("a" * 10)] * 9)),
+        ("normalizer", sequence(sequence(replace("a" * 10)), replace("a" * 10, "."))),
+        ("normalizer", replace("b" * 100)),
+        ("normalizer", replace("b" * 100, "")),
+        ("normalizer", {"type": "Prepend", "prepend": "b" * 100}),
+        ("normalizer", sequence(*[{"type": "ByteLevel"}] * 40)),
+        ("normalizer", {"type": "Precompiled", "precompiled_charsmap": CHARSMAP}),
+        ("pre_tokenizer", sequence(*[BYTE_LEVEL] * 40, of="pretokenizers")),
+        ("post_processor", {"type": "TemplateProcessing", **template(300, [1] * 300)}),
+        ("decoder", sequence(*[replace("a" * 10)] * 9, of="decoders")),
+    ],
+    ids=str,
+)
+def test_a_tokenizer_that_expands_a_text_beyond_bounds_is_refused(place, stage, intact):
+    description = json.loads((intact["gpt2"] / "tokenizer.json").read_text())
+    with pytest.raises(UserError, match="one character"):
+        HFTokenizer(json.dumps(description | {place: stage}))
+
+
+@pytest.mark.parametrize("id", [2**31, 400_000_000])
+def test_an_id_that_a_file_is_too_small_for_takes_no_memory(id, intact, tmp_path):
+    folder = shutil.copytree(intact["gpt2"], tmp_path / "hf")
+    file = folder / "tokenizer.json"
+    file.write_text(file.read_text().replace('"vocab": {', f'"vocab": {{"zz": {id},', 1))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(UserError) as error:
+        find_model(folder).read_tokenizer()
+    assert str(folder) in str(error.value) and f"{id:,}" in str(error.value)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < before + 200_000  # KiB
+
+    (tmp_path / "saved.json").write_text(
+        json.dumps({"kind": "bpe", "pattern": ".", "tokens": ["YQ=="], "end_of_text": id})
+    )
+    with pytest.raises(UserError, match=f"{id:,}"):
+        load_tokenizer(tmp_path / "saved.json")
+
+
+@pytest.mark.parametrize(
+    "changes, text",
+    [
+        ({"normalizer": replace("b", "(a+)+$")}, "a" * 40 + "b"),  # backtracks without end
+        ({"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}}, ""),
+    ],
+)
+def test_a_tokenizer_on_which_the_library_panics_gives_an_error(changes, text, intact):
+    description = json.loads((intact["gpt2"] / "tokenizer.json").read_text())
+    with pytest.raises(Exception):  # noqa: B017  a panic is no Exception
+        HFTokenizer(json.dumps(description | changes)).encode(text)
 
 
 def test_only_a_new_or_empty_folder_is_written_and_completely_or_not_at_all(disk, tmp_path):
