@@ -6,6 +6,7 @@ short diffs from them, and `python train.py --help` is printed from this page.
 
 import dataclasses
 import re
+from collections.abc import Collection, Mapping
 from dataclasses import MISSING, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,29 @@ MUON_LR_MULTIPLE = 5
 HUB_MODEL = re.compile(r"(\w[\w.-]*/[\w.-]+)@([0-9a-f]{40})")
 
 
+# Numbers of a model that each computation of it takes as they are: model.py, generation/decoder.py,
+# the page's JavaScript and score attribution. The last three list the other settings they know.
+MODEL_NUMBERS = {
+    "vocab_size",
+    "block_size",
+    "n_layer",
+    "n_head",
+    "n_kv_head",
+    "n_embd",
+    "head_dim",
+    "value_head_dim",
+    "mlp_hidden",
+    "norm_eps",
+    "rope_theta",
+    "rope_factor",
+    "rope_trained",
+    "dropout",
+    "vocab_multiple",
+    "ngrams",
+    "ngram_size",
+    "ngram_count",
+    "ngram_rows",
+}
 # Other settings, with the values beside which alone some settings have an effect.
 TASK = {"data.source": ("synthetic",)}
 PASSAGES = TASK | {"data.task": ("passages",)}
@@ -227,6 +251,21 @@ class ModelConfig:
             return self.bias
         parts = {"attention": ("qkv", "output"), "qkv": ("qkv",), "mlp": ("mlp",)}
         return part in parts.get(self.bias, ())
+
+    def find_unlisted(
+        self, listed: Mapping[str, tuple], irrelevant: Collection[str] = ()
+    ) -> str | None:
+        """Return the first setting that a computation of the model does not know; None: all known.
+
+        It is neither at its default, nor one of `MODEL_NUMBERS`, nor irrelevant, nor is its value
+        listed. It is returned as it is typed, such as model.mlp=swiglu.
+        """
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            is_known = field.name in MODEL_NUMBERS or field.name in irrelevant
+            if not is_known and value not in listed.get(field.name, (field.default,)):
+                return f"model.{field.name}={format_value(value)}"
+        return None
 
     def check(self) -> None:
         """Raise `UserError` if a value is out of bounds or settings contradict each other."""

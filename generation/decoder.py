@@ -17,6 +17,17 @@ if TYPE_CHECKING:
 
 Layer = Callable[[Tensor], Tensor]
 
+# Values of settings that `DecoderLayer` computes. Other models decode through `GPT.run_blocks`.
+FAST_SETTINGS = {
+    "mlp": ("gelu", "swiglu", "relu2", "none"),
+    "norm": ("layernorm", "rmsnorm"),
+    "norm_embedding": (False, True),
+    "position": ("learned", "rope"),
+    "qk_norm": (False, True, "gains"),
+    "bias": (False, True, "attention", "qkv", "mlp"),
+    "tie_embeddings": (False, True),
+}
+
 
 class KVCache:
     """Preallocated keys and values of the tokens read so far, and these tokens.
@@ -112,7 +123,8 @@ class Decoder:
         self.norm = as_function(model.norm)
         self.head = as_function(model.head)
         self.layers: list[DecoderLayer] = []
-        if all(block.attention.is_plain for block in model.blocks):
+        has_plain_layers = all(block.attention.is_plain for block in model.blocks)
+        if has_plain_layers and model.config.find_unlisted(FAST_SETTINGS) is None:
             self.layers = [DecoderLayer(block, self.cache) for block in model.blocks]
 
     def next_logits(self, tokens: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """Small models of all kinds, for the tests of several modules."""
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -55,6 +55,13 @@ configs = st.builds(
 )
 page_configs = configs.map(lambda config: replace(config, smear_keys=False))  # a page can run them
 seeds = st.integers(0, 2**31)
+
+
+@dataclass
+class LaterConfig(GPTConfig):
+    """A configuration with a setting that was added later."""
+
+    later: str = "off"
 
 
 @st.composite

@@ -10,12 +10,30 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from common.errors import UserError
 from glass.heads.capture import ForwardPass
 from glass.heads.components import Component, components
 from glass.heads.logit_attribution import norm_scales
 from glass.heads.results import Head
 from kernels import in_float32_or_finer
 from model import GPT, SelfAttention, rotate
+
+# Values of settings that `attribute_score` computes, and settings that do not enter the scores of a
+# layer whose input is known.
+ATTRIBUTED_SETTINGS = {
+    "smear_keys": (False, True),
+    "norm": ("layernorm", "rmsnorm"),
+    "position": ("learned", "rope"),
+    "qk_norm": (False, True, "gains"),
+    "bias": (False, True, "attention", "qkv", "mlp"),
+}
+IRRELEVANT_SETTINGS = (
+    "mlp",
+    "attention_sink",
+    "attention_gate",
+    "norm_embedding",
+    "tie_embeddings",
+)
 
 
 class ScoreTerm(NamedTuple):
@@ -39,8 +57,13 @@ def attribute_score(
 
     The terms, of which the key's components vary fastest, sum to the score minus its mean over the
     tokens that the query may attend to.
+
+    Raises:
+        UserError: A setting of the model may change scores in a way that is not attributed.
     """
     c, (layer, number) = model.config, head
+    if unlisted := c.find_unlisted(ATTRIBUTED_SETTINGS, IRRELEVANT_SETTINGS):
+        raise UserError(f"scores of a model with {unlisted} cannot be attributed to components")
     visible = [t for t in range(i + 1) if t == i or t not in hidden]
     group = number // (c.n_head // c.kv_heads)
     names, queries = _project(model, forward, layer, "Q", number, slice(i, i + 1))  # (N, 1, d_k)

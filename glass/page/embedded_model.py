@@ -20,17 +20,23 @@ from common.checkpoints import (
 )
 from common.errors import UserError
 from common.files import read_json_object
-from common.settings import format_value
 from config import GPTConfig
 from glass.heads.metrics import read_emergence
 from glass.heads.stored_weights import list_stored_weights, order_by_importance
 from glass.page.pack import Blobs, PackedWeights, pack_weights, to_base64
 
-# Values of settings that a page can run. A model with others is explored with explore.py.
+# Values of settings that the page's JavaScript computes. A model with other values or settings is
+# explored with explore.py.
 CAN_RUN = {
-    "position": ("learned", "rope"),
+    "mlp": ("gelu", "swiglu", "relu2", "none"),
+    "attention_sink": (False, True),
+    "attention_gate": ("none", "head", "channel"),
     "norm": ("layernorm", "rmsnorm"),
-    "smear_keys": (False,),
+    "norm_embedding": (False, True),
+    "position": ("learned", "rope"),
+    "qk_norm": (False, True, "gains"),
+    "bias": (False, True, "attention", "qkv", "mlp"),
+    "tie_embeddings": (False, True),
 }
 TOKENIZERS = ("char", "bpe")  # kinds that a page can run
 
@@ -83,12 +89,12 @@ def embed_weights(model: EmbeddedModel | None, room: int, blobs: Blobs) -> dict[
 
     If none fit or the page cannot run the model, the description says why; None without a model.
     """
-    if model is None or model.tokenizer.get("kind") not in TOKENIZERS:
+    if model is None:
         return None
-    for name, values in CAN_RUN.items():
-        value = getattr(model.config, name)
-        if value not in values:
-            return {"cannotRun": f"model.{name}={format_value(value)}"}
+    if (kind := model.tokenizer.get("kind")) not in TOKENIZERS:
+        return {"cannotRun": f"a tokenizer of the kind {kind}"}
+    if unlisted := model.config.find_unlisted(CAN_RUN):
+        return {"cannotRun": unlisted}
     if model.size > room:
         return {"bytes": model.size}
     blob_of_step: dict[int, int] = {}

@@ -3,7 +3,7 @@
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from models import configs, few, lively, random_tokens, seeds, small
+from models import LaterConfig, configs, few, lively, random_tokens, seeds, small
 
 from generation.decoder import Decoder, KVCache
 from variants import build_model
@@ -63,3 +63,11 @@ def test_the_decoder_of_a_model_in_training_mode_drops_nothing():
     with torch.no_grad():
         decoder.read(tokens[:, :7])
         close(decoder.read(tokens[:, 7:]), expected)
+
+
+def test_a_model_with_a_setting_that_the_decoder_does_not_know_decodes_through_its_blocks():
+    known, unknown = (
+        Decoder(build_model(LaterConfig(**vars(small()), later=later)), 1)
+        for later in ("off", "on")
+    )
+    assert known.layers and not unknown.layers

@@ -2,6 +2,7 @@
 
 import {
   applyGates,
+  choose,
   feedForward,
   headOutput,
   linear,
@@ -151,7 +152,7 @@ export class ForwardPass {
     const positions = weights["position_embedding.weight"]?.data;
     if (positions) x = add(x, positions.subarray(start * C, T * C));
     if (config.ngrams > 1) x = add(x, embedNgrams(weights, config, ids, start, hidden));
-    return config.norm_embedding ? normalizeEmbedding(x, C) : x;
+    return normalizeEmbedding(config, x);
   }
 
   /** Run block l on the residual stream x (T - start, C) of the tokens from `start` on. */
@@ -170,7 +171,7 @@ export class ForwardPass {
     layer.k.write(start * G * d_k, rotateHeads(config, k, G, start));
     layer.v.write(start * G * d_v, linear(weights, `${name}.W_V`, normalized, n));
     const attended = this.attend(l, rotateHeads(config, q, H, start), start);
-    const gathered = applyGates(weights, name, attended, normalized, n);
+    const gathered = applyGates(weights, config, name, attended, normalized, n);
     this.tap("heads", l, gathered, start);
     layer.gathered.write(start * H * d_v, gathered);
     const afterAttention = add(x, linear(weights, `${name}.W_O`, gathered, n));
@@ -211,8 +212,9 @@ export class ForwardPass {
   attentionRow(l, q, i, start, h, g) {
     const { H, G, d_k } = this.sizes;
     const keys = this.layers[l].k.data;
-    const sink = this.weights[`blocks.${l}.attention.sink`]?.data[h];
-    const sinkScore = sink === undefined ? -Infinity : SINK_SCALE * sink;
+    const hasSink = choose(this.config, "attention_sink", { false: false, true: true });
+    const sinks = this.weights[`blocks.${l}.attention.sink`];
+    const sinkScore = hasSink ? SINK_SCALE * sinks.data[h] : -Infinity;
     const scale = Math.sqrt(d_k);
     const query = ((i - start) * H + h) * d_k;
     const row = new Float32Array(i + 1);

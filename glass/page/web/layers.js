@@ -10,6 +10,13 @@ const FLOAT32_EPSILON = 2 ** -23; // torch's default where a norm names none
 const YARN_LOW = 1; // turns over the trained length below which a frequency is interpolated
 const YARN_HIGH = 4; // turns from which it is kept
 
+/** Return the entry of a table for the value of a setting; a value without an entry is an error. */
+export function choose(config, setting, table) {
+  const value = String(config[setting]);
+  if (Object.hasOwn(table, value)) return table[value];
+  throw new Error(`this page cannot compute model.${setting}=${value}`);
+}
+
 export function sizesOf(config) {
   const G = config.n_kv_head ?? config.n_head;
   const d_k = config.head_dim ?? Math.floor(config.n_embd / config.n_head);
@@ -96,12 +103,17 @@ export function normalize(x, C, { scales, isCentered }, gain = null, bias = null
   return y;
 }
 
-/** Normalize without parameters, as the norm after the embedding does. */
-export const normalizeEmbedding = (x, C) =>
-  normalize(x, C, normScales(x, C, FLOAT32_EPSILON, false));
+/** Normalize embeddings x (n, C) without parameters, if the model does. */
+export function normalizeEmbedding(config, x) {
+  if (!choose(config, "norm_embedding", { false: false, true: true })) return x;
+  const C = config.n_embd;
+  return normalize(x, C, normScales(x, C, FLOAT32_EPSILON, false));
+}
 
-export const modelScales = (config, x) =>
-  normScales(x, config.n_embd, config.norm_eps, config.norm === "layernorm");
+export function modelScales(config, x) {
+  const isCentered = choose(config, "norm", { layernorm: true, rmsnorm: false });
+  return normScales(x, config.n_embd, config.norm_eps, isCentered);
+}
 
 export const norm = (weights, config, name, x) =>
   normalize(
@@ -138,9 +150,11 @@ export function rotate(x, start, position, frequencies) {
   }
 }
 
+export const isRotary = config => choose(config, "position", { learned: false, rope: true });
+
 /** Rotate every head's vectors in x (n, heads, d_k), in place, if positions are rotary. */
 export function rotateHeads(config, x, heads, firstPosition) {
-  if (config.position !== "rope") return x;
+  if (!isRotary(config)) return x;
   const { d_k } = sizesOf(config);
   const frequencies = rotaryFrequencies(config, d_k);
   for (let start = 0; start < x.length; start += d_k) {
@@ -162,8 +176,9 @@ export function project(weights, config, name, which, x, n) {
   const { d_k } = sizesOf(config);
   let y = linear(weights, `${name}.W_${which}`, x, n);
   let scales = null;
-  if (config.qk_norm) {
-    const epsilon = config.qk_norm === "gains" ? config.norm_eps : FLOAT32_EPSILON;
+  const epsilons = { false: null, true: FLOAT32_EPSILON, gains: config.norm_eps };
+  const epsilon = choose(config, "qk_norm", epsilons);
+  if (epsilon !== null) {
     const gain = weights[`${name}.norm_${which.toLowerCase()}.weight`]?.data;
     scales = normScales(y, d_k, epsilon, false);
     y = normalize(y, d_k, scales, gain);
@@ -177,10 +192,12 @@ export function project(weights, config, name, which, x, n) {
  *
  * Reference: Qiu et al. 2025.
  */
-export function applyGates(weights, name, gathered, x, n) {
-  if (!weights[`${name}.W_gate.weight`]) return gathered;
+export function applyGates(weights, config, name, gathered, x, n) {
+  const { d_v } = sizesOf(config);
+  // Number of channels that share a gate.
+  const channels = choose(config, "attention_gate", { none: null, head: d_v, channel: 1 });
+  if (channels === null) return gathered;
   const gates = linear(weights, `${name}.W_gate`, x, n); // (n, H) or (n, H · d_v)
-  const channels = gathered.length / gates.length; // that share a gate
   for (let k = 0; k < gathered.length; k++) gathered[k] *= sigmoid(gates[Math.floor(k / channels)]);
   return gathered;
 }
@@ -204,16 +221,23 @@ const silu = x => x / (1 + Math.exp(-x));
 const gelu = x => 0.5 * x * (1 + Math.tanh(Math.sqrt(2 / Math.PI) * (x + 0.044715 * x ** 3)));
 const squaredRelu = x => Math.max(0, x) ** 2;
 
+/** Of a gated MLP, the activation is that of the gate, which multiplies the hidden values. */
+const MLPS = {
+  gelu: { activation: gelu, isGated: false },
+  relu2: { activation: squaredRelu, isGated: false },
+  swiglu: { activation: silu, isGated: true },
+  none: null,
+};
+
 /** Apply the MLP of a block to x (n, C); a model without MLPs adds zeros. */
 export function feedForward(weights, config, name, x, n) {
-  if (config.mlp === "none") return new Float32Array(x.length);
+  const mlp = choose(config, "mlp", MLPS);
+  if (mlp === null) return new Float32Array(x.length);
+  const { activation, isGated } = mlp;
   const hidden = linear(weights, `${name}.W_in`, x, n);
-  if (config.mlp === "swiglu") {
-    const gate = linear(weights, `${name}.W_gate`, x, n);
-    for (let k = 0; k < hidden.length; k++) hidden[k] *= silu(gate[k]);
-  } else {
-    const activation = config.mlp === "relu2" ? squaredRelu : gelu;
-    for (let k = 0; k < hidden.length; k++) hidden[k] = activation(hidden[k]);
+  const gate = isGated ? linear(weights, `${name}.W_gate`, x, n) : null;
+  for (let k = 0; k < hidden.length; k++) {
+    hidden[k] = gate ? hidden[k] * activation(gate[k]) : activation(hidden[k]);
   }
   return linear(weights, `${name}.W_out`, hidden, n);
 }

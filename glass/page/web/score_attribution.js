@@ -5,7 +5,15 @@
  */
 
 import { repeatRow } from "./forward.js";
-import { modelScales, norm, normalize, project, rotaryFrequencies, rotate } from "./layers.js";
+import {
+  isRotary,
+  modelScales,
+  norm,
+  normalize,
+  project,
+  rotaryFrequencies,
+  rotate,
+} from "./layers.js";
 
 /**
  * Attribute the pre-softmax score of cell (i, j) to pairs of components that wrote the query and the
@@ -64,7 +72,7 @@ function projectComponents(pass, layer, which, head, tokens) {
   const { scales: qkScales } = project(weights, config, name, which, normalized, T);
   const { data: W } = weights[`${name}.W_${which}.weight`];
   const qkGain = weights[`${name}.norm_${which.toLowerCase()}.weight`]?.data;
-  const frequencies = config.position === "rope" ? rotaryFrequencies(config, d_k) : null;
+  const frequencies = isRotary(config) ? rotaryFrequencies(config, d_k) : null;
 
   /** Project token t of normalized rows (T, C), or of zeros. */
   const projectToken = (rows, bias, t) => {

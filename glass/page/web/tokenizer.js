@@ -59,7 +59,7 @@ function mergePairs(bytes, ids) {
   }
 }
 
-function createCharTokenizer(alphabet) {
+function createCharTokenizer({ alphabet }) {
   const characters = [...alphabet];
   const ids = new Map(characters.map((character, id) => [character, id]));
   const tokenText = id => characters[id] ?? "";
@@ -98,5 +98,6 @@ function createBytePairTokenizer({ tokens, pattern, end_of_text: endOfText }) {
   };
 }
 
-export const createTokenizer = saved =>
-  saved.kind === "char" ? createCharTokenizer(saved.alphabet) : createBytePairTokenizer(saved);
+const TOKENIZERS = { char: createCharTokenizer, bpe: createBytePairTokenizer };
+
+export const createTokenizer = saved => TOKENIZERS[saved.kind](saved);

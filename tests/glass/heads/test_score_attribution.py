@@ -6,14 +6,17 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from models import (
+    LaterConfig,
     captured_with,
     configs,
     few,
     induction_model,
     lively,
     random_tokens,
+    small,
 )
 
+from common.errors import UserError
 from glass.heads.capture import capture
 from glass.heads.components import Component, components
 from glass.heads.interventions import Interventions
@@ -76,3 +79,9 @@ def test_the_score_of_an_induction_head_comes_from_the_previous_token_head():
     largest = max(terms, key=lambda term: term.value)
     assert (largest.query, largest.key) == ("embedding", "L0H0")
     assert largest.value > 0.9 * total > 10
+
+
+def test_scores_are_not_attributed_if_an_unknown_setting_may_change_them():
+    model = lively(build_model(LaterConfig(**vars(small()), later="on")))
+    with pytest.raises(UserError, match="later=on"):
+        attribute_score(model, captured_with(model, random_tokens(11)), Head(1, 1), 6, 1)

@@ -17,11 +17,13 @@ from models import (
     small,
 )
 
+from config import MODEL_NUMBERS
 from data.tokenizer import PATTERNS, CharTokenizer, load_tiktoken, train_bpe
 from generation.decoder import cut, window_start
 from glass.heads import scores
 from glass.heads.interventions import Interventions
 from glass.heads.results import Head
+from glass.page.embedded_model import CAN_RUN
 from variants import build_model
 
 
@@ -93,6 +95,57 @@ def test_the_page_ends_a_text_at_the_end_of_text_token(engine_tab):
     (parts,) = ask(engine_tab, model, question)
     assert parts[-1] == {"ids": greedy[:end], "isComplete": True}
     assert [len(part["ids"]) for part in parts[:-1]] == list(range(13, end + 1))
+
+
+NGRAMS = {"ngrams": 3, "ngram_rows": 600}
+# Another value of each number, with the settings beside which it has an effect.
+OTHER_NUMBERS = {
+    "vocab_size": {"vocab_size": 31},
+    "block_size": {"block_size": 13},
+    "n_layer": {"n_layer": 3},
+    "n_head": {"n_head": 8},
+    "n_kv_head": {"n_kv_head": 2},
+    "n_embd": {"n_embd": 20},
+    "head_dim": {"head_dim": 6},
+    "value_head_dim": {"value_head_dim": 3},
+    "mlp_hidden": {"mlp_hidden": 11},
+    "norm_eps": {"norm_eps": 0.5},
+    "rope_theta": {"position": "rope", "rope_theta": 100.0},
+    "rope_factor": {"position": "rope", "rope_factor": 4.0},
+    "rope_trained": {"position": "rope", "rope_factor": 4.0, "rope_trained": 8},
+    "dropout": {"dropout": 0.5},
+    "vocab_multiple": {"vocab_multiple": 64},
+    "ngrams": {"ngrams": 2, "ngram_rows": 600},
+    "ngram_size": NGRAMS | {"ngram_size": 5},
+    "ngram_count": NGRAMS | {"ngram_count": 7},
+    "ngram_rows": NGRAMS,
+}
+LISTED_VALUES = [{name: value} for name, values in CAN_RUN.items() for value in values]
+
+
+def test_every_number_that_a_page_takes_as_it_is_is_compared():
+    assert OTHER_NUMBERS.keys() == MODEL_NUMBERS
+
+
+@pytest.mark.parametrize("changes", [*LISTED_VALUES, *OTHER_NUMBERS.values()], ids=str)
+def test_the_page_computes_the_logits_of_each_setting_that_it_can_run(engine_tab, changes):
+    model, ids = lively(build_model(small(**changes))), random_tokens(12)
+    assert model.config.find_unlisted(CAN_RUN) is None
+    question = {"request": "logits", "ids": ids.tolist(), "off": [], "hidden": []}
+    (logits,) = ask(engine_tab, model, question)
+    with torch.no_grad():
+        expected = model(ids[None])[0][0].numpy()
+    assert np.reshape(logits, expected.shape) == pytest.approx(expected, abs=5e-4, rel=2e-4)
+
+
+# Biases and an output layer of its own are read from the weights.
+@pytest.mark.parametrize("name", CAN_RUN.keys() - {"bias", "tie_embeddings"})
+def test_the_page_names_a_setting_whose_value_it_does_not_know(engine_tab, name):
+    model = lively(build_model(small()))
+    setattr(model.config, name, "invented")
+    question = {"request": "logits", "ids": [1, 2, 3], "off": [], "hidden": []}
+    with pytest.raises(Exception, match=f"model.{name}=invented"):
+        ask(engine_tab, model, question)
 
 
 @in_browser

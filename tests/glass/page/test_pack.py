@@ -4,14 +4,16 @@ import base64
 import shutil
 import zlib
 from contextlib import nullcontext
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from models import small
+from models import LaterConfig, small
 from pages import causal, check_maps, explain, make_run, read_back, snapshot, unpack
 
+from config import MODEL_NUMBERS
 from glass.page import pack
 from glass.page import write as page
 from glass.page.embedded_model import EmbeddedModel, embed_weights, find_model
@@ -90,6 +92,19 @@ def test_a_page_runs_the_model_before_the_first_checkpoint(finished_run, tmp_pat
     assert embed_weights(model, 10**6, Blobs())["blobs"].keys() == later.weights.keys()
 
 
-def test_a_page_names_the_setting_that_it_cannot_run():
+def test_a_page_names_what_it_cannot_run():
     model = EmbeddedModel(small(smear_keys=True), {"kind": "char"}, 1, {})
     assert embed_weights(model, 10**6, Blobs()) == {"cannotRun": "model.smear_keys=true"}
+    model = EmbeddedModel(small(), {"kind": "hf"}, 1, {})
+    assert "hf" in embed_weights(model, 10**6, Blobs())["cannotRun"]
+
+
+@pytest.mark.parametrize("field", fields(LaterConfig), ids=lambda field: field.name)
+def test_a_page_runs_no_value_of_a_setting_that_is_not_listed(field):
+    if field.name in MODEL_NUMBERS:
+        assert field.type not in (bool, str) and "choices" not in field.metadata
+        return
+    config = replace(LaterConfig(**vars(small())), **{field.name: "invented"})
+    model = EmbeddedModel(config, {"kind": "char"}, 1, {})
+    expected = {"cannotRun": f"model.{field.name}=invented"}
+    assert embed_weights(model, 10**6, Blobs()) == expected
