@@ -22,6 +22,12 @@ from sweeps.comparison import read_comparison
 from sweeps.ranking import Ranking
 from sweeps.runs import read_sweep
 
+# The box around each line of a chart, in pixels.
+READ_BOXES = """lines => lines.map(line => {
+  const { y, width } = line.getBBox();
+  return { y, width };
+})"""
+
 
 def write(folder: Path) -> Path:
     return sweep_page.write_sweep_page(folder, Ranking(read_sweep(folder)))
@@ -192,6 +198,23 @@ def test_arrow_keys_read_the_curves_of_all_settings(open_page, three_settings):
     assert "n_kv_head 2" in tab.inner_text("#tip") and "2.347" in tab.inner_text("#live")
     tab.keyboard.press("ArrowLeft")
     assert "step 10" in tab.inner_text("#tip") and read_value(tab) == "3.173"
+
+
+@pytest.mark.slow
+def test_lines_of_rare_evaluations_are_within_the_chart(open_page, three_settings):
+    tab = open_page(write(three_settings))
+    boxes = tab.locator("#curve-0 g .line").evaluate_all(READ_BOXES)
+    assert len(boxes) == 12 and all(box["y"] >= 0 for box in boxes)
+
+
+@pytest.mark.slow
+def test_a_run_is_no_vertical_line_beside_one_that_is_much_longer(open_page, tmp_path):
+    for last_step in (20, 2000):
+        steps = (0, last_step // 4, last_step // 2, last_step)
+        make_job(tmp_path / "sweep", {"max_steps": str(last_step)}, steps=steps, maps=False)
+    tab = open_page(write(tmp_path / "sweep"))
+    short, long = tab.locator("#curve-0 g .line").evaluate_all(READ_BOXES)
+    assert min(short["width"], long["width"]) > 0.2 * max(short["width"], long["width"])
 
 
 @pytest.mark.slow

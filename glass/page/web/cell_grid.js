@@ -1,6 +1,6 @@
 /** A table of colored cells on a canvas, with a cursor for pointer and keyboard. */
 
-import { isDark, palette } from "./colors.js";
+import { inkOn, palette } from "./colors.js";
 import { $, el } from "./dom.js";
 import { MIN_DEEP_LAYERS } from "./labels.js";
 import { H, L } from "./page_state.js";
@@ -269,14 +269,8 @@ function writeCells(context, cells, { left, cellWidth, cellHeight }, fontFamily)
     for (let j = 0; j < cells.cols; j++) {
       const index = cells.level(i, j);
       if (index < 0) continue;
-      context.fillStyle = isPale(index, cells.signed) ? "#16121f" : "#fff";
+      context.fillStyle = inkOn(index, cells.signed);
       context.fillText(cells.write(i, j), left + (j + 0.5) * cellWidth, (i + 0.5) * cellHeight);
     }
   }
-}
-
-/** Return whether a color is so light that dark text is readable on it. */
-function isPale(index, signed = false) {
-  if (signed) return Math.abs(index - 128) > 90 === isDark();
-  return (isDark() ? index : 255 - index) > 140;
 }

@@ -181,7 +181,9 @@ function drawEndLabels({ svg, right }, labels, maxTextWidth) {
   for (const { text, y, labelY, group, color } of labels) {
     const marks = { "data-group": group };
     const d = `M${right + 2} ${y}L${right + 8} ${labelY}`;
-    const place = { x: right + 11, y: labelY + 4, style: `fill: var(--${color})` };
+    // Text is harder to see than a line of the same color.
+    const fill = `fill: color-mix(in oklab, var(--${color}) 60%, var(--ink))`;
+    const place = { x: right + 11, y: labelY + 4, style: fill };
     svg.append(
       el("svg:path", { d, class: "line", ...marks, style: `stroke: var(--${color})` }),
       el("svg:text", { ...place, ...marks }, shortenToWidth(text, maxTextWidth)),

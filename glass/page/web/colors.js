@@ -48,14 +48,16 @@ export function isDark() {
 
 /**
  * Return the index, from 0 to 255, of the color of a value as a share of the largest one. Shares with
- * a sign are from -1 to 1; 128 then stands for 0, as NaN does. Colors follow the square root, so that
- * small values are visible.
+ * a sign are from -1 to 1; 128 then stands for 0, as NaN does. Lightness is linear in the share.
  */
-export function colorIndex(share, signed = false) {
-  const root = Math.sqrt(Math.abs(share) || 0);
-  if (signed) return 128 + (Math.sign(share) || 0) * Math.min(127, Math.round(127 * root));
-  return share > 0 ? Math.min(255, Math.round(255 * root)) : 0;
+export function linearColorIndex(share, signed = false) {
+  const clamped = Math.max(signed ? -1 : 0, Math.min(1, share)) || 0;
+  return signed ? 128 + Math.round(127 * clamped) : Math.round(255 * clamped);
 }
+
+/** Return a color's index as `linearColorIndex` does, of the square root: small values are visible. */
+export const colorIndex = (share, signed = false) =>
+  linearColorIndex(Math.sign(share) * Math.sqrt(Math.abs(share)), signed);
 
 /** Return [red, green, blue] of a color; with a sign, red is above zero and blue below. */
 function colorAt(index, signed) {
@@ -63,6 +65,19 @@ function colorAt(index, signed) {
   const { negative, zero, positive } = isDark() ? SIGNED_DARK : SIGNED_LIGHT;
   const share = (index - 128) / 127;
   return mix(zero, share < 0 ? negative : positive, Math.min(1, Math.abs(share)));
+}
+
+/**
+ * Return black or white, whichever is easier to read on a color. Their contrast to any color is at
+ * least 4.5, as the Web Content Accessibility Guidelines 2 ask for.
+ */
+export function inkOn(index, signed = false) {
+  const [red, green, blue] = colorAt(index, signed).map(channel => {
+    const share = channel / 255;
+    return share <= 0.04045 ? share / 12.92 : ((share + 0.055) / 1.055) ** 2.4;
+  });
+  const luminance = 0.2126 * red + 0.7152 * green + 0.0722 * blue;
+  return luminance > 0.179 ? "#000" : "#fff"; // where both have the same contrast
 }
 
 /** Return all colors as pixels of a canvas. */

@@ -3,7 +3,7 @@
  */
 
 import { CellGrid, headCells } from "./cell_grid.js";
-import { colorIndex, isDark } from "./colors.js";
+import { isDark, linearColorIndex } from "./colors.js";
 import { drawComposition } from "./composition.js";
 import { $, el } from "./dom.js";
 import { drawEmergence } from "./emergence.js";
@@ -137,7 +137,7 @@ function scoreCells(score) {
     signed,
     level: (layer, head) => {
       const { value } = read(layer, head);
-      return value === null ? -1 : colorIndex(value / max, signed);
+      return value === null ? -1 : linearColorIndex(value / max, signed);
     },
     write: (layer, head) => {
       const { value, error } = read(layer, head);

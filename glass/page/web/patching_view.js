@@ -5,7 +5,7 @@
 
 import { writeAddress } from "./address.js";
 import { $, bdi, button, el } from "./dom.js";
-import { describeTokens, formatSigned, shortenToken } from "./format.js";
+import { describeTokens, formatSigned, makeVisible, shortenToken } from "./format.js";
 import { labelToken, parseHead, tokenName } from "./labels.js";
 import { chooseOwnText } from "./own_text.js";
 import {
@@ -102,9 +102,10 @@ function drawTokens() {
   const columns = Array.from({ length: count }, (_, t) => {
     const tokens = [cleanTokens[t] ?? "", corruptedTokens[t] ?? ""];
     const differs = tokens[0] !== tokens[1];
+    const names = [...new Set(tokens)].filter(Boolean).map(makeVisible);
     const properties = {
       className: `aligned${differs ? " differs" : ""}${t === i ? " position" : ""}`,
-      "aria-label": `token ${t}${differs ? ", differs" : ""}`,
+      "aria-label": `token ${t}: ${names.join(" and ")}${differs ? ", which differ" : ""}`,
       onclick: () => {
         if (t < ownText.T && selection.pinned !== t) togglePin(t);
       },

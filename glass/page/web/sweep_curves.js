@@ -27,8 +27,10 @@ export const LINES_NOTE = hasSeveralSeeds
   : "";
 /** A `stroke-dasharray` for runs that have not finished. */
 const UNFINISHED_DASH = "3 3";
-/** Losses up to this share of the run are left out of the range of the y axis. */
+/** Losses before this share of the run are left out of the range of the y axis. */
 const WARMUP_SHARE = 0.1;
+/** Steps of the longest run per step of the shortest from which the steps have a log scale. */
+const MIN_LOG_RATIO = 10;
 
 /**
  * The mean over the finished runs of a setting, at the steps that all of them have; null if no run
@@ -101,14 +103,28 @@ function upperLimit(metric) {
   const starts = curves.map(({ values }) => values[0]).sort((a, b) => a - b);
   const medianStart = starts[starts.length >> 1];
   const valueAfterWarmup = ({ steps, values }) => {
-    const end = WARMUP_SHARE * steps.at(-1);
-    return values[steps.findIndex((step, k) => k > 0 && step >= end)];
+    // The last value before its end: if evaluations are rare, lines would begin above the chart.
+    const k = steps.findLastIndex(step => step <= WARMUP_SHARE * steps.at(-1));
+    return values[Math.max(0, k)];
   };
   return Math.min(1.02 * medianStart, Math.max(...curves.map(valueAfterWarmup)));
 }
 
+/** Return what a logarithmic axis can show of a curve. */
+export function withoutStepZero({ steps, values, of }) {
+  const first = steps.filter(step => step === 0).length;
+  return { steps: steps.slice(first), values: values.slice(first), of };
+}
+
+/** Return whether short runs would be vertical lines beside long ones. */
+function needsLogSteps() {
+  const lengths = runs.filter(({ status }) => status === "finished").map(({ step }) => step);
+  return Math.max(...lengths) >= MIN_LOG_RATIO * Math.min(...lengths);
+}
+
 /** Draw the validation loss and, if it is comparable, the training loss. */
 export function drawLossCurves() {
+  const hasLogSteps = needsLogSteps();
   const candidates = [{ metric: data.metric, name: "Validation loss", bold: true }];
   if (data.metric === "val/loss") {
     candidates.push({ metric: "train/loss", name: "Training loss", bold: false });
@@ -120,7 +136,11 @@ export function drawLossCurves() {
     id: `curve-${k}`,
     title: `${name} (${lossFigure.unit || "bits per byte"})`,
     explanation: explanationOf(name),
-    series: settingLines(run => run.curves[metric], { bold }),
+    series: settingLines(
+      run => (hasLogSteps ? withoutStepZero(run.curves[metric]) : run.curves[metric]),
+      { bold },
+    ),
+    hasLogSteps,
     height: $("curves").clientWidth > 1500 ? 400 : 320,
     yMax: upperLimit(metric),
     describe: describeValue(lossFigure.unit),

@@ -2,7 +2,7 @@
 
 import { $, el } from "./dom.js";
 import { drawLineCharts } from "./line_chart.js";
-import { describeValue, LINES_NOTE, settingLines } from "./sweep_curves.js";
+import { describeValue, LINES_NOTE, settingLines, withoutStepZero } from "./sweep_curves.js";
 import { allSettings, colorSwatch, data, highlightNear, settingName } from "./sweep_data.js";
 import { fillTable } from "./table.js";
 import { explainMetric } from "./terms.js";
@@ -83,10 +83,4 @@ export function drawPhases() {
   $("phases-note").textContent =
     `${LINES_NOTE} A dot marks an event, the first evaluation of a run past a threshold that the next one ` +
     `confirms: ${events.join("; ")}.`;
-}
-
-/** Return what a logarithmic axis can show of a curve. */
-function withoutStepZero({ steps, values, of }) {
-  const first = steps.filter(step => step === 0).length;
-  return { steps: steps.slice(first), values: values.slice(first), of };
 }

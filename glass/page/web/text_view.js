@@ -20,6 +20,7 @@ import { addArrowKeys } from "./tooltip.js";
 
 const MAX_LISTED = 8;
 const SHADES = 20; // values that differ by less are drawn alike, so that fewer elements change
+const MAX_SHADE = 50; // percent of a color, on which text has a contrast of at least 4.5
 const MARK = /([·⏎⇥␍⍽])/;
 
 /** @type {any[]} */
@@ -81,7 +82,7 @@ function createToken(text, i) {
   const properties = {
     className: "token",
     role: "button",
-    "aria-label": `token ${i}`,
+    "aria-label": `token ${i}: ${makeVisible(text)}`,
     onpointerenter: () => highlightToken(i),
     onfocus: () => highlightToken(i),
     onclick: () => togglePin(i),
@@ -151,7 +152,7 @@ function tokenStyle(view, read, token, k) {
   const isKey = k < token;
   const value = isKey ? read(token, k) : read(k, token);
   const share = Math.min(1, Math.abs(value) / scaleTop(view, selection.weightByValues) || 0);
-  const percent = (100 / SHADES) * Math.round(SHADES * Math.sqrt(share));
+  const percent = (MAX_SHADE / SHADES) * Math.round(SHADES * Math.sqrt(share));
   let color = isKey ? "to" : "from";
   if (view.signed && value < 0) color = "negative";
   else if (view.signed && isKey) color = "positive";

@@ -219,7 +219,7 @@ def test_the_text_highlights_keys_and_queries_of_a_token(open_page, tmp_path):
     tab.focus("#text .token[tabindex='0']")
     tab.keyboard.press("Home")
     tab.keyboard.press("ArrowRight")
-    assert tab.evaluate("document.activeElement.getAttribute('aria-label')") == "token 1"
+    assert tab.evaluate("document.activeElement.getAttribute('aria-label')") == "token 1: ·x"
     assert "1" in tab.inner_text("#lists .to h4")
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from conftest import wait_until
 from models import lively
-from pages import expect_map, expect_text, read_back
+from pages import MIN_CONTRAST, READ_TEXT_COLORS, contrast, expect_map, expect_text, read_back
 from playwright.sync_api import expect
 from run_folders import load_run
 from safetensors.torch import load_file, save_file
@@ -47,6 +47,26 @@ def expect_interventions(tab, off: str, hidden: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_tokens_and_their_losses_are_legible_on_the_colors_of_attention(own, open_page, theme):
+    run, *_ = own
+    tab = open_page(page.write_page(run), color_scheme=theme)
+    tab.fill("#typed", "the glass the glass")
+    tab.click("[role=radio][aria-label='layer 1, head 1']")
+    tab.keyboard.press("x")
+    expect_interventions(tab, "L1H1", "")
+    tokens = tab.locator("#text .token")
+    colors = []
+    for k in range(0, tokens.count(), 3):
+        tokens.nth(k).hover()
+        texts = tab.locator("#text .token, #text small")
+        colors += texts.evaluate_all(f"texts => texts.map({READ_TEXT_COLORS})")
+    behind, ink = np.swapaxes(colors, 0, 1)
+    assert len(np.unique(behind, axis=0)) > 9
+    assert contrast(behind, ink).min() >= MIN_CONTRAST
+
+
+@pytest.mark.slow
 def test_a_typed_text_is_read_with_interventions_and_continued(own, open_page):
     run, model, tokenizer = own
     tab, text = open_page(page.write_page(run)), "the glass the glass"
@@ -72,13 +92,13 @@ def test_a_typed_text_is_read_with_interventions_and_continued(own, open_page):
     tab.keyboard.press("x")
     expect_interventions(tab, "L1H1", "")
     expect(tab.locator("#text small.was").first).to_be_visible()
-    tab.click("#text [aria-label='token 2']")
+    tab.click("#text [aria-label^='token 2:']")
     tab.click("#hide-token")
     expect_interventions(tab, "L1H1", "2")
     wait_until(tab, "location.hash.includes('off=L1H1&hidden=2')")
     changed = page_logits(tab, ids, off=["L1H1"], hidden=[2])
     assert np.abs(changed - logits).max() > 0.01
-    tab.click("#text [aria-label='token 5']")
+    tab.click("#text [aria-label^='token 5:']")
     before, now = (np.exp(row) / np.exp(row).sum() for row in (logits[5], changed[5]))
     listed = {*np.argsort(before)[-5:], *np.argsort(now)[-5:], ids[6]}
     expected = sorted(listed, key=lambda id: -abs(now[id] - before[id]))
@@ -92,12 +112,12 @@ def test_a_typed_text_is_read_with_interventions_and_continued(own, open_page):
     expect_interventions(again, "L1H1", "2")
     tab.fill("#typed", text + " " * 15)  # the token stays hidden where the text is cut
     expect_interventions(tab, "L1H1", "0")
-    expect(tab.locator("#text [aria-label='token 0']")).to_have_class(re.compile("hidden-token"))
+    expect(tab.locator("#text [aria-label^='token 0:']")).to_have_class(re.compile("hidden-token"))
     tab.fill("#typed", text + " " * 16)
     expect_interventions(tab, "L1H1", "")
     tab.fill("#typed", text)
     expect_interventions(tab, "L1H1", "2")
-    tab.click("#text [aria-label='token 2']")
+    tab.click("#text [aria-label^='token 2:']")
     tab.click("#reset")
     expect_interventions(tab, "", "")
 
@@ -181,11 +201,11 @@ def test_keys_intervene_before_anything_is_typed_and_wherever_the_focus_is(own, 
     stored = tab.locator("#text .token").all_inner_texts()
     assert not tab.input_value("#typed").startswith("\n")
     tab.click("[role=radio][aria-label='layer 1, head 1']")
-    tab.focus("#text [aria-label='token 2']")
+    tab.focus("#text [aria-label^='token 2:']")
     tab.keyboard.press("h")
     expect_interventions(tab, "", "2")
     assert [text.split("\n")[0] for text in tab.locator("#text .token").all_inner_texts()] == stored
-    assert tab.evaluate("document.activeElement.getAttribute('aria-label')") == "token 2"
+    assert tab.evaluate("document.activeElement.getAttribute('aria-label')").startswith("token 2:")
     for place in ("#step", "#probe", "#theme", "#map canvas"):
         tab.focus(place)
         tab.keyboard.press("x")
