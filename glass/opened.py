@@ -1,13 +1,13 @@
 """Measure in Python what a page shows of a text, with heads ablated and tokens hidden."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 
 import numpy as np
-import torch
 
 from common.errors import UserError, not_one_of
 from common.text import VISIBLE_SPACES, pluralize
 from data.tokenizer import Tokenizer
+from glass.arguments import Heads, Positions, Text, quote, read_ids, read_predicted
 from glass.heads import analysis
 from glass.heads.ablation import measure_token_effects
 from glass.heads.capture import capture, in_float32
@@ -19,17 +19,17 @@ from glass.labeled import Labeled
 from glass.reading import Reading, max_tokens, to_float32
 from model import GPT
 
-Text = str | Sequence[int]
 KINDS = ("component", "residual")  # of patches
 
 
 class Opened:
     """A model and its tokenizer, with measurements of what they make of a text.
 
-    `off` lists the names of heads whose output is set to zero, such as ["L2H0"], and `hidden` the
-    numbers of tokens that no later token can attend to. Tokens are numbered from 0, with
-    begin-of-text if the tokenizer has it, and T3 labels token 3. If a text is longer than the
-    context, or needs more than 67 million attention weights, only its last tokens are read.
+    A text may also be given as token ids, in a list, an array or a tensor (T,) or (1, T). `off`
+    names heads whose output is set to zero, such as ["L2H0"], and `hidden` has the numbers of
+    tokens that no later token can attend to. Tokens are numbered from 0, with begin-of-text if the
+    tokenizer has it, and T3 labels token 3. If a text is longer than the context, or needs more
+    than 67 million attention weights, only its last tokens are read.
 
     Every answer runs the model as it is at that moment, in evaluation mode. Its weights, mode and
     random numbers are left alone.
@@ -38,20 +38,20 @@ class Opened:
     def __init__(self, model: GPT, tokenizer: Tokenizer) -> None:
         self.model, self.tokenizer = model, tokenizer
 
-    def loss(self, text: Text, off: Sequence[str] = (), hidden: Sequence[int] = ()) -> Labeled:
+    def loss(self, text: Text, off: Heads = (), hidden: Positions = ()) -> Labeled:
         """Return the loss of each token but the first, (T - 1,) in nats."""
         reading = self._read(text, off, hidden)
         predicted = {"token": self._label_tokens(reading)[1:]}
         return Labeled("loss in nats", reading.losses()[:-1], predicted)
 
-    def logits(self, text: Text, off: Sequence[str] = (), hidden: Sequence[int] = ()) -> Labeled:
+    def logits(self, text: Text, off: Heads = (), hidden: Positions = ()) -> Labeled:
         """Return the logits after each token, (T, V)."""
         reading = self._read(text, off, hidden)
         vocabulary = self._spell(range(self.model.head.out_features))
         axes = {"after": self._label_tokens(reading), "next token": vocabulary}
         return Labeled("logit", to_float32(reading.logits()), axes)
 
-    def patterns(self, text: Text, off: Sequence[str] = (), hidden: Sequence[int] = ()) -> Labeled:
+    def patterns(self, text: Text, off: Heads = (), hidden: Positions = ()) -> Labeled:
         """Return the attention pattern of every head, (L, H, T, T)."""
         reading = self._read(text, off, hidden)
         tokens = self._label_tokens(reading)
@@ -62,24 +62,17 @@ class Opened:
         self,
         text: Text,
         token: int = -1,
-        off: Sequence[str] = (),
-        hidden: Sequence[int] = (),
+        off: Heads = (),
+        hidden: Positions = (),
     ) -> Labeled:
         """Return by how much ablating each head raises the loss of a token, (L, H) in nats."""
         reading = self._read(text, off, hidden)
-        T = reading.length
-        if not (1 <= token < T or 1 - T <= token < 0):
-            raise UserError(
-                f"token={token} is not predicted: the text has {pluralize(T, 'token')}, and token "
-                "0 is never predicted"
-            )
-        effects = np.stack(list(reading.head_effects(token % T - 1)))
+        token = read_predicted(token, reading.length)
+        effects = np.stack(list(reading.head_effects(token - 1)))
         name = f"increase of the loss of {self._label_tokens(reading)[token]} in nats"
         return Labeled(name, effects, self._label_heads())
 
-    def token_effects(
-        self, text: Text, off: Sequence[str] = (), hidden: Sequence[int] = ()
-    ) -> Labeled:
+    def token_effects(self, text: Text, off: Heads = (), hidden: Positions = ()) -> Labeled:
         """Return by how much hiding each token raises the loss of each later one, in nats.
 
         The table (T - 1, T - 1) has a row for each predicted token, from the second on, and a
@@ -98,8 +91,8 @@ class Opened:
         answer: str | int | None = None,
         wrong: str | int | None = None,
         kind: str = "component",
-        off: Sequence[str] = (),
-        hidden: Sequence[int] = (),
+        off: Heads = (),
+        hidden: Positions = (),
     ) -> Labeled:
         """Return how much of a prediction each activation of a clean text restores.
 
@@ -120,7 +113,8 @@ class Opened:
         """
         if kind not in KINDS:
             raise UserError(not_one_of("kind", kind, KINDS))
-        source, base = (self._read(text, off, hidden) for text in (clean, corrupted))
+        source = self._read(clean, off, hidden, "clean")
+        base = self._read(corrupted, off, hidden, "corrupted")
         answer_id = self._find_id("answer", answer, source)
         wrong_id = self._find_id("wrong", wrong, base, other_than=answer_id)
         contrast = Contrast(source.length - 1, answer_id, wrong_id)
@@ -155,14 +149,13 @@ class Opened:
         stages = analysis.measure_heads(model, self.tokenizer, capture(model, np.array([ids])))
         return analysis.call_with_lines(stages, log)
 
-    def _encode(self, text: Text) -> list[int]:
-        ids = analysis.encode_end(self.tokenizer, text, max_tokens(self.model.config))
-        self.model.check_tokens(torch.tensor([ids]))
-        return ids
+    def _encode(self, text: Text, name: str = "text") -> list[int]:
+        limit = max_tokens(self.model.config)
+        return analysis.encode_end(self.model, self.tokenizer, text, limit, name)
 
-    def _read(self, text: Text, off: Sequence[str], hidden: Sequence[int]) -> Reading:
+    def _read(self, text: Text, off: Heads, hidden: Positions, name: str = "text") -> Reading:
         """Run the model on a text anew, because its weights may have changed."""
-        ids = self._encode(text)
+        ids = self._encode(text, name)
         interventions = read_interventions(off, hidden, len(ids), self.model.config)
         reading = Reading(self.model, interventions.ablated)
         reading.read(ids, interventions.hidden)
@@ -175,10 +168,9 @@ class Opened:
         if token is None:
             likeliest = reading.logits(-1)[0].topk(2).indices.tolist()
             return next(id for id in likeliest if id != other_than)
-        ids = self.tokenizer.encode(token) if isinstance(token, str) else [token]
+        ids = read_ids(name, token, self.tokenizer.encode, self.model.config.vocab_size)
         if len(ids) != 1:
-            raise UserError(f"{name}={token!r} has {pluralize(len(ids), 'token')}: use one")
-        self.model.check_tokens(torch.tensor([ids]))
+            raise UserError(f"{name}={quote(token)} has {pluralize(len(ids), 'token')}: use one")
         return ids[0]
 
     def _label_tokens(self, reading: Reading) -> list[str]:

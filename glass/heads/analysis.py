@@ -3,7 +3,7 @@
 Training snapshots, `sample.py attention=…` and the Python API share this code.
 """
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -15,6 +15,7 @@ from common.text import pluralize
 from data.tokenizer import Tokenizer, encode_prompt
 from generation.decoder import cut
 from generation.sampling import NON_FINITE_PREDICTIONS
+from glass.arguments import Text, read_ids
 from glass.heads import composition, scores
 from glass.heads.capture import ForwardPass, capture, in_float32, snapshot_arrays, value_norms
 from glass.heads.circuit import find_induction_circuit, reported_copying_gain
@@ -62,7 +63,7 @@ class Analysis(Measurements):
 
 
 def analyze(
-    model: GPT, tokenizer: Tokenizer, text: str | Sequence[int], log: Callable[[str], None] = print
+    model: GPT, tokenizer: Tokenizer, text: Text, log: Callable[[str], None] = print
 ) -> Analysis:
     """Measure every attention head on a text and on random tokens.
 
@@ -72,7 +73,7 @@ def analyze(
     Only the last `block_size` tokens of the text are used; a begin-of-text token stays the first.
     """
     model = in_float32(model)
-    ids = np.array(encode_end(tokenizer, text, model.config.block_size))
+    ids = np.array(encode_end(model, tokenizer, text, model.config.block_size))
     text_pass = capture(model, ids[None])
     measurements = call_with_lines(measure_heads(model, tokenizer, text_pass), log)
     arrays = {
@@ -88,12 +89,15 @@ def analyze(
     return Analysis(**vars(measurements), arrays=arrays)
 
 
-def encode_end(tokenizer: Tokenizer, text: str | Sequence[int], max_tokens: int) -> list[int]:
-    """Return the last `max_tokens` ids of a text; a begin-of-text token stays the first."""
-    if len(text) == 0:
-        raise UserError("text='' is empty: use a text of at least one token")
-    ids = encode_prompt(tokenizer, text) if isinstance(text, str) else list(map(int, text))
-    tokens = torch.tensor([ids])
+def encode_end(
+    model: GPT, tokenizer: Tokenizer, text: Text, max_tokens: int, name: str = "text"
+) -> list[int]:
+    """Return the last `max_tokens` ids of a text; a begin-of-text token stays the first.
+
+    An error names the text as `name`.
+    """
+    encode = partial(encode_prompt, tokenizer)
+    tokens = torch.tensor([read_ids(name, text, encode, model.config.vocab_size)])
     start = max(0, tokens.shape[1] - max_tokens)
     return cut(tokens, start, tokenizer.begin_of_text)[0].tolist()
 

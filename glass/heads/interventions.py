@@ -7,9 +7,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from common.errors import UserError
 from config import GPTConfig
-from glass.heads.results import Head, parse_head
+from glass.arguments import Heads, Positions, read_heads, read_positions
+from glass.heads.results import Head
 from model import Taps, tap
 
 
@@ -48,24 +48,14 @@ NO_INTERVENTIONS = Interventions()
 
 
 def read_interventions(
-    off: Sequence[str], hidden: Sequence[int], length: int, config: GPTConfig
+    off: Heads, hidden: Positions, length: int, config: GPTConfig
 ) -> Interventions:
-    """Parse the names of ablated heads and the numbers of hidden tokens of a text.
+    """Read the ablated heads and the hidden tokens of a text.
 
     Raises:
         UserError: The model lacks a head, or the text a token.
     """
-    last = Head(config.n_layer - 1, config.n_head - 1)
-    heads = set()
-    for name in off:
-        head = parse_head(str(name))
-        if head is None or head.layer > last.layer or head.number > last.number:
-            raise UserError(f"off={name} is not a head of this model: use L0H0 to {last}")
-        heads.add(head)
-    for j in hidden:
-        if j not in range(length):
-            raise UserError(f"hidden={j} is not a token of this text: use 0 to {length - 1}")
-    return Interventions(tuple(sorted(heads)), tuple(sorted(set(hidden))))
+    return Interventions(read_heads(off, config), read_positions(hidden, length))
 
 
 def replace_heads(layer: int, heads: Sequence[Sequence[int]], values: Tensor | float) -> Taps:

@@ -1,5 +1,8 @@
 """Questions in Python, against passes of the model that are written out."""
 
+from fractions import Fraction
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -11,8 +14,9 @@ from models import VOCAB_SIZE, captured_with, configs, few, lively, small
 import glass
 from common.errors import UserError
 from data.tokenizer import CharTokenizer
+from glass.heads.analysis import analyze
 from glass.heads.interventions import Interventions
-from glass.heads.results import parse_head
+from glass.heads.results import Head, parse_head
 from glass.labeled import Labeled
 from variants import build_model
 
@@ -189,6 +193,104 @@ def test_heads_are_measured_on_a_text():
     assert opened.measure_heads(TEXT, log=lambda line: None).scores["sink"].mean.shape == (2, 4)
 
 
+IDS = TOKENIZER.encode(TEXT)[-T:]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        [TEXT],
+        np.array([TEXT]),
+        tuple(IDS),
+        iter(IDS),
+        np.array(IDS, np.int32),
+        np.array([IDS]),
+        torch.tensor(IDS),
+        torch.tensor([IDS]),
+        [*map(np.int64, IDS)],
+        list(torch.tensor(IDS)),
+    ],
+)
+def test_a_text_is_read_in_whatever_type_it_is_given(text):
+    opened = glass.open(lively(build_model(small())), TOKENIZER)
+    assert np.array_equal(opened.loss(text), opened.loss(TEXT))
+
+
+@pytest.mark.parametrize(
+    "changes, same",
+    [
+        ({"off": "L0H1"}, {"off": ["L0H1"]}),
+        ({"off": Head(0, 1)}, {"off": ["L0H1"]}),
+        ({"off": (Head(0, 1), Head(1, 2))}, {"off": ["L0H1", "L1H2"]}),
+        ({"off": np.array(["L1H2", "L0H1"])}, {"off": ["L0H1", "L1H2"]}),
+        ({"hidden": 3}, {"hidden": [3]}),
+        ({"hidden": torch.tensor(3)}, {"hidden": [3]}),
+        ({"hidden": range(3, 5)}, {"hidden": [3, 4]}),
+        ({"hidden": torch.tensor([[3, 4]])}, {"hidden": [3, 4]}),
+        ({"hidden": np.array([4, 3])}, {"hidden": [3, 4]}),
+    ],
+)
+def test_heads_and_tokens_are_read_in_whatever_type_they_are_given(changes, same):
+    opened = glass.open(lively(build_model(small())), TOKENIZER)
+    assert np.array_equal(opened.loss(TEXT, **changes), opened.loss(TEXT, **same))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"hold",
+        bytearray(b"ab"),
+        1.5,
+        [1.0, 2.0],
+        [Fraction(1, 2)],
+        torch.ones(4),
+        torch.ones(4, dtype=torch.bool),
+        [True, False],
+        np.array([1.5]),
+        ["ab", "cd"],
+        np.array(["ab", "cd"]),
+        torch.ones(2, 4, dtype=torch.int64),
+        [[1, 2], [3]],
+        [1, -1],
+        [VOCAB_SIZE, *IDS],  # cut off, but no token of the vocabulary
+        [2**70],
+        {1, 2},
+        {"a": 1},
+        None,
+        [None],
+    ],
+)
+def test_what_is_no_text_is_refused_in_one_sentence(text):
+    model = lively(build_model(small()))
+    opened = glass.open(model, TOKENIZER)
+    for ask in (opened.loss, opened.measure_heads, partial(analyze, model, TOKENIZER)):
+        with pytest.raises(UserError, match=r"^text[^\n]*\b0 to 22\b"):
+            ask(text)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"off": off} for off in (b"L0H1", None, 1, (0, 1), "l0h1", Head(2, 0), np.ones((2, 4), bool))]
+    + [
+        {"hidden": hidden}
+        for hidden in (None, "3", 1.5, [1.0], [2**70], b"\1", slice(2), torch.ones(2, 1))
+    ]
+    + [{"hidden": mask} for mask in (True, np.ones(T, bool), torch.zeros(T, dtype=torch.bool))],
+)
+def test_what_is_no_head_or_token_is_refused_in_one_sentence(changes):
+    opened = glass.open(lively(build_model(small())), TOKENIZER)
+    (name,) = changes
+    with pytest.raises(UserError, match=f"^{name}=[^\n]*$"):
+        opened.loss(TEXT, **changes)
+
+
+@pytest.mark.parametrize("token", [True, 1.0, "2", None, [1, 2], slice(2), T, 2**70])
+def test_what_is_no_predicted_token_is_refused_in_one_sentence(token):
+    opened = glass.open(lively(build_model(small())), TOKENIZER)
+    with pytest.raises(UserError, match=r"^token=[^\n]*$"):
+        opened.head_effects(TEXT, token)
+
+
 @pytest.mark.parametrize(
     "ask, value",
     [
@@ -204,8 +306,8 @@ def test_heads_are_measured_on_a_text():
         (lambda opened: opened.patch("abc", "abd", answer="ef"), "'ef'"),
         (lambda opened: opened.patch("abc", "abd", kind="head"), "head"),
         (lambda opened: opened.patch("abc", "abc"), "the same logit difference"),
-        (lambda opened: opened.loss(TEXT, hidden=[1.5]), "1.5"),
-        (lambda opened: opened.loss(TEXT, off="L0H1"), "L0H0 to L1H3"),
+        (lambda opened: opened.patch(b"abc", "abd"), "clean"),
+        (lambda opened: opened.patch("abc", "abd", answer=True), "answer"),
     ],
 )
 def test_an_impossible_question_gets_one_sentence_with_its_value(ask, value):
