@@ -16,10 +16,10 @@ from glass.heads.attention_grid import draw_attention_grid
 from glass.heads.capture import in_float32, save_snapshot, save_weights
 from glass.heads.findings import summarize_run
 from glass.heads.metrics import (
-    StrongestHeads,
     composition_table,
     flatten,
     head_table,
+    highest_scores,
     read_latest,
 )
 from glass.heads.snapshot import ABLATION_TOKENS, Snapshots
@@ -70,7 +70,6 @@ class Observer:
         self.record.progress_bar.show_activity("compiling" if config.compile else "starting")
         self.profiler = StepProfiler(config, run_dir, clock, max(0, recorded_step))
         self.snapshots = Snapshots(config, run_dir, text, validation.excerpt(ABLATION_TOKENS))
-        self.strongest_heads = StrongestHeads(self.record.rows)
 
     def __enter__(self) -> "Observer":
         self.record.__enter__()
@@ -111,7 +110,7 @@ class Observer:
                 self._draw_grid(step, arrays["text"])
             wandb.log_table("attention/head_scores", *head_table(metrics))
             wandb.log_table("attention/composition", *composition_table(measurements))
-            wandb.log(self.strongest_heads.select(metrics))
+            wandb.log(highest_scores(metrics))
             with self.record.tolerate_errors(f"saving a snapshot in {self.snapshots.folder}"):
                 path = self.snapshots.path(step, ".npz")
                 save_snapshot(path, step, self.snapshots.probes, arrays)

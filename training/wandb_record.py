@@ -29,8 +29,8 @@ os.environ.setdefault("WANDB_FINISH_TIMEOUT", "30")
 DEFAULT_PROJECT = "glassgpt"
 ID_FILE = "wandb/glassgpt-run-id"  # in a run's folder
 MAX_RUN_NAME = 128  # characters that the server accepts
-# Metrics without a panel of their own, so that the losses and scores come first.
-HIDDEN_METRICS = re.compile(r"tokens|train_seconds|seconds/.*|.*_se(/.*)?")
+# Losses are logged again under one prefix, because W&B makes a section of each.
+LOSSES = {"train/loss": "loss/train", "val/loss": "loss/val"}
 
 
 class WandbRecord:
@@ -44,6 +44,7 @@ class WandbRecord:
         self._print = log
         self._open_run = wandb.run  # of the program around `train_from`
         self._run = start(config, run_dir, log)
+        self._charted = charted_metrics(config)
         self._values: dict[str, Any] = {}  # logged since the last `commit`
         self._logged: set[str] = set()  # names of metrics
         if self._run is not None:
@@ -51,11 +52,14 @@ class WandbRecord:
             self.summarize({"parameters": parameters, "flops_per_token": flops})
 
     def log(self, metrics: Mapping[str, float]) -> None:
-        """Log metrics; those of `HIDDEN_METRICS` get no panel."""
-        for key in filter(HIDDEN_METRICS.fullmatch, sorted(metrics.keys() - self._logged)):
-            self._hide(key)
-        self._logged |= metrics.keys()
-        self._values |= metrics
+        """Log metrics; only those of `charted_metrics` get a chart."""
+        losses = {LOSSES[key]: metrics[key] for key in LOSSES if key in metrics}
+        values = {**metrics, **losses}
+        for key in sorted(values.keys() - self._logged):
+            if not self._charted.fullmatch(key):
+                self._hide(key)
+        self._logged |= values.keys()
+        self._values |= values
 
     def log_image(self, key: str, path: Path, caption: str) -> None:
         """Log an image from its file."""
@@ -102,6 +106,20 @@ class WandbRecord:
             with tolerate_errors("logging to W&B", self._print):
                 action(run)
                 self._run = run
+
+
+def charted_metrics(config: ResolvedConfig) -> re.Pattern[str]:
+    """Return the names of the metrics that get a chart, which are few enough to look at all.
+
+    What is measured only at the end of the run gets none, because it would have one point.
+    """
+    names_by_interval = (
+        (config.log.every, r"loss/train|train/lr|train/tokens_per_second"),
+        (config.eval.every, r"loss/val|task/.*(?<!_se)"),
+        (config.attention.every, r"probe/copying_gain|heads/.*/max"),
+    )
+    charted = [names for every, names in names_by_interval if 0 < every < config.max_steps]
+    return re.compile("|".join(charted) or "$")
 
 
 def check_wandb(config: WandbConfig) -> str:
@@ -198,7 +216,6 @@ def _initialize(config: ResolvedConfig, run_dir: Path, mode: str) -> Any:
 
 
 def _define_metrics(run: Any) -> None:
-    """Plot every metric over the step, and give the lowest validation loss to the summary."""
+    """Plot every metric over the step. The summary has the last value of each."""
     run.define_metric("step")
     run.define_metric("*", step_metric="step")
-    run.define_metric("val/loss", step_metric="step", summary="min")

@@ -3,12 +3,12 @@
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
-from heapq import nlargest
+from collections.abc import Iterator
 
 import numpy as np
 
 from common.metrics import is_scored
+from glass.heads.emergence import THRESHOLD_SHARES
 from glass.heads.results import (
     CompositionShare,
     Emergence,
@@ -22,7 +22,8 @@ from glass.heads.results import (
 
 # Prefixes of the metrics that snapshots measure.
 SNAPSHOT_PREFIXES = ("heads/", "emerged/", "lost/", "composition/", "probe/", "faithfulness")
-PLOTTED_HEADS = 3  # of each score, whose lines W&B plots
+# Scores that W&B charts. High values of the others, such as the distance, are not remarkable.
+CHARTED_SCORES = (*THRESHOLD_SHARES, "copying")
 # Measurements on random rows, each with its error.
 PROBE_MEASUREMENTS = ("copying_gain", "repeated_loss", "repeated_accuracy")
 COMPANION_SUFFIXES = ("_se", "_without_first")  # of the metrics that accompany a head's score
@@ -176,25 +177,11 @@ def is_snapshot_metric(key: str) -> bool:
     return key.startswith(SNAPSHOT_PREFIXES)
 
 
-class StrongestHeads:
-    """Selects the heads that W&B plots: of each score those with the highest values so far."""
-
-    def __init__(self, rows: Iterable[dict]) -> None:
-        self._highest: dict[str, dict[Head, float]] = defaultdict(dict)
-        for row in rows:
-            self.select(row)
-
-    def select(self, row: dict) -> dict[str, float]:
-        """Return the metrics of the next snapshot: of the selected heads, and each maximum."""
-        selected = {}
-        for score, values in read_head_values(row, "heads").items():
-            selected[f"heads/{score}/max"] = max(values.values())
-            highest = self._highest[score]
-            for head, value in values.items():
-                highest[head] = max(value, highest.get(head, value))
-            for head in nlargest(PLOTTED_HEADS, values, key=highest.__getitem__):
-                selected[f"heads/{score}/{head}"] = values[head]
-        return selected
+def highest_scores(row: dict) -> dict[str, float]:
+    """Return the highest score of any head in a row as `heads/<score>/max`, for W&B's charts."""
+    scores = read_head_values(row, "heads")
+    charted = [score for score in CHARTED_SCORES if score in scores]
+    return {f"heads/{score}/max": max(scores[score].values()) for score in charted}
 
 
 def head_table(row: dict) -> tuple[list[str], list[list]]:

@@ -6,6 +6,8 @@ import subprocess
 import sys
 import time
 from math import nan
+from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import wandb
@@ -15,14 +17,13 @@ from rich.text import Text
 import training.record
 from cli.config_file import read_config
 from common.errors import UserError
-from common.metrics import overfitting, read_rows
+from common.metrics import is_scored, overfitting, read_rows
 from common.settings import iterate_settings
 from common.terminal import Terminal
 from common.text import format_with_error
 from config import WandbConfig
-from glass.heads.metrics import read_head_values
 from training.record import SHOWN_METRICS, ProgressBar, Record, print_summary
-from training.wandb_record import check_wandb
+from training.wandb_record import charted_metrics, check_wandb
 
 
 def test_values_have_the_decimals_of_their_standard_errors():
@@ -194,6 +195,39 @@ def test_a_project_or_variable_that_wandb_rejects_is_refused(
     assert named in str(error.value) and "\n" not in str(error.value)
 
 
+class WandbFile(NamedTuple):
+    """The contents of an offline record of W&B."""
+
+    history: dict[int, dict]  # logged values by step
+    charts: set[str]  # numbers that get a chart
+    summary: dict
+    configuration: dict
+
+
+def read_wandb(run_dir: Path) -> WandbFile:
+    """Read the only record in a run's folder with W&B's own reader."""
+    (record,) = (run_dir / "wandb").glob("offline-run-*")
+    inspect = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(record)]
+    lines = subprocess.run(inspect, capture_output=True, check=True).stdout.splitlines()
+    entries = [json.loads(line) for line in lines]
+    history: dict[int, dict] = {}
+    for entry in entries:
+        if entry["type"] == "history":
+            item = entry["history"]["item"]
+            history.setdefault(item["step"], {}).update(item)
+    logged = {key for item in history.values() for key in item}
+    metrics = [entry["metric"] for entry in entries if entry["type"] == "metric"]
+    hidden = {metric.get("name") for metric in metrics if metric["options"].get("hidden")}
+    media = {key for key in logged if f"{key.rpartition('.')[0]}._type" in logged}
+    internal = {key for key in logged if key.startswith("_")}
+    return WandbFile(
+        history,
+        logged - hidden - media - internal,
+        [entry["summary"]["update"] for entry in entries if entry["type"] == "summary"][-1],
+        next(entry["run"]["config"]["update"] for entry in entries if entry["type"] == "run"),
+    )
+
+
 @pytest.mark.slow
 def test_an_offline_wandb_record_contains_the_metrics_and_the_configuration(command, tmp_path):
     done = command(
@@ -209,47 +243,60 @@ def test_an_offline_wandb_record_contains_the_metrics_and_the_configuration(comm
         env={"WANDB_MODE": None, "WANDB_API_KEY": ""},
     )
     assert done.returncode == 0, done.stderr
-    (record,) = (tmp_path / "run" / "wandb").glob("offline-run-*")
     assert "wandb sync run/wandb/offline-run-*" in done.stdout
-    inspected = subprocess.run(
-        [sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(record)],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    back = [json.loads(line) for line in inspected.stdout.splitlines()]
-    history = {}
-    for entry in back:
-        if entry["type"] == "history":
-            item = entry["history"]["item"]
-            history.setdefault(item["step"], {}).update(item)
+    record = read_wandb(tmp_path / "run")
+    (files,) = (tmp_path / "run" / "wandb").glob("offline-run-*/files")
     rows = read_rows(tmp_path / "run" / "metrics.jsonl")
-    assert list(history) == list(range(7))
-    for item, row in zip(history.values(), rows):
+    assert list(record.history) == list(range(7))
+    for item, row in zip(record.history.values(), rows):
         sent = dict(item)
-        for score, values in read_head_values(row, "heads").items():
-            assert item[f"heads/{score}/max"] == max(values.values())
-            table = json.loads((record / "files" / item["attention/head_scores.path"]).read_text())
+        if is_scored(row):
+            table = json.loads((files / item["attention/head_scores.path"]).read_text())
             for head, *cells in table["data"]:
                 names = table["columns"][1:]
                 sent |= {f"heads/{name}/{head}": cell for name, cell in zip(names, cells)}
         for key, value in row.items():
             assert sent[key] == pytest.approx(value, rel=1e-12)
-    metrics = [entry["metric"] for entry in back if entry["type"] == "metric"]
-    hidden = {metric["name"] for metric in metrics if metric["options"].get("hidden")}
-    assert {"seconds/save", "task/induction_se", "val/in_context_score_se"} <= hidden
-    assert not hidden & {"train/loss", "task/induction", "heads/induction/max"}
     for name, drawn in (
         ("attention/map", "attention/step_00000006.png"),
         ("attention/explorer", "report.html"),
     ):
-        logged = record / "files" / history[6][f"{name}.path"]
+        logged = files / record.history[6][f"{name}.path"]
         assert logged.read_bytes() == (tmp_path / "run" / drawn).read_bytes()
-    samples = json.loads((record / "files" / history[6]["samples.path"]).read_text())
+    samples = json.loads((files / record.history[6]["samples.path"]).read_text())
     assert [step for step, _ in samples["data"]] == [0, 3, 6]
-    configuration = next(
-        entry["run"]["config"]["update"] for entry in back if entry["type"] == "run"
-    )
     for name, _, value in iterate_settings(read_config(tmp_path / "run" / "config.yaml")):
         section, _, key = name.rpartition(".")
-        assert (configuration[section] if section else configuration)[key] == value
+        configured = record.configuration[section] if section else record.configuration
+        assert configured[key] == value
+
+    # What a person sees: a few charts, each with a point of every evaluation or snapshot
+    scores = ("current_token", "previous_token", "duplicate_token", "induction", "sink", "copying")
+    assert record.charts == {
+        *("loss/train", "loss/val", "train/lr", "train/tokens_per_second", "probe/copying_gain"),
+        *(f"heads/{score}/max" for score in scores),
+        *(key for key in rows[-1] if key.startswith("task/") and not key.endswith("_se")),
+    }
+    for key in record.charts:
+        steps = [step for step, item in record.history.items() if key in item]
+        assert steps in ([0, 3, 6], [1, 2, 3, 4, 5, 6])
+        assert record.summary[key] == record.history[6][key]
+    assert record.history[6]["loss/val"] == rows[-1]["val/loss"]
+
+
+CHARTED = {
+    "log": {"loss/train", "train/lr", "train/tokens_per_second"},
+    "eval": {"loss/val", "task/repeated_loss"},
+    "attention": {"probe/copying_gain", "heads/induction/max"},
+}
+
+
+@pytest.mark.parametrize("every", [0, 12, 500])
+@pytest.mark.parametrize("section", CHARTED)
+def test_what_is_measured_only_at_the_end_of_a_run_has_no_chart(tiny, section, every):
+    charted = set().union(*CHARTED.values())
+    others = {"tokens", "val/loss", "task/repeated_loss_se", "probe/copying_gain_se", ""}
+    for config in (tiny, tiny.with_value(f"{section}.every", every)):
+        pattern = charted_metrics(config)
+        assert {key for key in charted | others if pattern.fullmatch(key)} == charted
+        charted -= CHARTED[section]

@@ -6,11 +6,10 @@ import math
 import numpy as np
 
 from glass.heads.metrics import (
-    PLOTTED_HEADS,
-    StrongestHeads,
     composition_table,
     flatten,
     head_table,
+    highest_scores,
     read_emergence,
     read_gain_history,
     read_head_values,
@@ -117,17 +116,8 @@ def test_the_tables_hold_every_head_and_composition_share():
     assert head_table({})[1] == composition_table(Measurements(step=0))[1] == []
 
 
-def test_the_heads_with_the_highest_values_so_far_are_plotted_also_after_a_resume():
-    rng = np.random.default_rng(0)
-    scores = rng.random((20, 12))  # (snapshots, heads)
-    rows = [
-        flatten(Measurements(step, {"sink": Estimates(values[None], values[None])}))
-        for step, values in enumerate(scores)
-    ]
-    strongest, resumed = StrongestHeads([]), StrongestHeads([{"val/loss": 1.0}, *rows[:10]])
-    for step, snapshot in enumerate(rows):
-        selected = strongest.select(snapshot)
-        assert step < 10 or resumed.select(snapshot) == selected
-        assert selected.pop("heads/sink/max") == scores[step].max()
-        highest = scores[: step + 1].max(axis=0).argsort()[-PLOTTED_HEADS:]
-        assert selected == {f"heads/sink/L0H{head}": scores[step, head] for head in highest}
+def test_the_highest_value_of_a_score_is_charted_if_a_high_one_is_remarkable():
+    table = np.array([[0.25, np.nan, 0.5]])
+    scores = {name: Estimates(table, table) for name in ("induction", "copying", "entropy")}
+    row = flatten(Measurements(step=0, scores=scores))
+    assert highest_scores(row) == {"heads/induction/max": 0.5, "heads/copying/max": 0.5}
