@@ -511,7 +511,8 @@ class EvalConfig:
     every: int = setting(100, "steps between evaluations; 0: only at the end", ge=0)
     first: int = setting(
         0,
-        "further evaluations at this step and each doubling of it below eval.every; 0: none",
+        "further evaluations at this step, or after one epoch if that is earlier, and at each "
+        "doubling of it below eval.every; 0: after one epoch if that is before eval.every",
         ge=0,
         only_with={"eval.every": Above(0)},
     )
