@@ -16,9 +16,9 @@ class ExploreConfig(Hardware, LoadConfig):
     """Settings of `explore.py`."""
 
     checkpoint: str = setting(
-        "last",
-        "checkpoint to load: last, best, or a step number; with last, the page shows the newest "
-        "each time it is loaded",
+        "best",
+        "checkpoint to load: best, last, or a step number; with best and last, the page shows that "
+        "of the moment each time it is loaded",
     )
     prompt: str | None = setting(
         None, "text that the page shows first; null: an example", literal=True

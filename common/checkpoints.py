@@ -178,18 +178,7 @@ def open_checkpoint(
     line about it. If a running job removes the checkpoint meanwhile, a newer one is read.
     Raises `UserError` if no intact one of this format is left.
     """
-    steps = saved_steps(run_dir)
-    if not steps:
-        raise no_checkpoint(run_dir)
-    if which == "best":
-        candidates = _best_first(run_dir)
-    else:
-        newest = steps[-1] if which == "last" else int(which)
-        if newest not in steps:
-            existing = ", ".join(str(step) for step in steps)
-            raise UserError(f"{run_dir} has no checkpoint of step {newest}; it has {existing}.")
-        candidates = [step for step in reversed(steps) if step <= newest]
-
+    candidates = preferred_steps(run_dir, which)
     for step in candidates:
         folder = step_folder(run_dir, step)
         try:
@@ -208,6 +197,23 @@ def open_checkpoint(
         f"every checkpoint of {run_dir} up to step {max(candidates)} is damaged or unreadable; "
         "restore one, or start a new run."
     )
+
+
+def preferred_steps(run_dir: Path, which: str | int) -> list[int]:
+    """Return the saved step that "last", "best" or a step names, and those to be taken instead.
+
+    Raises `UserError` if there is none.
+    """
+    steps = saved_steps(run_dir)
+    if not steps:
+        raise no_checkpoint(run_dir)
+    if which == "best":
+        return _best_first(run_dir)
+    newest = steps[-1] if which == "last" else int(which)
+    if newest not in steps:
+        existing = ", ".join(str(step) for step in steps)
+        raise UserError(f"{run_dir} has no checkpoint of step {newest}; it has {existing}.")
+    return [step for step in reversed(steps) if step <= newest]
 
 
 def best_saved_row(run_dir: Path) -> dict[str, float] | None:

@@ -57,13 +57,34 @@ def overfitting(rows: Sequence[dict]) -> float:
     noise = max(MIN_RISE_NATS, MIN_RISE_SHARE * losses[0], MIN_RISE_IN_FALLS * largest_fall)
     end, interval = evaluated[-1]["step"], evaluated[-1]["step"] - evaluated[-2]["step"]
 
+    logged = [(row["step"], row["train/loss"]) for row in rows if "train/loss" in row]
+
     def training_loss(until: int) -> float:
-        """Return the mean training loss over the steps before `until`, an interval long."""
-        near = [row for row in rows if until - interval < row["step"] <= until]
-        values = [row["train/loss"] for row in near if "train/loss" in row]
-        return fmean(values) if values else nan
+        """Return the mean training loss over an interval before `until`, or the next one logged."""
+        near = [loss for step, loss in logged if until - interval < step <= until]
+        near = near or [loss for step, loss in logged if step > until][:1]
+        return fmean(near) if near else nan
 
     return rise if rise > noise and training_loss(end) < training_loss(best["step"]) else 0.0
+
+
+def loss_warning(rows: Sequence[dict]) -> str:
+    """Return a sentence if the model overfits, or was better before training; "" otherwise."""
+    best = best_row(rows)
+    if best is None:
+        return ""
+    if rise := overfitting(rows):
+        return (
+            f"overfitting since step {best['step']:,}: the validation loss rose by {rise:.2f} "
+            "nats, while the training loss fell"
+        )
+    untrained = rows[0].get("val/loss", inf) if rows[0]["step"] == 0 else inf
+    if untrained < best["val/loss"]:
+        return (
+            f"training did not lower the validation loss: it was {untrained:.4f} nats/token at "
+            f"step 0, and at best {best['val/loss']:.4f} afterwards"
+        )
+    return ""
 
 
 def is_scored(row: Mapping[str, Any]) -> bool:

@@ -8,6 +8,7 @@ import numpy as np
 
 from common.checkpoints import TOKENIZER_FILE
 from common.files import atomic_write
+from common.metrics import best_row
 from common.text import pluralize
 from config import ResolvedConfig
 from data.tokenizer import save_tokenizer
@@ -116,7 +117,9 @@ class Observer:
                 save_snapshot(path, step, self.snapshots.probes, arrays)
             with self.record.tolerate_errors("saving the weights of a snapshot"):
                 save_weights(self.snapshots.path(step, ".safetensors"), model)
-                prune_stored_weights(self.snapshots.folder, measurements.emergence.emerged)
+                best = best_row(self.record.rows)
+                emerged = measurements.emergence.emerged
+                prune_stored_weights(self.snapshots.folder, emerged, best["step"] if best else None)
             if has_grid:
                 with self.record.tolerate_errors("generating a sample text"):
                     sample = self.snapshots.sample(model)

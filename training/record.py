@@ -25,7 +25,7 @@ from rich.table import Column
 from cli.config_file import config_yaml
 from common.checkpoints import CONFIG_FILE
 from common.files import atomic_write, list_folder
-from common.metrics import METRICS, SAMPLES, best_row, overfitting, read_rows
+from common.metrics import METRICS, SAMPLES, best_row, loss_warning, read_rows
 from common.terminal import Terminal, printer, tolerate_errors
 from common.text import format_minutes, format_speed, format_with_error, shell_quote
 from common.wait_policy import threads_sleep
@@ -261,7 +261,7 @@ def print_summary(
 
 
 def summarize_losses(rows: list[dict]) -> list[str]:
-    """Return lines with the best validation loss, overfitting, and the last metrics of a task."""
+    """Return lines with the best validation loss, a warning, and the last metrics of a task."""
     best = best_row(rows)
     if best is None:
         return []
@@ -272,9 +272,6 @@ def summarize_losses(rows: list[dict]) -> list[str]:
         f"loss     {best['val/loss']:.4f} nats/token{bits} in validation (best, step "
         f"{best['step']:,})"
     ]
-    if rise := overfitting(rows):
-        lines.append(
-            f"note     overfitting is likely: the validation loss rose by {rise:.2f} nats after "
-            f"step {best['step']:,}, while the training loss fell"
-        )
+    if warning := loss_warning(rows):
+        lines.append(f"note     {warning}")
     return lines + describe_task(rows[-1])

@@ -26,13 +26,19 @@ def list_stored_weights(folder: Path) -> dict[int, Path]:
     return dict(sorted(steps.items()))
 
 
-def order_by_importance(steps: list[int], emerged: Mapping[str, Mapping[Head, int]]) -> list[int]:
+def order_by_importance(
+    steps: list[int], emerged: Mapping[str, Mapping[Head, int]], best_step: int | None = None
+) -> list[int]:
     """Order steps by importance, so that the first ones are the best choice.
 
-    The order is: the last, the first, six around the emergence of the first induction head (or of
-    another head of `FOLLOWED_SCORES`), the emergence of other heads, then evenly spaced ones.
+    The order is: the nearest to `best_step`, the last, the first, six around the emergence of the
+    first induction head (or of another head of `FOLLOWED_SCORES`), the emergence of other heads,
+    then evenly spaced ones.
     """
     preferred = _steps_of_emergence(steps, emerged)
+    if steps and best_step is not None:
+        nearest = min(steps, key=lambda step: abs(step - best_step))
+        preferred = list(dict.fromkeys([nearest, *preferred]))
     left, is_preferred = np.array(steps, dtype=np.float64), np.isin(steps, preferred)
     removed: list[int] = []
     while len(removed) < len(steps) - len(preferred):
@@ -54,7 +60,9 @@ def _steps_of_emergence(steps: list[int], emerged: Mapping[str, Mapping[Head, in
     return list(dict.fromkeys(steps[k] for k in indices if 0 <= k < len(steps)))
 
 
-def prune_stored_weights(folder: Path, emerged: Mapping[str, Mapping[Head, int]]) -> None:
+def prune_stored_weights(
+    folder: Path, emerged: Mapping[str, Mapping[Head, int]], best_step: int | None = None
+) -> None:
     """Remove the weights of the least important snapshots until `MAX_STORED_BYTES` are left."""
     paths = list_stored_weights(folder)
     sizes = {step: path.lstat().st_size for step, path in paths.items()}
@@ -62,7 +70,7 @@ def prune_stored_weights(folder: Path, emerged: Mapping[str, Mapping[Head, int]]
     if sum(sizes.values()) <= room:
         return
     newest = [*paths][-NEWEST_SNAPSHOTS:]
-    for step in dict.fromkeys([*newest, *order_by_importance([*paths], emerged)]):
+    for step in dict.fromkeys([*newest, *order_by_importance([*paths], emerged, best_step)]):
         room -= sizes[step]
         if room < 0 and step not in newest:
             paths[step].unlink()

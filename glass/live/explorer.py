@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from cli.explore_config import ExploreConfig
-from common.checkpoints import saved_steps
+from common.checkpoints import preferred_steps
 from common.errors import UserError
 from common.files import exists
 from common.metrics import METRICS, read_rows
@@ -55,15 +55,17 @@ class Explorer:
 
     def describe(self) -> str:
         """Return the title, size and device of the model."""
-        model, title = self.session.model, self.session.explored.title
+        model, explored = self.session.model, self.session.explored
         size = format_magnitude(model.num_parameters(), None)
-        return f"{title}: {size} parameters, on {describe(str(model.head.weight.device))}"
+        step = f", step {explored.step:,}" if explored.max_steps else ""
+        device = describe(str(model.head.weight.device))
+        return f"{explored.title}{step}: {size} parameters, on {device}"
 
     def page(self) -> str:
-        """Return the HTML of the page, after loading a newer checkpoint if the run has one."""
-        run = self.session.followed_run
-        with tolerate_errors("loading the newest checkpoint", self.log):
-            if run is not None and saved_steps(run)[-1:] != [self.session.explored.step]:
+        """Return the HTML of the page, after loading the checkpoint that is now best or last."""
+        followed, step = self.session.followed, self.session.explored.step
+        with tolerate_errors("loading another checkpoint", self.log):
+            if followed is not None and preferred_steps(*followed)[0] != step:
                 with self._turn, self._lock:
                     self.session = load_session(self.settings, self.log, self._check_canceled)
         return render_explore_page(self.session.explored, max_tokens(self.session.model.config))
@@ -144,12 +146,13 @@ def load_session(
     path = Path(expand_model_name(key, name))
     title = path.resolve().name if exists(path) else name
     step, max_steps, scores = 0, None, None
-    run_dir = followed_run = None
+    run_dir = followed = None
     if isinstance(stored, RunCheckpoint):
         run_dir = stored.run_dir
         title = (run_dir or stored.path).resolve().name
         step, max_steps = stored.step, stored.settings.max_steps
-        followed_run = run_dir if stored.which == "last" else None
+        if run_dir is not None and stored.which in ("last", "best"):
+            followed = run_dir, stored.which
     if run_dir is not None:
         with tolerate_errors(f"reading the scores in {run_dir / METRICS}", log):
             rows = [row for row in read_rows(run_dir / METRICS) if row["step"] <= step]
@@ -164,7 +167,7 @@ def load_session(
     is_small = model.num_parameters() < MAX_SMALL_PARAMETERS
     begin = tokenizer.begin_of_text
     explored = ExploredModel(title, model.config, step, max_steps, prompt, begin, is_small, scores)
-    return Session(model, tokenizer, explored, followed_run, check_canceled)
+    return Session(model, tokenizer, explored, followed, check_canceled)
 
 
 def find_prompt(tokenizer: Tokenizer, run_dir: Path | None) -> str:

@@ -25,17 +25,18 @@ class Session:
         model: GPT,
         tokenizer: Tokenizer,
         explored: ExploredModel,
-        followed_run: Path | None = None,
+        followed: tuple[Path, str] | None = None,
         check_canceled: Callable[[], None] = lambda: None,
     ) -> None:
         """Put the model in evaluation mode.
 
-        `followed_run` is the run whose newest checkpoint is shown, or None, and `check_canceled` is
-        called before each block, and whenever composition measures a head.
+        `followed` is a run and which of its checkpoints is shown ("last" or "best"), None if that
+        never changes. `check_canceled` is called before each block, and whenever composition
+        measures a head.
         """
         self.model, self.tokenizer = model.eval(), tokenizer
         self.explored = explored
-        self.followed_run = followed_run
+        self.followed = followed
         self._find_reading = lru_cache(MAX_READINGS)(
             lambda ablated, has_hidden, role: Reading(model, ablated)
         )

@@ -52,8 +52,13 @@ class EmbeddedModel(NamedTuple):
     weights: Mapping[int, Callable[[], PackedWeights | None]]
 
 
-def find_model(run_dir: Path, latest: dict[str, float]) -> EmbeddedModel | None:
-    """Return a run's model with its stored weights; None if it cannot be read."""
+def find_model(
+    run_dir: Path, latest: dict[str, float], opening_step: int | None = None
+) -> EmbeddedModel | None:
+    """Return a run's model with its stored weights; None if it cannot be read.
+
+    `latest` has the steps of emergence. The page opens on `opening_step`, or on the last step.
+    """
     paths = list_stored_weights(run_dir / "attention")
 
     def read(folder: Path, manifest: Manifest | None = None) -> EmbeddedModel:
@@ -64,7 +69,7 @@ def find_model(run_dir: Path, latest: dict[str, float]) -> EmbeddedModel | None:
             size = manifest.files[MODEL_FILE]["bytes"] // 2  # that file has float32
         weights = {
             step: partial(_pack_file, paths[step], paths[step].stat().st_mtime_ns)
-            for step in order_by_importance([*paths], read_emergence(latest))
+            for step in order_by_importance([*paths], read_emergence(latest), opening_step)
         }
         return EmbeddedModel(config, tokenizer, size, weights)
 

@@ -10,7 +10,16 @@ import numpy as np
 
 from cli.config_file import read_config
 from common.checkpoints import CONFIG_FILE
-from common.metrics import METRICS, SAMPLES, is_scored, read_rows, snapshot_steps
+from common.metrics import (
+    METRICS,
+    SAMPLES,
+    best_row,
+    is_scored,
+    loss_warning,
+    overfitting,
+    read_rows,
+    snapshot_steps,
+)
 from common.settings import format_value, iterate_settings
 from config import GPTConfig
 from glass.heads.findings import Finding, format_emergence, summarize_run
@@ -84,12 +93,17 @@ def write_page(run_dir: Path) -> Path:
     # Of one row: another machine, on which an earlier part of the run ran, has other figures.
     speed: dict = next((row for row in reversed(rows) if "train/ms_per_step" in row), {})
     curves = [*CURVES, *(key for key in latest if key.startswith("task/"))]
+    best = best_row(rows)
+    opening_step = best["step"] if best and overfitting(rows) else None
     content = {
         "kind": "run",
         "title": run_dir.resolve().name,
         **_describe_model(GPTConfig.from_settings(config.model) if config else None),
         "step": latest.get("step"),
         "maxSteps": config.max_steps if config else None,
+        "best": best and {"step": best["step"], "loss": finite_number(best["val/loss"])},
+        "openingStep": opening_step,
+        "lossWarning": loss_warning(rows),
         "tokens": finite_number(latest.get("tokens")),
         "maxCurvePoints": MAX_CURVE_POINTS,
         "curves": {key: metric_curve(rows, key, MAX_CURVE_POINTS) for key in curves},
@@ -104,7 +118,7 @@ def write_page(run_dir: Path) -> Path:
         "scored": _head_metrics(rows),
         "findings": [finding._asdict() for finding in summarize_run(rows)],
     }
-    model = find_model(run_dir, latest)
+    model = find_model(run_dir, latest, opening_step)
     snapshots = list_snapshots(run_dir)
     return _write_with_attention(run_dir / "report.html", content, snapshots, PROBES, model)
 

@@ -17,7 +17,7 @@ from rich.text import Text
 import training.record
 from cli.config_file import read_config
 from common.errors import UserError
-from common.metrics import is_scored, overfitting, read_rows
+from common.metrics import is_scored, loss_warning, overfitting, read_rows
 from common.settings import iterate_settings
 from common.terminal import Terminal
 from common.text import format_with_error
@@ -72,6 +72,23 @@ def test_overfitting_is_a_rise_beyond_noise_while_the_training_loss_falls(
     assert overfitting(rows) == pytest.approx(rise)
 
 
+def test_overfitting_is_noticed_if_the_best_step_came_before_any_training_loss():
+    rows = [
+        {"step": step, "val/loss": loss} for step, loss in ((4, 7.0), (8, 6.0), (16, 6.5), (32, 7))
+    ]
+    rows += [{"step": step, "train/loss": 5 - step / 20} for step in (20, 40, 60, 80)]
+    rows += [{"step": 80, "val/loss": 8.0}]
+    rows.sort(key=lambda row: row["step"])
+    assert overfitting(rows) == 2.0
+
+
+def test_training_that_did_not_lower_the_validation_loss_is_reported():
+    rows = [{"step": 0, "val/loss": 2.5}, {"step": 10, "val/loss": 2.75, "train/loss": 3.0}]
+    assert all(value in loss_warning(rows) for value in ("step 0", "2.5000", "2.7500"))
+    assert not loss_warning([*rows, {"step": 20, "val/loss": 2.25}])
+    assert not loss_warning(rows[1:]) and not loss_warning([])
+
+
 @pytest.mark.parametrize("is_terminal", [True, False])
 def test_the_summary_of_a_run_fits_80_columns_except_for_whole_paths(tmp_path, is_terminal):
     run_dir = tmp_path / ("a b" * 30)
@@ -89,7 +106,7 @@ def test_the_summary_of_a_run_fits_80_columns_except_for_whole_paths(tmp_path, i
     assert (run_dir / "report.html").as_uri() in text
     assert f"python explore.py run_dir='{run_dir}'\n" in text
     words = " ".join(text.split())
-    for shown in ("2.5000", "rose by 0.40", "step 1,", finding, "1 more", "train 01:01"):
+    for shown in ("2.5000", "rose by 0.40", "since step 1:", finding, "1 more", "train 01:01"):
         assert shown in words
     if is_terminal:
         assert all(len(line) <= 80 or str(tmp_path) in line for line in text.splitlines())

@@ -12,6 +12,7 @@ import {
   H,
   isOwnText,
   L,
+  openingIndex,
   ownText,
   runnableSteps,
   selection,
@@ -47,11 +48,11 @@ export function writeAddressNow() {
 /** Return the parts of the address; those at their defaults or chosen by the page are null. */
 function describeSelection() {
   const { layer, head, pinned, isHeadChosen, isTokenChosen } = selection;
-  const isNewest = selection.step === steps.length - 1;
+  const isOpening = selection.step === openingIndex;
   const isTraining = data.maxSteps > data.step; // then the newest step is followed
   const parts = {
     head: isHeadChosen ? headName(layer, head) : null,
-    step: steps.length > 1 && !(isNewest && isTraining) ? currentStep() : null,
+    step: steps.length > 1 && !(isOpening && isTraining) ? currentStep() : null,
     token: isTokenChosen ? pinned : null,
     view: selection.showTokenEffect ? "token_effect" : null,
     weights: selection.weightByValues ? "value" : null,
@@ -97,7 +98,7 @@ export function readAddress() {
   if (wanted.pin !== null) selection.isTokenChosen = true; // also in a text that is yet to be read
   const namedStep = readNumber("step") ?? Number.NaN;
   const step = steps.findLastIndex(value => value <= namedStep);
-  snapToStop(step < 0 ? Math.max(0, steps.length - 1) : step);
+  snapToStop(step < 0 ? openingIndex : step);
   Object.assign(selection, {
     showTokenEffect: parameters.get("view") === "token_effect",
     weightByValues: parameters.get("weights") === "value",

@@ -46,9 +46,15 @@ export const textLimit = {
   beginOfText: data.server?.beginOfText,
 };
 
+/**
+ * The index of the step on which the page opens: the nearest to the best one if the model overfits,
+ * else the newest.
+ */
+export const openingIndex = nearestIndex(data.openingStep ?? Number.POSITIVE_INFINITY);
+
 /** What the reader has selected. */
 export const selection = {
-  step: Math.max(0, steps.length - 1), // index into `steps`
+  step: openingIndex, // index into `steps`
   layer: 0,
   head: 0,
   probe: 0, // index into `data.probes`
@@ -105,6 +111,12 @@ function shapeFromMetrics() {
     .map(key => /L(\d+)H(\d+)$/.exec(key))
     .filter(Boolean);
   return [1, 2].map(k => Math.max(0, ...heads.map(match => Number(match[k]) + 1)));
+}
+
+/** Return the index of the step of the slider that is nearest to a step. */
+function nearestIndex(step) {
+  const distance = k => Math.abs(Math.min(step, steps.at(-1)) - steps[k]);
+  return [...steps.keys()].reduce((a, b) => (distance(b) < distance(a) ? b : a), 0);
 }
 
 export const currentStep = () => steps[selection.step] ?? 0;

@@ -31,6 +31,7 @@ import {
   hasServer,
   L,
   on,
+  openingIndex,
   ownText,
   runnableSteps,
   selection,
@@ -164,12 +165,14 @@ function firstHead() {
 
 function describeRun() {
   const isRun = data.kind === "run";
-  const losses = isRun ? data.curves["val/loss"].values : [];
   const facts = [];
   if (hasServer && data.maxSteps) {
     facts.push(`step ${formatCount(currentStep())} of ${formatCount(data.maxSteps)}`);
   }
-  if (losses.length) facts.push(`validation loss ${formatNumber(losses.at(-1))}`);
+  if (data.best) {
+    const { step, loss } = data.best;
+    facts.push(`best validation loss ${formatNumber(loss)} at step ${formatCount(step)}`);
+  }
   if (L) {
     const shared = groups < H ? ` over ${pluralize(groups, "key/value head")}` : "";
     facts.push(pluralize(L, "layer"), pluralize(H, "head") + shared);
@@ -180,6 +183,19 @@ function describeRun() {
   }
   if (data.steps.length > 1) facts.push(pluralize(data.steps.length, "snapshot"));
   return facts.join(" · ");
+}
+
+/** Say that the model overfits, and which weights are shown where; "" if the losses are as hoped. */
+function describeLossWarning() {
+  if (!data.lossWarning) return "";
+  const sentences = [data.lossWarning];
+  if (data.openingStep !== null && steps.length) {
+    const [best, opened] = [data.openingStep, steps[openingIndex]].map(formatCount);
+    const here = opened === best ? "on it" : `on step ${opened}, the nearest snapshot`;
+    sentences.push(`sample.py and explore.py load step ${best}; this page opens ${here}`);
+    sentences.push(`The findings are those of step ${formatCount(steps.at(-1))}`);
+  }
+  return sentences.map(sentence => `${sentence}.`).join(" ");
 }
 
 function describeMissingAttention() {
@@ -264,6 +280,8 @@ async function start() {
   connectViews();
   setTitle(data.title, "GlassGPT");
   $("summary").textContent = describeRun();
+  $("loss-warning").textContent = describeLossWarning();
+  $("loss-warning").hidden = !describeLossWarning();
   $("findings").hidden = !isRun && !data.findings.length;
   drawFindings(data.findings, showHead);
   if (runnableSteps.length) data.probes.push(ownText);

@@ -147,14 +147,12 @@ export function setUpTraining() {
 
 /** Show the run's main figures. */
 function showFigures() {
-  const { steps, values } = data.curves["val/loss"];
   const { msPerStep, mfu, peakGib } = data.speed;
   /** @type {[string, string | Node][]} */
   const figures = [];
-  if (values.length) {
-    const best = values.indexOf(values.reduce((a, b) => Math.min(a, b)));
-    const step = `at step ${formatCount(steps[best])}`;
-    figures.push([formatNumber(values[best]), `best validation loss (nats/token), ${step}`]);
+  if (data.best) {
+    const step = `at step ${formatCount(data.best.step)}`;
+    figures.push([formatNumber(data.best.loss), `best validation loss (nats/token), ${step}`]);
   }
   if (data.step !== null) {
     const isUnfinished = data.maxSteps > data.step;

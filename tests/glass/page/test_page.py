@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import wait_until
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from models import lively
 from pages import (
@@ -25,16 +25,18 @@ from pages import (
     read_cell_tooltip,
     snapshot,
     value_within_error,
+    write_lines,
 )
 from playwright.sync_api import expect
 from run_folders import load_run
 from safetensors.torch import save_file
 
-from common.metrics import read_rows
+from common.metrics import best_row, overfitting, read_rows
 from glass.heads.capture import float16_weights
 from glass.heads.findings import Finding
 from glass.page import write as page
 from glass.page.values import metric_curve
+from training.record import summarize_losses
 
 
 def test_a_run_that_has_only_begun_has_a_page(tmp_path):
@@ -95,12 +97,55 @@ def test_a_real_run_has_a_page(finished_run, tmp_path):
     assert list(content["weights"]["blobs"]) == ["0", "6", "12"]
 
 
+LOSSES = st.lists(st.floats(1, 4), min_size=1, max_size=6)
+
+
+@given(st.data(), LOSSES)
+@settings(max_examples=20)
+def test_the_page_warns_of_the_losses_in_the_words_of_the_terminal(tmp_path_factory, data, losses):
+    training = data.draw(st.lists(st.floats(1, 4), min_size=len(losses), max_size=len(losses)))
+    rows = [
+        {"step": 10 * number, "val/loss": loss, "train/loss": train_loss}
+        for number, (loss, train_loss) in enumerate(zip(losses, training))
+    ]
+    folder = tmp_path_factory.mktemp("page")
+    write_lines(folder / "metrics.jsonl", rows)
+    content, _ = read_back(page.write_page(folder))
+    notes = [line for line in summarize_losses(rows) if line.startswith("note")]
+    assert notes == [f"note     {warning}" for warning in (content["lossWarning"],) if warning]
+    is_overfit = overfitting(rows) > 0
+    assert content["openingStep"] == (best_row(rows)["step"] if is_overfit else None)
+
+
 # In a browser
 
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory) -> Path:
     return page.write_page(make_run(tmp_path_factory.mktemp("page") / "run"))
+
+
+@pytest.mark.slow
+def test_the_page_of_an_overfitted_model_opens_on_the_weights_nearest_to_the_best(
+    finished_run, open_page, tmp_path
+):
+    run = shutil.copytree(finished_run, tmp_path / "run")
+    rows = read_rows(run / "metrics.jsonl")
+    for row in rows:
+        row["train/loss"] = 3 - row["step"] / 10
+        row["val/loss"] = 2 + abs(row["step"] - 5)
+    write_lines(run / "metrics.jsonl", rows)
+    page.write_page(run)
+    tab = open_page(run / "report.html")
+    expect_map(tab, step=6)
+    for text in ("overfitting since step 5", "load step 5", "opens on step 6", "step 12."):
+        expect_text(tab, "#loss-warning", text)
+    tab.focus("#step")
+    tab.keyboard.press("End")
+    expect_map(tab, step=12)
+    expect(tab).to_have_url(re.compile("step=12"))
+    tab.reload()
+    expect_map(tab, step=12)
 
 
 def choose_head(tab, layer: int, head: int) -> None:
