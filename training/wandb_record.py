@@ -29,8 +29,6 @@ os.environ.setdefault("WANDB_FINISH_TIMEOUT", "30")
 DEFAULT_PROJECT = "glassgpt"
 ID_FILE = "wandb/glassgpt-run-id"  # in a run's folder
 MAX_RUN_NAME = 128  # characters that the server accepts
-# Losses are logged again under one prefix, because W&B makes a section of each.
-LOSSES = {"train/loss": "loss/train", "val/loss": "loss/val"}
 
 
 class WandbRecord:
@@ -53,13 +51,11 @@ class WandbRecord:
 
     def log(self, metrics: Mapping[str, float]) -> None:
         """Log metrics; only those of `charted_metrics` get a chart."""
-        losses = {LOSSES[key]: metrics[key] for key in LOSSES if key in metrics}
-        values = {**metrics, **losses}
-        for key in sorted(values.keys() - self._logged):
+        for key in sorted(metrics.keys() - self._logged):
             if not self._charted.fullmatch(key):
                 self._hide(key)
-        self._logged |= values.keys()
-        self._values |= values
+        self._logged |= metrics.keys()
+        self._values |= metrics
 
     def log_image(self, key: str, path: Path, caption: str) -> None:
         """Log an image from its file."""
@@ -114,8 +110,8 @@ def charted_metrics(config: ResolvedConfig) -> re.Pattern[str]:
     What is measured only at the end of the run gets none, because it would have one point.
     """
     names_by_interval = (
-        (config.log.every, r"loss/train|train/lr|train/tokens_per_second"),
-        (config.eval.every, r"loss/val|task/.*(?<!_se)"),
+        (config.log.every, r"train/loss|train/lr|train/tokens_per_second"),
+        (config.eval.every, r"val/loss|task/.*(?<!_se)"),
         (config.attention.every, r"probe/copying_gain|heads/.*/max"),
     )
     charted = [names for every, names in names_by_interval if 0 < every < config.max_steps]

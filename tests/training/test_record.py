@@ -290,7 +290,7 @@ def test_an_offline_wandb_record_contains_the_metrics_and_the_configuration(comm
     # What a person sees: a few charts, each with a point of every evaluation or snapshot
     scores = ("current_token", "previous_token", "duplicate_token", "induction", "sink", "copying")
     assert record.charts == {
-        *("loss/train", "loss/val", "train/lr", "train/tokens_per_second", "probe/copying_gain"),
+        *("train/loss", "val/loss", "train/lr", "train/tokens_per_second", "probe/copying_gain"),
         *(f"heads/{score}/max" for score in scores),
         *(key for key in rows[-1] if key.startswith("task/") and not key.endswith("_se")),
     }
@@ -298,12 +298,12 @@ def test_an_offline_wandb_record_contains_the_metrics_and_the_configuration(comm
         steps = [step for step, item in record.history.items() if key in item]
         assert steps in ([0, 3, 6], [1, 2, 3, 4, 5, 6])
         assert record.summary[key] == record.history[6][key]
-    assert record.history[6]["loss/val"] == rows[-1]["val/loss"]
+    assert record.history[6]["val/loss"] == rows[-1]["val/loss"]
 
 
 CHARTED = {
-    "log": {"loss/train", "train/lr", "train/tokens_per_second"},
-    "eval": {"loss/val", "task/repeated_loss"},
+    "log": {"train/loss", "train/lr", "train/tokens_per_second"},
+    "eval": {"val/loss", "task/repeated_loss"},
     "attention": {"probe/copying_gain", "heads/induction/max"},
 }
 
