@@ -29,12 +29,11 @@ class OwnerMuon(Muon):
         """Return whether this rank stores the state of a matrix."""
         return self._find_owner(p) == self._rank
 
-    def share_state(self, p: Tensor, state: Tensor) -> Tensor:
-        """Return a part of the state of a matrix that its owner passes, on all ranks.
-
-        The others pass a tensor of the same shape, which is overwritten.
-        """
-        dist.broadcast(state, self._find_owner(p))
+    def share_state(self, p: Tensor) -> dict[str, Tensor]:
+        """Return the state of a matrix, which its owner sends, on all ranks."""
+        state = self.state.get(p, {}) or self.initial_state(p)  # of other ranks': overwritten
+        for tensor in state.values():
+            dist.broadcast(tensor, self._find_owner(p))
         return state
 
     @torch.no_grad()

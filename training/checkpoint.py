@@ -4,10 +4,10 @@ import shutil
 from collections.abc import Callable, Iterator
 from math import inf
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -25,7 +25,7 @@ from common.checkpoints import (
     write_manifest,
     write_pointer,
 )
-from common.errors import SharedError
+from common.errors import SharedError, UserError
 from common.files import exists, list_folder, sync
 from common.metrics import METRICS, SAMPLES, best_row
 from common.terminal import tolerate_errors
@@ -36,12 +36,18 @@ from training.optimizers import Muon
 from training.schedule import is_due
 from training.state import TrainingState
 from training.stopwatch import Stopwatch
-from training.tensors import copy_rows, full_tensor, open_safetensors
+from training.tensors import (
+    full_tensor,
+    list_shapes,
+    load_values,
+    open_safetensors,
+    require_same_tensors,
+    save_values,
+    shard_like,
+)
 
 # A checkpoint that is being written.
 PART_FOLDER = ".step.part"
-# The fields that torch's AdamW stores per parameter; our optimizers name theirs.
-ADAMW_FIELDS = ("step", "exp_avg", "exp_avg_sq")
 
 
 class Checkpoints:
@@ -67,7 +73,7 @@ class Checkpoints:
         folder = step_folder(self.run_dir, manifest.step)
         with self.world.share_errors():  # each rank reads its own rows
             load_weights(self.state.model, folder / MODEL_FILE)
-            load_optimizer_tensors(self.state.optimizers, self.state.model, folder / OPTIMIZER_FILE)
+            load_optimizer_state(self.state.optimizers, self.state.model, folder / OPTIMIZER_FILE)
         self.state.mean_loss.restore(manifest.losses)
         self.state.scaler.restore(manifest.loss_scale)
         self.last_step = manifest.step
@@ -101,7 +107,7 @@ class Checkpoints:
             return
         self.state.guard.flush()
         clock.switch("save")
-        tensors = self._gather()
+        values = self._gather()
         problem = None
         if self.world.rank == 0:
             manifest = Manifest(
@@ -112,7 +118,7 @@ class Checkpoints:
                 self.state.mean_loss.state(),
                 self.state.scaler.state(),
             )
-            problem = self._write(manifest, tensors)
+            problem = self._write(manifest, values)
         problem = self.world.broadcast(problem)
         if problem is None:
             self.last_step = step
@@ -124,23 +130,24 @@ class Checkpoints:
         else:
             self.log(f"{problem}; training continues")
 
-    def _gather(self) -> dict[str, dict[str, Tensor]]:
-        """Return the tensors of each file, complete and on the CPU; none on ranks other than 0."""
+    def _gather(self) -> dict[str, dict[str, Any]]:
+        """Return the values of each file, complete and on the CPU; none on ranks other than 0."""
         model = self.state.model
         weights = sorted(model.tensors().items())  # in one order, because all ranks gather together
         complete = {
             MODEL_FILE: ((name, full_tensor(tensor.detach())) for name, tensor in weights),
-            OPTIMIZER_FILE: optimizer_tensors(self.state.optimizers, model),
+            OPTIMIZER_FILE: optimizer_state(self.state.optimizers, model),
         }
-        gathered: dict[str, dict[str, Tensor]] = {}
-        for file_name, tensors in complete.items():
+        gathered: dict[str, dict[str, Any]] = {}
+        for file_name, values in complete.items():
             gathered[file_name] = {}
-            for name, tensor in tensors:
+            for name, value in values:
                 if self.world.rank == 0:
-                    gathered[file_name][name] = tensor.cpu().contiguous()
+                    is_tensor = isinstance(value, Tensor)
+                    gathered[file_name][name] = value.cpu().contiguous() if is_tensor else value
         return gathered
 
-    def _write(self, manifest: Manifest, tensors: dict[str, dict[str, Tensor]]) -> str | None:
+    def _write(self, manifest: Manifest, values: dict[str, dict[str, Any]]) -> str | None:
         """Write checkpoints/step_XXXXXXXX, or leave nothing and return what went wrong.
 
         The folder gets its name only after each of its bytes, and of the run's record up to this
@@ -151,8 +158,8 @@ class Checkpoints:
         try:
             shutil.rmtree(part, ignore_errors=True)  # of a save that was interrupted
             part.mkdir(parents=True)
-            for file_name, named_tensors in tensors.items():
-                save_file(named_tensors, part / file_name)
+            for file_name, named_values in values.items():
+                save_values(named_values, part / file_name)
             save_tokenizer(self.text.tokenizer, part / TOKENIZER_FILE)
             (part / CONFIG_FILE).write_text(config_yaml(self.state.config), encoding="utf-8")
             write_manifest(part, manifest)
@@ -197,58 +204,56 @@ class Checkpoints:
 
 
 @torch.no_grad()
-def optimizer_tensors(
-    optimizers: list[Optimizer], model: nn.Module
-) -> Iterator[tuple[str, Tensor]]:
-    """Yield the complete optimizer state by name, such as `head.weight/exp_avg`, in their order.
+def optimizer_state(optimizers: list[Optimizer], model: nn.Module) -> Iterator[tuple[str, Any]]:
+    """Yield the complete state of each parameter by name, such as `head.weight/exp_avg`.
 
-    All ranks take the tensors together.
+    It is whatever the optimizers keep: tensors of any shape, numbers or None. All ranks take it
+    together.
     """
     names = {p: name for name, p in model.named_parameters()}
-    if not any(optimizer.state for optimizer in optimizers):  # before the first step
-        return
-    states = [(f"{names[p]}/{field}", o, p, field) for o, p, field in _state_of(optimizers)]
-    for name, optimizer, p, field in sorted(states, key=lambda state: state[0]):
-        yield name, _gather_state(optimizer, p, field)
+    for optimizer in optimizers:
+        for p in _parameters(optimizer):
+            state = optimizer.share_state(p) if isinstance(optimizer, Muon) else optimizer.state[p]
+            for field, value in state.items():
+                is_tensor = isinstance(value, Tensor)
+                yield f"{names[p]}/{field}", full_tensor(value) if is_tensor else value
 
 
 @torch.no_grad()
-def load_optimizer_tensors(optimizers: list[Optimizer], model: nn.Module, path: Path) -> None:
-    """Restore the state that `optimizer_tensors` returned, bit for bit."""
+def load_optimizer_state(optimizers: list[Optimizer], model: nn.Module, path: Path) -> None:
+    """Restore the state that `optimizer_state` returned, bit for bit."""
+    stored: dict[str, dict[str, Any]] = {name: {} for name, _ in model.named_parameters()}
+    for key, value in load_values(path).items():
+        name, _, field = key.partition("/")
+        if name not in stored:
+            raise UserError(f"{path} has state of {name:.80}, which the model lacks")
+        stored[name][field] = value
     names = {p: name for name, p in model.named_parameters()}
-    with open_safetensors(path) as file:
-        if not file.keys():  # it was saved before the first step
-            return
-        for optimizer, p, field in _state_of(optimizers):
-            if isinstance(optimizer, Muon) and not optimizer.owns(p):
-                continue
-            key = f"{names[p]}/{field}"
-            if field == "step":  # a scalar, which fused AdamW counts on the parameter's device
-                state = file.get_tensor(key).to(p.device)
-            else:
-                state = _empty_state(p, field)
-                copy_rows(file, key, state)
-            optimizer.state[p][field] = state
-
-
-def _state_of(optimizers: list[Optimizer]) -> Iterator[tuple[Optimizer, Tensor, str]]:
     for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            for p in group["params"]:
-                for field in getattr(optimizer, "state_fields", ADAMW_FIELDS):
-                    yield optimizer, p, field
+        params = _parameters(optimizer)
+        states = [_own_part(optimizer, p, stored[names[p]]) for p in params]
+        numbered = {number: state for number, state in enumerate(states) if state}
+        groups = optimizer.state_dict()["param_groups"]
+        optimizer.load_state_dict({"state": numbered, "param_groups": groups})
+        for p, state in zip(params, states):
+            for field, value in state.items():
+                if isinstance(value, Tensor):  # torch has moved it, and may have changed its type
+                    value = value.to(optimizer.state[p][field].device)
+                optimizer.state[p][field] = value
 
 
-def _gather_state(optimizer: Optimizer, p: Tensor, field: str) -> Tensor:
-    """Return the complete state of a parameter; all ranks call this together."""
-    if not isinstance(optimizer, Muon):
-        return full_tensor(optimizer.state[p][field])
-    state = optimizer.state[p][field] if optimizer.owns(p) else _empty_state(p, field)
-    return optimizer.share_state(p, full_tensor(state))
+def _parameters(optimizer: Optimizer) -> list[Tensor]:
+    return [p for group in optimizer.param_groups for p in group["params"]]
 
 
-def _empty_state(p: Tensor, field: str) -> Tensor:
-    return torch.empty_like(p[:, :1] if field == "row_squares" else p)
+def _own_part(optimizer: Optimizer, p: Tensor, state: dict[str, Any]) -> dict[str, Any]:
+    """Return this rank's part of the complete state of a parameter, in memory of its own."""
+    if isinstance(optimizer, Muon) and not optimizer.owns(p):
+        return {}
+    return {
+        field: shard_like(p, value).clone() if isinstance(value, Tensor) else value
+        for field, value in state.items()
+    }
 
 
 # --- loading --------------------------------------------------------------------------------------
@@ -256,7 +261,10 @@ def _empty_state(p: Tensor, field: str) -> Tensor:
 
 @torch.no_grad()
 def load_weights(model: GPT, path: Path) -> None:
-    """Copy weights from a file into a model; of more positions than it has, the first ones."""
+    """Copy weights from a file into a model, or each rank its rows."""
+    tensors = model.tensors()
     with open_safetensors(path) as file:
-        for name, tensor in model.tensors().items():
-            copy_rows(file, name, tensor)
+        stored = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    require_same_tensors(str(path), list_shapes(stored), list_shapes(tensors))
+    for name, tensor in tensors.items():
+        tensor.copy_(shard_like(tensor, stored[name]))

@@ -61,8 +61,6 @@ class Muon(Optimizer):
     Reference: Jordan et al. 2024 (Muon); Li et al. 2025 (NorMuon, the row normalization).
     """
 
-    state_fields = ("momentum", "row_squares")  # per matrix; a checkpoint keeps them
-
     def __init__(
         self,
         params: Iterable[Tensor],
@@ -86,9 +84,16 @@ class Muon(Optimizer):
         """Return whether this process stores the state of a matrix."""
         return True
 
-    def share_state(self, p: Tensor, state: Tensor) -> Tensor:
-        """Return a part of the state of a matrix that its owner passes, on all ranks."""
-        return state
+    def share_state(self, p: Tensor) -> dict[str, Tensor]:
+        """Return the complete state of a matrix on all ranks."""
+        return self.state[p]
+
+    @staticmethod
+    def initial_state(p: Tensor) -> dict[str, Tensor]:
+        """Return the state of a matrix (rows, columns) before its first step."""
+        orthogonal_mean_square = 1 / max(p.shape)
+        row_squares = torch.full_like(p[:, :1], orthogonal_mean_square)
+        return {"momentum": torch.zeros_like(p), "row_squares": row_squares}
 
     @torch.no_grad()
     def step(self) -> None:  # type: ignore[override]  # without torch's closure
@@ -109,10 +114,7 @@ class Muon(Optimizer):
         orthogonal_mean_square = 1 / max(rows, columns)
         for p in stack:
             if not self.state[p]:
-                self.state[p]["momentum"] = torch.zeros_like(p.grad)
-                self.state[p]["row_squares"] = torch.full_like(
-                    p.grad[:, :1], orthogonal_mean_square
-                )
+                self.state[p] = self.initial_state(p)
 
         # Nesterov momentum
         momenta = [local_part(self.state[p]["momentum"]) for p in stack]
@@ -142,8 +144,6 @@ class RowAdagrad(Optimizer):
 
     A row without a gradient does not change; of a sparse gradient only its rows are touched.
     """
-
-    state_fields = ("row_squares",)  # per table; a checkpoint keeps them
 
     def __init__(self, params: Iterable[Tensor], lr: float) -> None:
         super().__init__(params, {"lr": lr})

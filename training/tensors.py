@@ -1,16 +1,28 @@
 """Tensors that may be sharded by rows over ranks, and reading them from safetensors files."""
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 from torch.distributed.tensor import distribute_tensor
 
 from common.errors import UserError
-from common.files import read_start
+from common.files import parse_step, read_start
+from common.text import pluralize
+from config import GPTConfig
+from variants import build_model
+
+# Entry in a safetensors file's metadata: what it contains besides tensors, in JSON.
+OTHER_VALUES = "other_values"
+
+Shapes = dict[str, list[int]]  # of tensors by their names
 
 
 def is_distributed(tensor: Tensor) -> bool:
@@ -28,6 +40,36 @@ def full_tensor(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
+def tensor_shapes(config: GPTConfig) -> Shapes:
+    """Return the shapes of what `GPT.tensors` returns, without allocating it."""
+    with torch.device("meta"):
+        return list_shapes(build_model(config).tensors())
+
+
+def list_shapes(tensors: Mapping[str, Tensor]) -> Shapes:
+    """Return the shapes of tensors, complete if they are sharded."""
+    return {name: list(tensor.shape) for name, tensor in tensors.items()}
+
+
+def require_layers(source: str, found: Shapes, config: GPTConfig) -> None:
+    """Raise `UserError` if a source has so few tensors that building its model may take long."""
+    if config.n_layer > len(found):
+        raise UserError(
+            f"{source} has {pluralize(len(found), 'tensor')}, too few for "
+            f"{pluralize(config.n_layer, 'layer')}; restore it, or download it again"
+        )
+
+
+def require_same_tensors(source: str, found: Shapes, expected: Shapes) -> None:
+    """Raise `UserError`, which names the first difference, unless a source has these tensors."""
+    for name in sorted(found.keys() | expected.keys()):
+        if found.get(name) != expected.get(name):
+            raise UserError(
+                f"{source} contains another model: {name:.80} is {found.get(name, 'missing')} in "
+                f"the file and {expected.get(name, 'absent')} in the model"
+            )
+
+
 @contextmanager
 def open_safetensors(path: Path) -> Iterator:
     """Open a safetensors file for reading; raise `UserError` if it cannot be read."""
@@ -40,9 +82,52 @@ def open_safetensors(path: Path) -> Iterator:
         raise UserError(f"{path} cannot be read as safetensors: {reason}") from None
 
 
-def copy_rows(file: Any, name: str, tensor: Tensor) -> None:
-    """Copy the first rows of a tensor in an open safetensors file into `tensor`, or its shard."""
-    rows = file.get_slice(name)[: len(tensor)]
-    if hasattr(tensor, "to_local"):
-        rows = distribute_tensor(rows, tensor.device_mesh, tensor.placements, src_data_rank=None)
-    tensor.copy_(rows)
+def read_weights_of_step(path: Path) -> dict[str, Tensor]:
+    """Return the weights of a snapshot, memory-mapped, after verifying their step and hash.
+
+    Files of older versions have neither. Raises `UserError` if they differ.
+    """
+    with open_safetensors(path) as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        stamp = file.metadata()
+    step = parse_step(path.stem)
+    if stamp is not None and stamp != make_stamp(step, tensors):
+        raise UserError(
+            f"{path} does not have the weights of step {step} as they were saved, because its step "
+            "or its sha256 differs: restore it, or choose another step"
+        )
+    return tensors
+
+
+def make_stamp(step: int | None, tensors: Mapping[str, Tensor]) -> dict[str, str]:
+    """Return the metadata by which tensors on the CPU are recognized as those of a step.
+
+    It is one entry, because safetensors writes several in a random order.
+    """
+    digest = sha256()
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
+        digest.update(tensor.contiguous().view(torch.uint8).numpy())
+    return {"stamp": f"step {step}, sha256 {digest.hexdigest()}"}
+
+
+def save_values(values: Mapping[str, Any], path: Path) -> None:
+    """Write tensors on the CPU, numbers and None to a safetensors file."""
+    tensors = {name: value for name, value in values.items() if isinstance(value, Tensor)}
+    others = {name: value for name, value in values.items() if name not in tensors}
+    save_file(tensors, path, {OTHER_VALUES: json.dumps(others)} if others else None)
+
+
+def load_values(path: Path) -> dict[str, Any]:
+    """Return what `save_values` wrote; tensors are memory-mapped."""
+    with open_safetensors(path) as file:
+        others = json.loads((file.metadata() or {}).get(OTHER_VALUES, "{}"))
+        return others | {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+
+
+def shard_like(parameter: Tensor, tensor: Tensor) -> Tensor:
+    """Return this rank's rows of a complete tensor, if they are those of a sharded parameter."""
+    if not is_distributed(parameter) or tensor.shape[:1] != parameter.shape[:1]:
+        return tensor
+    mesh, placements = parameter.device_mesh, parameter.placements
+    return distribute_tensor(tensor, mesh, placements, src_data_rank=None)
