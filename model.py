@@ -410,8 +410,10 @@ class GPT(nn.Module):
         return dict(self.named_parameters()) | dict(self.named_buffers())
 
     def assign(self, tensors: dict[str, Tensor]) -> None:
-        """Use tensors, with the names that `tensors` gives them, as parameters without a copy."""
-        self.load_state_dict(tensors, strict=False, assign=True)
+        """Use tensors as parameters without a copy; they are those that `tensors` returns."""
+        if self.config.tie_embeddings:
+            tensors = {**tensors, "head.weight": tensors["token_embedding.weight"]}
+        self.load_state_dict(tensors, assign=True)
         if self.config.tie_embeddings:
             self.head.weight = self.token_embedding.weight
 

@@ -13,11 +13,18 @@ from omegaconf import OmegaConf
 from common.checkpoints import CONFIG_FILE, Manifest, open_checkpoint
 from common.errors import UserError
 from common.files import ordinary_file
-from common.settings import check_settings
+from common.settings import check_settings, iterate_settings, show_value
 from common.terminal import error_sentence
 from config import HUB_MODEL, Config
 
 MAX_CONFIG_BYTES = 1 << 20
+# Settings that config.yaml lacked in its first format → the format that added them, and the value
+# with which a run does what it did before. A new setting needs an entry, with the next format:
+# stored configurations are never filled up with defaults, which may change.
+ADDED_SETTINGS: dict[str, tuple[int, Any]] = {}
+FIRST_FORMAT = 1  # of a configuration without a number
+CONFIG_FORMAT = max((added_in for added_in, _ in ADDED_SETTINGS.values()), default=FIRST_FORMAT)
+REMOVED_SETTINGS = ("data.encoding", "data.lines")
 # Settings that belong to one command, not to the run that it continues.
 PER_COMMAND = (
     "run_dir",
@@ -33,10 +40,7 @@ PER_COMMAND = (
 def read_config(path: Path) -> Config:
     """Read and check the configuration of a run."""
     try:
-        saved = _read_yaml(path)
-        for removed in ("encoding", "lines"):
-            saved.get("data", {}).pop(removed, None)
-        config = config_from_dict(saved)
+        config = parse_config(ordinary_file(path, MAX_CONFIG_BYTES).read_text(encoding="utf-8"))
         check_settings(config)
         config.model.check()
         return config
@@ -57,18 +61,44 @@ def read_run_config(run_dir: Path) -> Config:
     return open_checkpoint(run_dir, "last", read, lambda note: None, [CONFIG_FILE])
 
 
-def _read_yaml(path: Path) -> dict:
-    """Read a YAML file of a trusted size and without anchors, which can expand without bound."""
-    text = ordinary_file(path, MAX_CONFIG_BYTES).read_text(encoding="utf-8")
+def parse_config(text: str) -> Config:
+    """Return the configuration that `config_yaml` has written, which has every setting.
+
+    Raises:
+        Exception: Of many classes, if the text is damaged or of a later format.
+    """
+    # Anchors can expand without bound.
     if "&" in text and any(isinstance(token, yaml.AnchorToken) for token in yaml.scan(text)):
         raise ValueError("it contains YAML anchors, which runs do not write")
-    return {**yaml.safe_load(text)}
-
-
-def config_from_dict(saved: dict) -> Config:
-    """Build a configuration from the result of `dataclasses.asdict`."""
+    saved = {**yaml.safe_load(text)}
+    saved_format = saved.pop("format", FIRST_FORMAT)
+    if saved_format not in range(FIRST_FORMAT, CONFIG_FORMAT + 1):
+        raise UserError(
+            f"it has the format {show_value(saved_format)}, but this version reads formats up to "
+            f"{CONFIG_FORMAT}: use the version that wrote it"
+        )
+    for key in REMOVED_SETTINGS:
+        section, name = _find_section(saved, key)
+        section.pop(name, None)
+    for key, _, _ in iterate_settings(Config()):
+        section, name = _find_section(saved, key)
+        if name in section:
+            continue
+        added_in, value = ADDED_SETTINGS.get(key, (FIRST_FORMAT, None))
+        if added_in <= saved_format:
+            raise UserError(f"it lacks {key}: restore the file, or use the version that wrote it")
+        section[name] = value
     schema = OmegaConf.structured(Config)
     return OmegaConf.to_object(OmegaConf.merge(schema, _escape_texts(saved)))
+
+
+def _find_section(saved: dict, key: str) -> tuple[dict, str]:
+    """Return the section of a setting in a file's content, and its name there."""
+    section, _, name = key.rpartition(".")
+    node = saved.get(section) if section else saved
+    if not isinstance(node, dict):
+        raise UserError(f"it lacks the section {section}: restore the file")
+    return node, name
 
 
 def absolute_paths(config: Config) -> Config:
@@ -88,7 +118,8 @@ def absolute_paths(config: Config) -> Config:
 
 def config_yaml(config: Config) -> str:
     """Return the text of config.yaml, which `read_config` reads from any folder."""
-    return yaml.safe_dump(asdict(absolute_paths(config)), sort_keys=False)
+    saved = {"format": CONFIG_FORMAT} | asdict(absolute_paths(config))
+    return yaml.safe_dump(saved, sort_keys=False)
 
 
 def _escape_texts(node: Any) -> Any:

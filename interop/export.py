@@ -16,11 +16,12 @@ from common.files import list_folder
 from common.paths import require_output_folder
 from data.tokenizer import Tokenizer
 from interop.folder import HF_CONFIG_FILE, WEIGHTS_FILE
-from interop.names import map_tensors, parameter_shapes
+from interop.names import map_tensors
 from interop.settings import config_to_hf, find_counterpart
 from interop.tokenizer_export import export_tokenizer
 from kernels import rms_norm
 from model import GPT
+from training.tensors import tensor_shapes
 
 # Our normalization of queries and keys without gains adds nothing to the variance, transformers'
 # adds rms_norm_eps. Larger queries and keys make that insignificant, and a power of two is exact.
@@ -66,7 +67,7 @@ def export_tensors(model: GPT, naming: str) -> dict[str, Tensor]:
         parameters["token_embedding.weight"] = rms_norm(table)
 
     # Scale queries and keys, and add biases and gains that our model lacks
-    shapes = parameter_shapes(find_counterpart(config))
+    shapes = tensor_shapes(find_counterpart(config))
     for name, shape in shapes.items():
         if config.qk_norm is True and re.search("W_[QK]", name):
             parameters[name] = parameters[name] * QK_EXPORT_SCALE

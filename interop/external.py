@@ -18,8 +18,9 @@ from common.text import pluralize
 from config import GPTConfig
 from data.hf_tokenizer import HFTokenizer
 from data.tokenizer import Tokenizer
-from interop.names import MODULE_NAMES, map_tensors, parameter_shapes
+from interop.names import MODULE_NAMES, map_tensors
 from interop.stored import StoredModel
+from training.tensors import Shapes, require_layers, require_same_tensors, tensor_shapes
 
 
 class ExternalModel(StoredModel):
@@ -27,19 +28,13 @@ class ExternalModel(StoredModel):
 
     tokenizer_name = "hf"  # value of the setting `tokenizer.name` for its tokenizer
 
-    def __init__(
-        self, path: Path, config: GPTConfig, naming: str, shapes: dict[str, list[int]]
-    ) -> None:
+    def __init__(self, path: Path, config: GPTConfig, naming: str, shapes: Shapes) -> None:
         """Compare the stored tensors, name → shape, with those of our model of these settings.
 
         `naming` says how they are named: a key of `MODULE_NAMES`.
         """
         self.path = path
-        if config.n_layer > len(shapes):  # a model of so many layers would take long to build
-            raise UserError(
-                f"it has {pluralize(len(shapes), 'tensor')}, too few for "
-                f"{pluralize(config.n_layer, 'layer')}; download it again"
-            )
+        require_layers("it", shapes, config)
 
         # A tied table may be stored as the embedding, as the head, or as both
         shapes = dict(shapes)
@@ -55,19 +50,14 @@ class ExternalModel(StoredModel):
                 config = replace(config, tie_embeddings=False)
 
         self.config = config
-        our_shapes = parameter_shapes(config)
+        our_shapes = tensor_shapes(config)
         self._mappings = [
             mapping._replace(name=stored_names.get(mapping.name, mapping.name))
             for mapping in map_tensors(our_shapes, naming)
         ]
         self._rows = {name: shape[0] for name, shape in our_shapes.items()}
         expected = {mapping.name: mapping.shape for mapping in self._mappings}
-        for name in sorted(shapes.keys() | expected.keys()):
-            if shapes.get(name) != expected.get(name):
-                raise UserError(
-                    f"it contains another model: {name:.80} is {shapes.get(name, 'missing')} in "
-                    f"the file and {expected.get(name, 'absent')} in the model"
-                )
+        require_same_tensors("it", shapes, expected)
 
     def _are_equal(self, *names: str) -> bool:
         first, second = (self.read_tensor(name) for name in names)

@@ -4,11 +4,6 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-import torch
-
-from config import GPTConfig
-from variants import build_model
-
 # What torch.compile and data-parallel training put before the names of all tensors.
 WRAPPER_PREFIX = re.compile(r"^(_orig_mod\.|module\.)+")
 QKV = "blocks.{i}.attention.W_Q blocks.{i}.attention.W_K blocks.{i}.attention.W_V"
@@ -129,12 +124,6 @@ GGUF_SETTINGS = {
         "expert_count": "num_experts",
     },
 }
-
-
-def parameter_shapes(config: GPTConfig) -> dict[str, list[int]]:
-    """Return the shapes of our model's parameters by name, without allocating them."""
-    with torch.device("meta"):
-        return {name: list(p.shape) for name, p in build_model(config).named_parameters()}
 
 
 class TensorMapping(NamedTuple):

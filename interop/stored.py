@@ -24,7 +24,14 @@ from config import GPTConfig
 from data.tokenizer import Tokenizer, load_tokenizer
 from model import GPT
 from training.nonfinite import check_finite_weights
-from training.tensors import open_safetensors
+from training.tensors import (
+    list_shapes,
+    open_safetensors,
+    read_weights_of_step,
+    require_layers,
+    require_same_tensors,
+    tensor_shapes,
+)
 from variants import build_model
 
 
@@ -100,16 +107,23 @@ class RunCheckpoint(StoredModel):
         self.which = which
         self.run_dir = run_dir
         self.step = manifest.step if snapshot is None else int(which)
-        with open_safetensors(snapshot or folder / MODEL_FILE) as file:
-            self._tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        weights = snapshot or folder / MODEL_FILE
+        if snapshot is not None:
+            self._tensors = read_weights_of_step(snapshot)
+        else:
+            with open_safetensors(weights) as file:
+                self._tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         self._tokenizer = load_tokenizer(folder / TOKENIZER_FILE)
         self.settings = read_config(folder / CONFIG_FILE)
         self.config = GPTConfig.from_settings(self.settings.model)
+        found = list_shapes(self._tensors)
+        require_layers(str(weights), found, self.config)
+        require_same_tensors(str(weights), found, tensor_shapes(self.config))
 
     def read_tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Yield what `GPT.tensors` returns, with weights in float32."""
         for name, tensor in self._tensors.items():
-            yield name, tensor.float() if tensor.is_floating_point() else tensor
+            yield name, tensor.long() if name == "ngrams.keys" else tensor.float()
 
     def read_tokenizer(self) -> Tokenizer:
         """Return the tokenizer that the run was trained with."""

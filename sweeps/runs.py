@@ -2,14 +2,14 @@
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from operator import attrgetter
 from pathlib import Path
 
 import yaml
 
-from cli.config_file import PER_COMMAND, absolute_paths, config_from_dict, read_config
+from cli.config_file import PER_COMMAND, absolute_paths, config_yaml, parse_config, read_config
 from cli.continuation import LOWERED_BY_FINE_TUNING
 from common.checkpoints import CONFIG_FILE
 from common.errors import UserError
@@ -116,10 +116,10 @@ def format_settings(config: Config) -> dict[str, str]:
 def write_request(path: Path, overrides: Sequence[str], config: Config) -> None:
     """Write what was typed for a job, and the configuration that it makes."""
     (path / OVERRIDES).parent.mkdir(exist_ok=True)
-    requested = asdict(absolute_paths(config))
-    for name, content in ((REQUEST, requested), (OVERRIDES, list(overrides))):
+    texts = {REQUEST: config_yaml(config), OVERRIDES: yaml.safe_dump(list(overrides))}
+    for name, text in texts.items():
         with atomic_write(path / name) as part:
-            part.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
+            part.write_text(text, encoding="utf-8")
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ def read_request(path: Path) -> Request:
 def _read_request(path: Path, modified_ns: int) -> Request:
     try:
         overrides = yaml.safe_load((path / OVERRIDES).read_text(encoding="utf-8"))
-        config = config_from_dict(yaml.safe_load((path / REQUEST).read_text(encoding="utf-8")))
+        config = parse_config((path / REQUEST).read_text(encoding="utf-8"))
         typed = [override.partition("=") for override in overrides]
     except Exception as e:  # a damaged file raises errors of many types
         raise UserError(

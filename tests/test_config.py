@@ -3,13 +3,25 @@
 from dataclasses import replace
 
 import pytest
+import yaml
+from conftest import ROOT
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
+from omegaconf.errors import OmegaConfBaseException
 
-from cli.config_file import absolute_paths, config_yaml, read_config
+from cli import config_file
+from cli.config_file import (
+    ADDED_SETTINGS,
+    REMOVED_SETTINGS,
+    absolute_paths,
+    config_yaml,
+    parse_config,
+    read_config,
+)
 from cli.sample_config import SampleConfig
 from common.errors import UserError
-from config import Config, GPTConfig
+from common.settings import iterate_settings
+from config import Config, GPTConfig, WandbConfig
 
 
 def changed(config, values):
@@ -97,10 +109,71 @@ def test_any_text_and_number_is_read_back_equal(text, lr, seed, tmp_path_factory
     assert read_back(config, tmp_path_factory.mktemp("run")) == absolute_paths(config)
 
 
-def test_settings_that_older_versions_had_are_ignored(tmp_path):
-    path = tmp_path / "config.yaml"
-    path.write_text("data:\n  lines: kept\n  encoding: utf-8\n  field: body\n")
-    assert read_config(path).data.field == "body"
+# A file of the first format, as the version wrote it that had no number for it.
+FIRST = (ROOT / "tests" / "config_format_1.yaml").read_text(encoding="utf-8")
+
+
+def first_format(**changes) -> str:
+    """The file of the first format, without the settings whose new value is None."""
+    content = yaml.safe_load(FIRST)
+    for key, value in changes.items():
+        *sections, name = key.split(".")
+        node = content[sections[0]] if sections else content
+        if value is None:
+            del node[name]
+        else:
+            node[name] = value
+    return yaml.safe_dump(content)
+
+
+def test_a_new_setting_is_in_the_table_with_the_value_of_older_runs():
+    content = yaml.safe_load(FIRST)
+    sections = {key: value for key, value in content.items() if isinstance(value, dict)}
+    recorded = {f"{section}.{name}" for section in sections for name in sections[section]}
+    recorded |= content.keys() - sections.keys()
+    settings = {name for name, _, _ in iterate_settings(Config())}
+    assert settings - recorded == ADDED_SETTINGS.keys(), "see ADDED_SETTINGS in cli/config_file.py"
+    assert recorded - settings <= set(REMOVED_SETTINGS)
+
+
+def test_a_configuration_that_lacks_a_setting_is_refused_by_name():
+    assert parse_config(FIRST).model.norm_eps == 1e-5
+    for key, _, _ in iterate_settings(Config()):
+        if key not in ADDED_SETTINGS:
+            with pytest.raises(UserError) as error:
+                parse_config(first_format(**{key: None}))
+            assert key in str(error.value)
+
+
+def test_a_later_setting_has_the_old_value_in_files_of_an_earlier_format_only(monkeypatch):
+    monkeypatch.setitem(config_file.ADDED_SETTINGS, "model.norm", (2, "rmsnorm"))
+    monkeypatch.setattr(config_file, "CONFIG_FORMAT", 2)
+    lacks = {"model.norm": None}
+    assert parse_config(first_format(**lacks)).model.norm == "rmsnorm"
+    assert parse_config(first_format(**lacks, format=1)).model.norm == "rmsnorm"
+    assert parse_config(first_format(format=2)).model.norm == "layernorm"
+    for text, named in (
+        (first_format(**lacks, format=2), "model.norm"),
+        (first_format(format=3), "3"),
+        (first_format(format="two"), "two"),
+        (first_format(typo=1), "typo"),
+    ):
+        with pytest.raises((UserError, OmegaConfBaseException), match=named):
+            parse_config(text)
+
+
+@given(st.floats(0, 1, exclude_max=True))
+def test_a_cut_configuration_is_refused_unless_only_its_last_section_differs(share):
+    try:
+        config = parse_config(FIRST[: int(share * len(FIRST))])
+    except Exception:
+        return
+    assert replace(config, wandb=WandbConfig()) == replace(parse_config(FIRST), wandb=WandbConfig())
+
+
+def test_settings_that_older_versions_had_are_ignored():
+    text = first_format(**{"data.lines": "kept", "data.encoding": "utf-8", "data.field": "body"})
+    assert parse_config(text).data.field == "body"
 
 
 def test_an_invalid_configuration_file_is_refused_in_one_sentence(tmp_path):

@@ -15,9 +15,10 @@ from common.metrics import read_rows
 from config import DataConfig, GPTConfig, TokenizerConfig
 from data.tokens import prepare
 from interop import find_model, load, open_starting_weights
-from interop.names import map_tensors, parameter_shapes
+from interop.names import map_tensors
 from model import GPT
 from training.evaluate import Windows
+from training.tensors import tensor_shapes
 from variants import build_model
 
 NORM = "_orig_mod.transformer.ln_f.weight"
@@ -35,7 +36,7 @@ def nanogpt_tensors(model: GPT) -> dict[str, torch.Tensor]:
     parameters = dict(model.named_parameters())
     return {
         mapping.name: torch.cat([parameters[name] for name in mapping.parameters])
-        for mapping in map_tensors(parameter_shapes(model.config), "gpt2")
+        for mapping in map_tensors(tensor_shapes(model.config), "gpt2")
     }
 
 
