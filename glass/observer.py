@@ -116,7 +116,7 @@ class Observer:
                 path = self.snapshots.path(step, ".npz")
                 save_snapshot(path, step, self.snapshots.probes, arrays)
             with self.record.tolerate_errors("saving the weights of a snapshot"):
-                save_weights(self.snapshots.path(step, ".safetensors"), model)
+                save_weights(self.snapshots.path(step, ".safetensors"), step, model)
                 best = best_row(self.record.rows)
                 emerged = measurements.emergence.emerged
                 prune_stored_weights(self.snapshots.folder, emerged, best["step"] if best else None)

@@ -20,6 +20,7 @@ from glass.heads.interventions import NO_INTERVENTIONS, Interventions, chain_tap
 from glass.heads.probes import Probes
 from kernels import in_float32_or_finer
 from model import GPT, SelfAttention, Taps, tap
+from training.tensors import make_stamp
 
 PATTERNS = ("text", "repeated", "control")  # arrays of attention patterns, saved as float16
 MAX_SAVED_PARAMETERS = 20_000_000  # no weights are saved for larger models
@@ -260,8 +261,9 @@ def float16_weights(model: GPT) -> dict[str, Tensor]:
     }
 
 
-def save_weights(path: Path, model: GPT) -> None:
+def save_weights(path: Path, step: int, model: GPT) -> None:
     """Write the weights as float16 safetensors, unless there are over `MAX_SAVED_PARAMETERS`."""
     if model.num_parameters() <= MAX_SAVED_PARAMETERS:
+        tensors = float16_weights(model)
         with atomic_write(path) as part:
-            part.write_bytes(safetensors_bytes(float16_weights(model)))
+            part.write_bytes(safetensors_bytes(tensors, make_stamp(step, tensors)))

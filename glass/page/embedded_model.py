@@ -7,9 +7,6 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from safetensors import SafetensorError
-from safetensors.numpy import load_file
-
 from cli.config_file import read_config
 from common.checkpoints import (
     CONFIG_FILE,
@@ -24,6 +21,7 @@ from config import GPTConfig
 from glass.heads.metrics import read_emergence
 from glass.heads.stored_weights import list_stored_weights, order_by_importance
 from glass.page.pack import Blobs, PackedWeights, pack_weights, to_base64
+from training.tensors import read_weights_of_step, tensor_shapes
 
 # Values of settings that the page's JavaScript computes. A model with other values or settings is
 # explored with explore.py.
@@ -84,15 +82,17 @@ def find_model(
 @lru_cache(maxsize=128)  # steps of the run in progress
 def _pack_file(path: Path, modified_ns: int) -> PackedWeights | None:
     try:
-        return pack_weights(load_file(path))
-    except (SafetensorError, OSError):
+        tensors = read_weights_of_step(path)
+    except UserError:
         return None
+    return pack_weights({name: tensor.numpy() for name, tensor in tensors.items()})
 
 
 def embed_weights(model: EmbeddedModel | None, room: int, blobs: Blobs) -> dict[str, Any] | None:
     """Add the tokenizer and the most important weights that fit to `blobs`, and describe them.
 
     If none fit or the page cannot run the model, the description says why; None without a model.
+    Weights that are damaged or not finite are left out and counted.
     """
     if model is None:
         return None
@@ -102,10 +102,13 @@ def embed_weights(model: EmbeddedModel | None, room: int, blobs: Blobs) -> dict[
         return {"cannotRun": unlisted}
     if model.size > room:
         return {"bytes": model.size}
+    shapes = tensor_shapes(model.config)
     blob_of_step: dict[int, int] = {}
+    unreadable = 0
     for step, pack in model.weights.items():
         packed = pack()
-        if packed is None:
+        if packed is None or {name: list(shape) for name, shape in packed[0]} != shapes:
+            unreadable += 1
             continue
         tensors, weights = packed
         room -= len(weights)
@@ -114,10 +117,13 @@ def embed_weights(model: EmbeddedModel | None, room: int, blobs: Blobs) -> dict[
         blob_of_step[step] = len(blobs)
         blobs.append(weights)
     if not blob_of_step:
-        return {"bytes": model.size} if room < 0 else None
+        if room < 0:
+            return {"bytes": model.size}
+        return {"unreadable": unreadable} if unreadable else None
     blobs.append(to_base64(json.dumps(model.tokenizer).encode()))
     return {
         "tensors": tensors,
         "blobs": dict(sorted(blob_of_step.items())),
         "tokenizer": len(blobs) - 1,
+        "unreadable": unreadable,
     }

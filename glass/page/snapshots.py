@@ -45,6 +45,8 @@ class Snapshot:
             with self.open_arrays() as arrays:
                 if isinstance(arrays, NpzFile) and arrays.zip and arrays.zip.testzip():
                     return {}  # a member is damaged
+                if arrays.get("step", self.step) != self.step:
+                    return {}  # it is a copy of another snapshot
                 return {name: read_probe(arrays, name) for name in PROBES if name in arrays}
         except Exception:  # numpy and zipfile raise many types for damaged files
             return {}

@@ -187,11 +187,11 @@ function showOwnText(isEdited) {
  */
 export function setUpOwnText(probe, start) {
   $("own-text").hidden = !runnableSteps.length;
-  const { bytes, cannotRun } = data.weights ?? {};
-  $("not-run").hidden = !(bytes || cannotRun);
-  const reason = cannotRun
-    ? `A page cannot run a model with ${cannotRun}.`
-    : `The model's weights take ${Math.ceil(bytes / 1e6)} MB, too large for a page.`;
+  const { bytes, cannotRun, unreadable } = data.weights ?? {};
+  $("not-run").hidden = runnableSteps.length > 0 || !(bytes || cannotRun || unreadable);
+  let reason = `The model's weights take ${Math.ceil(bytes / 1e6)} MB, too large for a page.`;
+  if (cannotRun) reason = `A page cannot run a model with ${cannotRun}.`;
+  if (unreadable) reason = "The weights of this run's snapshots are damaged or not finite.";
   $("not-run").textContent =
     `${reason} To see the attention of your own text, run: python explore.py run_dir=… (or, as a ` +
     'file: python sample.py run_dir=… prompt="…" attention=page.html)';
@@ -200,6 +200,7 @@ export function setUpOwnText(probe, start) {
     $("stops").textContent =
       `at ${runnableSteps.length} of ${steps.length} steps, marked on the slider: ` +
       "their weights are in this page";
+    if (unreadable) $("stops").textContent += `; those of ${unreadable} are damaged or not finite`;
   }
   initial.start = start;
   if (probe) fillField(probe);

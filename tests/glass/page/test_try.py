@@ -14,7 +14,7 @@ from playwright.sync_api import expect
 from run_folders import load_run
 from safetensors.torch import load_file, save_file
 
-from glass.heads.capture import float16_weights
+from glass.heads.capture import float16_weights, save_weights
 from glass.page import write as page
 
 HOSTILE = "<img src=x onerror=window.hacked=1>"
@@ -154,7 +154,7 @@ def test_the_slider_stops_where_the_page_has_weights_and_no_view_shows_another_s
     own, open_page
 ):
     run, model, tokenizer = own
-    (run / "attention" / "step_00000006.safetensors").unlink()
+    save_weights(run / "attention" / "step_00000006.safetensors", 12, model)  # of another step
     text = "the glass the glass"
     tab = open_page(page.write_page(run))
     tab.add_init_script(SLOW_WORKER)
@@ -168,6 +168,7 @@ def test_the_slider_stops_where_the_page_has_weights_and_no_view_shows_another_s
     assert tab.inner_text("#step-now") == "step 0" and tab.input_value("#step") == "0"
     marks = tab.locator("#ticks .has-weights")
     assert [mark.get_attribute("data-step") for mark in marks.all()] == ["0", "12"]
+    expect_text(tab, "#stops", "those of 1 are damaged")
 
     tab.evaluate("shown.clear(); delay = 400")
     for typed in ("the", "the glass", text):
