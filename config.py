@@ -58,6 +58,7 @@ DATASET = {"data.source": ("hf",)}
 BPE = {"tokenizer.name": ("bpe",)}
 ROPE = {"model.position": ("rope",)}
 NGRAMS = {"model.ngrams": Above(1)}
+ADAMW = {"optim.name": ("adamw", "muon")}
 MUON = {"optim.name": ("muon",)}
 SNAPSHOTS = {"attention.every": Above(0)}
 # Settings that have an effect with prepare_only and eval_only: start of the name → required values
@@ -482,8 +483,12 @@ class OptimConfig:
         only_with={"optim.schedule": ("cosine", "wsd")},
     )
     weight_decay: float = setting(0.1, "decoupled weight decay of matrices and embeddings", ge=0)
-    beta1: float = setting(0.9, "AdamW's decay rate of the first moment", ge=0, lt=1)
-    beta2: float = setting(0.95, "AdamW's decay rate of the second moment", ge=0, lt=1)
+    beta1: float = setting(
+        0.9, "AdamW's decay rate of the first moment", ge=0, lt=1, only_with=ADAMW
+    )
+    beta2: float = setting(
+        0.95, "AdamW's decay rate of the second moment", ge=0, lt=1, only_with=ADAMW
+    )
     momentum: float = setting(0.95, "Muon's Nesterov momentum", ge=0, lt=1, only_with=MUON)
     grad_clip: float = setting(1.0, "maximum norm of the gradient; 0: no clipping", ge=0)
 

@@ -1,13 +1,15 @@
 """Each optimizer follows its written-out rule."""
 
 import math
+from dataclasses import fields, replace
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from config import GPTConfig, OptimConfig
+from common.settings import explain_unused
+from config import Config, GPTConfig, OptimConfig
 from training.optimizers import (
     ROW_SQUARES_DECAY,
     Muon,
@@ -16,6 +18,7 @@ from training.optimizers import (
     clip_gradients,
     orthogonalize,
 )
+from training.schedule import lr_factor
 from training.world import World
 from variants import build_model
 
@@ -109,6 +112,32 @@ def test_gradients_are_scaled_to_the_maximum_norm_unless_it_is_0(max_norm, loss_
     scale = 0.01 / norms.norm() if max_norm == 0.01 else 1
     for p, grad in zip(parameters, expected):
         assert torch.allclose(p.grad.to_dense(), grad * scale, atol=1e-6)
+
+
+def observe(optim: OptimConfig) -> tuple:
+    """What an optimizer and its schedule do with their settings."""
+    model = build_model(GPTConfig(vocab_size=11, block_size=8, n_layer=1, n_head=2, n_embd=16))
+    groups = [group for one in build_optimizers(model, optim) for group in one.param_groups]
+    kept = [{key: value for key, value in group.items() if key != "params"} for group in groups]
+    return kept, [lr_factor(step, optim, 100) for step in range(101)], optim.grad_clip
+
+
+CHOICES = {field.name: field.metadata.get("choices") for field in fields(OptimConfig)}
+
+
+@pytest.mark.parametrize("schedule", CHOICES["schedule"])
+@pytest.mark.parametrize("name", CHOICES["name"])
+def test_exactly_the_settings_that_an_optimizer_reads_are_accepted(name, schedule):
+    optim = OptimConfig(name=name, schedule=schedule)
+    for key, choices in CHOICES.items():
+        value = getattr(optim, key)
+        if choices:
+            other = next(choice for choice in choices if choice != value)
+        else:
+            other = 7 if key == "warmup_steps" else 0.7 * (value or 0.01)
+        changed = replace(optim, **{key: other})
+        is_read = observe(changed) != observe(optim)
+        assert is_read == (explain_unused(Config(optim=changed), f"optim.{key}") is None), key
 
 
 def test_muon_gets_its_settings():
