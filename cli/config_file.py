@@ -70,7 +70,9 @@ def parse_config(text: str) -> Config:
     # Anchors can expand without bound.
     if "&" in text and any(isinstance(token, yaml.AnchorToken) for token in yaml.scan(text)):
         raise ValueError("it contains YAML anchors, which runs do not write")
-    saved = {**yaml.safe_load(text)}
+    saved = yaml.safe_load(text)
+    if not isinstance(saved, dict):
+        raise UserError("it has no settings: restore the file")
     saved_format = saved.pop("format", FIRST_FORMAT)
     if saved_format not in range(FIRST_FORMAT, CONFIG_FORMAT + 1):
         raise UserError(

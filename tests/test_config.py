@@ -12,6 +12,7 @@ from omegaconf.errors import OmegaConfBaseException
 from cli import config_file
 from cli.config_file import (
     ADDED_SETTINGS,
+    CONFIG_FORMAT,
     REMOVED_SETTINGS,
     absolute_paths,
     config_yaml,
@@ -48,7 +49,7 @@ INVALID = [
     ({"model.n_head": 3}, ["model.n_embd=128", "model.n_head=3", "model.head_dim"]),
     ({"model.n_kv_head": 3}, ["model.n_kv_head=3", "model.n_head=4", "1, 2, 4"]),
     ({"model.position": "rope", "model.head_dim": 5}, ["model.position=rope", "5"]),
-    ({"model.mlp": "relu"}, ["model.mlp=relu", "gelu, swiglu, relu2", "relu2?"]),
+    ({"model.mlp": "relu"}, ["model.mlp=relu", "gelu, swiglu,", "relu2?"]),
     ({"model.ngrams": 2, "model.ngram_size": 129}, ["model.ngram_size=129", "model.n_embd=128"]),
     ({"optim.lr": 0.0}, ["optim.lr=0.0", "0"]),
     ({"optim.warmup_steps": 1000}, ["optim.warmup_steps=1000", "max_steps=1000"]),
@@ -113,9 +114,9 @@ def test_any_text_and_number_is_read_back_equal(text, lr, seed, tmp_path_factory
 FIRST = (ROOT / "tests" / "config_format_1.yaml").read_text(encoding="utf-8")
 
 
-def first_format(**changes) -> str:
-    """The file of the first format, without the settings whose new value is None."""
-    content = yaml.safe_load(FIRST)
+def changed_file(text: str, **changes) -> str:
+    """A configuration file without the settings whose new value is None."""
+    content = yaml.safe_load(text)
     for key, value in changes.items():
         *sections, name = key.split(".")
         node = content[sections[0]] if sections else content
@@ -141,25 +142,26 @@ def test_a_configuration_that_lacks_a_setting_is_refused_by_name():
     for key, _, _ in iterate_settings(Config()):
         if key not in ADDED_SETTINGS:
             with pytest.raises(UserError) as error:
-                parse_config(first_format(**{key: None}))
+                parse_config(changed_file(FIRST, **{key: None}))
             assert key in str(error.value)
 
 
 def test_a_later_setting_has_the_old_value_in_files_of_an_earlier_format_only(monkeypatch):
-    monkeypatch.setitem(config_file.ADDED_SETTINGS, "model.norm", (2, "rmsnorm"))
-    monkeypatch.setattr(config_file, "CONFIG_FORMAT", 2)
-    lacks = {"model.norm": None}
-    assert parse_config(first_format(**lacks)).model.norm == "rmsnorm"
-    assert parse_config(first_format(**lacks, format=1)).model.norm == "rmsnorm"
-    assert parse_config(first_format(format=2)).model.norm == "layernorm"
-    for text, named in (
-        (first_format(**lacks, format=2), "model.norm"),
-        (first_format(format=3), "3"),
-        (first_format(format="two"), "two"),
-        (first_format(typo=1), "typo"),
+    newest = CONFIG_FORMAT + 1
+    monkeypatch.setitem(config_file.ADDED_SETTINGS, "model.norm", (newest, "rmsnorm"))
+    monkeypatch.setattr(config_file, "CONFIG_FORMAT", newest)
+    text, lacks = config_yaml(parse_config(FIRST)), {"model.norm": None}
+    assert parse_config(changed_file(text)).model.norm == "layernorm"
+    assert parse_config(changed_file(FIRST, **lacks)).model.norm == "rmsnorm"
+    assert parse_config(changed_file(text, **lacks, format=newest - 1)).model.norm == "rmsnorm"
+    for wrong, named in (
+        (changed_file(text, **lacks), "model.norm"),
+        (changed_file(text, format=newest + 1), f"{newest + 1}"),
+        (changed_file(text, format="two"), "two"),
+        (changed_file(text, typo=1), "typo"),
     ):
         with pytest.raises((UserError, OmegaConfBaseException), match=named):
-            parse_config(text)
+            parse_config(wrong)
 
 
 @given(st.floats(0, 1, exclude_max=True))
@@ -172,7 +174,8 @@ def test_a_cut_configuration_is_refused_unless_only_its_last_section_differs(sha
 
 
 def test_settings_that_older_versions_had_are_ignored():
-    text = first_format(**{"data.lines": "kept", "data.encoding": "utf-8", "data.field": "body"})
+    old = {"data.lines": "kept", "data.encoding": "utf-8", "data.field": "body"}
+    text = changed_file(FIRST, **old)
     assert parse_config(text).data.field == "body"
 
 
