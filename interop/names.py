@@ -152,7 +152,7 @@ def map_tensors(parameter_shapes: dict[str, list[int]], naming: str) -> Iterator
                 rows = sum(parameter_shapes[name][0] for name in parameters)
                 shape = [rows, *parameter_shapes[parameters[0]][1:]]
                 # GPT-2's linear layers, whose names begin with c_, compute x W instead of x Wᵀ
-                is_transposed = kind == "weight" and ".c_" in module
+                is_transposed = naming == "gpt2" and kind == "weight" and ".c_" in module
                 if is_transposed:
                     shape.reverse()
                 name = f"{module}.{kind}".format(i=i)

@@ -12,13 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from models import LaterConfig, small
 from pages import causal, check_maps, explain, make_run, read_back, snapshot, unpack
+from run_folders import SHAPE, TEXT, write_run
 
-from config import MODEL_NUMBERS
+from config import MODEL_NUMBERS, GPTConfig
+from glass.heads.capture import save_weights
 from glass.page import pack
 from glass.page import write as page
 from glass.page.embedded_model import EmbeddedModel, embed_weights, find_model
 from glass.page.pack import Blobs
 from glass.page.snapshots import PROBES, Snapshot, embed_maps, pack_fitting_predictions
+from variants import build_model
 
 
 def decode(part: str) -> bytes:
@@ -45,14 +48,33 @@ def test_a_diffuse_row_keeps_its_sum_and_a_diverged_one_is_zero():
         assert not pack.quantize(broken)[0].any()
 
 
-def test_an_unreadable_snapshot_is_left_out_and_counted(tmp_path):
+@pytest.mark.parametrize("content", [b"PK damaged", None])  # None: that of another step
+def test_an_unreadable_snapshot_is_left_out_and_counted(tmp_path, content):
     run = make_run(tmp_path / "run")
-    (run / "attention" / "step_00000010.npz").write_bytes(b"PK damaged")
-    content, _ = read_back(page.write_page(run))
-    assert content["steps"] == [0, 20] and content["unreadableSnapshots"] == 1
+    other = (run / "attention" / "step_00000020.npz").read_bytes()
+    (run / "attention" / "step_00000010.npz").write_bytes(content or other)
+    page_content, _ = read_back(page.write_page(run))
+    assert page_content["steps"] == [0, 20] and page_content["unreadableSnapshots"] == 1
+
+
+def test_weights_of_another_step_or_shape_are_left_out_and_counted(tmp_path):
+    write_run(tmp_path)
+    (tmp_path / "attention").mkdir()
+    paths = {step: tmp_path / "attention" / f"step_{step:08d}.safetensors" for step in (4, 5, 6)}
+    config = GPTConfig(len(TEXT), **SHAPE)
+    for step in (4, 5):
+        save_weights(paths[step], step, build_model(config))
+    save_weights(paths[6], 6, build_model(replace(config, n_embd=8)))
+    shutil.copy(paths[4], paths[5])
+    weights = embed_weights(find_model(tmp_path, {}), 10**7, Blobs())
+    assert weights["blobs"].keys() == {4} and weights["unreadable"] == 2
 
 
 # What fits
+
+
+def shot_of(step: int, arrays: dict[str, np.ndarray]) -> Snapshot:
+    return Snapshot(step, lambda: nullcontext(arrays | {"step": step}))
 
 
 @pytest.mark.parametrize(
@@ -67,7 +89,7 @@ def test_an_unreadable_snapshot_is_left_out_and_counted(tmp_path):
 )
 def test_a_large_run_keeps_fewer_snapshots(count, with_weights, steps):
     arrays = snapshot(2, 2, 80)
-    shots = [Snapshot(step, lambda: nullcontext(arrays)) for step in range(0, 60, 10)]
+    shots = [shot_of(step, arrays) for step in range(0, 60, 10)]
     room = count * sum(shots[0].pack_maps(name).size for name in PROBES)
     blobs = Blobs()
     found = embed_maps(shots, PROBES, room, blobs, with_weights)
@@ -77,7 +99,7 @@ def test_a_large_run_keeps_fewer_snapshots(count, with_weights, steps):
 @pytest.mark.parametrize("count", [1, 2, 6])
 def test_the_predictions_of_the_newest_snapshots_are_kept(count):
     arrays = snapshot() | explain() | explain(prefix="repeated_")
-    shots = [Snapshot(step, lambda: nullcontext(arrays)) for step in (0, 10, 20)]
+    shots = [shot_of(step, arrays) for step in (0, 10, 20)]
     size = shots[0].pack_predictions("text").size
     packed = pack_fitting_predictions(shots, ["text"], count * size)
     assert list(packed) == [("text", step) for step in (20, 10, 0)[:count]]
