@@ -26,7 +26,7 @@ from model import GPT
 from training.nonfinite import check_finite_weights
 from training.tensors import (
     list_shapes,
-    open_safetensors,
+    read_safetensors,
     read_weights_of_step,
     require_layers,
     require_same_tensors,
@@ -108,11 +108,7 @@ class RunCheckpoint(StoredModel):
         self.run_dir = run_dir
         self.step = manifest.step if snapshot is None else int(which)
         weights = snapshot or folder / MODEL_FILE
-        if snapshot is not None:
-            self._tensors = read_weights_of_step(snapshot)
-        else:
-            with open_safetensors(weights) as file:
-                self._tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        self._tensors = read_weights_of_step(weights) if snapshot else read_safetensors(weights)[0]
         self._tokenizer = load_tokenizer(folder / TOKENIZER_FILE)
         self.settings = read_config(folder / CONFIG_FILE)
         self.config = GPTConfig.from_settings(self.settings.model)

@@ -40,7 +40,7 @@ from training.tensors import (
     full_tensor,
     list_shapes,
     load_values,
-    open_safetensors,
+    read_safetensors,
     require_same_tensors,
     save_values,
     shard_like,
@@ -263,8 +263,7 @@ def _own_part(optimizer: Optimizer, p: Tensor, state: dict[str, Any]) -> dict[st
 def load_weights(model: GPT, path: Path) -> None:
     """Copy weights from a file into a model, or each rank its rows."""
     tensors = model.tensors()
-    with open_safetensors(path) as file:
-        stored = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    stored, _ = read_safetensors(path)
     require_same_tensors(str(path), list_shapes(stored), list_shapes(tensors))
     for name, tensor in tensors.items():
         tensor.copy_(shard_like(tensor, stored[name]))

@@ -82,16 +82,21 @@ def open_safetensors(path: Path) -> Iterator:
         raise UserError(f"{path} cannot be read as safetensors: {reason}") from None
 
 
+def read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Return the tensors in a safetensors file, memory-mapped, and its metadata."""
+    with open_safetensors(path) as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        return tensors, file.metadata() or {}
+
+
 def read_weights_of_step(path: Path) -> dict[str, Tensor]:
     """Return the weights of a snapshot, memory-mapped, after verifying their step and hash.
 
     Files of older versions have neither. Raises `UserError` if they differ.
     """
-    with open_safetensors(path) as file:
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        stamp = file.metadata()
+    tensors, stamp = read_safetensors(path)
     step = parse_step(path.stem)
-    if stamp is not None and stamp != make_stamp(step, tensors):
+    if stamp and stamp != make_stamp(step, tensors):
         raise UserError(
             f"{path} does not have the weights of step {step} as they were saved, because its step "
             "or its sha256 differs: restore it, or choose another step"
@@ -120,9 +125,8 @@ def save_values(values: Mapping[str, Any], path: Path) -> None:
 
 def load_values(path: Path) -> dict[str, Any]:
     """Return what `save_values` wrote; tensors are memory-mapped."""
-    with open_safetensors(path) as file:
-        others = json.loads((file.metadata() or {}).get(OTHER_VALUES, "{}"))
-        return others | {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    tensors, metadata = read_safetensors(path)
+    return json.loads(metadata.get(OTHER_VALUES, "{}")) | tensors
 
 
 def shard_like(parameter: Tensor, tensor: Tensor) -> Tensor:
