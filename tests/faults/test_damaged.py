@@ -274,7 +274,7 @@ def losses(*values):
     def fault():
         remaining = iter(values)
         training.evaluate.Windows.loss = lambda self, model: WindowLoss(
-            next(remaining, 9.0), math.nan, math.nan
+            next(remaining, 9.0), math.nan, math.nan, math.nan
         )
 
     return fault
