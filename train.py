@@ -97,32 +97,44 @@ def train_from(*settings: str) -> float:
     return run(cli.read_job(settings, read_starting_model))
 
 
-@device.restored_process()
 def run(job: cli.Job) -> float:
     """Train a configured job, or prepare, evaluate or plan it; return the best validation loss."""
-    config, log = job.config, printer(Terminal())
-    if process_rank() == 0 or config.distributed == "none":
-        if config.prepare_only:
-            return modes.prepare_only(config, interop.open_starting_weights)
-        if config.eval_only:
-            return modes.evaluate_only(config, interop.open_starting_weights)
-        if config.dry_run:
-            is_in_sweep = bool(job.swept)
-            return modes.dry_run(config, interop.open_starting_weights, train_step, is_in_sweep)
-    elif config.prepare_only or config.eval_only or config.dry_run:  # rank 0 does that
-        return nan
+    config = job.config
+    is_first = process_rank() == 0 or config.distributed == "none"
+    # Not a decorator: launchers of sweeps pickle this function, but cannot pickle an open context
+    with device.restored_process():
+        if config.prepare_only or config.eval_only or config.dry_run:
+            return run_mode(job) if is_first else nan
+        with join(alone=config.distributed == "none") as world:
+            return train_run(job, world)
 
-    with join(alone=config.distributed == "none") as world:
-        config = world.broadcast(config)
-        opened = run_folder(config, job.experiment) if world.rank == 0 else nullcontext()
-        with opened as folder:
-            run_dir = world.broadcast(folder)
-            progress = read_progress(config, run_dir, log) if world.rank == 0 else None
-            progress = world.broadcast(progress)
-            if progress.first_step > config.max_steps:
-                return _report_finished(config, run_dir, progress, log) if world.rank == 0 else nan
-            with prepare(config, world, run_dir, progress) as prepared:
-                return train(prepared)
+
+def run_mode(job: cli.Job) -> float:
+    """Do what prepare_only, eval_only or dry_run asks for; return the loss, nan without one."""
+    config, open_weights = job.config, interop.open_starting_weights
+    if config.prepare_only:
+        return modes.prepare_only(config, open_weights)
+    if config.eval_only:
+        return modes.evaluate_only(config, open_weights)
+    return modes.dry_run(config, open_weights, train_step, is_in_sweep=bool(job.swept))
+
+
+def train_run(job: cli.Job, world: World) -> float:
+    """Train or resume the run of a job, and return its best validation loss.
+
+    All ranks call this together.
+    """
+    log = printer(Terminal())
+    config = world.broadcast(job.config)
+    opened = run_folder(config, job.experiment) if world.rank == 0 else nullcontext()
+    with opened as folder:
+        run_dir = world.broadcast(folder)
+        progress = read_progress(config, run_dir, log) if world.rank == 0 else None
+        progress = world.broadcast(progress)
+        if progress.first_step > config.max_steps:
+            return _report_finished(config, run_dir, progress, log) if world.rank == 0 else nan
+        with prepare(config, world, run_dir, progress) as prepared:
+            return train(prepared)
 
 
 @dataclass(frozen=True)

@@ -45,8 +45,7 @@ def run_main(main: Callable[[], Result], help: Callable[[], str]) -> Result:
     raise_on_stop_signals()
     sys.stdout = sys.stdout or io.StringIO()  # None if it is closed
     sys.stderr = sys.stderr or io.StringIO()
-    if isinstance(sys.stdout, io.TextIOWrapper):  # otherwise of a notebook
-        sys.stdout.reconfigure(errors="replace")  # characters that its encoding lacks
+    replace_unprintable_characters()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises its errors, instead of printing them
 
     def print_help_or_run() -> Result:
@@ -56,6 +55,12 @@ def run_main(main: Callable[[], Result], help: Callable[[], str]) -> Result:
         return main()
 
     return exit_on_error(print_help_or_run)
+
+
+def replace_unprintable_characters() -> None:
+    """Print "?" for characters that the encoding of stdout lacks, instead of failing."""
+    if isinstance(sys.stdout, io.TextIOWrapper):  # otherwise of a notebook
+        sys.stdout.reconfigure(errors="replace")
 
 
 def exit_on_error(main: Callable[[], Result]) -> Result:

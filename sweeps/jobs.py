@@ -40,6 +40,7 @@ from common.terminal import (
     explain_error,
     print_stderr,
     printer,
+    replace_unprintable_characters,
 )
 from common.text import pluralize, printable, shell_command
 from config import Config
@@ -133,7 +134,8 @@ def run_sweep(command_line: cli.CommandLine, configure: Configure, train: Train)
     except SystemExit:
         typed = [a for a in command_line.typed if not a.startswith(("resume=", "hydra.sweep.dir="))]
         again = ["python", "train.py", *typed, "resume=auto", f"hydra.sweep.dir={folder}"]
-        print_stderr(f"the sweep was stopped; to resume it:\n{shell_command(again)}")
+        goes_on = "" if trains_here else ", but jobs that are already submitted go on"
+        print_stderr(f"the sweep was stopped{goes_on}; to resume it:\n{shell_command(again)}")
         if is_sweep(folder):
             summarize(folder)
         raise
@@ -287,6 +289,7 @@ def run_job(cfg: DictConfig, plan: SweepPlan) -> float | None:
     if the job failed: Optuna counts that as a failed trial, whereas nan would end its search.
     """
     os.chdir(plan.start_folder)  # Hydra (hydra.job.chdir) or a launcher may have left it
+    replace_unprintable_characters()  # in the process that a launcher has started
     job = _read_job(cfg, plan.constant_keys)
     title = _title(job, plan.n_jobs)
     request = _request(job)

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from conftest import ROOT, TINY
+from conftest import ROOT, TINY, soak
 from hydra import compose, initialize_config_dir
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.global_hydra import GlobalHydra
@@ -30,6 +30,7 @@ from processes import run as command_line
 from rich.console import Console
 
 import cli
+import train
 from cli.command_line import CONFIGS, parse_command_line
 from cli.config_file import read_config
 from cli.job import fit_to_overrides
@@ -561,27 +562,47 @@ def test_depth_and_width_are_compared_at_equal_parameters():
 # --- launchers ------------------------------------------------------------------------------------
 
 
-@pytest.mark.soak
+def test_the_task_of_a_sweep_can_be_sent_to_another_process(monkeypatch, tmp_path):
+    cloudpickle = pytest.importorskip("cloudpickle", reason="the launchers are not installed")
+    sent: list[bytes] = []
+
+    def launch(task, arguments):
+        cloudpickle.register_pickle_by_value(train)  # as if it were __main__, which workers lack
+        try:
+            sent.append(cloudpickle.dumps(task))
+        finally:
+            cloudpickle.unregister_pickle_by_value(train)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", "")
+    monkeypatch.setattr(cli, "run_hydra", launch)
+    GlobalHydra.instance().clear()
+    with pytest.raises(UserError, match="no job could be started"):  # because none was run
+        train.main(parse_command_line(["-m", "seed=1,2"]))
+    assert callable(cloudpickle.loads(sent[0]))
+
+
 @pytest.mark.parametrize(
     "launcher",
     [
         ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2"],
-        ["hydra/launcher=submitit_local", "hydra.launcher.timeout_min=5"],
+        soak(["hydra/launcher=submitit_local", "hydra.launcher.timeout_min=5"]),
     ],
 )
 def test_launchers_run_jobs_in_their_own_processes(launcher, command, tmp_path, text_file):
+    shutil.copy(text_file, tmp_path / "é.txt")
     done = command(
         "train.py",
         "-m",
         *launcher,
-        "model.n_kv_head=1,3",
         *small_jobs(text_file),
+        "data.path='é.txt','missing.txt'",
         "hydra.sweep.dir=sweep",
-        env={"OMP_NUM_THREADS": None},
+        env={"OMP_NUM_THREADS": None, "PYTHONIOENCODING": "ascii"},
     )
     assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
     assert [run.status for run in read_sweep(tmp_path / "sweep")] == ["finished", "failed"]
-    assert re.search(r"^failed +model\.n_kv_head=3: ", done.stdout, re.MULTILINE)
+    assert re.search(r"^failed .*: data\.path=missing\.txt ", done.stdout, re.MULTILINE)
     assert len(list(csv.DictReader((tmp_path / "sweep" / "sweep.csv").open()))) == 2
 
 
