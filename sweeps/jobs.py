@@ -31,8 +31,9 @@ import cli
 from cli.command_line import quote
 from cli.job import fit_to_overrides
 from cli.wandb_environment import refuse_in_sweep
+from common.checkpoints import CONFIG_FILE
 from common.errors import UserError
-from common.files import list_folder
+from common.files import exists, list_folder
 from common.paths import expand_home, require_output_folder
 from common.terminal import (
     Terminal,
@@ -62,6 +63,8 @@ from sweeps.table import print_sweep
 from training.run_folder import new_run_dir
 
 JOB_LOCK = ".job.lock"  # held while a job runs
+# In a sweep's folder during a call: the jobs that it may not continue, which stay as they were.
+REFUSALS = ".refusals.txt"
 MAX_CHECKED_VALUES = 50  # of one setting, before the sweep
 MAX_CHECKED_JOBS = 100  # of a grid without one that can work
 MAX_JOB_NAME = 120  # characters of a job's folder name; file systems allow 255 bytes
@@ -95,20 +98,24 @@ def run_sweep(command_line: cli.CommandLine, configure: Configure, train: Train)
     n_jobs = count_jobs(composed.hydra.sweeper, overrides)
     constant_keys = [o.key_or_group for o in overrides if not o.is_sweep_override()]
     check_values(command_line.config_dir, overrides)
-    if composed.dry_run:
-        preview_jobs(command_line, constant_keys, lambda job: train(configure(job)))
-        return
-    trains_here = composed.hydra.launcher._target_.endswith((".BasicLauncher", ".JoblibLauncher"))
     folder = find_sweep(composed.hydra.sweep.dir, resume=composed.resume == "auto")
 
+    if composed.dry_run:
+        preview_jobs(
+            command_line, constant_keys, lambda job: train(configure(place_job(folder, job)))
+        )
+        return
+    trains_here = composed.hydra.launcher._target_.endswith((".BasicLauncher", ".JoblibLauncher"))
+
     def check_job(job: cli.Job) -> None:
-        job = configure(place_job(folder, job) if folder else job, log=lambda line: None)
+        job = configure(place_job(folder, job), log=lambda line: None)
         check_machine(job.config, trains_here)
 
     if not any(isinstance(override.value(), Glob) for override in overrides):
         check_grid(command_line.config_dir, overrides, check_job)
     folder = folder or new_run_dir("sweep")
     folder.mkdir(parents=True, exist_ok=True)
+    _take_refusals(folder)  # of a call that was stopped
     plan = SweepPlan(
         folder,
         Path.cwd(),
@@ -154,7 +161,10 @@ def run_sweep(command_line: cli.CommandLine, configure: Configure, train: Train)
         print_stderr(f"error: {reason}")
     runs = summarize(folder)
     print_sweep(Terminal(), folder, runs)
-    if reason or any(run.failure or run.status != "finished" for run in runs):
+    refusals = _take_refusals(folder)
+    for refusal in refusals:
+        printer(Terminal(), wrap=True)(f"refused     {refusal}")
+    if reason or refusals or any(run.failure or run.status != "finished" for run in runs):
         sys.exit(1)
 
 
@@ -302,17 +312,13 @@ def run_job(cfg: DictConfig, plan: SweepPlan) -> float | None:
 
     loss, failure = nan, ""
     notes: list[str] = []
-    steps = _requested_steps(path)
-    records_failure = not steps  # refused settings do not change a known job
+    last_start = _last_start(path)
     try:
         path.mkdir(parents=True, exist_ok=True)
         with FileLock(path / JOB_LOCK):  # an equal job that runs in parallel waits here
-            if not steps:
+            if not _is_requested(path):
                 write_request(path, overrides, request)
             job = plan.configure(job, log=notes.append)
-            records_failure = True
-            if request.max_steps > steps > 0:
-                write_request(path, overrides, request)
             print_line(title)
             with (
                 wandb_group(plan.folder.name),
@@ -335,10 +341,12 @@ def run_job(cfg: DictConfig, plan: SweepPlan) -> float | None:
 
     gc.collect()  # reference cycles of the job may hold its model
     with contextlib.suppress(UserError, OSError):  # the summary at the end reports it again
-        if failure and records_failure:
-            (path / FAILURE).write_text(failure, encoding="utf-8", errors="backslashreplace")
-        elif not failure:
+        if not failure:
             (path / FAILURE).unlink(missing_ok=True)
+        elif last_start and _last_start(path) == last_start:  # refused before it could go on
+            _append_line(plan.folder / REFUSALS, f"{path.name}: {failure}")
+        else:
+            (path / FAILURE).write_text(failure, encoding="utf-8", errors="backslashreplace")
         summarize(plan.folder)
         if not failure:
             print_line(f"{title}  {loss:.4f} val/loss  {time.time() - start:.0f} s")
@@ -378,8 +386,13 @@ def wandb_group(name: str) -> Iterator[None]:
 # --- the sweep's folder ---------------------------------------------------------------------------
 
 
-def place_job(folder: Path, job: cli.Job) -> cli.Job:
-    """Return the job with its folder in that of the sweep, in which it starts or continues."""
+def place_job(folder: Path | None, job: cli.Job) -> cli.Job:
+    """Return the job with its folder in that of the sweep, in which it starts or continues.
+
+    In a sweep that has no folder yet, it starts.
+    """
+    if folder is None:
+        return replace(job, config=replace(job.config, resume=False))
     path = find_job_folder(folder, identify(_request(job), job.keys), _swept_settings(job))
     return replace(job, config=replace(job.config, run_dir=str(path), resume="auto"))
 
@@ -388,11 +401,23 @@ def _request(job: cli.Job) -> Config:
     return fit_to_overrides(job.config, job.keys, log=lambda line: None)
 
 
-def _requested_steps(path: Path) -> int:
-    """Return the number of steps that was requested of a job; 0 of a new or damaged one."""
+def _is_requested(path: Path) -> bool:
+    """Return whether a folder holds the request of a job, in files that are not damaged."""
     with contextlib.suppress(UserError, OSError):
-        return read_request(path).config.max_steps
-    return 0
+        read_request(path)
+        return True
+    return False
+
+
+def _last_start(path: Path) -> int:
+    """Return when a job last began to train or continued, in ns; 0 if it never did."""
+    config = path / CONFIG_FILE  # which the run writes when nothing can refuse it any more
+    return config.stat().st_mtime_ns if exists(config) else 0
+
+
+def _append_line(path: Path, line: str) -> None:
+    with path.open("a", encoding="utf-8", errors="backslashreplace") as file:
+        file.write(f"{line}\n")
 
 
 def find_job_folder(folder: Path, wanted: dict[str, str], swept: dict[str, str]) -> Path:
@@ -444,6 +469,16 @@ def find_sweep(typed: str, resume: bool) -> Path | None:
             "choose another folder"
         )
     return folder
+
+
+def _take_refusals(folder: Path) -> list[str]:
+    """Return the jobs of this call that were refused, with the reasons, and remove their file."""
+    path = folder / REFUSALS
+    if not exists(path):
+        return []
+    refusals = path.read_text(encoding="utf-8").splitlines()
+    path.unlink()
+    return refusals
 
 
 def summarize(folder: Path) -> list[Run]:

@@ -89,7 +89,7 @@ def read_run(path: Path) -> Run:
         if exists(path / OVERRIDES):
             overrides = read_request(path).typed
         if exists(path / CONFIG_FILE):
-            config = _read_config(path / CONFIG_FILE, (path / CONFIG_FILE).stat().st_mtime_ns)
+            config = _read_run_config(path)
         rows = read_rows(path / METRICS)
     except (UserError, OSError) as e:
         failure = explain_error(e) or error_sentence(e)
@@ -97,6 +97,10 @@ def read_run(path: Path) -> Run:
     if config is not None and rows and rows[-1]["step"] >= config.max_steps:
         status = "finished"
     return Run(path, {}, overrides, config, rows, status, failure)
+
+
+def _read_run_config(path: Path) -> Config:
+    return _read_config(path / CONFIG_FILE, (path / CONFIG_FILE).stat().st_mtime_ns)
 
 
 @lru_cache(maxsize=1000)
@@ -132,8 +136,20 @@ class Request:
 
 
 def read_request(path: Path) -> Request:
-    """Return what was requested of a job; `UserError` if its files are damaged."""
-    return _read_request(path, (path / OVERRIDES).stat().st_mtime_ns)
+    """Return what was requested of a job, with the `max_steps` to which its run was extended.
+
+    Raises:
+        UserError: If the files of the request are damaged.
+    """
+    request = _read_request(path, (path / OVERRIDES).stat().st_mtime_ns)
+    steps = request.config.max_steps
+    with suppress(UserError, OSError):  # it has not trained yet, or is damaged
+        steps = _read_run_config(path).max_steps
+    if steps == request.config.max_steps:
+        return request
+    config = replace(request.config, max_steps=steps)
+    extended = {"max_steps": format_value(steps)}
+    return Request(request.typed | extended, config, request.identity | extended)
 
 
 @lru_cache(maxsize=1000)

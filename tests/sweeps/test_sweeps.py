@@ -340,6 +340,27 @@ def test_resume_auto_runs_only_the_missing_jobs(copy, swept, tmp_path, text_file
 
 
 @pytest.mark.slow
+def test_a_call_that_is_refused_leaves_the_finished_jobs_as_they_were(tmp_path, text_file):
+    text, table = tmp_path / "my.txt", tmp_path / "sweep" / "sweep.csv"
+    original = text_file.read_bytes()
+    text.write_bytes(original)
+    call = ["-m", *small_jobs(text), "hydra.sweep.dir=sweep"]
+    run_to_end(tmp_path, *call, "seed=1,2")
+    before = table.read_bytes()
+    text.write_bytes(original + b"more\n")
+    said = run_to_end(tmp_path, *call, "seed=1", "max_steps=8", "resume=auto", status=1)
+    assert re.search(r"^refused +seed=1: ", said, re.MULTILINE)
+    assert table.read_bytes() == before
+    text.write_bytes(original)
+    said = run_to_end(tmp_path, "sweep", script="sweeps")
+    assert table.read_bytes() == before and not re.search(r"^refused", said, re.MULTILINE)
+    run_to_end(tmp_path, *call, "seed=1,2", "max_steps=8", "resume=auto")
+    lines = list(csv.DictReader(table.open(encoding="utf-8")))
+    assert [int(line["tokens"]) for line in lines] == [8 * 4 * 32] * 2
+    assert "max_steps" not in lines[0]  # which is the same in both
+
+
+@pytest.mark.slow
 def test_a_stopped_sweep_is_saved_and_resumes(swept, tmp_path, text_file):
     argv = ["-m", "model.n_kv_head=2,1", "seed=1", *small_jobs(text_file), "hydra.sweep.dir=sweep"]
     process = Process(tmp_path, *argv, "max_steps=10000", "wandb.mode=disabled")
