@@ -111,9 +111,18 @@ def _check_argument(argument: str, is_sweep: bool) -> str:
     advice = REFUSED_IN_SWEEPS.get(key) or REFUSED_IN_SWEEPS.get(argument.lower())
     if is_sweep and advice:
         raise UserError(f"{argument} cannot be used in a sweep: {advice}")
-    has_several_texts = is_sweep and "," in value and key in SETTINGS
+    if key in TEXTS and is_sweep and "," in value:
+        return f"{key}={_quote_each(value)}"
     is_quoted = key == "hydra.sweep.dir" or (key in TEXTS and value != "null")
-    return f"{key}={quote(value)}" if is_quoted and not has_several_texts else argument
+    return f"{key}={quote(value)}" if is_quoted else argument
+
+
+def _quote_each(values: str) -> str:
+    """Quote each of the texts of a sweep, unless quotes or functions of Hydra are typed."""
+    texts = [text.strip() for text in values.split(",")]
+    if re.search(r"""['"()\[\]{}\\]""", values) or not all(texts):
+        return values
+    return ",".join(text if text == "null" else quote(text) for text in texts)
 
 
 def quote(text: str) -> str:

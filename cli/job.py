@@ -16,9 +16,17 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from cli.command_line import CONFIGS, SETTINGS, CommandLine, parse_command_line, quote
+from cli.command_line import (
+    CONFIGS,
+    GROUPS,
+    SETTINGS,
+    CommandLine,
+    parse_command_line,
+    quote,
+)
 from cli.continuation import continue_or_adopt
 from cli.help import train_help
+from cli.presets import use_preset_files
 from cli.wandb_environment import check_agent
 from common.errors import UserError
 from common.paths import expand_home, expand_model_name, require_path
@@ -97,20 +105,28 @@ def read_job(arguments: Sequence[str], read_model: ReadModel) -> Job:
 
 def run_hydra(task: Callable[[DictConfig], object], arguments: list[str]) -> None:
     """Have Hydra print what an option such as --cfg asks for, or call `task` for each job."""
+    use_preset_files()
     sys.argv[1:] = arguments
     hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name="config")(task)()
 
 
 def compose_settings(overrides: list[str], config_dir: str | None = None) -> DictConfig:
     """Have Hydra compose presets and quoted overrides; the result includes Hydra's own settings."""
+    use_preset_files()
     if config_dir is not None:
         folder = quote(f"file://{expand_home('--config-dir', config_dir).absolute()}")
         overrides = [*overrides, f"hydra.searchpath=[{folder}]"]
-    try:
-        with initialize_config_dir(str(CONFIGS), version_base="1.3"):
+    with initialize_config_dir(str(CONFIGS), version_base="1.3"):
+        try:
             return compose("config", overrides, return_hydra_config=True)
-    except (HydraException, OmegaConfBaseException) as e:
-        raise UserError(error_sentence(e)) from None
+        except (HydraException, OmegaConfBaseException) as e:
+            raise UserError(error_sentence(e)) from None
+        except (ValueError, RecursionError) as e:
+            presets = " ".join(o for o in overrides if o.partition("=")[0] in GROUPS)
+            raise UserError(
+                f"the defaults of {presets or 'the presets'} cannot be followed "
+                f"({error_sentence(e)}): correct them"
+            ) from None
 
 
 def imply_text(overrides: list[str], config_dir: str | None = None) -> list[str]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import IO, Any, TypeVar
 
-from hydra.errors import MissingConfigException
+from hydra.errors import MissingConfigException, OverrideParseException
 from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 from rich.table import Table
@@ -113,6 +113,11 @@ def error_sentence(error: BaseException) -> str:
         if plugin in HYDRA_PLUGINS.get(group, ()):
             return f"{group}={name} needs a package: pip install hydra-{plugin}-{kind}"
         return not_one_of(group, name, error.options)
+    if isinstance(error, OverrideParseException):
+        return (
+            f"the value in {error.override} cannot be read: correct it; in a sweep, separate "
+            "values by commas, and put texts with other signs in quotes"
+        )
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     if isinstance(error.__cause__, OmegaConfBaseException):
@@ -122,6 +127,7 @@ def error_sentence(error: BaseException) -> str:
         return ": ".join([name, *str(error).strip().splitlines()[:1]])
     text, _, key = str(error).partition("full_key:")
     message = " ".join(text.split()) or name
+    message = re.sub(r"In '(.*?)': \w+ raised while composing config:", r"in \1.yaml:", message)
     return f"{key.split()[0]}: {message}" if key.split() else message
 
 

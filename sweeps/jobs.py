@@ -14,21 +14,22 @@ import re
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice, product
 from math import isfinite, nan
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from filelock import FileLock
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Glob, IntervalSweep, Override
+from hydra.core.override_parser.types import ChoiceSweep, Glob, IntervalSweep, Override
 from omegaconf import DictConfig, OmegaConf
 
 import cli
-from cli.command_line import quote
+from cli.command_line import TEXTS, quote
 from cli.job import fit_to_overrides
 from cli.wandb_environment import refuse_in_sweep
 from common.checkpoints import CONFIG_FILE
@@ -174,12 +175,26 @@ def sweep_settings(command_line: cli.CommandLine) -> tuple[DictConfig, list[Over
     typed = parser.parse_overrides(command_line.settings)
     composed = cli.compose_settings(constant_settings(typed), command_line.config_dir)
     params = composed.hydra.sweeper.get("params") or {}
+    _check_texts(params)
     settings = {key: f"{key}={value}" for key, value in params.items()} | {
         override.key_or_group: override.input_line
         for override in typed
         if not override.key_or_group.startswith("hydra")
     }
     return composed, parser.parse_overrides(list(settings.values()))
+
+
+def _check_texts(params: Mapping[str, Any]) -> None:
+    """Raise `UserError` if YAML or Hydra's grammar changes a swept text of a preset."""
+    parser = OverridesParser.create()
+    for key, typed in params.items():
+        value = parser.parse_override(f"{key}={typed}").value()
+        texts = value.list if isinstance(value, ChoiceSweep) else [value]
+        if key in TEXTS and any(isinstance(text, (int, float)) for text in texts):
+            raise UserError(
+                f"hydra.sweeper.params: {key} is a text, but {typed} is read as another value: "
+                f"put each text in quotes, as in {key}: \"'007','008'\""
+            )
 
 
 def check_machine(config: Config, trains_here: bool) -> None:

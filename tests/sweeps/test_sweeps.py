@@ -543,6 +543,25 @@ def expanded(*argv: str) -> list[Config]:
         return [OmegaConf.to_object(compose("config", job)) for job in made]
 
 
+def test_the_texts_of_a_sweep_arrive_as_typed():
+    texts = ["007", "20261128_0310", "1e3", "true", "é.txt", "a b"]
+    swept = expanded(f"wandb.project={','.join(texts)},null")
+    assert [config.wandb.project for config in swept] == [*texts, None]
+    (config,) = expanded("wandb.project='a,b'")
+    assert config.wandb.project == "a,b"
+
+
+@pytest.mark.parametrize("values", ["007", "no", "20261128_0310,x", "1.50,x", "'true,x'"])
+def test_a_text_that_would_be_changed_is_refused_in_the_preset_of_a_sweep(values, tmp_path):
+    (tmp_path / "sweep").mkdir()
+    preset = "# @package _global_\nhydra:\n  sweeper:\n    params:\n      wandb.project: "
+    (tmp_path / "sweep" / "mine.yaml").write_text(preset + values)
+    GlobalHydra.instance().clear()
+    command_line = parse_command_line(["-m", "--config-dir", str(tmp_path), "sweep=mine"])
+    with pytest.raises(UserError, match=r"wandb\.project"):
+        sweep_jobs.sweep_settings(command_line)
+
+
 @pytest.mark.parametrize("device, width, size", [("cpu", 64, 4), ("cpu", 384, 2), ("cuda", 64, 2)])
 def test_the_kv_cache_is_counted_in_the_precision_of_decoding(device, width, size):
     model = GPTConfig(9, block_size=8, n_layer=2, n_head=4, n_kv_head=2, n_embd=width)
