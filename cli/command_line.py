@@ -11,6 +11,7 @@ from pathlib import Path
 import yaml
 
 from cli.config_file import escape_interpolation
+from common.checkpoints import contains_run
 from common.errors import UserError, did_you_mean
 from common.paths import expand_home
 from common.settings import iterate_settings
@@ -79,19 +80,52 @@ def parse_command_line(argv: Sequence[str]) -> CommandLine:
             "torchrun cannot start a sweep, because its processes share one run: "
             "use python train.py -m"
         )
-    has_function = any(re.search(r"=\w+\(", argument) for argument in parsed.settings)
+    typed = parsed.settings
+    if typed and typed[0] == argv[0]:
+        typed = _name_text(typed, parsed.multirun)
+    has_function = any(re.search(r"=\w+\(", argument) for argument in typed)
     if sys.flags.optimize and parsed.multirun and has_function:
         raise UserError(
             "python -O and PYTHONOPTIMIZE break Hydra's functions such as range(): "
             "leave them out, or list the values"
         )
     options = [argument for argument in argv if argument not in parsed.settings]
-    by_key = {argument.partition("=")[0]: argument for argument in parsed.settings}
+    by_key = {argument.partition("=")[0]: argument for argument in typed}
     last_values = list(by_key.values())
     if parsed.request:
         return CommandLine(list(argv), last_values, options, is_for_hydra=True)
     settings = [_check_argument(argument, parsed.multirun) for argument in last_values]
     return CommandLine(list(argv), settings, options, parsed.multirun, parsed.config_dir)
+
+
+def _name_text(arguments: list[str], is_sweep: bool) -> list[str]:
+    """Translate the path of a text in the first place to data=text data.path=PATH."""
+    path, *others = arguments
+    if not _is_text(path):
+        return arguments
+    for other in others:
+        if other.startswith("data.path=") or ("=" not in other and os.path.lexists(other)):
+            raise UserError(
+                f"{path} and {other} are two texts: give one file or folder, or several by a glob "
+                'in quotes, as data.path="notes/*.md"'
+            )
+    value = quote(path) if is_sweep and "," in path else path  # one text, not several
+    return ["data=text", f"data.path={value}", *others]
+
+
+def _is_text(argument: str) -> bool:
+    """Return whether an argument is a path, not a setting, a preset, a run or nanoGPT's file."""
+    key, path = argument.partition("=")[0], Path(argument)
+    is_setting = key in GROUPS or any(f"{name}.".startswith(f"{key}.") for name in SETTINGS)
+    is_preset = _groups_with(argument) or CONFIGS in path.absolute().parents
+    if is_setting or is_preset or path.name in NANOGPT:
+        return False
+    return os.path.isfile(argument) or (os.path.isdir(argument) and not contains_run(path))
+
+
+def _groups_with(name: str) -> list[str]:
+    """Return the groups that have a preset of this name."""
+    return [path.parent.name for path in sorted(CONFIGS.glob("*/*.yaml")) if path.stem == name]
 
 
 def _check_argument(argument: str, is_sweep: bool) -> str:
@@ -149,10 +183,17 @@ def unknown_setting(
     known = list(known)
     if key in known:
         return UserError(f"{argument} is not of the form KEY=VALUE: write {key}=VALUE")
-    if not equals and os.path.lexists(argument):
-        choices = " or ".join(f"{path_key}=PATH" for path_key in PATH_KEYS if path_key in known)
-        return UserError(f"{argument} is a path without a setting: write {choices}")
+    is_of_train = "data.path" in known
+    choices = [f"{group}={argument}" for group in _groups_with(argument) if is_of_train]
+    problem = "is the name of a preset" if choices else "is a path without a setting"
+    if os.path.lexists(argument):
+        choices += [f"{path_key}=PATH" for path_key in PATH_KEYS if path_key in known]
+    if choices:
+        return UserError(f"{argument} {problem}: write {' or '.join(choices)}")
+    problem = "is not a setting"
+    if is_of_train and not equals:
+        problem = "is neither a setting nor an existing path"
     return UserError(
-        f"{argument} is not a setting{did_you_mean(key, known) or ';'} {command} --help lists all "
+        f"{argument} {problem}{did_you_mean(key, known) or ';'} {command} --help lists all "
         "settings, which are typed as KEY=VALUE"
     )

@@ -89,7 +89,12 @@ MISTAKES = [
     ("--batch_size=32", ["--batch_size=32", "write batch_size=VALUE"]),
     ("-m seed=1,2 run_dir=x", ["run_dir=x", "hydra.sweep.dir=PATH"]),
     ("-m seed=1,2 resume=true", ["resume=true", "resume=auto"]),
-    (str(ROOT), [str(ROOT), "data.path=PATH", "run_dir=PATH"]),
+    (f"seed=1 {ROOT}", [str(ROOT), "data.path=PATH", "run_dir=PATH"]),
+    (f"{ROOT} {ROOT}/docs", [str(ROOT), f"{ROOT}/docs", "data.path="]),
+    (f"{ROOT} data.path=nowhere", [str(ROOT), "data.path=nowhere"]),
+    (str(CONFIGS / "model" / "small.yaml"), ["small.yaml", "data.path=PATH"]),
+    ("nowhere.txt", ["nowhere.txt", "setting", "path"]),
+    ("speedrun", ["experiment=speedrun"]),
     ("optim=adamw optim.momentum=0.9", ["optim.momentum=0.9", "optim=muon"]),
     ("model.position=learned model.rope_theta=8", ["model.rope_theta=8", "learned"]),
     ("data=synthetic data.task=markov data.pairs=8", ["data.pairs=8", "markov"]),
@@ -367,6 +372,23 @@ def test_a_path_alone_is_of_a_text_unless_the_experiment_reads_one(typed, same):
         return cli.compose_job(parse_command_line(line.split()).settings).config
 
     assert config(typed) == config(same)
+
+
+def test_a_path_in_the_first_place_is_that_of_a_text(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("notes.txt", "a=b, c.txt"):
+        Path(name).touch()
+        typed = parse_command_line([name, "-m", "seed=1,2", "experiment=speedrun"])
+        assert typed.settings[:2] == ["data=text", f"data.path='{name}'"]
+        assert typed.settings[2:] == ["seed=1,2", "experiment=speedrun"]
+    write_run(tmp_path / "mine")
+    for name in ("data", "seed", "wandb", "speedrun", "text"):
+        Path(name).mkdir()
+    names = ("data", "seed", "wandb", "speedrun", "text", "mine")
+    for name in names:  # settings, presets and a run
+        with pytest.raises(UserError, match=name):
+            parse_command_line([name])
+        assert name == "mine" or parse_command_line([f"./{name}"]).settings[0] == "data=text"
 
 
 def test_the_paths_of_a_sweep_are_of_texts(launch, monkeypatch):

@@ -55,7 +55,8 @@ def small(argv: list[str]) -> list[str]:
     kept = [a for a in argv if a.partition("=")[0] not in sizes or "," in a]
     typed = {argument.partition("=")[0] for argument in kept}
     is_sweep = "sweep" in typed  # which says what the models are
-    text = [] if {"data", "data.path"} & typed else ["data=text", "data.path=notes"]
+    names_text = {"data", "data.path", "notes/", "poem.txt"} & typed
+    text = [] if names_text else ["data=text", "data.path=notes"]
     # A small vocabulary of bytes: any prompt can be encoded.
     tokens = [] if {"tokenizer", "sweep"} & typed else ["tokenizer.vocab_size=300"]
     return [
