@@ -13,7 +13,7 @@ import yaml
 from cli.config_file import escape_interpolation
 from common.checkpoints import contains_run
 from common.errors import UserError, did_you_mean
-from common.paths import expand_home
+from common.paths import existing_form, expand_home
 from common.settings import iterate_settings
 from common.torchrun import is_under_torchrun
 from config import Config
@@ -120,7 +120,8 @@ def _is_text(argument: str) -> bool:
     is_preset = _groups_with(argument) or CONFIGS in path.absolute().parents
     if is_setting or is_preset or path.name in NANOGPT:
         return False
-    return os.path.isfile(argument) or (os.path.isdir(argument) and not contains_run(path))
+    found = existing_form(argument)
+    return os.path.isfile(found) or (os.path.isdir(found) and not contains_run(path))
 
 
 def _groups_with(name: str) -> list[str]:

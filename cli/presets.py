@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from hydra._internal.core_plugins.file_config_source import FileConfigSource
+from hydra._internal.core_plugins import file_config_source
 from hydra._internal.sources_registry import SourcesRegistry
 from hydra.core.plugins import Plugins
 from hydra.plugins.config_source import ConfigResult
@@ -21,8 +21,12 @@ GLOBAL_GROUPS = ("experiment/", "sweep/")  # their presets set anything, the oth
 GLOBAL_PACKAGE = "_global_"
 
 
-class PresetFiles(FileConfigSource):
-    """Hydra's source of YAML files, which refuses files that would be read in another way."""
+class FileConfigSource(file_config_source.FileConfigSource):
+    """Hydra's source of YAML files, which refuses files that would be read in another way.
+
+    It has the name of the class that it replaces, because Hydra registers that again in the
+    processes of a launcher, and keeps the registered class only if the names are equal.
+    """
 
     def is_config(self, config_path: str) -> bool:
         """Return whether there is a preset with this name."""
@@ -60,9 +64,9 @@ class PresetFiles(FileConfigSource):
 
 
 def use_preset_files() -> None:
-    """Let Hydra read presets by `PresetFiles`."""
-    Plugins.instance()  # which registers Hydra's own source
-    SourcesRegistry.instance().types["file"] = PresetFiles
+    """Let Hydra read presets by the `FileConfigSource` of this module."""
+    Plugins.instance()  # which registers Hydra's own class
+    SourcesRegistry.instance().types["file"] = FileConfigSource
 
 
 def _check_texts(path: Path, config: DictConfig, section: str) -> None:
