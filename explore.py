@@ -4,6 +4,12 @@ python explore.py                          the newest run in runs/
 python explore.py FILE.gguf                another model: see python explore.py --help
 """
 
+import sys
+from pathlib import Path
+
+if __name__ == "__main__":  # PYTHONSAFEPATH, python -P and python -I leave out this folder
+    sys.path.insert(0, str(Path(__file__).resolve().parent))
+
 from common.signals import end_on_interrupt
 from common.wait_policy import choose_wait_policy  # measures from here on what others compute
 
@@ -11,11 +17,9 @@ if __name__ == "__main__":
     end_on_interrupt()  # without a traceback from an import below
 
 import os
-import sys
 import threading
 import webbrowser
 from contextlib import closing
-from pathlib import Path
 
 import cli
 from cli.explore_config import ExploreConfig, translate_model

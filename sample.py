@@ -6,6 +6,12 @@ python sample.py run_dir=PATH prompt="def main():"       see python sample.py --
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
+if __name__ == "__main__":  # PYTHONSAFEPATH, python -P and python -I leave out this folder
+    sys.path.insert(0, str(Path(__file__).resolve().parent))
+
 from common.signals import end_on_interrupt
 from common.wait_policy import choose_wait_policy  # measures from here on what others compute
 
@@ -14,12 +20,10 @@ if __name__ == "__main__":
 
 import math
 import os
-import sys
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 import cli
@@ -62,21 +66,18 @@ def sample(config: SampleConfig) -> None:
     if is_terminal(sys.stderr):
         print_stderr("loading …")
     choose_wait_policy(print_stderr)
-    import torch
-
     from data.tokenizer import encode_prompt
     from interop import find_model
     from interop.stored import RunCheckpoint
-    from training.device import move_for_sampling, pick_device
+    from training.device import move_for_sampling, pick_device, restored_process
 
     source = find_model(path, config.checkpoint)
     model, tokenizer = source.load()
     print_stderr(f"{path}, step {source.step:,}" if isinstance(source, RunCheckpoint) else path)
     # A page of attention shows the model itself, not one with rounded weights.
     precision = config.precision if config.attention is None else "fp32"
-    n_threads = torch.get_num_threads()
-    move_for_sampling(model, pick_device(config.device), precision)
-    try:
+    with restored_process():  # for a notebook
+        move_for_sampling(model, pick_device(config.device), precision)
         if config.score is not None:
             write_score(config, model, tokenizer, text)
             if isinstance(source, RunCheckpoint):
@@ -91,8 +92,6 @@ def sample(config: SampleConfig) -> None:
             rest = model.config.block_size + 1 - len(encode_prompt(tokenizer, text))
             config = replace(config, max_new_tokens=min(rest, config.max_new_tokens))
         print_stderr(write_texts(config, model, tokenizer, text))
-    finally:
-        torch.set_num_threads(n_threads)  # a run that the same notebook trains depends on them
 
 
 def _task_prompt(folder: Path, tokenizer: Tokenizer) -> str:

@@ -4,6 +4,12 @@ python train.py                       the default run, on this Python's own libr
 python train.py --help                what can be set
 """
 
+import sys
+from pathlib import Path
+
+if __name__ == "__main__":  # PYTHONSAFEPATH, python -P and python -I leave out this folder
+    sys.path.insert(0, str(Path(__file__).resolve().parent))
+
 from common.signals import end_on_interrupt
 from common.wait_policy import choose_wait_policy  # measures from here on what others compute
 
@@ -34,7 +40,6 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from math import isfinite, nan
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np

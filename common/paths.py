@@ -1,11 +1,14 @@
 """Expand and check the paths that a user types."""
 
+import atexit
 import glob
 import os
 import re
+import shutil
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
-from tempfile import TemporaryFile
+from tempfile import TemporaryFile, mkdtemp
 from unicodedata import normalize
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
@@ -92,6 +95,18 @@ def require_output_file(name: str, path: Path) -> None:
     require_output_folder(name, path.parent, part_path(path))
     if path.is_dir():
         raise UserError(f"{name} is a folder: name a file")
+
+
+@cache
+def writable_folder(folder: Path) -> Path:
+    """Return a folder if it can be written, otherwise one that exists as long as this process."""
+    try:
+        require_output_folder(str(folder), folder)
+    except UserError:
+        temporary = mkdtemp(prefix="glassgpt-")
+        atexit.register(shutil.rmtree, temporary, ignore_errors=True)
+        return Path(temporary)
+    return folder
 
 
 def require_path(path: str) -> None:

@@ -43,6 +43,7 @@ STATUS_BROKEN_PIPE = 141
 def run_main(main: Callable[[], Result], help: Callable[[], str]) -> Result:
     """Run a command's `main` as `exit_on_error` does, or print its help if it is asked for."""
     raise_on_stop_signals()
+    _open_closed_streams()
     sys.stdout = sys.stdout or io.StringIO()  # None if it is closed
     sys.stderr = sys.stderr or io.StringIO()
     replace_unprintable_characters()
@@ -61,6 +62,13 @@ def replace_unprintable_characters() -> None:
     """Print "?" for characters that the encoding of stdout lacks, instead of failing."""
     if isinstance(sys.stdout, io.TextIOWrapper):  # otherwise of a notebook
         sys.stdout.reconfigure(errors="replace")
+
+
+def _open_closed_streams() -> None:
+    """Keep the numbers of closed streams from files, into which libraries would print."""
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(number, True)
+    os.close(number)
 
 
 def exit_on_error(main: Callable[[], Result]) -> Result:

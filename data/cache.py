@@ -9,16 +9,21 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from common.errors import UserError
-from common.paths import expand_home
+from common.paths import expand_home, writable_folder
 
 KEY_LENGTH = 16  # hex digits that name an entry
 SILENT_WAIT_SECONDS = 1  # a shorter wait for another process is not worth a message
 
 
 def cache_root() -> Path:
-    """Return the cache folder: the one that GLASSGPT_CACHE names, or data/cache."""
+    """Return the cache folder: the one that GLASSGPT_CACHE names, or data/cache.
+
+    If data/cache cannot be written, it is a folder that exists as long as this process.
+    """
     path = os.environ.get("GLASSGPT_CACHE")
-    return expand_home("GLASSGPT_CACHE", path) if path else Path(__file__).parent / "cache"
+    if path:
+        return expand_home("GLASSGPT_CACHE", path)
+    return writable_folder(Path(__file__).parent / "cache")
 
 
 @contextmanager

@@ -167,7 +167,7 @@ def _noise_block(
     for seed in seeds:
         state = np.random.SeedSequence((seed, index)).generate_state(1, np.uint64)[0]
         generator.manual_seed(int(state >> 1))
-        numbers.append(torch.rand(shape, generator=generator, device=device))
+        numbers.append(torch.rand(shape, generator=generator, device=device, dtype=torch.float32))
     # Uniform numbers, multiples of 2⁻²⁴ from 0, become positive exponential ones
     return 2**-25 - torch.log1p(-torch.stack(numbers, dim=1))
 

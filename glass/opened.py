@@ -18,6 +18,7 @@ from glass.heads.results import Measurements
 from glass.labeled import Labeled
 from glass.reading import Reading, max_tokens, to_float32
 from model import GPT
+from training.device import default_settings
 
 KINDS = ("component", "residual")  # of patches
 
@@ -38,12 +39,14 @@ class Opened:
     def __init__(self, model: GPT, tokenizer: Tokenizer) -> None:
         self.model, self.tokenizer = model, tokenizer
 
+    @default_settings()
     def loss(self, text: Text, off: Heads = (), hidden: Positions = ()) -> Labeled:
         """Return the loss of each token but the first, (T - 1,) in nats."""
         reading = self._read(text, off, hidden)
         predicted = {"token": self._label_tokens(reading)[1:]}
         return Labeled("loss in nats", reading.losses()[:-1], predicted)
 
+    @default_settings()
     def logits(self, text: Text, off: Heads = (), hidden: Positions = ()) -> Labeled:
         """Return the logits after each token, (T, V)."""
         reading = self._read(text, off, hidden)
@@ -51,6 +54,7 @@ class Opened:
         axes = {"after": self._label_tokens(reading), "next token": vocabulary}
         return Labeled("logit", to_float32(reading.logits()), axes)
 
+    @default_settings()
     def patterns(self, text: Text, off: Heads = (), hidden: Positions = ()) -> Labeled:
         """Return the attention pattern of every head, (L, H, T, T)."""
         reading = self._read(text, off, hidden)
@@ -58,6 +62,7 @@ class Opened:
         axes = {**self._label_heads(), "query": tokens, "key": tokens}
         return Labeled("attention weight", to_float32(reading.forward.weights[:, 0]), axes)
 
+    @default_settings()
     def head_effects(
         self,
         text: Text,
@@ -72,6 +77,7 @@ class Opened:
         name = f"increase of the loss of {self._label_tokens(reading)[token]} in nats"
         return Labeled(name, effects, self._label_heads())
 
+    @default_settings()
     def token_effects(self, text: Text, off: Heads = (), hidden: Positions = ()) -> Labeled:
         """Return by how much hiding each token raises the loss of each later one, in nats.
 
@@ -84,6 +90,7 @@ class Opened:
         axes = {"token": tokens[1:], "hidden": tokens[:-1]}
         return Labeled("increase of the loss in nats", effects.loss[:-1, :-1], axes)
 
+    @default_settings()
     def patch(
         self,
         clean: Text,
@@ -140,6 +147,7 @@ class Opened:
         name = f"share of logit {answers}: 0 is {lowest:.2f}, 1 is {highest:.2f}"
         return Labeled(name, (differences - lowest) / (highest - lowest), axes)
 
+    @default_settings()
     def measure_heads(self, text: Text, log: Callable[[str], None] = print) -> Measurements:
         """Measure the scores of every head on random tokens, as frequent as predicted here.
 

@@ -210,6 +210,19 @@ def new_command(tmp_path):
 
 
 @contextmanager
+def foreign_torch_settings() -> Iterator[None]:
+    """Set what a notebook may have set, each of which would change or prevent a computation."""
+    import torch
+
+    torch.set_default_dtype(torch.float64)
+    try:
+        with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16), torch.device("meta"):
+            yield
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@contextmanager
 def mounted(path: Path, size: str) -> Iterator[Path]:
     """Mount a disk of that size, in memory, as a folder."""
     path.mkdir()

@@ -12,7 +12,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 import wandb
-from conftest import TINY
+from conftest import TINY, foreign_torch_settings
 
 import train
 from common.errors import UserError
@@ -32,7 +32,9 @@ class Notebook(io.TextIOBase):
 
 
 @pytest.mark.slow
-def test_a_notebook_trains_in_any_thread(tmp_path, text_file, monkeypatch):
+def test_a_notebook_trains_in_any_thread_and_with_any_settings_of_torch(
+    tmp_path, text_file, monkeypatch
+):
     settings = [*TINY, "data=text", f"data.path={text_file}", "max_steps=1", "attention.tokens=8"]
     losses = [train.train_from(*settings, f"run_dir={tmp_path / 'main'}")]
 
@@ -45,7 +47,9 @@ def test_a_notebook_trains_in_any_thread(tmp_path, text_file, monkeypatch):
     thread = threading.Thread(target=train_again)
     thread.start()
     thread.join()
-    assert losses[0] == losses[1] and "report.html" in sys.stdout.text
+    with foreign_torch_settings():
+        losses.append(train.train_from(*settings, f"run_dir={tmp_path / 'foreign'}"))
+    assert losses[0] == losses[1] == losses[2] and "report.html" in sys.stdout.text
 
 
 def process_state() -> dict:
@@ -56,6 +60,8 @@ def process_state() -> dict:
         "precision": torch.get_float32_matmul_precision(),
         "fill": torch.utils.deterministic.fill_uninitialized_memory,
         "threads": torch.get_num_threads(),
+        "defaults": (torch.get_default_dtype(), torch.get_default_device()),
+        "modes": (torch.is_inference_mode_enabled(), torch.is_autocast_enabled("cpu")),
         "handlers": [signal.getsignal(number) for number in STOP_SIGNALS],
         "hooks": (sys.exit, sys.excepthook, sys.stdout, sys.stderr),
         "wandb": wandb.run,

@@ -6,7 +6,7 @@ import platform
 import shutil
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -126,15 +126,34 @@ def configure_process(config: ResolvedConfig) -> None:
 
 
 @contextmanager
+def default_settings() -> Iterator[None]:
+    """Compute as torch does in a new process, whatever the program around it has set.
+
+    Gradients are recorded, tensors are float32 on the CPU unless stated, and autocast is off.
+    """
+    dtype = torch.get_default_dtype()
+    with ExitStack() as settings:
+        settings.enter_context(torch.inference_mode(False))
+        settings.enter_context(torch.enable_grad())
+        for kind in ("cpu", "cuda", "mps"):
+            settings.enter_context(torch.autocast(kind, enabled=False))
+        if torch.get_default_device().type != "cpu":  # entering one slows down every call of torch
+            settings.enter_context(torch.device("cpu"))
+        settings.callback(torch.set_default_dtype, dtype)
+        torch.set_default_dtype(torch.float32)
+        yield
+
+
+@contextmanager
 def restored_process() -> Iterator[None]:
-    """Restore what `configure_process` and seeds have changed, for what follows the run."""
+    """Compute in `default_settings`, and restore what `configure_process` and seeds change."""
     is_deterministic = torch.are_deterministic_algorithms_enabled()
     warns_only = torch.is_deterministic_algorithms_warn_only_enabled()
     fills_memory = torch.utils.deterministic.fill_uninitialized_memory
     precision, threads = torch.get_float32_matmul_precision(), torch.get_num_threads()
     gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     try:
-        with torch.random.fork_rng(gpus):
+        with torch.random.fork_rng(gpus), default_settings():
             yield
     finally:
         torch.use_deterministic_algorithms(is_deterministic, warn_only=warns_only)

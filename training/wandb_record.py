@@ -12,10 +12,12 @@ from typing import Any
 import wandb
 from pydantic import ValidationError
 from requests.utils import get_netrc_auth
+from wandb.env import CACHE_DIR, DATA_DIR, get_cache_dir, get_data_dir
 from wandb.sdk.wandb_setup import singleton
 
 from common.errors import UserError
 from common.files import atomic_write
+from common.paths import writable_folder
 from common.terminal import error_sentence, tolerate_errors
 from common.text import shell_quote
 from config import ResolvedConfig, WandbConfig
@@ -29,6 +31,21 @@ os.environ.setdefault("WANDB_FINISH_TIMEOUT", "30")
 DEFAULT_PROJECT = "glassgpt"
 ID_FILE = "wandb/glassgpt-run-id"  # in a run's folder
 MAX_RUN_NAME = 128  # characters that the server accepts
+
+
+def provide_folders() -> None:
+    """Give W&B a home, and a temporary folder for its cache and data if it cannot write its own."""
+    if not os.environ.get("HOME"):
+        os.environ.pop("HOME", None)
+        home = os.path.expanduser("~")  # "~" if the system does not know the user
+        os.environ["HOME"] = os.devnull if home == "~" else home
+    for variable, folder in ((CACHE_DIR, get_cache_dir()), (DATA_DIR, get_data_dir())):
+        writable = writable_folder(Path(folder))
+        if writable != Path(folder):
+            os.environ[variable] = str(writable)
+
+
+provide_folders()
 
 
 class WandbRecord:

@@ -37,6 +37,7 @@ from glass.heads.results import (
     Scores,
 )
 from model import GPT
+from training.device import default_settings
 
 RANDOM_ROW_TOKENS = 32  # tokens in each random row that `analyze` draws
 EXPECTED_TOKENS = 1 << 16  # sampled to estimate the token frequencies of random rows
@@ -62,6 +63,7 @@ class Analysis(Measurements):
         return {"step": self.step, **flatten(self)}
 
 
+@default_settings()
 def analyze(
     model: GPT, tokenizer: Tokenizer, text: Text, log: Callable[[str], None] = print
 ) -> Analysis:

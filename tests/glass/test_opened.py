@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from conftest import foreign_torch_settings
 from hypothesis import given
 from hypothesis import strategies as st
 from models import VOCAB_SIZE, captured_with, configs, few, lively, small
@@ -34,6 +35,17 @@ def logits_of(model, text, off=(), hidden=()):
     changed = Interventions(tuple(parse_head(name) for name in off), tuple(hidden))
     x = captured_with(model, ids_of(text), changed).residuals[-1, 0]
     return model.head(model.norm(x)).detach()
+
+
+def test_answers_do_not_depend_on_settings_of_torch():
+    opened = glass.open(lively(build_model(small())), TOKENIZER)
+    names = ("loss", "logits", "patterns", "head_effects", "token_effects")
+    expected = [getattr(opened, name)(TEXT).values for name in names]
+    with foreign_torch_settings():
+        for name, values in zip(names, expected):
+            assert np.array_equal(getattr(opened, name)(TEXT).values, values), name
+        opened.measure_heads(TEXT)
+        opened.patch(TEXT, CORRUPTED)
 
 
 def losses_of(model, text, off=(), hidden=()):
