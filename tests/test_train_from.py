@@ -13,6 +13,7 @@ import pytest
 import torch
 import wandb
 from conftest import TINY, foreign_torch_settings
+from processes import rows
 
 import train
 from common.errors import UserError
@@ -35,7 +36,8 @@ class Notebook(io.TextIOBase):
 def test_a_notebook_trains_in_any_thread_and_with_any_settings_of_torch(
     tmp_path, text_file, monkeypatch
 ):
-    settings = [*TINY, "data=text", f"data.path={text_file}", "max_steps=1", "attention.tokens=8"]
+    settings = [*TINY, "data=text", f"data.path={text_file}", "max_steps=2", "attention.tokens=8"]
+    settings.append("precision=bf16")
     losses = [train.train_from(*settings, f"run_dir={tmp_path / 'main'}")]
 
     def train_again():
@@ -50,6 +52,7 @@ def test_a_notebook_trains_in_any_thread_and_with_any_settings_of_torch(
     with foreign_torch_settings():
         losses.append(train.train_from(*settings, f"run_dir={tmp_path / 'foreign'}"))
     assert losses[0] == losses[1] == losses[2] and "report.html" in sys.stdout.text
+    assert rows(tmp_path / "foreign")[0]["val/loss"] > losses[0]  # of the weights before training
 
 
 def process_state() -> dict:
@@ -61,7 +64,11 @@ def process_state() -> dict:
         "fill": torch.utils.deterministic.fill_uninitialized_memory,
         "threads": torch.get_num_threads(),
         "defaults": (torch.get_default_dtype(), torch.get_default_device()),
-        "modes": (torch.is_inference_mode_enabled(), torch.is_autocast_enabled("cpu")),
+        "modes": (
+            torch.is_inference_mode_enabled(),
+            torch.is_autocast_enabled("cpu"),
+            torch.is_autocast_cache_enabled(),
+        ),
         "handlers": [signal.getsignal(number) for number in STOP_SIGNALS],
         "hooks": (sys.exit, sys.excepthook, sys.stdout, sys.stderr),
         "wandb": wandb.run,

@@ -40,10 +40,12 @@ def pick_device(device: str, processes: int = 1) -> str:
             f"device={device} serves one process, but there are {processes}; use device=cuda, "
             "which gives each process a GPU, or device=cpu."
         )
+    is_own_gpu = processes > 1 and device == "cuda"
+    here = f"cuda:{os.environ['LOCAL_RANK']}" if is_own_gpu else device
     try:
-        if processes > 1 and device == "cuda":  # from here on "cuda" means this process's GPU
-            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-        torch.zeros(1, device=device).item()  # "meta" has no values
+        torch.zeros(1, device=here).item()  # "meta" has no values
+        if is_own_gpu:
+            torch.cuda.set_device(here)  # from here on "cuda" means this process's GPU
     except (RuntimeError, AssertionError, ImportError) as e:
         several = " or fewer processes" if processes > 1 else ""
         reason = error_sentence(e).partition(". ")[0]  # torch lists all its backends after it
@@ -136,12 +138,23 @@ def default_settings() -> Iterator[None]:
         settings.enter_context(torch.inference_mode(False))
         settings.enter_context(torch.enable_grad())
         for kind in ("cpu", "cuda", "mps"):
-            settings.enter_context(torch.autocast(kind, enabled=False))
+            settings.callback(torch.set_autocast_enabled, kind, torch.is_autocast_enabled(kind))
+            torch.set_autocast_enabled(kind, False)
+        settings.callback(torch.set_autocast_cache_enabled, torch.is_autocast_cache_enabled())
+        if is_inside_autocast():  # only the outermost context would empty its cache of weights
+            torch.set_autocast_cache_enabled(False)
         if torch.get_default_device().type != "cpu":  # entering one slows down every call of torch
             settings.enter_context(torch.device("cpu"))
         settings.callback(torch.set_default_dtype, dtype)
         torch.set_default_dtype(torch.float32)
         yield
+
+
+def is_inside_autocast() -> bool:
+    """Return whether this runs in a context of autocast, enabled or not."""
+    depth = torch.autocast_increment_nesting()
+    torch.autocast_decrement_nesting()
+    return depth > 1
 
 
 @contextmanager
