@@ -164,10 +164,10 @@ def prepare(config: Config, world: World, run_dir: Path, progress: Progress) -> 
     log = printer(Terminal(quiet=world.rank > 0))
 
     # Text, after the checks of the device and of W&B
-    with world.share_errors():
-        device.pick_device(config.device, world.size)
-        if world.rank == 0 and check_wandb(config.wandb) != "disabled":
-            claim_one_run(run_dir)
+    device.pick_device(config.device, world.size)
+    if world.rank == 0 and check_wandb(config.wandb) != "disabled":
+        claim_one_run(run_dir)
+    world.wait()
     initial, text = prepare_inputs(config, world, run_dir, progress, interop.open_starting_weights)
     resolved = resolve(config, world.size, text, progress.step) if world.rank == 0 else None
     resolved = world.broadcast(resolved)  # another machine could choose differently

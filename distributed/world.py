@@ -15,9 +15,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
-from common.errors import SharedError
+from common.errors import SharedError, UserError
 from common.signals import STOP_SIGNALS, set_handlers
-from common.terminal import explain_error, print_stderr
+from common.terminal import STATUS_USER_ERROR, explain_error, print_stderr
 from common.torchrun import count_processes
 from config import ResolvedConfig
 from distributed.fsdp import apply_fsdp
@@ -83,23 +83,6 @@ class DistributedWorld(World):
         box = [value]
         dist.broadcast_object_list(box, 0, group=self._waiting_group, device=torch.device("cpu"))
         return box[0]
-
-    @contextmanager
-    def share_errors(self) -> Iterator[None]:
-        """Raise an error of any rank on all ranks; see `World.share_errors`."""
-        sentence = None
-        try:
-            yield
-        except Exception as e:
-            sentence = explain_error(e)
-            if sentence is None:  # a bug, whose traceback this rank prints
-                raise
-            if self.rank > 0:
-                sentence = f"{_rank_name(self.rank)}: {sentence}"
-        sentences: list[str | None] = [None] * self.size
-        dist.all_gather_object(sentences, sentence, group=self._waiting_group)
-        for first_sentence in filter(None, sentences):
-            raise SharedError(first_sentence)
 
     def wait(self) -> None:
         """Wait until all ranks are here, however long rank 0 has worked alone."""
@@ -186,7 +169,7 @@ class DistributedWorld(World):
 def join(alone: bool) -> Iterator[World]:
     """Join the ranks that torchrun started, unless the run is to have one process.
 
-    An error that only this rank has met is printed, because only rank 0 prints at the end.
+    The first rank that fails reports its error. It ends the others, whose errors follow from that.
     """
     if count_processes(alone) == 1:
         yield World()
@@ -207,13 +190,22 @@ def join(alone: bool) -> Iterator[World]:
     except SharedError:
         raise
     except Exception as e:
+        if not _fails_first(store, rank):
+            raise SystemExit(STATUS_USER_ERROR) from None
         sentence = explain_error(e)
+        if isinstance(e, dist.DistError) or "gloo" in str(e):  # no rank has reported an error
+            sentence = "another process was lost, or hangs: its own messages may say why"
+            e = UserError(sentence)
         if rank > 0 and sentence:
-            print_stderr(f"error: {_rank_name(rank)}: {sentence}")
-        raise
+            print_stderr(f"error: process {rank} on {platform.node()}: {sentence}")
+        raise e
     finally:
         dist.destroy_process_group()
 
 
-def _rank_name(rank: int) -> str:
-    return f"process {rank} on {platform.node()}"
+def _fails_first(store: dist.Store, rank: int) -> bool:
+    """Return whether no other rank has failed, whose end would be the reason for this error."""
+    try:
+        return store.compare_set("failed", "", str(rank)) == str(rank).encode()
+    except RuntimeError:  # the store has ended with the other rank
+        return False

@@ -71,9 +71,9 @@ class Checkpoints:
     def restore(self, manifest: Manifest) -> None:
         """Load the checkpoint of a manifest into the training state and set later ones aside."""
         folder = step_folder(self.run_dir, manifest.step)
-        with self.world.share_errors():  # each rank reads its own rows
-            load_weights(self.state.model, folder / MODEL_FILE)
-            load_optimizer_state(self.state.optimizers, self.state.model, folder / OPTIMIZER_FILE)
+        load_weights(self.state.model, folder / MODEL_FILE)  # each rank reads its own rows
+        load_optimizer_state(self.state.optimizers, self.state.model, folder / OPTIMIZER_FILE)
+        self.world.wait()
         self.state.mean_loss.restore(manifest.losses)
         self.state.scaler.restore(manifest.loss_scale)
         self.last_step = manifest.step

@@ -48,14 +48,13 @@ def prepare_inputs(
     """
     console = Terminal(quiet=world.rank > 0)
     log = printer(console)
-    with world.share_errors():
-        if progress.manifest:
-            folder = step_folder(run_dir, progress.step)
-            initial = StartingWeights(load_tokenizer(folder / TOKENIZER_FILE))
-        elif config.init_from:
-            initial = open_weights(config.init_from, log)
-        else:
-            initial = StartingWeights()
+    if progress.manifest:
+        folder = step_folder(run_dir, progress.step)
+        initial = StartingWeights(load_tokenizer(folder / TOKENIZER_FILE))
+    elif config.init_from:
+        initial = open_weights(config.init_from, log)
+    else:
+        initial = StartingWeights()
     text = _open_same_text(config, world, initial.tokenizer, progress, console)
     for line in text.summary():
         log(line)
@@ -86,15 +85,15 @@ def _open_same_text(
     if world.rank == 0:
         text = prepare_same_text(config, tokenizer, progress, console)
     location = world.broadcast(text and (text.folder.name, text.name, text.fingerprint))
-    with world.share_errors():
-        if text is None:  # on another machine the cache may lack it
-            text = open_tokens(*location)
-            text = text or prepare_same_text(config, tokenizer, progress, console)
-        if text.fingerprint != location[-1]:
-            raise UserError(
-                f"{text.name} differs from that of the first process; copy the same text, and the "
-                "same version of this program, to all machines."
-            )
+    if text is None:  # on another machine the cache may lack it
+        text = open_tokens(*location)
+        text = text or prepare_same_text(config, tokenizer, progress, console)
+    if text.fingerprint != location[-1]:
+        raise UserError(
+            f"{text.name} differs from that of the first process; copy the same text, and the "
+            "same version of this program, to all machines."
+        )
+    world.wait()
     return text
 
 

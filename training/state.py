@@ -83,8 +83,8 @@ def build_state(
     """Build a placed model and its optimizers; `init` changes the weights before it is placed."""
     torch.manual_seed(config.seed)
     model = build_model(config.model)
-    with world.share_errors():
-        init(model)
+    init(model)
+    world.wait()
     model.checkpoint_activations = config.checkpoint_activations
     forward = world.place_model(model, config)
     optimizers = build_optimizers(model, config.optim, config.precision, world.muon_class(config))

@@ -6,7 +6,7 @@ the same train.py on its slice of each batch. Rank 0 writes and prints.
 
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from types import FrameType
 from typing import Any
 
@@ -85,16 +85,11 @@ class World:
         """Return rank 0's value on every rank."""
         return value
 
-    def share_errors(self) -> AbstractContextManager:
-        """Raise an error of any rank on all ranks; a user's mistake becomes a `SharedError`.
-
-        All ranks wait for each other at the end of the block. It must contain nothing else that
-        other ranks wait for.
-        """
-        return nullcontext()
-
     def wait(self) -> None:
-        """Wait until all ranks are here, however long rank 0 has worked alone."""
+        """Wait until all ranks are here, however long one has worked alone.
+
+        If one of them has failed, the others end here too.
+        """
 
     def sum(self, values: Tensor) -> Tensor:
         """Sum a tensor over the ranks, in place, and return it."""
