@@ -179,6 +179,7 @@ def join(alone: bool) -> Iterator[World]:
         # The store outlives a restart, and would return addresses of processes that are gone.
         store = dist.PrefixStore(f"attempt_{os.environ['TORCHELASTIC_RESTART_COUNT']}", store)
     if rank == 0:  # which has read the configuration, and perhaps downloaded a model
+        store.delete_key("failed")  # of the processes before a machine was replaced
         store.set("rank_0_is_ready", "")
     store.wait(["rank_0_is_ready"], RANK_0_TIMEOUT)
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
