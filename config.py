@@ -663,7 +663,7 @@ class Config(Hardware, ModelSource):
     )
     threads: int | str = setting(
         "auto",
-        "threads of a run of one process; auto: all of torch's; 1 is faster on a busy machine",
+        "threads of a run of one process; auto: all it may use; 1 is faster on a busy machine",
         ge=1,
         le=1024,
     )

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 import shutil
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -16,6 +15,7 @@ import numpy as np
 
 from common.errors import UserError
 from common.files import read_json_object, seal, sha256_of_file, sync
+from common.limits import count_processors
 from common.text import pluralize
 from common.text_files import is_jsonl
 from config import DataConfig, TokenizerConfig
@@ -162,7 +162,7 @@ def encode_pieces(
 
     Only a few pieces are read ahead, so memory stays bounded.
     """
-    cores = os.cpu_count() or 1
+    cores = count_processors()
     encoding: deque[tuple[SplitPiece, Future[Encoded]]] = deque()
     with ThreadPoolExecutor(cores) as pool:  # the encoders release the interpreter's lock
         for piece in pieces:

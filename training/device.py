@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from common.errors import UserError
+from common.limits import count_processors, memory_limit
 from common.terminal import error_sentence
 from common.text import pluralize
 from config import MIN_BF16_DECODING_WIDTH, ResolvedConfig
@@ -84,10 +85,16 @@ def is_bf16_fast(device: str) -> bool:
 
 
 def pick_threads(threads: int | str, processes: int) -> int:
-    """Return the number of threads of each process. For several, their launcher has set it."""
-    if isinstance(threads, str) or processes > 1:
+    """Return the number of threads of each process. For several, their launcher has set it.
+
+    "auto" is torch's number, or what a container may use if that is less and OMP_NUM_THREADS is
+    not set.
+    """
+    if processes == 1 and not isinstance(threads, str):
+        return threads
+    if "OMP_NUM_THREADS" in os.environ:
         return torch.get_num_threads()
-    return threads
+    return min(torch.get_num_threads(), count_processors())
 
 
 def has_tf32(device: str) -> bool:
@@ -182,20 +189,22 @@ def move_for_sampling(model: GPT, device: str, precision: str = "auto") -> GPT:
     costs some ten microseconds more, so narrow models are faster in float32 (LOG.md).
     """
     is_narrow = device.startswith("cpu") and model.config.n_embd < MIN_BF16_DECODING_WIDTH
+    threads = pick_threads("auto", processes=1)
     if precision == "auto":
         precision = "fp32" if is_narrow else pick_precision(precision, device)
         if is_narrow:  # several threads take up to 40 times as long on a busy machine (LOG.md)
-            torch.set_num_threads(1)
+            threads = 1
+    torch.set_num_threads(threads)
     return model.to(device, DTYPES[precision])
 
 
 def device_memory(device: str) -> float | None:
-    """Return the bytes of memory of a device, or None if unknown."""
+    """Return the bytes of memory of a device that may be used, or None if unknown."""
     if device.startswith("cuda"):
         return torch.cuda.get_device_properties(device).total_memory
     if not hasattr(os, "sysconf"):
         return None
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), memory_limit())
 
 
 def peak_memory(device: str) -> int | None:

@@ -25,6 +25,7 @@ FLOAT32_BYTES = 4
 KEY_BYTES = 8  # of an n-gram
 # Share of a device's memory that the estimate may reach before the model is sharded.
 MAX_MEMORY_SHARE = 0.9
+PYTORCH_BYTES = 0.4e9  # resident beside tensors in a process that computes on the CPU
 # Blocks of a sharded model that a process has gathered at the same time: the one that computes, the
 # next one, and the message in which that one arrived.
 GATHERED_BLOCKS = 3

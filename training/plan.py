@@ -17,7 +17,7 @@ from training.device import (
     pick_threads,
 )
 from training.flops import model_size, peak_flops, tokens_per_step
-from training.memory import MAX_MEMORY_SHARE, memory_bound, memory_needed
+from training.memory import MAX_MEMORY_SHARE, PYTORCH_BYTES, memory_bound, memory_needed
 
 # Floating-point operations of a whole run from which compiling saves time, by kind of device.
 # Measured on CPUs (LOG.md); an estimate for GPUs.
@@ -183,10 +183,15 @@ def pick_shard(
 
 def fits(config: ResolvedConfig, processes: int, memory: float) -> bool:
     """Return whether the memory of a process in bytes suffices, with some left over."""
-    available = MAX_MEMORY_SHARE * memory
+    available = MAX_MEMORY_SHARE * memory - _pytorch_memory(config.device)
     return (
         memory_bound(config, processes) < available or memory_needed(config, processes) < available
     )
+
+
+def _pytorch_memory(device: str) -> float:
+    """Return the bytes that PyTorch itself takes of a device's memory."""
+    return PYTORCH_BYTES if device == "cpu" else 0.0
 
 
 def should_compile(device: str, flops: float) -> bool:
@@ -226,7 +231,7 @@ def print_run(
         log(f"peak     {peak / 1e9:,.0f} GFLOP/s in a matrix product (data sheet)")
     available = process_memory(config.device, processes)
     if available and not fits(config, processes, available):
-        needed = memory_needed(config, processes)
+        needed = memory_needed(config, processes) + _pytorch_memory(config.device)
         log(
             f"note     a step needs about {needed / 1e9:,.1f} GB of memory; {config.device} has "
             f"{available / 1e9:,.1f} GB{' per process' if processes > 1 else ''}; "

@@ -26,7 +26,7 @@ from glass.reading import max_tokens
 from interop import find_model
 from interop.stored import RunCheckpoint
 from kernels import DTYPES
-from training.device import describe, pick_device
+from training.device import describe, pick_device, pick_threads
 
 PROMPT_TOKENS = 32  # of a run's text that are shown first
 # Shown first if there is no text of a run. A likely next token is one of two names, and a name of
@@ -138,6 +138,7 @@ def load_session(
     name = getattr(settings, key)
     log(f"loading {name} …")
     device = pick_device(settings.device)
+    torch.set_num_threads(pick_threads("auto", processes=1))
     stored = find_model(name, settings.checkpoint, log)
     model, tokenizer = stored.load()
     precision = "fp32" if settings.precision == "auto" else settings.precision
