@@ -64,7 +64,8 @@ def make_probes(
     start = _start_of_line(val, tokenizer, length)
     text = np.asarray(val[start : start + length], dtype=np.int64)
     size = min(len(text), MAX_SCORED_LENGTH)
-    count = min(MAX_ROWS, (len(val) - start) // size)  # windows do not overlap
+    # Windows do not overlap, and are of different sequences.
+    count = min(MAX_ROWS, (len(val) - start) // max(size, spacing))
     starts = np.linspace(start, len(val) - size, count).astype(int)
     starts -= (starts - start) % spacing
     windows = np.stack([np.asarray(val[at : at + size], dtype=np.int64) for at in starts])

@@ -74,6 +74,38 @@ def test_an_epoch_lays_windows_end_to_end_and_visits_each_once(size, seed, epoch
     assert max(gaps) == block + number % block
 
 
+def written_out_starts(number: int, block: int, seed: int, epoch: int) -> list[int]:
+    """Return the starts of an epoch's windows in the order of visit, one by one."""
+    *round_keys, last = map(
+        int, np.random.SeedSequence((seed, epoch)).generate_state(FEISTEL_ROUNDS + 1, np.uint64)
+    )
+    windows, half_bits = number // block, 1
+    while 4**half_bits < windows:
+        half_bits += 1
+    half = 2**half_bits
+
+    def permuted(value: int) -> int:
+        left, right = divmod(value, half)
+        for round_key in round_keys:
+            mixed = (right + round_key) * 0x9E3779B97F4A7C15 % 2**64
+            mixed = (mixed ^ mixed >> 29) * 0xBF58476D1CE4E5B9 % 2**64
+            left, right = right, left ^ (mixed >> 32) % half
+        value = left * half + right
+        return value if value < windows else permuted(value)
+
+    return [(last % number + permuted(window) * block) % number for window in range(windows)]
+
+
+@given(size=sizes(), seed=st.integers(0, 2**64 - 1), first=st.sampled_from([0, 1, 2, 10**6]))
+def test_epochs_equal_their_written_out_formula(size, seed, first):
+    """Otherwise a run that another version began would go on with other batches."""
+    number, block, batch = size
+    batches = Batches(numbered_tokens(number), block, batch, seed)
+    for epoch in range(first, first + 3):
+        starts = written_out_starts(number, block, seed, epoch)
+        assert epoch_starts(batches, epoch).tolist() == starts
+
+
 def test_epochs_differ_in_their_offset_and_in_their_order_and_so_do_seeds():
     batches = Batches(numbered_tokens(100_003), 100, 16, seed=1337)
     epochs = [epoch_starts(batches, epoch) for epoch in range(20)]

@@ -78,6 +78,18 @@ def test_the_begin_symbol_comes_first_and_symbols_are_written_as_characters_in_o
     assert spelled.removesuffix("+=") == CHARACTERS[:100] and spelled.isprintable()
 
 
+@pytest.mark.parametrize(("task", "block_size"), [("passages", 40), ("markov", 7), ("recall", 31)])
+@given(val_max_tokens=st.integers(2, 300))
+def test_as_many_sequences_are_held_out_as_the_tokens_to_validate_fill(
+    task, block_size, val_max_tokens
+):
+    a_task = task_of(task, block_size, val_max_tokens=val_max_tokens)
+    T, most = a_task.block_size, max(val_max_tokens, a_task.block_size)
+    for sequences in (a_task.training, a_task.validation):
+        n, length = sequences.inputs.shape
+        assert length == T and n * T <= most < (n + 1) * T
+
+
 def test_probes_of_a_task_are_sequences_and_draw_no_begin_symbol():
     text = generate_tokens(config_of("passages", begin=True), None)
     probes = make_probes(text.train, text.val, text.tokenizer, 24, 0, text.task.block_size + 1)
@@ -152,6 +164,21 @@ def test_chains_have_the_transition_probabilities_that_are_given(seed, shared):
         share = np.bincount(states[:, t], minlength=3) / n
         error = np.sqrt(probabilities * (1 - probabilities) / n)
         assert (abs(share - probabilities) < 5.5 * error + 1e-9).all()
+
+
+def test_a_chain_begins_in_its_stationary_distribution():
+    task = task_of("markov", symbols=4, concentration=0.5)
+    n, random = 200, np.random.default_rng(7)
+    transitions = random.dirichlet(np.full(4, 0.5), size=(n, 4))
+    chosen = random.random(n)
+    expected = []
+    for matrix, quantile in zip(transitions, chosen):
+        values, vectors = np.linalg.eig(matrix.T)
+        stationary = vectors[:, np.argmin(abs(values - 1))].real  # the eigenvector of value 1
+        expected.append(np.searchsorted((stationary / stationary.sum()).cumsum(), quantile))
+    drawn = task._draw(BATCH, n, np.random.default_rng(7)).tokens
+    assert drawn[:, 0].tolist() == expected
+    assert np.array_equal(drawn, walk(drawn[:, 0], transitions, task.length + 1, random))
 
 
 # --- modular addition and recall ------------------------------------------------------------------

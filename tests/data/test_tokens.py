@@ -1,5 +1,6 @@
 """Token files are prepared once, never stale and never incomplete."""
 
+import json
 import os
 import re
 import shutil
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tokenizers
 from corpora import ignore
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,8 +24,9 @@ from common.text import pluralize
 from common.text_files import normalize_text
 from config import DataConfig, TokenizerConfig
 from data.copies import Copies
+from data.hf_tokenizer import HFTokenizer
 from data.splits import SplitPiece
-from data.tokenizer import CharTokenizer
+from data.tokenizer import PATTERNS, CharTokenizer, train_bpe
 from data.tokens import prepare
 
 ROOT = Path(__file__).parents[2]
@@ -113,6 +116,56 @@ def test_end_of_text_separates_documents(folder):
     )
 
 
+ALPHABET = sorted(set(PROSE))
+
+
+def imported_tokenizer(
+    begin: bool = False, end: bool = True, lowercase: bool = False, alphabet: str = ""
+) -> HFTokenizer:
+    """A tokenizer of single characters, whose last two ids may begin and end a text."""
+    characters = [*ALPHABET, *alphabet]
+    V = len(characters)
+    vocabulary = dict(zip([*characters, "<s>", "</s>"], range(V + 2)))
+    library = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, []))
+    library.add_special_tokens(["<s>", "</s>"])
+    if begin:
+        template = {"single": "<s> $A", "special_tokens": [("<s>", V)]}
+        library.post_processor = tokenizers.processors.TemplateProcessing(**template)
+    if lowercase:
+        library.normalizer = tokenizers.normalizers.Lowercase()
+    return HFTokenizer(library.to_str(), end_of_text=V + 1 if end else None)
+
+
+@pytest.mark.parametrize("begin", [False, True])
+@pytest.mark.parametrize("end", [False, True])
+def test_end_of_text_and_then_begin_of_text_separate_documents_of_an_imported_tokenizer(
+    folder, begin, end
+):
+    tokenizer = imported_tokenizer(begin, end)
+    separator = [tokenizer.vocab_size - 1] * end + [tokenizer.vocab_size - 2] * begin
+    a, c, d, e = (tokenizer.encode(letter) for letter in "acde")
+    tokens = prepare(folder("a" * 90, "", "c" * 95, "d" * 5, "e" * 5), CHAR, ignore, tokenizer)
+    assert tokens.train.tolist() == [*a * 90, *separator, *c * 85]
+    assert tokens.val.tolist() == [*c * 10, *separator, *d * 5, *separator, *e * 5]
+
+
+@pytest.mark.parametrize(("length", "by_document"), [(110, True), (111, False)])
+@pytest.mark.parametrize("place", [0, 50, 99])
+def test_documents_validate_only_if_none_is_longer_than_a_tenth_of_the_text(
+    folder, monkeypatch, length, by_document, place
+):
+    monkeypatch.setattr(data.corpus, "PIECE_CHARS", 40)
+    texts = [f"number{n:03}\n" for n in range(99)]  # 990 characters
+    texts.insert(place, f"{'long text ' * 12}"[:length])
+    training, validation = decode_splits(prepare(folder(*texts), CHAR, ignore))
+    text = "".join(texts)
+    position = len(text) * 9 // 10
+    is_cut = (training, validation) == (text[:position], text[position:])
+    assert is_cut != by_document
+    if by_document:
+        assert validation.count("number") + ("long" in validation) == 10
+
+
 @pytest.mark.parametrize("config", [CHAR, SMALL_BPE], ids=["char", "bpe"])
 def test_one_document_of_every_ten_validates_and_it_is_always_the_same(
     config, folder, monkeypatch, cache
@@ -164,14 +217,47 @@ def replace_a_word(file: Path) -> None:
     os.utime(file, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
 
 
-def test_a_changed_text_or_document_boundary_gives_other_tokens(write, folder):
+def test_a_changed_text_gives_other_tokens(write):
     source = write(PROSE)
     old = prepare(source, CHAR, ignore)
     replace_a_word(Path(source.path))
     assert "".join(decode_splits(prepare(source, CHAR, ignore))) == PROSE.replace("dog", "god")
     assert "".join(decode_splits(old)) == PROSE
-    sources = (("ab", "c"), ("a", "bc"), ("abc",), ("abc", ""))
-    assert len({prepare(folder(*texts), SMALL_BPE, ignore).fingerprint for texts in sources}) == 4
+
+
+TEXTS = [("ab", "c"), ("a", "bc"), ("abc",), ("abc", ""), ("", "abc"), ("c", "ab")]
+SETTINGS = [CHAR, SMALL_BPE, replace(SMALL_BPE, vocab_size=281), replace(SMALL_BPE, pattern="gpt2")]
+TOKENIZERS = [
+    CharTokenizer(PROSE + "x"),
+    CharTokenizer(PROSE + "y"),  # of the same size
+    train_bpe([PROSE], 280, PATTERNS["code"]),
+    train_bpe([PROSE[::-1]], 280, PATTERNS["code"]),
+    imported_tokenizer(),
+    imported_tokenizer(alphabet="x"),
+    imported_tokenizer(alphabet="y"),
+    imported_tokenizer(begin=True),
+    imported_tokenizer(end=False),
+    imported_tokenizer(lowercase=True),
+]
+
+
+def test_every_text_field_setting_and_tokenizer_has_a_cache_entry_of_its_own(write, tmp_path):
+    prose = write(PROSE)
+    rows = write(json.dumps({"one": PROSE, "two": PROSE[::-1]}), "text/a.jsonl")
+    cases = [(prose, config, None) for config in SETTINGS]
+    cases += [(prose, CHAR, tokenizer) for tokenizer in TOKENIZERS]
+    cases += [(replace(rows, field=field), CHAR, None) for field in ("one", "two")]
+    for number, texts in enumerate(TEXTS):
+        for n, text in enumerate(texts):
+            write(text, f"texts_{number}/{n}.txt")
+        cases.append((replace(prose, path=str(tmp_path / f"texts_{number}")), CHAR, None))
+
+    prepared = [prepare(source, config, ignore, own) for source, config, own in cases]
+    assert len({tokens.folder for tokens in prepared}) == len(cases)
+    for (source, config, own), tokens in zip(cases, prepared):
+        again = prepare(source, config, pytest.fail, own)
+        assert again.folder == tokens.folder and decode_splits(again) == decode_splits(tokens)
+        assert own is None or again.tokenizer.to_json() == own.to_json()
 
 
 def test_how_each_file_is_read_belongs_to_the_fingerprint(write):

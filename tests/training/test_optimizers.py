@@ -40,21 +40,28 @@ def test_orthogonalize_keeps_singular_vectors_and_equalizes_singular_values(
     assert torch.allclose(new_values, expected, atol=1e-6)
 
 
-def test_muon_follows_its_written_out_rule():
+def test_muon_follows_its_written_out_rule_for_tall_wide_and_square_matrices():
     torch.manual_seed(0)
-    p = torch.nn.Parameter(torch.randn(6, 4))
-    expected, momentum, squares = p.detach().clone(), torch.zeros(6, 4), torch.full((6, 1), 1 / 6)
-    optimizer = Muon([p], lr=0.1, momentum=0.9, weight_decay=0.01)
+    shapes = [(6, 4), (4, 6), (5, 5), (6, 4), (3, 24)]  # two of one shape
+    params = [torch.nn.Parameter(torch.randn(shape)) for shape in shapes]
+    expected = [p.detach().clone() for p in params]
+    momenta = [torch.zeros(shape) for shape in shapes]
+    squares = [torch.full((rows, 1), 1 / max(rows, columns)) for rows, columns in shapes]
+    optimizer = Muon(params, lr=0.1, momentum=0.9, weight_decay=0.01)
     for _ in range(3):
-        p.grad = torch.randn(6, 4)
-        momentum = 0.9 * momentum + 0.1 * p.grad
-        update = orthogonalize((0.1 * p.grad + 0.9 * momentum)[None])[0]
-        new_squares = (update**2).mean(dim=1, keepdim=True)
-        squares = ROW_SQUARES_DECAY * squares + (1 - ROW_SQUARES_DECAY) * new_squares
-        update = update / (squares * 6).sqrt()
-        expected = expected * (1 - 0.1 * 0.01) - 0.1 * math.sqrt(6 / 4) * update
+        for n, (rows, columns) in enumerate(shapes):
+            gradient = params[n].grad = torch.randn(rows, columns)
+            momenta[n] = 0.9 * momenta[n] + 0.1 * gradient
+            update = orthogonalize((0.1 * gradient + 0.9 * momenta[n])[None])[0]
+            new_squares = (update**2).mean(dim=1, keepdim=True)
+            squares[n] = ROW_SQUARES_DECAY * squares[n] + (1 - ROW_SQUARES_DECAY) * new_squares
+            update = update / (squares[n] * max(rows, columns)).sqrt()
+            step_size = 0.1 * math.sqrt(rows / columns) if rows > columns else 0.1
+            expected[n] = expected[n] * (1 - 0.1 * 0.01) - step_size * update
         optimizer.step()
-    assert torch.allclose(p, expected, atol=1e-6)
+        assert all(p.grad is None for p in params)
+    for p, weights in zip(params, expected):
+        assert torch.allclose(p, weights, atol=1e-6)
 
 
 @pytest.mark.parametrize("sparse", [True, False])

@@ -17,7 +17,7 @@ from rich.text import Text
 import training.record
 from cli.config_file import read_config
 from common.errors import UserError
-from common.metrics import is_scored, loss_warning, overfitting, read_rows
+from common.metrics import METRICS, SAMPLES, is_scored, loss_warning, overfitting, read_rows
 from common.settings import iterate_settings
 from common.terminal import Terminal
 from common.text import format_with_error
@@ -87,6 +87,26 @@ def test_training_that_did_not_lower_the_validation_loss_is_reported():
     assert all(value in loss_warning(rows) for value in ("step 0", "2.5000", "2.7500"))
     assert not loss_warning([*rows, {"step": 20, "val/loss": 2.25}])
     assert not loss_warning(rows[1:]) and not loss_warning([])
+
+
+@pytest.mark.parametrize("step", [-1, 0, 6, 7, 12, 99])
+def test_a_resume_keeps_rows_and_snapshots_up_to_its_step_and_removes_later_ones(
+    tiny, tmp_path, step
+):
+    steps, names = range(13), [f"step_{n:08d}.{e}" for n in (0, 6, 7, 12) for e in ("npz", "png")]
+    (tmp_path / "attention").mkdir()
+    for name in [*names, "step_notes.npz"]:
+        (tmp_path / "attention" / name).touch()
+    written = {name: "".join(f'{{"step": {n}}}\n' for n in steps) for name in (METRICS, SAMPLES)}
+    for name, lines in written.items():
+        (tmp_path / name).write_text(lines)
+    record = Record(tiny, tmp_path, step)
+    assert record.rows == [{"step": n} for n in steps if n <= step]
+    for name, lines in written.items():
+        assert read_rows(tmp_path / name) == record.rows
+        assert (tmp_path / f"{name}.before").read_text() == lines
+    kept = {name for name in names if int(name[5:13]) <= step}
+    assert {path.name for path in (tmp_path / "attention").iterdir()} == kept | {"step_notes.npz"}
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])

@@ -1,8 +1,12 @@
 """Composition, in a model of two layers whose heads are set by hand."""
 
+from itertools import product
+
+import formulas
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from models import induction_model, lively, small
 
 from glass.heads import scores
@@ -133,39 +137,85 @@ def queries_and_keys(model: GPT, x: torch.Tensor) -> tuple[torch.Tensor, torch.T
     return q, k
 
 
-def previous_token_scores(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-    """Return the previous-token score of each head, (H,)."""
-    A = attention_weights(q, k, causal_mask(T, T))
-    return torch.diagonal(A, offset=-1, dim1=-2, dim2=-1).mean(dim=(0, 2))
+def head_outputs(model: GPT, A: torch.Tensor, x: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+    """Return what the heads of layer 2 write with patterns A (B, H, T, T), (B, H, T, C).
+
+    Values are those of an input x, gates those of an input `at`.
+    """
+    c, block = model.config, model.blocks[2]
+    layer, outputs = block.attention, []
+    x, at = (formulas.norm(block.norm_1, one, c) for one in (x, at))
+    for head in range(c.n_head):
+        group = head // (c.n_head // c.kv_heads)
+        y = A[:, head] @ formulas.project_head(layer.W_V, group, c.value_dim, x)
+        if c.attention_gate != "none":
+            gates = formulas.project_head(layer.W_gate, head, c.gate_dim // c.n_head, at)
+            y = y / (1 + torch.exp(-gates))
+        outputs.append(y @ layer.W_O.weight[:, head * c.value_dim : (head + 1) * c.value_dim].T)
+    return torch.stack(outputs, dim=1)
 
 
+def reading_of_patterns(score: str, A: torch.Tensor) -> np.ndarray:
+    """Return the sum over rows of the score of each head with patterns A (B, H, T, T), (H,)."""
+    if score == "induction":
+        return scores.induction(A[:16].numpy(), A[16:].numpy(), PERIODS).sum(axis=-1)
+    return torch.diagonal(A, offset=-1, dim1=-2, dim2=-1).mean(dim=-1).sum(dim=0).numpy()
+
+
+def reading_of_outputs(score: str, values: torch.Tensor) -> np.ndarray:
+    """Return the mean of values (B, H, T) over the tokens on which a score is measured, (H,)."""
+    rows = values[:, :, 1:]
+    if score == "induction":  # the second occurrences
+        rows = [
+            values[row, :, p : 2 * p].mean(dim=-1, keepdim=True) for row, p in enumerate(PERIODS)
+        ]
+        rows = torch.stack(rows)
+    return rows.mean(dim=(0, 2)).numpy()
+
+
+def lost_shares(
+    model: GPT, score: str, x: torch.Tensor, without: torch.Tensor
+) -> dict[str, np.ndarray]:
+    """Return the lost shares of all heads of layer 2 by input, of which one is patched, (H,)."""
+    (q, k), (patched_q, patched_k) = (queries_and_keys(model, one) for one in (x, without))
+    mask = causal_mask(T, T)
+    A = attention_weights(q, k, mask)
+    unchanged = reading_of_patterns(score, A)
+    outputs, patched = (head_outputs(model, A, one, x) for one in (x, without))
+    kept = {
+        "queries": reading_of_patterns(score, attention_weights(patched_q, k, mask)) / unchanged,
+        "keys": reading_of_patterns(score, attention_weights(q, patched_k, mask)) / unchanged,
+        "values": reading_of_outputs(score, F.cosine_similarity(outputs, patched, dim=-1) ** 2),
+    }
+    return {name: 1 - share for name, share in kept.items()}
+
+
+@pytest.mark.parametrize("score", ["previous_token", "induction"])
 @pytest.mark.parametrize(
     "changes",
-    [{"norm": "layernorm", "bias": True}, {"norm": "rmsnorm", "position": "rope", "n_kv_head": 2}],
+    [
+        {"norm": "layernorm", "bias": True},
+        {"norm": "rmsnorm", "position": "rope", "n_kv_head": 2, "attention_gate": "channel"},
+    ],
 )
 @torch.no_grad()
-def test_shares_are_those_of_a_slow_loop_over_all_blocks(changes, texts):
+def test_shares_are_those_of_a_slow_loop_over_all_blocks(changes, score, texts):
     model = lively(build_model(small(n_layer=3, vocab_size=V, block_size=T, **changes))).double()
-    tokens = torch.from_numpy(texts[0])
+    ids = np.concatenate(texts[1:]) if score == "induction" else texts[0]
     heads = [Head(2, number) for number in range(4)]
-    shares = measure(model, texts, {"previous_token": heads})
+    shares = measure(model, texts, {score: heads})
     components = {name for _, _, name in shares}
     assert len(components) > 5 and "embedding" in components
-    q, k = queries_and_keys(model, capture(model, texts[0]).residuals[2])
-    unchanged = previous_token_scores(q, k)
+    x = capture(model, ids).residuals[2]
     for component in components & set(COMPONENTS):
         for is_direct in (False, True):
-            x = slow_input(model, tokens, COMPONENTS[component], is_direct)
-            q_without, k_without = queries_and_keys(model, x)
-            lost = {
-                "queries": 1 - previous_token_scores(q_without, k) / unchanged,
-                "keys": 1 - previous_token_scores(q, k_without) / unchanged,
-            }
-            for head in heads:
-                for name, expected in lost.items():
-                    if one := shares.get((head, name, component)):
-                        share = one.direct if is_direct else one.share
-                        assert share.value == pytest.approx(expected[head.number].item(), abs=1e-6)
+            without = slow_input(model, torch.from_numpy(ids), COMPONENTS[component], is_direct)
+            expected = lost_shares(model, score, x, without)
+            for head, name in product(heads, expected):
+                if one := shares.get((head, name, component)):
+                    share = one.direct if is_direct else one.share
+                    value = pytest.approx(expected[name][head.number], rel=1e-4, abs=1e-5)
+                    assert share.value == value
 
 
 def test_a_ratio_has_the_standard_error_of_a_bootstrap():

@@ -258,13 +258,36 @@ def test_a_stated_share_is_at_most_all_and_above_half_whatever_its_error(share, 
         assert lowest >= 0.5 or whole == "score"
 
 
-def test_a_share_is_compared_with_the_largest_by_chance_among_all_heads():
+def student_t_quantile(probability: float, freedom: int) -> float:
+    """Return the quantile of Student's t distribution from its density."""
+    t = np.linspace(0, 50, 500_001)
+    density = (1 + t**2 / freedom) ** (-(freedom + 1) / 2)
+    mass = density.cumsum()  # of positive values, which have half of the probability
+    return float(t[np.searchsorted(mass / mass[-1], 2 * probability - 1)])
+
+
+@pytest.mark.parametrize("head_count", [1, 2, 3, 8, 51])
+@pytest.mark.parametrize("factor", [0.97, 1.03])
+def test_a_share_is_compared_with_the_largest_by_chance_of_all_queries_and_keys(head_count, factor):
     rows = make_rows()
-    rows[-1]["composition/induction_se/L3H2/keys/L1H3"] = 0.94 / 3
-    assert "reads from the previous-token head L1H3" in str(find(rows, "Induction head"))
-    for head in range(50):
-        rows[-1] |= score("induction", f"L2H{head}", 0.0)
-    assert "reads from" not in str(find(rows, "Induction head"))
+    for number in range(1, head_count):
+        rows[-1] |= score("induction", f"L2H{number}", 0.0)
+    comparisons = len(["queries", "keys"] * head_count)
+    errors = student_t_quantile(1 - 0.05 / comparisons, freedom=15)  # of 16 readings
+    rows[-1] |= composition("keys/L1H3", 0.94, 0.94 / errors * factor)
+    reads_from = "reads from the previous-token head L1H3" in str(find(rows, "Induction head"))
+    assert reads_from == (factor < 1)
+
+
+@pytest.mark.parametrize("head_count", [1, 2, 3, 8, 51])
+@pytest.mark.parametrize("factor", [0.97, 1.03])
+def test_importance_is_compared_with_the_largest_by_chance_of_all_heads(head_count, factor):
+    row = {"step": 1}
+    for number in range(head_count):
+        row |= score("importance", f"L0H{number}", 0.0)
+    errors = student_t_quantile(1 - 0.05 / head_count, freedom=15)
+    row |= score("importance", "L0H0", 0.3, 0.3 / errors * factor)
+    assert bool(summarize_run([row])) == (factor < 1)
 
 
 def rows_of_gains(gains: list[float], error: float = 0.05) -> list[dict]:
