@@ -34,7 +34,7 @@ from cli.job import fit_to_overrides
 from cli.wandb_environment import refuse_in_sweep
 from common.checkpoints import CONFIG_FILE
 from common.errors import UserError
-from common.files import exists, list_folder
+from common.files import exists, is_folder, list_folder
 from common.paths import expand_home, require_output_folder
 from common.terminal import (
     Terminal,
@@ -50,6 +50,7 @@ from sweeps.page import write_results
 from sweeps.ranking import name_settings
 from sweeps.runs import (
     FAILURE,
+    OVERRIDES,
     Run,
     format_settings,
     identify,
@@ -472,13 +473,12 @@ def find_sweep(typed: str, resume: bool) -> Path | None:
         return None
     folder = expand_home("hydra.sweep.dir", typed)
     require_output_folder(f"hydra.sweep.dir={typed}", folder)
-    names = {path.name for path in list_folder(folder)}
-    has_jobs = names - {"multirun.yaml"}  # Hydra's, before a first job
-    if has_jobs and not is_sweep(folder):
+    others = [path for path in list_folder(folder) if not _may_precede_first_job(path)]
+    if others and not is_sweep(folder):
         raise UserError(
             f"hydra.sweep.dir={folder} is not empty and holds no sweep: choose another folder"
         )
-    if has_jobs and not resume:
+    if is_sweep(folder) and not resume:
         raise UserError(
             f"hydra.sweep.dir={folder} already holds a sweep: add resume=auto to resume it, or "
             "choose another folder"
@@ -494,6 +494,13 @@ def _take_refusals(folder: Path) -> list[str]:
     refusals = path.read_text(encoding="utf-8").splitlines()
     path.unlink()
     return refusals
+
+
+def _may_precede_first_job(path: Path) -> bool:
+    """Return whether a sweep that was killed before its first job was recorded may leave a path."""
+    if not is_folder(path):
+        return path.name == "multirun.yaml"  # Hydra's
+    return {inside.name for inside in list_folder(path)} <= {JOB_LOCK, Path(OVERRIDES).parts[0]}
 
 
 def summarize(folder: Path) -> list[Run]:

@@ -674,3 +674,19 @@ def test_a_large_mean_has_the_decimals_and_the_unit_of_its_standard_error():
     assert format_magnitude(1_669_333, 341_333) == "1.7 ± 0.3 M"
     assert format_magnitude(819_200, 156_000, "B") == "819 ± 156 kB"
     assert format_magnitude(12_300, None) == "12 k" and format_magnitude(500, 20) == "500 ± 20"
+
+
+JOB_PARTS = ["multirun.yaml", "seed=1/.job.lock", "seed=1/.hydra/.overrides.yaml.part"]
+
+
+@pytest.mark.parametrize("count", range(len(JOB_PARTS) + 1))
+def test_a_sweep_resumes_that_was_killed_before_its_first_job_was_recorded(tmp_path, count):
+    folder = tmp_path / "sweep"
+    for name in JOB_PARTS[:count]:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).touch()
+    assert sweep_jobs.find_sweep(str(folder), resume=True) == folder
+    (folder / "seed=1").mkdir(parents=True, exist_ok=True)
+    (folder / "seed=1" / "notes.txt").touch()
+    with pytest.raises(UserError, match="holds no sweep"):
+        sweep_jobs.find_sweep(str(folder), resume=True)
