@@ -2,16 +2,24 @@
 
 What is on the disk then resumes to the files of an undisturbed job, or the job printed which write
 failed. strace injects the faults from outside.
+
+Each job is traced once, to count its operations, and each operation makes two cases: a kill before
+it, and its failure. Of consecutive writes to one file only the first and the last are interrupted,
+because nothing but the length of that file changes between them. Operations of a sweep on snapshots
+and checkpoints are not interrupted, because a single run has the same ones.
 """
 
 import errno
 import os
-import random
 import re
 import shutil
 import subprocess
 import time
+from collections import Counter
+from collections.abc import Sequence
+from itertools import groupby
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from processes import KILL, Process, pointer, rows, rows_without_times, same_tensors, tiny_arguments
@@ -38,6 +46,7 @@ CALLS = [
     "rmdir",
 ]
 WRITES = re.compile(r"O_(WRONLY|RDWR|CREAT)")
+IN_SNAPSHOTS_OR_CHECKPOINTS = re.compile("/(attention|checkpoints)/")
 JOBS = {
     "run": ["checkpoint.keep=1", "run_dir=place/run", "optim=muon", "accumulate=2"],
     "prepare": ["prepare_only=true"],
@@ -48,15 +57,25 @@ JOBS = {
         "max_steps=2",
         "eval.every=1",
         "checkpoint.every=1",
-        "attention.every=2",
+        "attention.every=0",
     ],
 }
 INJECTED_ERRORS = (errno.ENOSPC, errno.EIO)
 
 
+class Case(NamedTuple):
+    """A fault that strace injects into the n-th call of a name."""
+
+    call: str
+    number: int
+    fault: str
+
+
 def argv_of(job: str, text_file: Path) -> list[str]:
     arguments = tiny_arguments(text_file)
-    if job != "run":
+    if job == "prepare":
+        arguments = ["data=text", f"data.path={text_file}", "tokenizer=char"]
+    elif job == "sweep":
         arguments.remove("run_dir=run")
     return [*arguments, *JOBS[job]]
 
@@ -128,47 +147,57 @@ def assert_same(job: str, whole: Path, other: Path, output: str) -> None:
         assert (other / "place" / "sweep" / "sweep.csv").read_text().count("finished") == 2
 
 
-def run_undisturbed(folder: Path, job: str, text_file: Path) -> list[tuple[str, int]]:
-    """Run a job in a folder, and return the name and number of each call that writes."""
-    folder.mkdir()
+def run_undisturbed(folder: Path, job: str, text_file: Path) -> None:
+    """Run a job in a folder, which keeps the trace of its calls."""
     calls = ",".join(f"?{call}" for call in CALLS)
     process = traced(folder, job, text_file, "-e", f"trace={calls}")
     assert process.wait() == 0, process.output()
-    counts, points = dict.fromkeys(CALLS, 0), []
+
+
+def find_cases(folder: Path, job: str) -> list[Case]:
+    """Return the cases of a job from the trace of its undisturbed run in a folder.
+
+    Paths are relative to the folder, or absolute in what strace adds to file descriptors.
+    """
+    in_place = re.compile(rf'[<"]{re.escape(str(folder))}/place\b|"place\b')
+    operations, counts = [], Counter()
     for line in (folder / "trace").read_text(errors="replace").splitlines():
-        call = line.partition("(")[0]
-        counts[call] = counts.get(call, 0) + 1
+        call, _, arguments = line.partition("(")
+        counts[call] += 1
         opens = call in ("open", "openat")
-        if f"{folder}/place" in line and (not opens or WRITES.search(line)):
-            points.append((call, counts[call]))
-    return points
+        if ") = -1 " in line or not in_place.search(line) or (opens and not WRITES.search(line)):
+            continue  # it changes nothing
+        if job == "sweep" and IN_SNAPSHOTS_OR_CHECKPOINTS.search(line):
+            continue
+        written = arguments.partition(",")[0] if call == "write" else len(operations)
+        operations.append((call, counts[call], written))
+    cases = []
+    for _, group in groupby(operations, key=lambda operation: operation[2]):
+        consecutive = list(group)
+        for call, number, _ in {consecutive[0]: None, consecutive[-1]: None}:
+            error = ("error=ENOSPC", "error=EIO")[number % 2]
+            cases += [Case(call, number, "signal=KILL"), Case(call, number, error)]
+    return cases
 
 
-def check_interruptions(root: Path, text_file: Path, job: str, sample: int | slice) -> None:
-    """Interrupt a job at a sample of its file operations, and check that it resumes."""
-    whole = root / "whole"
-    points = run_undisturbed(whole, job, text_file)
-    cases = [
-        (*point, how)
-        for n, point in enumerate(points)
-        for how in ("signal=KILL", ("error=ENOSPC", "error=EIO")[n % 2])
-    ]
-    chosen = random.Random(0).sample(cases, sample) if isinstance(sample, int) else cases[sample]
+def check_interruptions(
+    whole: Path, job: str, text_file: Path, cases: Sequence[Case], root: Path
+) -> None:
+    """Interrupt a job in each case, and check that it resumes to what is in the folder `whole`."""
     failures = []
-    for n, (call, k, how) in enumerate(chosen):
-        folder = root / f"{n}"
+    for case in cases:
+        folder = root / f"{case.call} {case.number} {case.fault}"
         folder.mkdir()
-        fault = ["-e", f"trace={call}", "-e", f"inject={call}:{how}:when={k}"]
-        process = traced(folder, job, text_file, *fault)
+        fault = f"inject={case.call}:{case.fault}:when={case.number}"
+        process = traced(folder, job, text_file, "-e", f"trace={case.call}", "-e", fault)
         try:
-            assert process.wait() in ((-KILL,) if "KILL" in how else (0, 1))
+            assert process.wait() in ((-KILL,) if "KILL" in case.fault else (0, 1))
             output = process.output()
             assert "Traceback" not in output, output
             assert_same(job, whole, folder, output + resume(folder, job, text_file))
         except AssertionError as e:
-            failures.append(f"{call} {k} {how}: {process.status} {process.output()[-600:]} {e}")
+            failures.append(f"{folder.name}: {process.status} {process.output()[-600:]} {e}")
         shutil.rmtree(folder)
-    print(f"{job}: {len(points)} operations, {len(chosen)} of {len(cases)} cases")
     assert not failures, "\n\n".join(failures)
 
 
@@ -230,19 +259,26 @@ class Disk:
                 (folder / name).write_bytes(value)
 
 
-def check_power_losses(root: Path, text_file: Path, sample: int | None) -> None:
-    """Cut the power of a run at some moments, or at all, and check that it resumes."""
-    whole, out = root / "whole", root / "lost"
-    (whole / "place").mkdir(parents=True)
-    os.environ["GLASSGPT_CACHE"] = str(whole / "place" / "cache")
+def run_on_failing_disk(folder: Path, text_file: Path) -> None:
+    """Run a job in a folder, and keep what the disk holds after each sync in `lost`."""
+    (folder / "place").mkdir()
+    os.environ["GLASSGPT_CACHE"] = str(folder / "place" / "cache")
 
     def fault():
-        os.fsync = Disk(whole / "place", out).sync
+        os.fsync = Disk(folder / "place", folder / "lost").sync
 
-    process = Process(whole, *argv_of("run", text_file), fault=fault)
+    process = Process(folder, *argv_of("run", text_file), fault=fault)
     assert process.wait() == 0, process.output()
-    states = sorted(out.iterdir(), key=lambda path: int(path.name))
-    assert len(states) > 20
-    for folder in random.Random(1).sample(states, sample) if sample else states:
+
+
+def states_of_disk(folder: Path) -> list[Path]:
+    """Return what `run_on_failing_disk` kept, in the order of time."""
+    return sorted((folder / "lost").iterdir(), key=lambda path: int(path.name))
+
+
+def check_power_losses(whole: Path, text_file: Path, states: Sequence[Path], root: Path) -> None:
+    """Check that a run resumes from each state of the disk to what is in the folder `whole`."""
+    for state in states:
+        folder = shutil.copytree(state, root / state.name)
         assert_same("run", whole, folder, resume(folder, "run", text_file))
-    print(f"{len(states)} states of the disk")
+        shutil.rmtree(folder)
