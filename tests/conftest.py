@@ -41,6 +41,7 @@ for profile, examples in (("few", 25), ("soak", 300)):
     )
 settings.load_profile("few")
 
+BROWSER_SECONDS = 60  # in which a page does what a test waits for, on a busy machine
 ROOT = Path(__file__).parents[1]
 TINY = [
     "model.n_layer=2",
@@ -253,6 +254,7 @@ def chromium():
     api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     if not shutil.which("chromium"):
         pytest.skip("there is no chromium on this machine")
+    api.expect.set_options(timeout=1000 * BROWSER_SECONDS)
     with api.sync_playwright() as playwright:
         browser = playwright.chromium.launch(
             executable_path=shutil.which("chromium"), args=["--no-sandbox"]
@@ -269,12 +271,12 @@ def engine_tab(chromium):
     return tab
 
 
-def wait_until(tab, expression: str, seconds: float = 20) -> None:
+def wait_until(tab, expression: str) -> None:
     """Wait until a JavaScript expression is true in a page.
 
     Playwright's own wait_for_function is blocked by the page's content security policy.
     """
-    end = time.monotonic() + seconds
+    end = time.monotonic() + BROWSER_SECONDS
     while not tab.evaluate(expression):
         assert time.monotonic() < end, f"{expression} did not come true"
         tab.wait_for_timeout(50)
@@ -306,7 +308,7 @@ def open_page(chromium):
         tab.on("pageerror", lambda error: errors.append(str(error)))
         tab.on("request", note_request)
         tab.goto(path.as_uri())
-        expect(tab.locator("#loading")).to_have_count(0, timeout=20_000)
+        expect(tab.locator("#loading")).to_have_count(0)
         tab.wait_for_timeout(150)
         return tab
 

@@ -291,18 +291,18 @@ def check_maps(found: np.ndarray, captured: np.ndarray) -> None:
 # In a browser
 
 
-def expect_map(tab, *, kind="attention", heads=None, step=None, timeout=None) -> None:
+def expect_map(tab, *, kind="attention", heads=None, step=None) -> None:
     """Wait until the map shows this kind of value, of this head and step."""
     attributes = {"map": kind, "heads": heads, "step": step}
     wanted = "".join(f'[data-{k}="{v}"]' for k, v in attributes.items() if v is not None)
-    tab.wait_for_selector(f"#large{wanted}", state="attached", timeout=timeout)
+    tab.wait_for_selector(f"#large{wanted}", state="attached")
 
 
-def expect_text(tab, selector: str, text: str, **more) -> None:
+def expect_text(tab, selector: str, text: str) -> None:
     """Wait until an element contains a text."""
     from playwright.sync_api import expect
 
-    expect(tab.locator(selector)).to_contain_text(text, **more)
+    expect(tab.locator(selector)).to_contain_text(text)
 
 
 def value_within_error(text: str):

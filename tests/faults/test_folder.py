@@ -4,7 +4,7 @@ A folder that cannot be listed is not an empty one.
 """
 
 import resource
-import time
+import signal
 from pathlib import Path
 
 import pytest
@@ -33,7 +33,7 @@ def test_a_second_run_in_a_folder_is_refused_until_the_first_has_ended(
     first = Process(
         tmp_path,
         *tiny_arguments(text_file),
-        fault=fault_at_call(training.device, "seed_micro_step", 8, lambda: time.sleep(30)),
+        fault=fault_at_call(training.device, "seed_micro_step", 8, signal.pause),
     )
     first.wait_for(tmp_path / "run" / "checkpoints" / "last")
     (tmp_path / "other").mkdir()

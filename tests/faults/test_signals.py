@@ -18,6 +18,7 @@ from common.signals import STOP_SIGNALS
 from training.world import World
 
 pytestmark = pytest.mark.slow
+HANGS, SOON = 600, 300  # seconds: of what a signal interrupts, and of a whole run on a busy machine
 
 
 def send_signals(*numbers: int, then: float = 0.0):
@@ -32,7 +33,7 @@ def send_signals(*numbers: int, then: float = 0.0):
 
 
 def terminate_in_evaluation(call: int):
-    """Return a fault: SIGTERM in the n-th evaluation, whose next window then takes 40 seconds."""
+    """Return a fault: SIGTERM in the n-th evaluation, whose next window then hangs."""
 
     def fault():
         calls, loss = iter(range(1, 100)), training.evaluate.Windows.loss
@@ -41,7 +42,7 @@ def terminate_in_evaluation(call: int):
             if next(calls) == call:
                 self.batch_size = 1
                 fault_at_call(training.evaluate, "autocast", 3, send_signals(signal.SIGTERM))()
-                fault_at_call(training.evaluate, "autocast", 4, send_signals(then=40))()
+                fault_at_call(training.evaluate, "autocast", 4, send_signals(then=HANGS))()
             return loss(self, model)
 
         training.evaluate.Windows.loss = patched
@@ -53,9 +54,7 @@ def test_sigterm_in_an_evaluation_saves_soon_and_the_run_resumes_exactly(
     tmp_path, text_file, finished_run
 ):
     process = Process(tmp_path, *tiny_arguments(text_file), fault=terminate_in_evaluation(2))
-    began = time.monotonic()
-    assert process.wait() == 143, process.output()
-    assert time.monotonic() - began < 35
+    assert process.wait(SOON) == 143, process.output()
     assert "resume=true" in process.output() and "Traceback" not in process.output()
     assert find_checkpoint(tmp_path / "run", "last", pytest.fail)[1].step == 4
     run_to_end(tmp_path, *tiny_arguments(text_file, "resume=true"))
@@ -77,12 +76,10 @@ def test_sigterm_while_the_model_is_compiled_ends_the_run_soon_and_it_resumes_ex
     arguments = ["compile=true" if a == "compile=false" else a for a in tiny_arguments(text_file)]
 
     def compile_for_long(model):
-        return lambda *batch: send_signals(signal.SIGTERM, then=40)()
+        return lambda *batch: send_signals(signal.SIGTERM, then=HANGS)()
 
     process = Process(tmp_path, *arguments, fault=replace_compiler(compile_for_long))
-    began = time.monotonic()
-    assert process.wait() == 143, process.output()
-    assert time.monotonic() - began < 35
+    assert process.wait(SOON) == 143, process.output()
     assert find_checkpoint(tmp_path / "run", "last", pytest.fail)[1].step == 0
     compile_at_once = replace_compiler(lambda model: model)
     run_to_end(tmp_path, *arguments, "resume=true", fault=compile_at_once)
@@ -96,7 +93,7 @@ def test_sigterm_while_the_model_is_compiled_ends_the_run_soon_and_it_resumes_ex
     ids=str,
 )
 def test_a_stop_signal_saves_and_a_second_ctrl_c_exits_at_once(tmp_path, text_file, numbers, saved):
-    hangs = 40 if numbers == (signal.SIGINT,) * 2 else 0
+    hangs = HANGS if numbers == (signal.SIGINT,) * 2 else 0
     process = Process(
         tmp_path,
         *tiny_arguments(text_file, "attention.every=0"),
@@ -104,8 +101,7 @@ def test_a_stop_signal_saves_and_a_second_ctrl_c_exits_at_once(tmp_path, text_fi
             training.device, "seed_micro_step", 6, send_signals(*numbers, then=hangs)
         ),
     )
-    began = time.monotonic()
-    assert process.wait() == 128 + numbers[-1] and time.monotonic() - began < 35
+    assert process.wait(SOON) == 128 + numbers[-1]
     assert find_checkpoint(tmp_path / "run", "last")[1].step == saved
     assert "Traceback" not in process.output()
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from models import lively
 from vocabularies import TEXT, TOKENIZERS
@@ -129,6 +129,8 @@ def test_windows_cover_the_first_the_middle_and_the_last_document():
 
 
 @given(st.integers(2, 300), st.integers(1, 40), st.integers(1, 400))
+@example(300, 7, 8)  # one window has 7 targets and their inputs
+@example(300, 7, 9)
 def test_windows_are_disjoint_consecutive_and_limited_in_number(length, block_size, max_tokens):
     windows = make_windows(length, block_size, val_max_tokens=max_tokens)
     predicted = windows.targets[windows.targets != NO_TARGET].tolist()

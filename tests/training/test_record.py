@@ -155,8 +155,11 @@ def test_without_a_terminal_a_line_shows_what_takes_long(tiny, tmp_path, capsys,
     with Record(tiny, tmp_path) as record:
         record.print_metrics({"step": 3})
         record.progress_bar.show_activity("measuring attention")
-        time.sleep(0.1)
-    assert "3  measuring attention" in capsys.readouterr().out
+        output, end = "", time.monotonic() + 60
+        while "3  measuring attention" not in output:
+            assert time.monotonic() < end, output
+            time.sleep(0.01)
+            output += capsys.readouterr().out
 
 
 def test_a_recurring_failure_is_noted_once_and_costs_nothing_else(tiny, tmp_path, capsys):

@@ -34,6 +34,7 @@ def test_a_text_is_read_changed_patched_and_kept_in_the_address(finished_run, ch
 
         tab.click("[role=radio][aria-label='layer 1, head 1']")
         tab.keyboard.press("x")
+        expect_interventions(tab, "L1H1", "")  # which draws the tokens again
         tab.click("#text [aria-label^='token 2:']")
         tab.click("#hide-token")
         expect_interventions(tab, "L1H1", "2")

@@ -33,7 +33,7 @@ def test_a_page_follows_its_run_and_keeps_the_selection(open_page, tmp_path):
     assert tab.inner_text("#step-now") == "step 10"
     make_run(run, steps=(0, 10, 16), max_steps=20)
     page.write_page(run)
-    expect_text(tab, "#step-now", "step 16", timeout=20_000)
+    expect_text(tab, "#step-now", "step 16")
     expect_map(tab, heads="L1H2", step=16)
     assert tab.locator("#text .token.lit").get_attribute("aria-label").startswith("token 5:")
     assert tab.evaluate("document.documentElement.dataset.theme") == theme
@@ -44,7 +44,7 @@ def test_a_page_follows_its_run_and_keeps_the_selection(open_page, tmp_path):
     expect_text(tab, "#step-now", "step 0")
     make_run(run, steps=(0, 10, 16, 20))
     page.write_page(run)
-    expect_text(tab, "#alive", "finished", timeout=20_000)
+    expect_text(tab, "#alive", "finished")
     expect_text(tab, "#step-now", "step 0")  # an older step stays selected
     tab.evaluate("window.same = true")
     tab.wait_for_timeout(2500)
@@ -63,9 +63,8 @@ def test_the_address_restores_the_selection(open_page, tmp_path):
     tab.select_option("#probe", "1")
     tab.wait_for_selector("#large[data-probe=repeated]")
     tab.click("#text .token >> nth=4")
-    tab.wait_for_timeout(400)
-    address = tab.evaluate("location.hash")
-    assert address == "#head=L1H2&step=10&token=4&weights=value&probe=repeated"
+    address = "#head=L1H2&step=10&token=4&weights=value&probe=repeated"
+    wait_until(tab, f"location.hash === '{address}'")
     other = open_page(path)
     other.goto(path.as_uri() + address)
     other.reload()

@@ -215,7 +215,7 @@ def test_the_controls_choose_step_head_input_weighting_and_average(open_page, pa
 
     tab.click("#play")
     assert tab.get_attribute("#play", "aria-label") == "pause"
-    expect_text(tab, "#step-now", "step 20", timeout=8000)
+    expect_text(tab, "#step-now", "step 20")
     expect_text(tab, "#play", "▶")
 
     tab.focus("[role=radio][aria-checked=true]")
@@ -354,12 +354,11 @@ def test_a_deep_models_head_grid_fits_the_window_and_the_first_token_can_be_excl
     assert inside["y"] <= head["y"] <= inside["y"] + inside["height"]
 
     tab.check("#exclude-first")
-    tab.wait_for_timeout(300)
+    wait_until(tab, "location.hash.includes('first=no')")
     focus_map_cell(tab, 15, 3, 16)
     query, key, value = read_cell_tooltip(tab)
     A = held["text"][20, 1, query].astype(np.float64)
     assert key > 0 and value_within_error(value) == A[key] / A[1:].sum()
-    wait_until(tab, "location.hash.includes('first=no')")
 
 
 @pytest.mark.slow
@@ -376,7 +375,7 @@ def test_the_weight_on_a_sink_logit_has_a_column(open_page, tmp_path):
     assert value == pytest.approx(1 - arrays["text"][0, 0, 5].astype(float).sum(), abs=0.01)
     assert "sink" in tab.inner_text("#lists .to")
     tab.check("#weighted")
-    tab.wait_for_timeout(100)
+    wait_until(tab, "location.hash.includes('weights=value')")
     focus_map_cell(tab, 5, 5, 16)
     tab.keyboard.press("ArrowRight")
     assert read_cell_tooltip(tab)[:2] == (5, 5)  # nothing is read from the sink
