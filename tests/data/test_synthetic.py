@@ -1,5 +1,6 @@
 """Generated sequences follow the definition of their task, and depend on the seed and step only."""
 
+import hashlib
 from dataclasses import replace
 
 import numpy as np
@@ -72,6 +73,7 @@ def test_the_begin_symbol_comes_first_and_symbols_are_written_as_characters_in_o
     tokens, is_counted = a_task.validation
     plain = task_of(task, symbols=100, block_size=39).validation
     assert (tokens[:, 0] == a_task.begin_id).all() and (tokens[:, 1:] != a_task.begin_id).all()
+    assert (is_counted[:, 0] == is_counted[:, 1]).all()
     assert is_counted[:, 1:].sum(1).tolist()[:5] == plain.is_counted.sum(1).tolist()[:5]
     assert a_task.tokenizer.decode([a_task.begin_id]) == "^"
     spelled = a_task.tokenizer.decode(a_task.symbol_ids)
@@ -120,6 +122,22 @@ def test_the_fingerprint_covers_settings_and_seed_and_does_not_change_between_ve
         replace(config, model=replace(config.model, block_size=41)),
     ):
         assert make_task(changed).fingerprint() != fingerprint
+
+
+BATCHES = {
+    "passages": "25ba34e2fd9286dd",
+    "markov": "c77074309602c794",
+    "modular": "49d2142fb6e5495a",
+    "recall": "9ea3f91aec28f769",
+}
+
+
+@pytest.mark.parametrize(("task", "expected"), BATCHES.items())
+def test_batches_do_not_change_between_versions(task, expected):
+    """Otherwise a run that another version began would go on with other sequences."""
+    tokens, is_counted = task_of(task).generate(BATCH, 8, step=3)
+    content = tokens.astype("<i8").tobytes() + is_counted.tobytes()
+    assert hashlib.sha256(content).hexdigest()[:16] == expected
 
 
 # --- passages -------------------------------------------------------------------------------------

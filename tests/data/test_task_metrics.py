@@ -11,7 +11,7 @@ from config import Config, DataConfig, ModelConfig
 from data.synthetic import make_task
 from data.tasks import task as tasks
 from data.tasks.modular import fourier_share
-from data.tasks.task import Predictions, Task, average
+from data.tasks.task import Predictions, Sequences, Task, average
 from model import GPT
 from tests.models import lively, small
 from variants import build_model
@@ -182,6 +182,25 @@ def test_losses_of_a_model_are_those_of_the_tokens_that_its_task_counts(
         assert metrics[f"task/{prefix}loss"] == pytest.approx(loss.item(), abs=1e-5)
         assert metrics[f"task/{prefix}accuracy"] == pytest.approx(accuracy, abs=1e-6)
         assert metrics[f"task/{prefix}loss_se"] > 0
+
+
+def test_spread_sequences_are_measured_before_the_last_step_and_then_all(monkeypatch):
+    task = task_of("passages", min_period=3, max_period=8)
+    model, (tokens, is_counted) = make_model(task), task.validation
+    monkeypatch.setattr(tasks, "MAX_TOKENS", 3 * T)
+    assert len(tokens) == 12
+    for is_last, chosen in ((False, [0, 6, 11]), (True, range(12))):
+        sequences = Sequences(tokens[[*chosen]], is_counted[[*chosen]])
+        expected = task.measure_sequences(model, sequences, is_last=True)
+        measured = task.measure_sequences(model, task.validation, is_last)
+        assert measured == pytest.approx(expected, abs=1e-6)
+
+
+def test_attention_to_the_begin_symbol_is_what_attention_to_other_tokens_lacks():
+    task = task_of("markov", begin=True)
+    p = task.predict(make_model(task), task.validation)
+    assert p.begin_weights.shape == p.weights.shape[:-1]
+    assert (p.weights.sum(-1) + p.begin_weights).numpy() == pytest.approx(1, abs=1e-5)
 
 
 def test_the_fourier_share_is_that_of_the_six_strongest_frequencies():

@@ -145,6 +145,23 @@ def test_windows_are_disjoint_consecutive_and_limited_in_number(length, block_si
         assert num_targets in (block_size, (length - 1) % block_size)
 
 
+@pytest.mark.parametrize("size", [1, 2, 3, 7])
+def test_ranks_share_all_windows_and_run_equally_many(size):
+    model = build_model(GPTConfig(300, block_size=40, n_layer=1, n_head=1, n_embd=4))
+    sums, passes = [], []
+    for rank in range(size):
+        world = World()
+        world.rank, world.size = rank, size
+        windows = make_windows(5 * 40 + 1, 40, world)
+        windows.batch_size = 1
+        passes.append(0)
+        with model.register_forward_hook(lambda *_: passes.append(passes.pop() + 1)):
+            sums.append(windows.local_loss(model))
+    assert passes == [-(-5 // size)] * size
+    alone = make_windows(5 * 40 + 1, 40).local_loss(model)
+    assert np.sum(sums, axis=0) == pytest.approx(alone, rel=1e-5)
+
+
 def test_the_in_context_score_is_the_early_minus_the_late_loss_of_each_window():
     torch.manual_seed(0)
     model = build_model(replace(config_of(40).model, vocab_size=300, n_layer=1, n_head=2, n_embd=8))

@@ -147,8 +147,15 @@ def test_exactly_the_settings_that_an_optimizer_reads_are_accepted(name, schedul
         assert is_read == (explain_unused(Config(optim=changed), f"optim.{key}") is None), key
 
 
-def test_muon_gets_its_settings():
-    model, _ = model_and_optimizers("muon")
-    optim = OptimConfig(name="muon", muon_lr=0.2, momentum=0.5, weight_decay=0.6)
-    (group,) = build_optimizers(model, optim)[1].param_groups
-    assert (group["lr"], group["momentum"], group["weight_decay"]) == (0.2, 0.5, 0.6)
+def test_each_optimizer_gets_its_settings():
+    model = build_model(
+        GPTConfig(11, block_size=8, n_layer=1, n_head=1, n_embd=4, ngrams=2, ngram_rows=5)
+    )
+    optim = OptimConfig(
+        name="muon", lr=0.1, beta1=0.7, beta2=0.8, muon_lr=0.2, momentum=0.5, weight_decay=0.6
+    )
+    adamw, muon, adagrad = (one.param_groups[0] for one in build_optimizers(model, optim))
+    assert (adamw["lr"], adamw["betas"], adamw["weight_decay"]) == (0.1, (0.7, 0.8), 0.6)
+    assert (muon["lr"], muon["momentum"], muon["weight_decay"]) == (0.2, 0.5, 0.6)
+    assert adagrad["lr"] == 0.1 and adagrad["params"] == [model.ngrams.table]
+    assert all(group["peak_lr"] == group["lr"] for group in (adamw, muon, adagrad))

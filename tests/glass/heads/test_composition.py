@@ -11,7 +11,7 @@ from models import induction_model, lively, small
 
 from glass.heads import scores
 from glass.heads.capture import capture
-from glass.heads.composition import measure_composition
+from glass.heads.composition import INPUTS, measure_composition
 from glass.heads.results import CompositionShare, Head
 from model import GPT, attention_weights, causal_mask
 from variants import build_model
@@ -206,6 +206,9 @@ def test_shares_are_those_of_a_slow_loop_over_all_blocks(changes, score, texts):
     shares = measure(model, texts, {score: heads})
     components = {name for _, _, name in shares}
     assert len(components) > 5 and "embedding" in components
+    for head, component in {(head, component) for head, _, component in shares}:
+        measured = [shares[head, name, component].share for name in INPUTS]
+        assert any(share.exceeds(minimum=0.05, errors=2) for share in measured)
     x = capture(model, ids).residuals[2]
     for component in components & set(COMPONENTS):
         for is_direct in (False, True):

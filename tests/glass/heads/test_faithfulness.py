@@ -12,6 +12,7 @@ from models import induction_model
 
 from glass.heads.capture import ForwardPass, capture
 from glass.heads.faithfulness import (
+    find_sufficient_heads,
     measure_faithfulness,
     measure_isolated_gains,
 )
@@ -118,3 +119,10 @@ def test_a_head_that_is_only_needed_together_with_others_is_kept():
     not_found = measure_faithfulness(copying_gains, heads, [], finds_sufficient=False)
     assert not_found.sufficient_heads == () and not not_found.sufficient.is_known
     assert not_found.circuit == faithfulness.circuit
+
+
+@pytest.mark.parametrize(("share", "count"), [(0.89, 2), (0.91, 1)])
+def test_sufficient_heads_keep_nine_tenths(share, count):
+    shares = {Head(0, 0): 1 - share, Head(0, 1): share}
+    found = find_sufficient_heads(lambda active: sum(shares[head] for head in active), [*shares])
+    assert found == [*shares][-count:]
