@@ -23,6 +23,7 @@ from common.errors import UserError
 from common.text import pluralize
 from common.text_files import normalize_text
 from config import DataConfig, TokenizerConfig
+from data.cache import locked_build_folder
 from data.copies import Copies
 from data.hf_tokenizer import HFTokenizer
 from data.splits import SplitPiece
@@ -358,6 +359,15 @@ def test_the_tokenizer_of_another_model_is_used_and_characters_it_lacks_are_refu
     with pytest.raises(UserError) as error:
         prepare(write(PROSE + "on\ntat Ω\n"), CHAR, ignore, CharTokenizer(PROSE))
     assert "'Ω'" in str(error.value)
+
+
+def test_what_a_killed_process_left_of_an_entry_is_removed(cache):
+    (cache / "key.part").mkdir(parents=True)
+    (cache / "key.part" / "left").touch()
+    with locked_build_folder("key", pytest.fail) as folder:
+        assert not list(folder.iterdir())
+        (folder / "left").touch()
+    assert not folder.exists()
 
 
 SCRIPT = """

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from data.hf_tokenizer import HFTokenizer
 from data.tokenizer import CharTokenizer
 from glass.heads import probes
-from glass.heads.probes import make_probes, make_random_rows, token_frequencies
+from glass.heads.probes import make_probes, make_random_rows, spell_tokens, token_frequencies
 
 NUMBERS = CharTokenizer("\n" + "".join(map(chr, range(1000, 3000))))  # an id for each position
 LINE_END = 0
@@ -80,11 +80,11 @@ def test_there_are_no_random_rows_of_too_few_tokens(vocabulary, length):
 
 def test_random_tokens_follow_their_frequencies_in_training_without_special_tokens():
     rng = np.random.default_rng(0)
-    vocabulary = {str(id): id for id in range(70)}
+    vocabulary = {"<s>" if id == 3 else str(id): id for id in range(70)}
     library = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="0"))
-    library.add_special_tokens(["3"])
+    library.add_special_tokens(["<s>"])
     tokenizer = HFTokenizer(library.to_str())
-    assert list(tokenizer.special) == [3]
+    assert spell_tokens(tokenizer, [2, 3, 99]) == ["2", "<s>", "<99>"]
     shares = rng.dirichlet(np.ones(70))
     train = rng.choice(70, 5000, p=shares)
     made = [make_probes(train, train, tokenizer, 6, seed) for seed in range(200)]

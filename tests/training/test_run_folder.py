@@ -1,0 +1,56 @@
+"""The folder of a run: where a run may begin or continue, and at which step."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from run_folders import write_run
+
+from common.errors import UserError
+from common.metrics import METRICS
+from config import Config
+from training.run_folder import ALLOWED_BEFORE_START, check_run_folder, read_progress
+
+RESUMED = Config(resume=True)
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run with checkpoints of steps 3 and 6, and no rows."""
+    write_run(tmp_path / "run")
+    return tmp_path / "run"
+
+
+def write_rows(run, *rows: dict) -> None:
+    (run / METRICS).write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+@pytest.mark.parametrize("steps, first", [((), 6), ((3,), 6), ((3, 6), 7), ((6, 9), 7)])
+def test_a_run_continues_with_the_first_step_that_is_not_recorded(run, steps, first):
+    write_rows(run, *({"step": step} for step in steps))
+    progress = read_progress(RESUMED, run, pytest.fail)
+    assert (progress.step, progress.recorded_step, progress.first_step) == (6, 6, first)
+    new = read_progress(replace(RESUMED, resume=False), run, pytest.fail)
+    assert (new.step, new.recorded_step, new.first_step) == (0, -1, 0)
+
+
+def test_a_run_begins_only_in_a_folder_without_other_files(tmp_path):
+    for name in ALLOWED_BEFORE_START:
+        (tmp_path / name).touch()
+    check_run_folder(Config(), tmp_path)
+    (tmp_path / "notes.txt").touch()
+    for config in (Config(), RESUMED):
+        with pytest.raises(UserError, match="not empty"):
+            check_run_folder(config, tmp_path)
+
+
+def test_a_run_continues_only_with_resume_and_not_without_its_checkpoints(run):
+    write_rows(run, {"step": 6, "seconds/save": 0.1})
+    check_run_folder(RESUMED, run)
+    with pytest.raises(UserError, match="resume=true"):
+        check_run_folder(Config(), run)
+    (run / "checkpoints").rename(run / "attention")
+    with pytest.raises(UserError, match="no checkpoint"):
+        check_run_folder(RESUMED, run)
+    write_rows(run, {"step": 6})  # none was saved
+    check_run_folder(RESUMED, run)
