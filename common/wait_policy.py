@@ -15,9 +15,9 @@ from typing import NamedTuple
 
 # A user who has set one of these has chosen.
 VARIABLES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME", "OMP_NUM_THREADS")
-# Rounds that GNU's OpenMP spins before a thread sleeps: its own number if there are more threads
-# than processors. Its usual 300,000 are about a millisecond.
-SPIN_COUNT = 1000
+# Rounds that GNU's OpenMP spins before a thread sleeps, by default 300,000. Fewer than 1,500 cost a
+# tenth of a step on a quiet machine, and more help less once other programs compute (LOG.md).
+SPIN_COUNT = 1500
 # Share of the processors in use by others from which on threads that sleep are faster (LOG.md).
 BUSY_SHARE = 0.2
 # Position of the idle and waiting times in a line of /proc/stat, after the processor's name.

@@ -222,7 +222,7 @@ def make_job(
     )
     config = Config(
         model=model,
-        max_steps=20,
+        max_steps=int(settings.get("max_steps", 20)),
         seed=int(settings.get("seed", 1)),
         precision="fp32",
         tokenizer=TokenizerConfig(name="char"),

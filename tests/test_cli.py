@@ -35,7 +35,7 @@ arguments = st.text(st.characters(exclude_categories=["Cs"], exclude_characters=
 TEXTS = "${ } ${x} ${oc.env:HOME} \\' \\\\ ??? null true 1e3 日本 😀 choice( --"
 SIGNS = [*"'\"\\,=()[]{}<>~+$:;|&*?#@!%^ \t\né", *TEXTS.split()]
 hostile_texts = arguments | st.lists(st.sampled_from([*SIGNS, "a"]), max_size=8).map("".join)
-UNSET = ("", "null")  # texts that a path cannot be
+UNSET = ("", "null", "???")  # texts that a path cannot be; the last one is OmegaConf's
 
 
 def sample_config(argv: list[str]) -> SampleConfig:
