@@ -223,6 +223,17 @@ def foreign_torch_settings() -> Iterator[None]:
         torch.set_default_dtype(torch.float32)
 
 
+@pytest.fixture
+def offline_wandb(monkeypatch) -> Iterator[None]:
+    """Set W&B's own mode to offline. W&B keeps its settings in a process until its teardown."""
+    import wandb
+
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    wandb.teardown()
+    yield
+    wandb.teardown()
+
+
 @contextmanager
 def mounted(path: Path, size: str) -> Iterator[Path]:
     """Mount a disk of that size, in memory, as a folder."""

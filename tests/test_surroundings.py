@@ -19,12 +19,11 @@ def test_a_command_finds_its_modules_in_safe_path_mode(new_command, script):
 
 
 @pytest.mark.parametrize("home", ["", None])
-def test_wandb_works_for_a_user_without_a_home(monkeypatch, home):
+def test_wandb_works_for_a_user_without_a_home(offline_wandb, monkeypatch, home):
     def has_no_entry(user: int):
         raise KeyError(user)
 
     monkeypatch.setattr(pwd, "getpwuid", has_no_entry)
-    monkeypatch.setenv("WANDB_MODE", "offline")
     for variable in ("WANDB_CACHE_DIR", "WANDB_DATA_DIR"):  # restored at the end
         monkeypatch.setenv(variable, "/dev/null/wandb")
     monkeypatch.setenv("HOME", home or "")

@@ -65,9 +65,10 @@ def test_what_an_agent_chose_is_refused_unless_the_run_has_it(agent, chosen):
 
 
 @pytest.mark.parametrize("variable", ONE_RUN)
-def test_a_variable_for_one_run_is_refused_for_several(variable, monkeypatch, tmp_path):
-    monkeypatch.setenv(variable, "mine")
-    monkeypatch.setenv("WANDB_MODE", "offline")
+def test_a_variable_for_one_run_is_refused_for_several(
+    offline_wandb, variable, monkeypatch, tmp_path
+):
+    monkeypatch.setenv(variable, "mine?_step=1" if variable.endswith("FROM") else "mine")
     claim_one_run(tmp_path / "refused")  # which leaves no folder
     (tmp_path / "first").mkdir()
     claim_one_run(tmp_path / "first")

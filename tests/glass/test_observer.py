@@ -57,11 +57,8 @@ def test_what_cannot_be_drawn_costs_a_note(finished_run, text_file, tmp_path, mo
 
 @pytest.mark.parametrize("stage", ["explain_predictions", "sample_text"])
 def test_a_signal_interrupts_a_snapshot_and_it_is_recorded_once(
-    tmp_path, monkeypatch, request, stage
+    offline_wandb, tmp_path, monkeypatch, stage
 ):
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    wandb.teardown()
-    request.addfinalizer(wandb.teardown)  # the settings of the next test
     model = lively(GPT(small(block_size=32, position="rope")))
     config = ResolvedConfig(
         device="cpu",
