@@ -16,14 +16,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from cli.command_line import (
-    CONFIGS,
-    GROUPS,
-    SETTINGS,
-    CommandLine,
-    parse_command_line,
-    quote,
-)
+from cli.command_line import CONFIGS, GROUPS, SETTINGS, CommandLine, parse_command_line, quote
 from cli.continuation import continue_or_adopt
 from cli.help import train_help
 from cli.presets import use_preset_files
