@@ -1,7 +1,6 @@
 """Read the files of presets for Hydra; a mistake in one is a sentence that names it."""
 
 import io
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +58,8 @@ class FileConfigSource(file_config_source.FileConfigSource):
         if config_path.startswith(GLOBAL_GROUPS) and package != GLOBAL_PACKAGE:
             raise UserError(f"{path} must begin with the line # @package {GLOBAL_PACKAGE}")
         section = package or config_path.rpartition("/")[0]
-        _check_texts(path, config, "" if section in ("", GLOBAL_PACKAGE) else f"{section}.")
+        prefix = "" if section in ("", GLOBAL_PACKAGE) else f"{section}."
+        _check_texts(path, OmegaConf.to_container(config), prefix)
         return ConfigResult(self.provider, f"file://{self.path}", config, header)
 
 
@@ -69,18 +69,13 @@ def use_preset_files() -> None:
     SourcesRegistry.instance().types["file"] = FileConfigSource
 
 
-def _check_texts(path: Path, config: DictConfig, section: str) -> None:
-    for name, value in _iterate_values(OmegaConf.to_container(config), section):
-        if name in TEXTS and isinstance(value, (int, float)):  # 007 is 7, and off is false
+def _check_texts(path: Path, content: Any, prefix: str) -> None:
+    for key, value in content.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, dict):
+            _check_texts(path, value, f"{name}.")
+        elif name in TEXTS and isinstance(value, (int, float)):  # 007 is 7, and off is false
             raise UserError(
                 f"{path}: {name} is a text, but YAML reads its value as {format_value(value)}: put "
                 "it in quotes"
             )
-
-
-def _iterate_values(content: Any, prefix: str) -> Iterator[tuple[str, Any]]:
-    for key, value in content.items():
-        if isinstance(value, dict):
-            yield from _iterate_values(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
