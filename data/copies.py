@@ -63,20 +63,16 @@ class CopyCounter:
 
     def count(self) -> Copies:
         """Return the copies among the documents so far; short documents have none."""
-        hashes = np.array(self._hashes)
-        train_bytes = np.array(self._train_bytes)
-        validation_bytes = np.array(self._validation_bytes)
-        is_long = train_bytes + validation_bytes >= MIN_DOCUMENT_BYTES
-        has_train = is_long & (train_bytes > 0)
+        documents = np.array([self._hashes, self._train_bytes, self._validation_bytes])
+        is_long = documents[1] + documents[2] >= MIN_DOCUMENT_BYTES
+        hashes, train_bytes, validation_bytes = documents[:, is_long]
 
         # A document may be in both splits, and is no copy of itself
-        _, content, occurrences = np.unique(
-            hashes[is_long], return_inverse=True, return_counts=True
-        )
-        trained = np.bincount(content, weights=has_train[is_long], minlength=1)
-        has_trained_copy = trained[content] > has_train[is_long]
-        copied_bytes = validation_bytes[is_long][has_trained_copy].sum()
-        share = float(copied_bytes / max(1, validation_bytes.sum()))
+        _, content, occurrences = np.unique(hashes, return_inverse=True, return_counts=True)
+        is_trained = train_bytes > 0
+        trained = np.bincount(content, weights=is_trained, minlength=1)
+        copied_bytes = validation_bytes[trained[content] > is_trained].sum()
+        share = float(copied_bytes / max(1, documents[2].sum()))
         return Copies(int((occurrences > 1).sum()), share)
 
 
