@@ -109,9 +109,8 @@ class Muon(Optimizer):
 
     def compute_updates(self, stack: list[Tensor]) -> Tensor:
         """Return the updates of matrices of one shape, (n, rows, columns); free their gradients."""
-        rows, columns = stack[0].shape
         momentum = self.param_groups[0]["momentum"]
-        orthogonal_mean_square = 1 / max(rows, columns)
+        orthogonal_mean_square = 1 / max(stack[0].shape)
         for p in stack:
             if not self.state[p]:
                 self.state[p] = self.initial_state(p)
