@@ -26,8 +26,7 @@ from model import GPT
 from training.nonfinite import check_finite_weights
 from training.tensors import (
     list_shapes,
-    read_safetensors,
-    read_weights_of_step,
+    read_weights,
     require_layers,
     require_same_tensors,
     tensor_shapes,
@@ -108,7 +107,7 @@ class RunCheckpoint(StoredModel):
         self.run_dir = run_dir
         self.step = manifest.step if snapshot is None else int(which)
         weights = snapshot or folder / MODEL_FILE
-        self._tensors = read_weights_of_step(weights) if snapshot else read_safetensors(weights)[0]
+        self._tensors = read_weights(weights)
         self._tokenizer = load_tokenizer(folder / TOKENIZER_FILE)
         self.settings = read_config(folder / CONFIG_FILE)
         self.config = GPTConfig.from_settings(self.settings.model)

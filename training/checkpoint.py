@@ -40,7 +40,7 @@ from training.tensors import (
     full_tensor,
     list_shapes,
     load_values,
-    read_safetensors,
+    read_weights,
     require_same_tensors,
     save_values,
     shard_like,
@@ -263,7 +263,7 @@ def _own_part(optimizer: Optimizer, p: Tensor, state: dict[str, Any]) -> dict[st
 def load_weights(model: GPT, path: Path) -> None:
     """Copy weights from a file into a model, or each rank its rows."""
     tensors = model.tensors()
-    stored, _ = read_safetensors(path)
+    stored = read_weights(path)
     require_same_tensors(str(path), list_shapes(stored), list_shapes(tensors))
     for name, tensor in tensors.items():
         tensor.copy_(shard_like(tensor, stored[name]))

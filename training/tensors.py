@@ -89,10 +89,11 @@ def read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         return tensors, file.metadata() or {}
 
 
-def read_weights_of_step(path: Path) -> dict[str, Tensor]:
-    """Return the weights of a snapshot, memory-mapped, after verifying their step and hash.
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """Return the weights in a file, memory-mapped, after verifying the step and hash of a snapshot.
 
-    Files of older versions have neither. Raises `UserError` if they differ.
+    Checkpoints, which have a manifest, and files of older versions have neither. Raises `UserError`
+    if they differ.
     """
     tensors, stamp = read_safetensors(path)
     step = parse_step(path.stem)

@@ -21,7 +21,7 @@ from config import GPTConfig
 from glass.heads.metrics import read_emergence
 from glass.heads.stored_weights import list_stored_weights, order_by_importance
 from glass.page.pack import Blobs, PackedWeights, pack_weights, to_base64
-from training.tensors import read_weights_of_step, tensor_shapes
+from training.tensors import read_weights, tensor_shapes
 
 # Values of settings that the page's JavaScript computes. A model with other values or settings is
 # explored with explore.py.
@@ -82,7 +82,7 @@ def find_model(
 @lru_cache(maxsize=128)  # steps of the run in progress
 def _pack_file(path: Path, modified_ns: int) -> PackedWeights | None:
     try:
-        tensors = read_weights_of_step(path)
+        tensors = read_weights(path)
     except UserError:
         return None
     return pack_weights({name: tensor.numpy() for name, tensor in tensors.items()})

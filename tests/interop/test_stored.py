@@ -18,7 +18,7 @@ from config import GPTConfig
 from glass.heads.capture import float16_weights, save_weights
 from interop import load
 from training.checkpoint import load_weights
-from training.tensors import read_weights_of_step
+from training.tensors import read_weights
 from variants import build_model
 
 NAME = "blocks.0.mlp.W_in.weight"
@@ -75,11 +75,11 @@ def test_changed_weights_of_a_snapshot_are_refused(snapshot, place, bits):
     changed.parent.mkdir(exist_ok=True)
     changed.write_bytes(content)
     try:
-        tensors = read_weights_of_step(changed)
+        tensors = read_weights(changed)
     except UserError as error:
         assert str(changed) in str(error)
     else:  # the header has spaces that mean nothing
-        intact = read_weights_of_step(snapshot)
+        intact = read_weights(snapshot)
         assert all(tensor.equal(intact[name]) for name, tensor in tensors.items())
 
 
