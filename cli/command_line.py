@@ -184,16 +184,13 @@ def unknown_setting(
     known = list(known)
     if key in known:
         return UserError(f"{argument} is not of the form KEY=VALUE: write {key}=VALUE")
-    is_of_train = "data.path" in known
-    choices = [f"{group}={argument}" for group in _groups_with(argument) if is_of_train]
+    choices = [f"{group}={argument}" for group in _groups_with(argument) if "data.path" in known]
     problem = "is the name of a preset" if choices else "is a path without a setting"
     if os.path.lexists(argument):
         choices += [f"{path_key}=PATH" for path_key in PATH_KEYS if path_key in known]
     if choices:
         return UserError(f"{argument} {problem}: write {' or '.join(choices)}")
-    problem = "is not a setting"
-    if is_of_train and not equals:
-        problem = "is neither a setting nor an existing path"
+    problem = "is not a setting" if equals else "is neither a setting nor an existing path"
     return UserError(
         f"{argument} {problem}{did_you_mean(key, known) or ';'} {command} --help lists all "
         "settings, which are typed as KEY=VALUE"
