@@ -14,13 +14,12 @@ import re
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice, product
 from math import isfinite, nan
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 from filelock import FileLock
 from hydra.core.hydra_config import HydraConfig
@@ -176,26 +175,26 @@ def sweep_settings(command_line: cli.CommandLine) -> tuple[DictConfig, list[Over
     typed = parser.parse_overrides(command_line.settings)
     composed = cli.compose_settings(constant_settings(typed), command_line.config_dir)
     params = composed.hydra.sweeper.get("params") or {}
-    _check_texts(params)
     settings = {key: f"{key}={value}" for key, value in params.items()} | {
         override.key_or_group: override.input_line
         for override in typed
         if not override.key_or_group.startswith("hydra")
     }
-    return composed, parser.parse_overrides(list(settings.values()))
+    overrides = parser.parse_overrides(list(settings.values()))
+    for override in overrides:
+        _check_texts(override)
+    return composed, overrides
 
 
-def _check_texts(params: Mapping[str, Any]) -> None:
-    """Raise `UserError` if YAML or Hydra's grammar changes a swept text of a preset."""
-    parser = OverridesParser.create()
-    for key, typed in params.items():
-        value = parser.parse_override(f"{key}={typed}").value()
-        texts = value.list if isinstance(value, ChoiceSweep) else [value]
-        if key in TEXTS and any(isinstance(text, (int, float)) for text in texts):
-            raise UserError(
-                f"hydra.sweeper.params: {key} is a text, but {typed} is read as another value: "
-                f"put each text in quotes, as in {key}: \"'007','008'\""
-            )
+def _check_texts(override: Override) -> None:
+    """Raise `UserError` if YAML or Hydra's grammar has changed a text, as 007 to 7."""
+    value = override.value()
+    texts = value.list if isinstance(value, ChoiceSweep) else [value]
+    if override.key_or_group in TEXTS and any(isinstance(text, (int, float)) for text in texts):
+        raise UserError(
+            f"{override.input_line} has a number, true or false where a text is needed: put each "
+            f"text in quotes; in a preset, {override.key_or_group}: \"'007','008'\""
+        )
 
 
 def check_machine(config: Config, trains_here: bool) -> None:
