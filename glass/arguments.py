@@ -1,7 +1,7 @@
 """Read what a caller in Python gives: texts or token ids, names of heads, numbers of tokens."""
 
-import reprlib
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from reprlib import repr as quote
 from typing import Any
 
 from common.errors import UserError
@@ -13,7 +13,7 @@ Text = str | int | Iterable[int]  # or its token ids, also as an array or a tens
 Heads = str | Head | Iterable[str | Head]
 Positions = int | Iterable[int]
 
-TEXTS = (str, bytes, bytearray, memoryview)  # sequences that are one value
+TEXTS = (str, bytes, bytearray)  # sequences that are one value
 
 
 def read_ids(
@@ -30,7 +30,7 @@ def read_ids(
     if len(values) == 1 and isinstance(values[0], str):
         values = encode(values[0])
     for value in values:
-        if not is_whole(value) or not 0 <= value < vocab_size:
+        if type(value) is not int or not 0 <= value < vocab_size:
             raise UserError(
                 f"{name} has {quote(value)}, which is not a token id: use one text, or whole "
                 f"numbers from 0 to {vocab_size - 1}"
@@ -55,7 +55,7 @@ def read_positions(hidden: Positions, length: int) -> tuple[int, ...]:
     """Return the numbers of tokens of a text with `length` tokens, in order."""
     values = list_values(hidden)
     for value in values:
-        if not is_whole(value) or not 0 <= value < length:
+        if type(value) is not int or not 0 <= value < length:
             raise UserError(
                 f"hidden={quote(value)} is not a token of this text: use whole numbers from 0 to "
                 f"{length - 1}"
@@ -66,7 +66,7 @@ def read_positions(hidden: Positions, length: int) -> tuple[int, ...]:
 def read_predicted(token: int, length: int) -> int:
     """Return the number of a predicted token, which may be given as counted from the end."""
     values = list_values(token)
-    is_one = len(values) == 1 and is_whole(values[0])
+    is_one = len(values) == 1 and type(values[0]) is int
     if not is_one or values[0] % length == 0 or not -length < values[0] < length:
         raise UserError(
             f"token={quote(token)} is not the number of a predicted token: the text has "
@@ -80,20 +80,10 @@ def list_values(given: Any) -> list:
 
     A table with one row has the values of the row. Anything else is one value.
     """
-    if hasattr(given, "tolist") and not isinstance(given, memoryview):
+    if hasattr(given, "tolist"):
         given = given.tolist()
     if isinstance(given, TEXTS) or not isinstance(given, Sequence | Set | Iterator):
         return [given]
     values = [value.tolist() if hasattr(value, "tolist") else value for value in given]
     has_one_row = len(values) == 1 and isinstance(values[0], list)
     return values[0] if has_one_row else values
-
-
-def is_whole(value: Any) -> bool:
-    """Return whether a value is a whole number, which a Boolean is not."""
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def quote(value: Any) -> str:
-    """Return a value as Python writes it, shortened."""
-    return str(value) if isinstance(value, Head) else reprlib.repr(value)

@@ -1,13 +1,14 @@
 """Measure in Python what a page shows of a text, with heads ablated and tokens hidden."""
 
 from collections.abc import Callable, Iterable
+from reprlib import repr as quote
 
 import numpy as np
 
 from common.errors import UserError, not_one_of
 from common.text import VISIBLE_SPACES, pluralize
 from data.tokenizer import Tokenizer
-from glass.arguments import Heads, Positions, Text, quote, read_ids, read_predicted
+from glass.arguments import Heads, Positions, Text, read_ids, read_predicted
 from glass.heads import analysis
 from glass.heads.ablation import measure_token_effects
 from glass.heads.capture import capture, in_float32
