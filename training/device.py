@@ -140,7 +140,6 @@ def default_settings() -> Iterator[None]:
 
     Gradients are recorded, tensors are float32 on the CPU unless stated, and autocast is off.
     """
-    dtype = torch.get_default_dtype()
     with ExitStack() as settings:
         settings.enter_context(torch.inference_mode(False))
         settings.enter_context(torch.enable_grad())
@@ -152,7 +151,7 @@ def default_settings() -> Iterator[None]:
             torch.set_autocast_cache_enabled(False)
         if torch.get_default_device().type != "cpu":  # entering one slows down every call of torch
             settings.enter_context(torch.device("cpu"))
-        settings.callback(torch.set_default_dtype, dtype)
+        settings.callback(torch.set_default_dtype, torch.get_default_dtype())
         torch.set_default_dtype(torch.float32)
         yield
 

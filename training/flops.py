@@ -114,10 +114,9 @@ def estimate_step_seconds(config: ResolvedConfig, processes: int) -> float | Non
 
     The peak rate of a CPU is measured, and too low if other programs use the machine.
     """
+    peak = peak_flops(config.device, config.precision)
     if config.device == "cpu":
-        peak: float | None = measure_matmul_rate(config.device, config.precision)
-    else:
-        peak = peak_flops(config.device, config.precision)
+        peak = measure_matmul_rate(config.device, config.precision)
     if peak is None:
         return None
     _, flops_per_token = model_size(config.model)
