@@ -194,7 +194,8 @@ def join(alone: bool) -> Iterator[World]:
         if not _fails_first(store, rank):
             raise SystemExit(STATUS_USER_ERROR) from None
         sentence = explain_error(e)
-        if isinstance(e, dist.DistError) or "gloo" in str(e):  # no rank has reported an error
+        is_of_gloo = type(e) is RuntimeError and "gloo" in str(e)
+        if isinstance(e, dist.DistError) or is_of_gloo:  # no rank has reported an error
             sentence = "another process was lost, or hangs: its own messages may say why"
             e = UserError(sentence)
         if rank > 0 and sentence:

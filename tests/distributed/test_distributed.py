@@ -188,7 +188,7 @@ def test_a_rank_that_hangs_ends_the_run(tmp_path, text_file):
 
 
 @slow
-@pytest.mark.parametrize("mistake", ["batch_size=4", "model.block_size=1600"])
+@pytest.mark.parametrize("mistake", ["batch_size=4", "model.block_size=1600", "device=gloo"])
 def test_a_mistake_that_the_first_rank_finds_is_said_once(tmp_path, text_file, mistake):
     ranks = Ranks(tmp_path, 3, *odd(text_file), "batch_size=6", mistake)
     assert ranks.wait() == [1, 1, 1], ranks.output()
