@@ -359,7 +359,8 @@ def run_job(cfg: DictConfig, plan: SweepPlan) -> float | None:
         if not failure:
             (path / FAILURE).unlink(missing_ok=True)
         elif last_start and _last_start(path) == last_start:  # refused before it could go on
-            _append_line(plan.folder / REFUSALS, f"{path.name}: {failure}")
+            with (plan.folder / REFUSALS).open("a", encoding="utf-8", errors="replace") as file:
+                file.write(f"{path.name}: {failure}\n")
         else:
             (path / FAILURE).write_text(failure, encoding="utf-8", errors="backslashreplace")
         summarize(plan.folder)
@@ -428,11 +429,6 @@ def _last_start(path: Path) -> int:
     """Return when a job last began to train or continued, in ns; 0 if it never did."""
     config = path / CONFIG_FILE  # which the run writes when nothing can refuse it any more
     return config.stat().st_mtime_ns if exists(config) else 0
-
-
-def _append_line(path: Path, line: str) -> None:
-    with path.open("a", encoding="utf-8", errors="backslashreplace") as file:
-        file.write(f"{line}\n")
 
 
 def find_job_folder(folder: Path, wanted: dict[str, str], swept: dict[str, str]) -> Path:
