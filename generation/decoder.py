@@ -145,7 +145,8 @@ class Decoder:
         if self.layers and tokens.shape[1] == 1:
             return self._step(tokens)
         with self.model.evaluating():
-            return self.head(self.norm(self.model.run_blocks(tokens, self.cache)[:, -1]))
+            x = self.model.run_blocks(tokens, self.cache)[:, -1]  # (B, C)
+            return self.model.head(self.model.norm(x))
 
     def _step(self, tokens: Tensor) -> Tensor:
         """Read one token (B, 1) and return the logits (B, V) of the next token."""
