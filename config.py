@@ -196,7 +196,7 @@ class ModelConfig:
 
     @property
     def is_rotary(self) -> bool:
-        """True if positions rotate queries and keys, False if each position has an embedding."""
+        """True if positions rotate queries and keys."""
         return self.position == "rope"
 
     @property

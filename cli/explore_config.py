@@ -17,8 +17,8 @@ class ExploreConfig(Hardware, LoadConfig):
 
     checkpoint: str = setting(
         "best",
-        "checkpoint to load: best, last, or a step number; with best and last, the page shows that "
-        "of the moment each time it is loaded",
+        "checkpoint to load: best, last, or a step number; reloading the page loads the one that "
+        "is then the best or the last",
     )
     prompt: str | None = setting(
         None, "text that the page shows first; null: an example", literal=True

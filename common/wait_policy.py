@@ -66,21 +66,20 @@ def measure_others() -> float:
 
 
 def choose_wait_policy(log: Callable[[str], None]) -> None:
-    """Let threads sleep at once beside other programs, which `log` prints, and otherwise soon.
+    """Let waiting threads sleep if other programs compute, and spin briefly otherwise.
 
-    This has no effect after torch was imported, or if the user has set one of `VARIABLES`.
+    `log` gets a note if they sleep. This has no effect with one processor, after torch was
+    imported, or if the user has set one of `VARIABLES`.
     """
-    if "torch" in sys.modules or any(name in os.environ for name in VARIABLES):
+    is_chosen = any(os.environ.get(name) for name in VARIABLES)
+    if is_chosen or "torch" in sys.modules or len(processors()) == 1:
         return
     share = measure_others()
     if share < BUSY_SHARE:
         os.environ["GOMP_SPINCOUNT"] = str(SPIN_COUNT)
         return
     os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
-    log(
-        f"note: other programs use {share:.0%} of the processors, so threads sleep while they wait "
-        "(OMP_WAIT_POLICY=PASSIVE)"
-    )
+    log(f"note: other programs use {share:.0%} of the processors: waiting threads sleep")
 
 
 def threads_sleep() -> bool:

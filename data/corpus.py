@@ -94,14 +94,15 @@ def split_document(parts: Iterable[str], size: int) -> Iterator[Piece]:
 
     It is cut before a line that begins with a letter or a digit and follows a line that does not
     end in white space, or if there is none, before a word. No splitting pattern joins text across
-    such a place, so the pieces have the same tokens as the document. There is at least one piece.
-    Each of `parts` has at most `size` characters.
+    such a place, so the pieces have the same tokens as the document, except with a tokenizer that
+    puts a mark before each text: therefore a text shorter than `size` is one piece. There is at
+    least one. Each of `parts` has at most `size` characters.
     """
     begins_document = True
     text = ""
     for part in parts:
         text += part
-        cut = _find_cut(text, size)
+        cut = _find_cut(text, size) if len(text) >= size else 0
         if cut:
             yield Piece(text[:cut], begins_document)
             begins_document = False

@@ -13,7 +13,7 @@ Text = str | int | Iterable[int]  # or its token ids, also as an array or a tens
 Heads = str | Head | Iterable[str | Head]
 Positions = int | Iterable[int]
 
-TEXTS = (str, bytes, bytearray)  # sequences that are one value
+SINGLE_VALUES = (str, bytes, bytearray)  # sequences that are one value
 
 
 def read_ids(
@@ -82,7 +82,7 @@ def list_values(given: Any) -> list:
     """
     if hasattr(given, "tolist"):
         given = given.tolist()
-    if isinstance(given, TEXTS) or not isinstance(given, Sequence | Set | Iterator):
+    if isinstance(given, SINGLE_VALUES) or not isinstance(given, Sequence | Set | Iterator):
         return [given]
     values = [value.tolist() if hasattr(value, "tolist") else value for value in given]
     has_one_row = len(values) == 1 and isinstance(values[0], list)

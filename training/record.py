@@ -155,7 +155,7 @@ class Record:
         slowdown = duration / median(earlier)
         if slowdown >= SLOWDOWN:
             self._has_slowed_down = True
-            resume = ", or stop and resume this run, which lets waiting threads sleep"
+            resume = ", or stop and resume this run: its threads then sleep while they wait"
             self.log(
                 f"note     steps take {slowdown:.0f} times as long as before: close other programs"
                 f"{'' if threads_sleep() else resume}"
