@@ -116,7 +116,9 @@ def assert_same(job: str, whole: Path, other: Path, output: str) -> None:
 
     Snapshots, rows and checkpoints may be missing only if the output reports the injected error.
     """
-    error_reported = any(os.strerror(code) in output for code in INJECTED_ERRORS)
+    logs = [path.read_text(encoding="utf-8") for path in other.glob("place/sweep/*/log.txt")]
+    reports = "".join([output, *logs])  # a job of a sweep reports into its log
+    error_reported = any(os.strerror(code) in reports for code in INJECTED_ERRORS)
     runs = sorted(path.parent.relative_to(whole) for path in whole.glob("place/**/metrics.jsonl"))
     for one, run in ((whole / name, other / name) for name in runs):
         *_, step = steps = saved_steps(one)
