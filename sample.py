@@ -79,9 +79,9 @@ def sample(config: SampleConfig) -> None:
     with restored_process():  # for a notebook
         move_for_sampling(model, pick_device(config.device), precision)
         if config.score is not None:
-            write_score(config, model, tokenizer, text)
+            text_ids = write_score(config, model, tokenizer, text)
             if isinstance(source, RunCheckpoint):
-                note_trained_text(source.manifest.fingerprint, tokenizer, text)
+                note_trained_text(source.manifest.fingerprint, tokenizer, text_ids)
             return
         if config.interactive:
             if is_terminal(sys.stdin):
@@ -250,8 +250,11 @@ def _write_now(text: str, stream: TextIO) -> None:
     print(shown, end="", file=stream, flush=True)
 
 
-def write_score(config: SampleConfig, model: GPT, tokenizer: Tokenizer, text: str) -> None:
-    """Print the loss of a text after its start token, and write a page if `attention` names one."""
+def write_score(config: SampleConfig, model: GPT, tokenizer: Tokenizer, text: str) -> list[int]:
+    """Print the loss of a text after its start token, and return the ids of the text.
+
+    A page is written if `attention` names one.
+    """
     from data.tokenizer import normal_form_note, start_token
     from generation.scoring import score_tokens
     from glass.heads.probes import spell_tokens
@@ -293,9 +296,10 @@ def write_score(config: SampleConfig, model: GPT, tokenizer: Tokenizer, text: st
         }
         attended = ids[: min(block_size, MAX_ATTENTION_TOKENS)]
         _write_attention(config.attention, model, tokenizer, attended, facts)
+    return text_ids
 
 
-def note_trained_text(fingerprint: str, tokenizer: Tokenizer, text: str) -> None:
+def note_trained_text(fingerprint: str, tokenizer: Tokenizer, text_ids: list[int]) -> None:
     """Print a note if a scored text is in the training split, which a fingerprint names."""
     from data.copies import count_trained_excerpts
     from data.tokens import find_training_split
@@ -303,7 +307,7 @@ def note_trained_text(fingerprint: str, tokenizer: Tokenizer, text: str) -> None
     train = find_training_split(fingerprint, tokenizer)
     if train is None:
         return
-    found, count = count_trained_excerpts(tokenizer.encode(text), train)
+    found, count = count_trained_excerpts(text_ids, train)
     if found:
         part = "this text" if found == count else "parts of this text"
         print_stderr(

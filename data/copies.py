@@ -21,7 +21,7 @@ TOKENS_AT_ONCE = 1 << 24  # of the training split that are searched, to limit me
 
 @dataclass(frozen=True)
 class Copies:
-    """How much of a corpus occurs more than once."""
+    """The documents of a corpus that occur more than once."""
 
     documents: int = 0  # that have a copy
     validation_share: float = 0.0  # of the validation text that is also in the training split
