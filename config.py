@@ -95,7 +95,7 @@ EVALUATION: dict[str, dict] = {
     "dry_run.": {"dry_run": (False,)},
 }
 # The tasks of data=synthetic, with the number of different symbols in each.
-TASK_SYMBOLS = {"passages": 32, "markov": 3, "modular": 41, "recall": 32}
+TASK_SYMBOLS = {"passages": 32, "markov": 3, "modular": 41}
 
 
 @dataclass
@@ -338,14 +338,14 @@ class DataConfig:
     )
     task: str = setting(
         "passages",
-        "passages that repeat, Markov chains, modular addition, associative recall",
+        "passages that repeat, Markov chains, modular addition",
         choices=tuple(TASK_SYMBOLS),
         only_with=TASK,
     )
     symbols: int | None = setting(
         None,
-        "number of different symbols (modular: the modulus; recall: half of them "
-        f"are keys); null: {', '.join(f'{n} {task}' for task, n in TASK_SYMBOLS.items())}",
+        "number of different symbols (modular: the modulus); null: "
+        f"{', '.join(f'{n} {task}' for task, n in TASK_SYMBOLS.items())}",
         ge=2,
         le=512,
         only_with=TASK,
@@ -366,9 +366,6 @@ class DataConfig:
         lt=1,
         only_with=TASK | {"data.task": ("modular",)},
     )
-    pairs: int = setting(
-        8, "number of pairs of a key and a value", ge=1, only_with=TASK | {"data.task": ("recall",)}
-    )
 
     @property
     def num_symbols(self) -> int:
@@ -378,10 +375,9 @@ class DataConfig:
     @property
     def sequence_length(self) -> int | None:
         """The number of input tokens that a task fixes, or None if it takes any block_size."""
-        lengths = {"modular": 4, "recall": 4 * self.pairs - 1}
-        if self.source != "synthetic" or self.task not in lengths:
+        if self.source != "synthetic" or self.task != "modular":
             return None
-        return lengths[self.task] + self.begin
+        return 4 + self.begin
 
     def check(self) -> None:
         """Raise `UserError` if a setting that the source needs is missing or does not fit."""
@@ -397,11 +393,6 @@ class DataConfig:
             raise UserError(
                 f"data.min_period={self.min_period} exceeds data.max_period={self.max_period}: "
                 "change one of them"
-            )
-        if self.task == "recall" and self.pairs > self.num_symbols // 2:
-            raise UserError(
-                f"data.pairs={self.pairs} needs as many different keys, but data.symbols="
-                f"{self.num_symbols} has {self.num_symbols // 2}: change one of them"
             )
         if self.task == "modular":
             pairs = self.num_symbols * (self.num_symbols + 1) // 2

@@ -24,7 +24,7 @@ MAX_CONFIG_BYTES = 1 << 20
 ADDED_SETTINGS: dict[str, tuple[int, Any]] = {}
 FIRST_FORMAT = 1  # of a configuration without a number
 CONFIG_FORMAT = max((added_in for added_in, _ in ADDED_SETTINGS.values()), default=FIRST_FORMAT)
-REMOVED_SETTINGS = ("data.encoding", "data.lines")
+REMOVED_SETTINGS = ("data.encoding", "data.lines", "data.pairs")
 # Settings that belong to one command, not to the run that it continues.
 PER_COMMAND = (
     "run_dir",

@@ -10,7 +10,6 @@ from data.splits import CorpusSize
 from data.tasks.markov import MarkovChains
 from data.tasks.modular import ModularAddition
 from data.tasks.passages import Passages
-from data.tasks.recall import Recall
 from data.tasks.task import Task
 from data.tokenizer import Tokenizer
 from data.tokens import Tokens
@@ -19,7 +18,6 @@ TASKS: dict[str, type[Task]] = {
     "passages": Passages,
     "markov": MarkovChains,
     "modular": ModularAddition,
-    "recall": Recall,
 }
 
 

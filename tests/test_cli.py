@@ -78,7 +78,6 @@ MISTAKES = [
     ("model.n_head=5", ["model.n_head=5", "model.n_embd=128"]),
     ("data=text", ["data.path"]),
     ("data=synthetic data.task=modular model.block_size=8", ["model.block_size=8", "=4"]),
-    ("data=synthetic data.task=recall data.pairs=17", ["data.pairs=17", "data.symbols=32"]),
     ("data=synthetic tokenizer=gpt2", ["tokenizer", "data=synthetic"]),
     ("data.path=nowhere", ["data.path=nowhere does not exist"]),
     (f"data=stdlib data.path={ROOT}", ["data.path=", "data=stdlib", "data=text"]),
@@ -97,7 +96,7 @@ MISTAKES = [
     ("speedrun", ["experiment=speedrun"]),
     ("optim=adamw optim.momentum=0.9", ["optim.momentum=0.9", "optim=muon"]),
     ("model.position=learned model.rope_theta=8", ["model.rope_theta=8", "learned"]),
-    ("data=synthetic data.task=markov data.pairs=8", ["data.pairs=8", "markov"]),
+    ("data=synthetic data.task=markov data.train_share=0.5", ["data.train_share=0.5", "markov"]),
     *(
         (f"prepare_only=true {typed}", [typed, "prepare_only"])
         for typed in ("max_steps=3", "optim=adamw", "compile=false", "profile=2", "seed=3")

@@ -92,7 +92,6 @@ class Task:
     """
 
     signs = ""  # characters of further symbols, which are not in `data.symbols`
-    metric_prefix = ""
 
     def __init__(self, config: Config, tokenizer: Tokenizer | None = None) -> None:
         """Set up the task of a run; `tokenizer` is that of a model that was trained before."""
@@ -121,8 +120,8 @@ class Task:
     def read(self, p: Predictions) -> dict[str, Reading]:
         """Return the readings of the task's metrics."""
         return {
-            f"{self.metric_prefix}loss": Reading(p.loss, p.is_counted),
-            f"{self.metric_prefix}accuracy": Reading(p.is_correct, p.is_counted),
+            "loss": Reading(p.loss, p.is_counted),
+            "accuracy": Reading(p.is_correct, p.is_counted),
         }
 
     # --- sequences --------------------------------------------------------------------------------
@@ -234,9 +233,9 @@ class Task:
 
     def fingerprint(self) -> str:
         """Return the hash (hex) of what determines the sequences."""
-        settings = asdict(self.data) | {"symbols": self.data.num_symbols}
+        # Older versions had two more settings, which had no effect on these tasks
+        settings = asdict(self.data) | {"symbols": self.data.num_symbols, "pairs": 8}
         made_from = json.dumps([SEQUENCES_FORMAT, settings, self.block_size, self.seed])
-        # Older versions had another setting, which had no effect on a task
         made_from = made_from.replace('"field": ', '"lines": "kept", "field": ')
         return hashlib.sha256(made_from.encode()).hexdigest()
 

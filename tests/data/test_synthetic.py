@@ -58,9 +58,8 @@ def test_seeds_steps_and_streams_give_different_sequences(task):
     assert not np.array_equal(a_task.training.tokens[:8], a_task.validation.tokens[:8])
 
 
-@pytest.mark.parametrize("task", ["passages", "recall"])  # a chain may stay in one state
-def test_validation_has_no_sequence_of_a_batch(task):
-    a_task = task_of(task)
+def test_validation_has_no_sequence_of_a_batch():
+    a_task = task_of("passages")
     held_out = {row.tobytes() for row in a_task.validation.tokens}
     assert len(held_out) == len(a_task.validation.tokens)
     for step in range(100):
@@ -80,7 +79,7 @@ def test_the_begin_symbol_comes_first_and_symbols_are_written_as_characters_in_o
     assert spelled.removesuffix("+=") == CHARACTERS[:100] and spelled.isprintable()
 
 
-@pytest.mark.parametrize(("task", "block_size"), [("passages", 40), ("markov", 7), ("recall", 31)])
+@pytest.mark.parametrize(("task", "block_size"), [("passages", 40), ("markov", 7)])
 @given(val_max_tokens=st.integers(2, 300))
 def test_as_many_sequences_are_held_out_as_the_tokens_to_validate_fill(
     task, block_size, val_max_tokens
@@ -128,7 +127,6 @@ BATCHES = {
     "passages": "25ba34e2fd9286dd",
     "markov": "c77074309602c794",
     "modular": "49d2142fb6e5495a",
-    "recall": "9ea3f91aec28f769",
 }
 
 
@@ -199,7 +197,7 @@ def test_a_chain_begins_in_its_stationary_distribution():
     assert np.array_equal(drawn, walk(drawn[:, 0], transitions, task.length + 1, random))
 
 
-# --- modular addition and recall ------------------------------------------------------------------
+# --- modular addition -----------------------------------------------------------------------------
 
 
 @given(P=st.integers(2, 40), share=st.floats(0.2, 0.8), seed=seeds)
@@ -217,17 +215,3 @@ def test_sums_are_split_by_unordered_pairs(P, share, seed):
     assert training.isdisjoint(validation) and len(training | validation) == P * P
     assert {(b, a) for a, b in training} == training
     assert len({frozenset(pair) for pair in training}) == round(share * P * (P + 1) / 2)
-
-
-@given(seed=seeds, symbols=st.integers(4, 60), data=st.data())
-def test_recall_asks_for_the_value_of_each_key_once(seed, symbols, data):
-    pairs = data.draw(st.integers(1, symbols // 2))
-    task = task_of("recall", seed=seed, symbols=symbols, pairs=pairs, val_max_tokens=400)
-    tokens, is_counted = task.validation
-    assert tokens.shape[1] == 4 * pairs
-    for row, counts in zip(tokens, is_counted):
-        facts, questions = row.reshape(2, pairs, 2).tolist()
-        assert len({key for key, _ in facts}) == pairs
-        assert sorted(questions) == sorted(facts)
-        assert all(key < symbols // 2 <= value < symbols for key, value in facts)
-        assert np.flatnonzero(counts).tolist() == list(range(2 * pairs, 4 * pairs, 2))

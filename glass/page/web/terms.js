@@ -99,18 +99,6 @@ export const TASK_CHARTS = [
     metrics: { fourier_share: "six frequencies" },
   },
   {
-    title: "Loss of recalled values (nats)",
-    explanation:
-      "Loss of the value after a key that has come before, with the same value, in the sequence.",
-    metrics: { recall_loss: "recalled" },
-  },
-  {
-    title: "Accuracy of recalled values",
-    explanation:
-      "How often the likeliest token after a key that has come before is the right value.",
-    metrics: { recall_accuracy: "recalled" },
-  },
-  {
     title: "Attention on the task",
     explanation:
       "Mean attention weight on held-out sequences of the task, in the head in which it is largest.",
