@@ -1,26 +1,25 @@
-"""Arrays with labeled axes that print as tables."""
+"""Arrays with labeled axes that print as short tables."""
 
+import operator
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import numpy as np
 
 # Limits of a printed table
-MAX_WIDTH = 100  # characters
 MAX_ROWS = 40
-MAX_ROW_LABEL = 40  # characters
-MAX_COLUMN_LABEL = 12
+MAX_COLUMNS = 12
+MAX_COLUMN_LABEL = 12  # characters
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Labeled:
-    """An array with a label for each index, which prints as a table.
+    """An array with a label for each index, which prints as a short table.
 
-    NumPy's functions take it as an array. `result[2, 0]` and slices select as in NumPy, and the
-    name of a head does so in layers × heads: `result["L2H0"]`. For pandas, two axes are
-    `pandas.DataFrame(result.values, *result.axes.values())`.
+    Integers select from the first axes, as in `result[-1]`, and so does the name of a head in
+    layers × heads: `result["L2H0"]`. NumPy's functions take it as an array.
     """
 
     name: str  # of the numbers, with their unit
@@ -30,42 +29,25 @@ class Labeled:
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         return np.array(self.values, dtype=dtype, copy=copy)
 
-    def __len__(self) -> int:
-        return len(self.values)
-
     def __getitem__(self, index: Any) -> Any:
+        place = index if isinstance(index, tuple) else (index,)
         if isinstance(index, str):
-            index = self._find(index)
-        chosen = index if isinstance(index, tuple) else (index,)
-        if not all(isinstance(which, int | np.integer | slice) for which in chosen):
-            raise TypeError("index with integers, slices or a name; `values` takes any of NumPy's")
-        values = self.values[index]
-        axes = {}
-        for k, (axis, labels) in enumerate(self.axes.items()):
-            which = chosen[k] if k < len(chosen) else slice(None)
-            if isinstance(which, slice):
-                axes[axis] = labels[which]
-        return Labeled(self.name, values, axes) if axes else values.item()
+            names = ["".join(labels) for labels in product(*list(self.axes.values())[:2])]
+            place = np.unravel_index(names.index(index), self.values.shape[:2])
+        place = tuple(operator.index(which) for which in place)  # no slices
+        values, remaining = self.values[place], list(self.axes.items())[len(place) :]
+        return Labeled(self.name, values, dict(remaining)) if remaining else values.item()
 
-    def _find(self, name: str) -> tuple[int, int]:
-        """Return the layer and the column of a name such as L2H0 or L1MLP."""
-        layers, columns, *_ = [*self.axes.values(), [""]]
-        for layer, column in np.ndindex(len(layers), len(columns)):
-            if layers[layer] + columns[column] == name:
-                return layer, column
-        raise KeyError(f"there is no {name} in {' × '.join(self.axes)}")
-
-    def __sub__(self, other: Any) -> "Labeled":
-        return Labeled(f"difference of {self.name}", self.values - np.asarray(other), self.axes)
+    def __sub__(self, other: "Labeled") -> "Labeled":
+        return Labeled(f"difference of {self.name}", self.values - other.values, self.axes)
 
     def top(self, n: int = 5) -> "Labeled":
         """Return the n largest numbers, the largest first."""
         largest = np.argsort(-self.values, axis=None)[:n]
-        places = zip(*np.unravel_index(largest, self.values.shape))
         names = []
-        for place in places:
+        for place in zip(*np.unravel_index(largest, self.values.shape)):
             name = " ".join(labels[k] for labels, k in zip(self.axes.values(), place))
-            names.append(re.sub(r"^(L\d+) (H\d+|MLP)\b", r"\1\2", name))  # L2 and H0 are L2H0
+            names.append(re.sub(r"^(L\d+) (?=H\d|MLP)", r"\1", name))  # L2 and H0 are L2H0
         return Labeled(self.name, self.values.flat[largest], {" ".join(self.axes): names})
 
     def __repr__(self) -> str:
@@ -73,33 +55,16 @@ class Labeled:
         if len(self.axes) > 2:
             return f'{title} of shape {self.values.shape}: print a part, such as ["L0H0"]'
         rows, columns = [*self.axes.values(), [""]][:2]
-        rows = [label[:MAX_ROW_LABEL] for label in rows]
-        columns = [label[:MAX_COLUMN_LABEL] for label in columns]
-        table = self.values.reshape(len(rows), len(columns)).round(2) + 0.0  # -0.0 becomes 0.0
-        left = max(map(len, rows), default=0)
-        bounds = np.nanmin(table, initial=0), np.nanmax(table, initial=0)
-        width = 1 + max(len(f"{bound:.2f}") for bound in bounds)
-        width = max([width, *(1 + len(label) for label in columns)])
-        shown = _ends(len(columns), (MAX_WIDTH - left) // width)
-
-        def line(label: str, cells: Iterable[str]) -> str:
-            return label.ljust(left) + "".join(cell.rjust(width) for cell in cells)
-
-        lines = [title]
-        if any(columns):
-            lines.append(line("", ("…" if k is None else columns[k] for k in shown)))
-        for row in _ends(len(rows), MAX_ROWS):
-            if row is None:
-                lines.append("…")
-            else:
-                numbers = ("…" if k is None else f"{table[row, k]:.2f}" for k in shown)
-                lines.append(line(rows[row], numbers))
-        return "\n".join(lines)
-
-
-def _ends(count: int, most: int) -> list[int | None]:
-    """Return the indices to print of `count`: some from each end, with one None for the others."""
-    if count <= most:
-        return [*range(count)]
-    half = (most - 1) // 2
-    return [*range(half), None, *range(count - half, count)]
+        values = self.values.reshape(len(rows), len(columns))[:MAX_ROWS, :MAX_COLUMNS]
+        if values.size < self.values.size:
+            title += ", the first {} × {} of {} × {}".format(*values.shape, len(rows), len(columns))
+        heading = [label[:MAX_COLUMN_LABEL] for label in columns[:MAX_COLUMNS]]
+        table = [["", *heading]] if any(heading) else []
+        for label, row in zip(rows, values.round(2) + 0.0):  # -0.0 becomes 0.0
+            table.append([label, *(f"{value:.2f}" for value in row)])
+        left, *widths = [max(map(len, column)) for column in zip(*table)] or [0]
+        lines = [
+            label.ljust(left) + "".join(f" {cell:>{width}}" for cell, width in zip(cells, widths))
+            for label, *cells in table
+        ]
+        return "\n".join([title, *lines])

@@ -142,11 +142,6 @@ def test_labels_name_tokens_and_heads():
     assert next_tokens[1:3] == ["a", "b"] and next_tokens[-1] == f"<{VOCAB_SIZE}>"
     for label, value in zip(loss.axes["token"], loss.values, strict=True):
         assert f"{label} {value:6.2f}".split() in [line.split() for line in repr(loss).splitlines()]
-    effects = opened.head_effects("a b")
-    strongest = effects.top(2)
-    best = np.unravel_index(effects.values.argmax(), effects.values.shape)
-    assert strongest.axes["layer head"][0] == "L{}H{}".format(*best)
-    assert strongest[0] == effects.values.max() and len(strongest) == 2
 
 
 def test_a_begin_of_text_token_is_read_first():
@@ -158,31 +153,34 @@ def test_a_begin_of_text_token_is_read_first():
         assert np.array_equal(opened.loss(text), opened.loss(ids))
 
 
-def test_a_table_shows_the_ends_of_what_is_too_large():
+def test_a_result_of_any_shape_selects_and_prints_a_short_table():
     values = np.arange(100.0 * 200).reshape(100, 200)
     axes = {"row": [f"r{k}" for k in range(100)], "column": [f"c{k}" for k in range(200)]}
     result = Labeled("number", values, axes)
     lines = repr(result).splitlines()
-    assert len(lines) < 50 and max(map(len, lines)) <= 100
-    assert lines[-1].split()[0] == "r99" and lines[-1].split()[-1] == "19999.00"
-    assert np.array_equal(result[3, 5:7], values[3, 5:7])
-    assert result[3, 5:7].axes == {"column": ["c5", "c6"]}
-    assert not (result - values).values.any()
+    assert len(lines) < 50 and max(map(len, lines)) <= 120
+    assert "100 × 200" in lines[0] and lines[2].split()[:3] == ["r0", "0.00", "1.00"]
+    assert result[-1].axes == {"column": axes["column"]}
+    assert result[3, 5] == result["r3c5"] == values[3, 5]
+    assert not (result - result).values.any()
     assert "r0" not in repr(Labeled("number", values[None], {"all": ["x"], **axes}))
+    empty = Labeled("number", np.zeros((0, 0)), {"token": [], "hidden": []})  # of one token
+    assert "token" in repr(empty)
 
 
-def test_results_of_any_shape_print_and_name_their_largest_numbers():
+def test_the_largest_numbers_are_named_by_head_and_token():
     opened = glass.open(lively(build_model(small())), TOKENIZER)
-    assert "token" in repr(opened.token_effects("a"))  # which affects nothing
-    assert opened.head_effects(TEXT).top(1).axes["layer head"][0] in ALL_HEADS
-    assert "L" not in opened.loss(TEXT).top(1).axes["token"][0]
+    effects = opened.head_effects(TEXT)
+    strongest = effects.top(2)
+    best = np.unravel_index(effects.values.argmax(), effects.values.shape)
+    assert strongest.axes["layer head"][0] == "L{}H{}".format(*best)
+    assert strongest[0] == effects.values.max() and len(strongest.values) == 2
     place = opened.patterns("ab").top(1).axes["layer head query key"][0]
     assert place.split(" ", 1)[0] in ALL_HEADS
-    losses = opened.loss(TEXT)
-    assert losses[np.argmax(losses)] == losses.values.max()
+    assert "L" not in opened.loss(TEXT).top(1).axes["token"][0]
     with pytest.raises(TypeError):
-        losses[[0, 1]]
-    with pytest.raises(KeyError):
+        strongest[:1]
+    with pytest.raises(ValueError, match="L0H0"):
         opened.loss(TEXT)["L0H0"]
 
 
