@@ -61,38 +61,16 @@ NGRAMS = {"model.ngrams": Above(1)}
 ADAMW = {"optim.name": ("adamw", "muon")}
 MUON = {"optim.name": ("muon",)}
 SNAPSHOTS = {"attention.every": Above(0)}
-# Settings that have an effect with prepare_only and eval_only: start of the name → required values
-# of other settings.
-PREPARATION: dict[str, dict] = {
-    "experiment.": {},
-    "data.val_max_tokens.": TASK,
-    "data.": {},
-    "tokenizer.": {},
-    "init_from.": {},
-    "resume.": {},
-    "run_dir.": {"resume": (True, "auto")},
-    "distributed.": {},
-    "seed.": TASK,
-    "model.block_size.": TASK,
-    "eval_only.": {"eval_only": (False,)},
-    "dry_run.": {"dry_run": (False,)},
-}
-EVALUATION: dict[str, dict] = {
-    "experiment.": {},
-    "data.": {},
-    "init_from.": {},
-    "run_dir.": {},
-    "device.": {},
-    "precision.": {},
-    "deterministic.": {},
-    "threads.": {},
-    "distributed.": {},
-    "seed.": TASK,
-    "model.block_size.": {},
-    "model.vocab_multiple.": {},
-    "resume.": {"resume": (False,)},
-    "prepare_only.": {"prepare_only": (False,)},
-    "dry_run.": {"dry_run": (False,)},
+# What the commands that do not train read: the beginnings of settings' names.
+READ_BY_MODE = {
+    "prepare_only": (
+        *("prepare_only", "data", "tokenizer", "init_from", "experiment", "run_dir", "resume"),
+        "distributed",
+    ),
+    "eval_only": (
+        *("eval_only", "data", "init_from", "experiment", "run_dir", "device", "precision"),
+        *("deterministic", "threads", "distributed", "model.block_size", "model.vocab_multiple"),
+    ),
 }
 # The tasks of data=synthetic, with the number of different symbols in each.
 TASK_SYMBOLS = {"passages": 32, "markov": 3, "modular": 41}
@@ -635,11 +613,10 @@ class Config(Hardware, ModelSource):
         "true: resume the run in run_dir; auto: resume it if there is one, else start it",
         choices=(True, False, "auto"),
     )
-    prepare_only: bool = setting(False, "prepare the text, then exit", reads=PREPARATION)
+    prepare_only: bool = setting(False, "prepare the text, then exit")
     eval_only: bool = setting(
         False,
         "print the validation loss of the best model of run_dir, or of init_from, then exit",
-        reads=EVALUATION,
     )
     dry_run: bool = setting(
         False, "print the resolved configuration, memory, operations and time, then exit"

@@ -23,11 +23,11 @@ from cli.presets import use_preset_files
 from cli.wandb_environment import check_agent
 from common.errors import UserError
 from common.paths import expand_home, expand_model_name, require_path
-from common.settings import check_settings, explain_ignored, explain_unused
+from common.settings import check_settings, explain_unused, show_value
 from common.signals import exit_on_stop_signals
 from common.terminal import Terminal, error_sentence, printer, run_main
 from common.torchrun import process_rank
-from config import Config, TokenizerConfig
+from config import READ_BY_MODE, Config, TokenizerConfig
 
 # A setting, another one that follows from it if it is null, and the property with its value then.
 DEPENDENT_SETTINGS = (
@@ -163,10 +163,15 @@ def configure(job: Job, read_model: ReadModel, log: Log = print) -> Job:
     config = fit_to_overrides(config, job.keys, log)
     config = continue_or_adopt(config, job.keys, read_model, log)
     config.check()
-    for key, override in zip(job.keys, job.overrides):
-        reason = explain_unused(config, key, job.swept) if key in SETTINGS else None
-        if reason := reason or explain_ignored(config, override):
+    for key in job.keys:
+        if key in SETTINGS and (reason := explain_unused(config, key, job.swept)):
             raise UserError(reason)
+    for mode, read in READ_BY_MODE.items():
+        ignored = [typed for typed in job.overrides if not typed.startswith(read)]
+        if getattr(config, mode) and ignored:
+            raise UserError(
+                f"{show_value(ignored[0])} has no effect with {mode}=true: leave one of them out"
+            )
     if config.data.path:
         if reason := explain_unused(config, "data.path", job.swept):  # a preset may set it
             raise UserError(reason)

@@ -37,9 +37,7 @@ def setting(default: Any, help: str, **limits: Any) -> Any:
 
     `choices` lists all allowed values; `ge`, `gt`, `le` and `lt` bound a number (at least, above,
     at most, below). None is always allowed if the type is optional. `only_with` names other
-    settings and their values with which this one has an effect. `reads` marks a boolean setting as
-    a mode: if it is true, only settings whose names start with a key of `reads` have an effect, and
-    only under the conditions that are the key's value. `literal` accepts an empty text.
+    settings and their values with which this one has an effect. `literal` accepts an empty text.
     """
     return dataclasses.field(default=default, metadata={"help": help, **limits})
 
@@ -100,22 +98,6 @@ def explain_unused(node: Any, key: str, swept: Sequence[str] = ()) -> str | None
             f"{key}={format_value(typed)} has no effect with {_assignment(other, value)}: "
             f"leave it out, or use {describe_condition(other, allowed)}"
         )
-    return None
-
-
-def explain_ignored(node: Any, override: str) -> str | None:
-    """Return why KEY=VALUE has no effect in the mode that is on; None if it has."""
-    key = override.partition("=")[0]
-    settings = {name: (field, value) for name, field, value in iterate_settings(node)}
-    for mode, (field, is_on) in settings.items():
-        reads = field.metadata.get("reads", {})
-        if not reads or is_on is not True or key == mode:
-            continue
-        conditions = next((reads[name] for name in reads if f"{key}.".startswith(name)), None)
-        if conditions is not None and all(settings[n][1] in c for n, c in conditions.items()):
-            continue
-        shown = f"{key}={show_value(settings[key][1])}" if key in settings else override
-        return f"{shown} has no effect with {mode}=true: leave one of them out"
     return None
 
 

@@ -42,11 +42,11 @@ def test_eval_only_measures_the_recorded_loss_and_leaves_the_run_as_it_was(finis
 
 @pytest.mark.parametrize(
     "typed",
-    ["profile=2", "max_steps=3", "optim.lr=1.0", "seed=3", "wandb.project=x", "optim=muon"],
+    ["profile=2", "max_steps=3", "optim.lr=1.0", "seed=3", "optim=muon"],
 )
 def test_a_setting_that_an_evaluation_does_not_read_is_refused(typed, finished_run):
     with pytest.raises(UserError, match=f"{typed} .*eval_only"):
-        train_from(f"run_dir={finished_run}", "eval_only=true", "dry_run=false", typed)
+        train_from(f"run_dir={finished_run}", "eval_only=true", typed)
 
 
 def test_eval_only_of_another_model_takes_the_text_that_is_given(finished_run, tmp_path, text_file):
