@@ -35,7 +35,7 @@ if __name__ == "__main__":
     request = cli.read_request(read_starting_model)  # answers --help and mistakes before torch
     choose_wait_policy(print)
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -60,6 +60,8 @@ from distributed.world import join
 from glass.observer import Observer
 from glass.page.write import write_page
 from kernels import autocast
+from studies.claims import STUDIES
+from studies.verdicts import read_study
 from sweeps import jobs
 from training import device, modes
 from training.checkpoint import Checkpoints
@@ -90,7 +92,14 @@ def main(request: cli.Job | cli.CommandLine) -> None:
         run(request)
     else:
         configure = partial(cli.configure, read_model=read_starting_model)
-        jobs.run_sweep(request, configure, run)
+        jobs.run_sweep(request, configure, run, partial(report_study, request.settings))
+
+
+def report_study(settings: Sequence[str], folder: Path) -> None:
+    """Print the verdicts of the study that the settings of a sweep name, if they name one."""
+    for name, study in STUDIES.items():
+        if f"sweep={name}" in settings:
+            read_study(study, folder).print()
 
 
 def train_from(*settings: str) -> float:

@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from datetime import date
 from functools import partial
@@ -33,8 +33,7 @@ from benchmarks import cluster
 from benchmarks.exploring import open_explorer
 from benchmarks.harness import ROOT, read_options, run_command, select
 from studies.claims import STUDIES
-from studies.verdicts import StudyResults
-from sweeps.jobs import summarize
+from studies.verdicts import read_study
 
 DOCS = ROOT / "docs"
 TYPED_TEXT = "class Reader:\n    def read_line(self):\n        return self.read_line"
@@ -290,7 +289,7 @@ def renew_explore(model: str, _: Path) -> None:
 
 
 def renew_studies(folder: Path) -> None:
-    """Renew the tables and figures of docs/papers.md, and train the sweeps that are missing."""
+    """Renew the tables of docs/papers.md, and train the sweeps that are missing."""
     page = DOCS / "papers.md"
     rows = ["| study | claim | verdict |", "|---|---|---|"]
     for name, study in STUDIES.items():
@@ -298,15 +297,14 @@ def renew_studies(folder: Path) -> None:
         if not sweep.exists():
             settings = [f"sweep={name}", "wandb.mode=disabled", f"hydra.sweep.dir={sweep}"]
             run_python(folder, str(ROOT / "train.py"), "-m", *settings)
-        output = run_python(folder, "-m", "sweeps", str(sweep))
-        tables = "\n".join(line.rstrip() for line in output.split("\npage  ")[0].splitlines())
+        results = read_study(study, sweep)
+        with redirect_stdout(io.StringIO()) as output:
+            results.print()
+        tables = "\n".join(line.rstrip() for line in output.getvalue().splitlines())
         renew_part(page, name, f"```\n{tables.strip()}\n```")
-        results = StudyResults(study, summarize(sweep))
         for claim in study.claims:
             rows.append(f"| {name} | {claim.text} | {results.verdict(claim).verdict} |")
-        page_of_sweep = sweep / "sweep.html"
-        take_screenshot(page_of_sweep, f"{name}.png", WindowSize(1200, 1500), element="#phases")
-        print(output)
+        print(tables)
     renew_part(page, "verdicts", "\n".join(rows))
 
 

@@ -3,9 +3,20 @@
 from collections.abc import Sequence
 from itertools import pairwise
 from math import ceil, inf, isfinite
+from operator import attrgetter
+from pathlib import Path
 from statistics import fmean
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from cli.config_file import read_config
+from common.checkpoints import CONFIG_FILE
+from common.files import exists, is_folder, list_folder
+from common.metrics import METRICS, read_rows
+from common.settings import format_value
 from common.statistics import (
     Difference,
     censored_median,
@@ -14,13 +25,15 @@ from common.statistics import (
     standard_error,
     welch_difference,
 )
+from common.terminal import Terminal, printer
 from common.text import format_with_error, pluralize
+from config import Config
 from studies.claims import (
     END,
     METRIC_NAMES,
     START,
     STEP,
-    STUDIES,
+    Arm,
     Claim,
     Comparison,
     Emergence,
@@ -28,7 +41,6 @@ from studies.claims import (
     Study,
 )
 
-ARM = "arm"  # among the settings of a study's runs: the name of their arm
 REPRODUCED = "reproduced"
 NOT_REPRODUCED = "not reproduced"
 UNDECIDED = "undecided"
@@ -39,24 +51,12 @@ MIN_ERRORS = 5
 MIN_ERRORS_TO_REFUTE = 3
 
 
-class Run(Protocol):
-    """A run of a sweep, as far as a study reads it."""
+class Run(NamedTuple):
+    """A finished run of a study."""
 
-    @property
-    def overrides(self) -> dict[str, str]:
-        """Settings that were typed; `sweep` names the study."""
-
-    @property
-    def settings(self) -> dict[str, str]:
-        """Settings in which the runs differ, with the name of the arm as `ARM`."""
-
-    @property
-    def rows(self) -> list[dict]:
-        """Rows of metrics.jsonl."""
-
-    @property
-    def status(self) -> str:
-        """One of "finished", "unfinished" or "failed"."""
+    name: str
+    config: Config
+    rows: list[dict]  # of metrics.jsonl
 
 
 class Verdict(NamedTuple):
@@ -75,23 +75,32 @@ class ResultTable(NamedTuple):
     text_columns: int = 1
 
 
-def verdicts(runs: Sequence[Run]) -> "StudyResults | None":
-    """Return the results of the study that runs belong to; None if they are not its arms."""
-    names = {run.overrides.get("sweep", "") for run in runs if ARM in run.settings} - {""}
-    return StudyResults(STUDIES[names.pop()], runs) if len(names) == 1 else None
+def read_study(study: Study, folder: Path) -> "StudyResults":
+    """Read the finished runs in a folder, and sort them into the arms of a study."""
+    runs: list[Run] = []
+    for path in filter(is_folder, list_folder(folder)):
+        if exists(path / CONFIG_FILE):
+            config, rows = read_config(path / CONFIG_FILE), read_rows(path / METRICS)
+            if rows and rows[-1]["step"] >= config.max_steps:
+                runs.append(Run(path.name, config, rows))
+    runs.sort(key=lambda run: run.config.seed)
+    return StudyResults(
+        study,
+        {arm.name: [run for run in runs if is_in(arm, run.config)] for arm in study.arms},
+    )
+
+
+def is_in(arm: Arm, config: Config) -> bool:
+    """Return whether a run with this configuration belongs to an arm."""
+    values = {key: format_value(attrgetter(key)(config)) for key in arm.settings}
+    return values == arm.settings
 
 
 class StudyResults:
-    """The finished runs of a study by arm, and what they show."""
+    """The finished runs of a study by arm, sorted by their seeds, and what they show."""
 
-    def __init__(self, study: Study, runs: Sequence[Run]) -> None:
-        self.study = study
-        finished = [run for run in runs if run.status == "finished"]
-        finished.sort(key=lambda run: int(run.settings.get("seed") or 0))
-        self.runs = {
-            arm.name: [run for run in finished if run.settings.get(ARM) == arm.name]
-            for arm in study.arms
-        }
+    def __init__(self, study: Study, runs: dict[str, list[Run]]) -> None:
+        self.study, self.runs = study, runs
         self.emergences = {emergence.name: emergence for emergence in study.emergences}
 
     # --- measurements -----------------------------------------------------------------------------
@@ -99,15 +108,6 @@ class StudyResults:
     def steps(self, emergence: str, arm: str) -> list[int | None]:
         """Return the step at which an event happened in each run of an arm, or None."""
         return [find_step(run, self.emergences[emergence]) for run in self.runs[arm]]
-
-    def steps_by_metric(self, run: Run) -> dict[str, list[int]]:
-        """Return the steps of the events in a run by their metric."""
-        steps: dict[str, list[int]] = {}
-        for emergence in self.study.emergences:
-            step = find_step(run, emergence)
-            if step is not None:
-                steps.setdefault(emergence.metric, []).append(step)
-        return steps
 
     def _values(self, quantity: Quantity) -> list[float | None]:
         """Return a quantity of each run of its arm, None if it was not measured then."""
@@ -163,11 +163,11 @@ class StudyResults:
 
     # --- tables -----------------------------------------------------------------------------------
 
-    def tables(self, extra_metrics: Sequence[str] = ()) -> list[ResultTable]:
-        """Return the tables that have rows, with the metrics of the claims and the extra ones."""
+    def tables(self) -> list[ResultTable]:
+        """Return the tables that have rows: of each metric of the claims, and of the events."""
         quantities = [quantity for claim in self.study.claims for quantity in claim.quantities]
         compared = [quantity for quantity in quantities if quantity.metric != STEP]
-        metrics = dict.fromkeys([*(quantity.metric for quantity in compared), *extra_metrics])
+        metrics = dict.fromkeys(quantity.metric for quantity in compared)
         tables = [self._value_table(metric, compared) for metric in metrics]
         return [table for table in (*tables, self._emergence_table()) if table.rows]
 
@@ -187,7 +187,7 @@ class StudyResults:
             within = f"{round(fmean(errors), 6):.2g}" if errors else "–"
             name = quantity.arm if quantity.at == END else f"{quantity.arm}, {quantity.at}"
             rows.append([name, " ".join(map(_format_value, values)), mean, within])
-        seeds = {tuple(run.settings.get("seed", "") for run in runs) for runs in self.runs.values()}
+        seeds = {tuple(str(run.config.seed) for run in runs) for runs in self.runs.values()}
         by_seed = f"seed {', '.join(seeds.pop())}" if len(seeds) == 1 else "by seed"
         columns = ["arm", by_seed, "mean ± SE", "SE in a run"]
         return ResultTable(METRIC_NAMES.get(metric, metric), columns, rows, text_columns=2)
@@ -208,17 +208,31 @@ class StudyResults:
         columns = ["event", "arm", "step by seed", "median", "seeds"]
         return ResultTable("Emergence", columns, rows, text_columns=3)
 
-    def page_content(self) -> dict:
-        """Return what the page of the sweep shows of the study."""
-        return {
-            "title": self.study.title,
-            "papers": self.study.papers,
-            "claims": [[claim.text, *self.verdict(claim)] for claim in self.study.claims],
-            "tables": [table._asdict() for table in self.tables(self.study.plot)],
-            "plot": [[metric, METRIC_NAMES.get(metric, metric)] for metric in self.study.plot],
-            "hasLogSteps": self.study.has_log_steps,
-            "events": [_name_event(emergence) for emergence in self.study.emergences],
-        }
+    def print(self) -> None:
+        """Print the tables, and a verdict on each claim with its reason."""
+        print_line = printer(Terminal())
+        print_line(f"\n{self.study.title}\n{self.study.papers}\n")
+        for table in self.tables():
+            print_line(table.title)
+            print_line(_format_table(table))
+            print_line("")
+        claims = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+        claims.add_column(width=14)
+        for claim in self.study.claims:
+            verdict, reason = self.verdict(claim)
+            claims.add_row(Text(verdict), Text(f"{claim.text}\n{reason}\n"))
+        print_line(claims)
+
+
+def _format_table(table: ResultTable) -> Table:
+    formatted = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    for index, heading in enumerate(table.columns):
+        is_text = index < table.text_columns
+        justify = "left" if is_text else "right"
+        formatted.add_column(heading, justify=justify, no_wrap=not is_text)
+    for row in table.rows:
+        formatted.add_row(*map(Text, row))
+    return formatted
 
 
 # --- measurements of one run ----------------------------------------------------------------------
@@ -273,14 +287,6 @@ def _metric_name(metric: str) -> str:
     """Return a metric's name within a sentence, without its unit."""
     name = METRIC_NAMES.get(metric, metric).partition(" (")[0]
     return name if name.startswith("KL") else f"{name[0].lower()}{name[1:]}"
-
-
-def _name_event(emergence: Emergence) -> str:
-    """Return an event with its threshold: "recall (loss of repeated tokens below 0.5)"."""
-    name, threshold = _metric_name(emergence.metric), emergence.threshold
-    past = "above" if emergence.is_rise else "below"
-    limit = _metric_name(threshold) if isinstance(threshold, str) else f"{threshold:g}"
-    return f"{emergence.name} ({name} {past} {limit})"
 
 
 def _state_difference(test: Comparison, difference: Difference) -> str:

@@ -87,8 +87,13 @@ class SweepPlan:
     train: Train
 
 
-def run_sweep(command_line: cli.CommandLine, configure: Configure, train: Train) -> None:
-    """Have Hydra run the jobs of a sweep, then print their table; or preview them.
+def run_sweep(
+    command_line: cli.CommandLine,
+    configure: Configure,
+    train: Train,
+    report: Callable[[Path], None],
+) -> None:
+    """Have Hydra run the jobs of a sweep, then print their table and `report`; or preview them.
 
     Exits with status 1 unless all jobs are finished, with 128 + its number after a stop signal.
 
@@ -165,6 +170,7 @@ def run_sweep(command_line: cli.CommandLine, configure: Configure, train: Train)
     refusals = _take_refusals(folder)
     for refusal in refusals:
         printer(Terminal(), wrap=True)(f"refused     {refusal}")
+    report(folder)
     if reason or refusals or any(run.failure or run.status != "finished" for run in runs):
         sys.exit(1)
 

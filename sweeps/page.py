@@ -11,7 +11,6 @@ from common.terminal import print_stderr, tolerate_errors
 from glass.heads.metrics import read_head_values
 from glass.page.html import write_html
 from glass.page.values import finite_number, metric_curve
-from studies.verdicts import ARM, StudyResults, verdicts
 from sweeps.figures import FIGURES, Figure
 from sweeps.ranking import Ranking, reproduce_command, shorten_number
 from sweeps.runs import Run
@@ -37,14 +36,11 @@ def write_results(folder: Path, runs: Sequence[Run]) -> None:
 def write_sweep_page(folder: Path, ranking: Ranking) -> Path:
     """Write sweep.html or comparison.html from the runs as they are now, and return its path."""
     runs = ranking.runs
-    results = verdicts(runs)
     best, tied = ranking.best_run, ranking.tied_variant
     affordable = MAX_POINTS // (1 + CURVES_PER_RUN * len(runs))
     points = max(MIN_CURVE_POINTS, min(MAX_CURVE_POINTS, affordable))
     all_keys = list(dict.fromkeys(key for run in runs for key in run.settings))
     keys = [key for key in all_keys if key != "seed" or ranking.compares_runs] or all_keys
-    if results:
-        keys = [ARM]
     values = {key: [_setting_text(run, key) for run in runs] for key in keys}
     content = {
         "title": folder.resolve().name,
@@ -58,10 +54,9 @@ def write_sweep_page(folder: Path, ranking: Ranking) -> Path:
         "command": reproduce_command(best) if best and not ranking.compares_runs else None,
         "asGood": tied.name if best and tied else None,
         "oneSeed": ranking.compares_runs or ranking.lacks_error_estimate,
-        "study": results.page_content() if results else None,
         "averagedScores": AVERAGED_SCORES,
         "runs": [
-            _run_data(folder, run, keys, points, results) | {"setting": index}
+            _run_data(folder, run, keys, points) | {"setting": index}
             for index, variant in enumerate(ranking.variants)
             for run in variant.runs
         ],
@@ -84,10 +79,7 @@ def _setting_text(run: Run, key: str) -> str:
     return shorten_number(run.settings.get(key, ""))
 
 
-def _run_data(
-    folder: Path, run: Run, keys: Sequence[str], points: int, results: StudyResults | None
-) -> dict:
-    curves = (*CURVES, *(results.study.plot if results else ()))
+def _run_data(folder: Path, run: Run, keys: Sequence[str], points: int) -> dict:
     page = run.path / "report.html"
     seed = run.settings.get("seed", run.config.seed if run.config else "")
     rows = [{"step": row["step"], **_scores_of_row(row)} for row in run.rows]
@@ -102,8 +94,7 @@ def _run_data(
         "step": run.steps,
         "maxSteps": run.config.max_steps if run.config else None,
         "figures": {figure.name: finite_number(run.figures.get(figure.name)) for figure in SHOWN},
-        "curves": {key: metric_curve(run.rows, key, points) for key in curves},
-        "events": results.steps_by_metric(run) if results else {},
+        "curves": {key: metric_curve(run.rows, key, points) for key in CURVES},
         "heads": {score: metric_curve(rows, score, points) for score in scores},
         "emerged": {
             name.removeprefix("emerged/"): step

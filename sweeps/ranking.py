@@ -10,7 +10,6 @@ from statistics import fmean
 from common.settings import explain_unused
 from common.statistics import SIGNIFICANCE_LEVEL, Difference, standard_error, welch_difference
 from common.text import shell_command
-from studies.verdicts import ARM
 from sweeps.runs import RUN, Run
 
 
@@ -23,9 +22,8 @@ class Variant:
 
     @property
     def name(self) -> str:
-        """The settings for display (n_kv_head=2 lr=0.01), or the name of a single run or an arm."""
-        name = self.settings.get(RUN) or self.settings.get(ARM)
-        return name or name_settings(self.settings)
+        """The settings for display (n_kv_head=2 lr=0.01), or the name of a single run."""
+        return self.settings.get(RUN) or name_settings(self.settings)
 
     @property
     def finished(self) -> list[Run]:
@@ -82,11 +80,6 @@ class Ranking:
     def _trained_configs(self) -> list:
         return [run.config for run in self.runs if run.config and run.rows]
 
-    @property
-    def is_ranked(self) -> bool:
-        """True if losses rank the runs, which are of one text and not of a study."""
-        return not self.has_several_texts and not any(ARM in run.settings for run in self.runs)
-
     @cached_property
     def variants(self) -> list[Variant]:
         """The variants, best mean first, then non-finite means, then unfinished ones.
@@ -106,7 +99,7 @@ class Ranking:
             return not variant.measured, not isfinite(mean), mean if isfinite(mean) else 0
 
         ordered = list(variants.values())
-        return sorted(ordered, key=order) if self.is_ranked else ordered
+        return ordered if self.has_several_texts else sorted(ordered, key=order)
 
     @property
     def lacks_error_estimate(self) -> bool:
@@ -116,7 +109,7 @@ class Ranking:
     @cached_property
     def best_run(self) -> Run | None:
         """The best run of the best variant, or None if no run has a result or is ranked."""
-        if not self.runs or not self.is_ranked:
+        if not self.runs or self.has_several_texts:
             return None
         candidates = [
             run for run in self.variants[0].measured if isfinite(run.figures.get(self.metric, nan))

@@ -18,8 +18,6 @@ from common.metrics import METRICS, read_rows
 from common.settings import explain_unused, format_value, iterate_settings
 from common.terminal import error_sentence, explain_error
 from config import Config
-from studies.claims import STUDIES
-from studies.verdicts import ARM
 from sweeps.figures import summarize_run
 
 # In a job's folder, as Hydra names them: the settings that were typed, and the configuration that
@@ -49,8 +47,8 @@ class Run:
     """One job of a sweep, or a run outside of any sweep, as its folder records it."""
 
     path: Path
-    # In a sweep: the typed settings in which its jobs differ, such as model.n_kv_head → 2, and of a
-    # study the arm. If runs are compared: the run's name under `RUN`, and all differing settings.
+    # In a sweep: the typed settings in which its jobs differ, such as model.n_kv_head → 2. If runs
+    # are compared: the run's name under `RUN`, and all differing settings.
     settings: dict[str, str]
     overrides: dict[str, str]  # everything typed
     config: Config | None  # resolved; None before it trained
@@ -209,7 +207,7 @@ def require_sweep(folder: Path) -> None:
 
 
 def read_sweep(folder: Path) -> list[Run]:
-    """Read the runs of a sweep, sorted by the names of their folders; of a study, by their arms.
+    """Read the runs of a sweep, sorted by the names of their folders.
 
     Jobs with the same settings, such as copies of a folder, count once. Runs that differ only by
     the seed have the same values of all other settings, however they were typed.
@@ -238,21 +236,10 @@ def read_sweep(folder: Path) -> list[Run]:
             variant = frozenset(item for item in request.identity.items() if item[0] != "seed")
             values[run.path] = variants.setdefault(variant, shown) | {"seed": settings["seed"]}
     keys = [key for key in typed if len({shown[key] for shown in values.values()}) > 1]
-    runs = [
+    return [
         replace(run, settings={key: values.get(run.path, {}).get(key, "") for key in keys})
         for run in runs
     ]
-
-    names = {run.overrides["sweep"] for run in runs if "sweep" in run.overrides}
-    arms = STUDIES[names.pop()].arms if len(names) == 1 and names <= STUDIES.keys() else ()
-    others, sorted_runs = runs, []
-    for arm in arms:
-        matching = [run for run in others if arm.settings.items() <= run.all_settings.items()]
-        others = [run for run in others if run not in matching]
-        sorted_runs += [replace(run, settings={ARM: arm.name} | run.settings) for run in matching]
-    seeds = {(run.settings[ARM], run.all_settings["seed"]) for run in sorted_runs}
-    has_other_settings = len(seeds) < len(sorted_runs)  # swept beside those of the study
-    return runs if has_other_settings else sorted_runs + others
 
 
 def _vocab_size(requested: Config, trained: Config | None) -> str:

@@ -1,7 +1,7 @@
 """Write a sweep's table: sweep.csv, and what the terminal shows of it."""
 
 import csv
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import isfinite, sqrt
 from pathlib import Path
 from statistics import harmonic_mean
@@ -16,7 +16,6 @@ from common.files import atomic_write
 from common.statistics import POWER, SIGNIFICANCE_LEVEL, censored_median, seeds_needed
 from common.terminal import printer
 from common.text import format_with_error, pluralize, printable, shell_quote
-from studies.verdicts import StudyResults, verdicts
 from sweeps.figures import FIGURES, describe_figure
 from sweeps.ranking import Ranking, Variant, reproduce_command, shorten_number
 from sweeps.runs import Run
@@ -46,29 +45,12 @@ def print_sweep(console: Console, folder: Path, runs: Sequence[Run]) -> None:
     """Print the table of some runs, and below it the best run and what to do next."""
     print_line, ranking = printer(console), Ranking(runs)
     print_line("")
-    if results := verdicts(runs):
-        _print_study(results, print_line)
-    elif any(variant.measured for variant in ranking.variants):
+    if any(variant.measured for variant in ranking.variants):
         print_line(make_table(ranking, console.width))
     print_line("")
     for name, value in _footer(folder, ranking):
         print_value = printer(console, wrap=not value.startswith("python "))
         print_value(printable(f"{name:<12}{value}", one_line=True))
-
-
-def _print_study(results: StudyResults, print_line: Callable[[str | Table], None]) -> None:
-    print_line(results.study.title)
-    print_line(f"{results.study.papers}\n")
-    for title, columns, rows, text_columns in results.tables():
-        print_line(title)
-        print_line(_format_table(columns, rows, text_columns))
-        print_line("")
-    claims = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
-    claims.add_column(width=14)
-    for claim in results.study.claims:
-        verdict, reason = results.verdict(claim)
-        claims.add_row(Text(verdict), Text(f"{claim.text}\n{reason}\n"))
-    print_line(claims)
 
 
 def _format_table(

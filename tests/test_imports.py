@@ -23,8 +23,8 @@ ALLOWED = {
     "distributed": TRAINING,
     "interop": TRAINING,
     "glass": {"interop"} | TRAINING,
-    "studies": {"data", "config", "common"},
-    "sweeps": {"studies", "glass", "interop"} | TRAINING,
+    "studies": {"cli", "config", "common"},
+    "sweeps": {"glass", "interop"} | TRAINING,
 }
 COMMANDS = {"train", "sample", "explore"}  # may import every room
 IGNORED = {"tests", "benchmarks"}

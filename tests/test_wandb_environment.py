@@ -79,5 +79,5 @@ def test_a_variable_for_one_run_is_refused_for_several(
     with pytest.raises(UserError, match=variable):
         configure = partial(cli.configure, read_model=pytest.fail)
         sweep = parse_command_line(["-m", "seed=1,2", "wandb.mode=offline"])
-        run_sweep(sweep, configure, pytest.fail)
+        run_sweep(sweep, configure, pytest.fail, report=pytest.fail)
     assert [*tmp_path.iterdir()] == [tmp_path / "first"]

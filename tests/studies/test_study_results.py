@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from itertools import product
 from math import inf, sqrt
-from pathlib import Path
 
 import pytest
 from conftest import ROOT
@@ -25,15 +24,15 @@ from studies.claims import (
     Study,
 )
 from studies.verdicts import (
-    ARM,
     NOT_REPRODUCED,
     REPRODUCED,
     UNDECIDED,
+    Run,
     StudyResults,
     Verdict,
     find_step,
+    is_in,
 )
-from sweeps.runs import Run
 
 STEPS = range(0, 110, 10)
 LOSS_FALLS = Emergence("fall", "task/loss", 1.0, is_rise=False)
@@ -42,9 +41,8 @@ HEAD_EMERGES = Emergence("head", "task/head", 0.5)
 
 def make_run(arm: str, seed: int, metrics: dict[str, Callable[[int], float]]) -> Run:
     rows = [{"step": step} | {key: curve(step) for key, curve in metrics.items()} for step in STEPS]
-    config = Config(max_steps=STEPS[-1], eval=EvalConfig(every=10))
-    settings = {ARM: arm, "seed": str(seed)}
-    return Run(Path(f"{arm}{seed}"), settings, {"sweep": "paper_x"}, config, rows, "finished", "")
+    config = Config(seed=seed, max_steps=STEPS[-1], eval=EvalConfig(every=10))
+    return Run(arm, config, rows)
 
 
 def runs_with(values: dict[str, Sequence[float]], metric: str = "task/loss") -> list[Run]:
@@ -64,7 +62,11 @@ def judge(test: Comparison, runs: list[Run], needs=()) -> Verdict:
     claim = Claim("It is so.", (test,), needs)
     arms = (Arm("a", {}), Arm("b", {}))
     study = Study("A study", "A paper", arms, (LOSS_FALLS, HEAD_EMERGES), (claim,), ())
-    return StudyResults(study, runs).verdict(claim)
+    return StudyResults(study, by_arm(runs)).verdict(claim)
+
+
+def by_arm(runs: list[Run]) -> dict[str, list[Run]]:
+    return {arm: [run for run in runs if run.name == arm] for arm in ("a", "b")}
 
 
 EXCESS = Comparison(Quantity("task/loss", "a"), Quantity("task/loss", "b"), at_least=0.5)
@@ -200,7 +202,7 @@ def test_the_tables_have_every_seed_the_error_over_seeds_and_that_within_a_run()
     runs = [make_run("a", seed, of_seed) for seed, of_seed in enumerate([*metrics, {}])]
     claim = Claim("It is so.", (EXCESS,))
     study = Study("", "", (Arm("a", {}), Arm("b", {})), (LOSS_FALLS,), (claim,), ())
-    values, emergence = StudyResults(study, runs).tables()
+    values, emergence = StudyResults(study, by_arm(runs)).tables()
     assert values.rows == [["a", "2.000 4.000 –", "3 ± 1", "0.02"]]
     assert "by seed" in values.columns  # of the two arms, one has no runs
     assert emergence.rows[0] == ["fall", "a", "– – –", "–", "0 of 3"]
@@ -232,13 +234,7 @@ def arms_of_jobs(name: str) -> list[str]:
     arms = []
     for settings in product(*choices):
         config = compose_job([*settings]).config
-        run = Run(Path("none"), {}, {}, config, [], "finished", "")
-        matching = [
-            arm.name
-            for arm in STUDIES[name].arms
-            if arm.settings.items() <= run.all_settings.items()
-        ]
-        arms.append(" ".join(matching))
+        arms.append(" ".join(arm.name for arm in STUDIES[name].arms if is_in(arm, config)))
     return arms
 
 

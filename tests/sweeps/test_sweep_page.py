@@ -13,7 +13,6 @@ from pages import (
     make_job,
     make_run,
     move_pointer_away,
-    note_job,
     read_back,
 )
 
@@ -270,49 +269,6 @@ def test_swept_values_are_in_order_on_a_fitting_axis(open_page, tmp_path, key, t
     assert tab.get_attribute("#loss-by-key-0 svg", "data-axis") == axis
     ticks = tab.locator("#loss-by-key-0 svg text").all_text_contents()
     assert axis != "linear" or len({*ticks}) == len(ticks)
-
-
-def make_study(folder: Path) -> Path:
-    """Jobs of a study of Markov chains: two seeds in each of its arms."""
-    for layers in (1, 2):
-        for seed in ("1", "2"):
-            settings = {"sweep": "paper_markov", "model.n_layer": str(layers), "seed": seed}
-            run = make_job(folder, settings, L=layers, maps=False)
-            note_job(run, settings)
-            rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-            for row in rows:
-                row |= {"task/kl_bigram": 0.2 / layers - row["step"] / 1000 + int(seed) / 100}
-                row |= {"task/previous_token": row["step"] / 20 * (layers - 1)}
-            (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return folder
-
-
-def test_the_runs_of_a_study_are_its_arms_with_their_metrics(tmp_path):
-    content = content_of(make_study(tmp_path / "sweep"))
-    assert content["keys"] == [{"name": "arm", "values": ["two layers", "one layer"]}]
-    assert not content["hasResult"] and len(content["study"]["claims"]) == 4
-    two_layers = content["runs"][0]
-    assert two_layers["values"] == ["two layers"]
-    assert two_layers["curves"]["task/kl_bigram"]["values"][-1] == pytest.approx(0.09)
-    assert two_layers["events"]["task/previous_token"] == [15]  # after 0.5 at step 10
-
-
-def test_jobs_of_a_study_that_differ_in_other_settings_are_no_seeds_of_its_arms(tmp_path):
-    folder = make_study(tmp_path / "sweep")
-    settings = {"sweep": "paper_markov", "model.n_layer": "2", "seed": "1", "optim.lr": "0.01"}
-    note_job(make_job(folder, settings, L=2, maps=False), settings)
-    assert content_of(folder)["study"] is None
-
-
-@pytest.mark.slow
-def test_a_study_shows_its_verdicts_its_curves_and_every_seeds_value(open_page, tmp_path):
-    tab = open_page(write(make_study(tmp_path / "sweep")))
-    assert tab.locator("#verdicts li").count() == 4 and tab.locator("#best").is_hidden()
-    assert "undecided" in tab.inner_text("#verdicts")  # with two seeds
-    assert tab.locator("#phases .line.bold").count() == 2 * 2  # the metrics that were measured
-    assert tab.locator("#phases .line.faint").count() == 2 * 4
-    assert "0.090 0.100" in tab.inner_text("#results")
-    assert tab.locator("#phase-3 circle").count() == 2  # the event of two layers
 
 
 @pytest.mark.slow

@@ -196,7 +196,7 @@ def sweep(monkeypatch, tmp_path):
         configure = partial(cli.configure, read_model=read_starting_model)
         try:
             argv = ["-m", "hydra.sweep.dir=sweep", *argv]
-            sweep_jobs.run_sweep(parse_command_line(argv), configure, job)
+            sweep_jobs.run_sweep(parse_command_line(argv), configure, job, report=print)
         except SystemExit as e:
             return e.code, returned
         return 0, returned

@@ -17,19 +17,14 @@ import {
   sweptKeys,
 } from "./sweep_data.js";
 import { drawFigures } from "./sweep_figures.js";
-import { drawPhases, showStudy } from "./sweep_study.js";
 import { showTables } from "./sweep_tables.js";
 
 /** Draw everything that depends on colors or on the size of the window. */
 function draw() {
   drawLegend();
   drawLossCurves();
-  if (data.study) {
-    drawPhases();
-  } else {
-    drawFigures();
-    drawScoreCurves();
-  }
+  drawFigures();
+  drawScoreCurves();
   showPinned();
 }
 
@@ -37,14 +32,9 @@ setTitle(data.title, `GlassGPT ${data.isComparison ? "comparison" : "sweep"}`);
 const grid = sweptKeys.map((key, k) => `${keyName(k)} (${key.values.length})`).join(" × ");
 const facts = data.isComparison
   ? [pluralize(runs.length, "run"), pluralize(sweptKeys.length - 1, "differing setting")]
-  : [
-      data.study ? "" : grid,
-      pluralize(allSettings.length, settingNoun),
-      pluralize(runs.length, "run"),
-    ];
+  : [grid, pluralize(allSettings.length, settingNoun), pluralize(runs.length, "run")];
 $("summary").textContent = facts.filter(Boolean).join(" · ");
 setUpLegend(draw);
-showStudy();
 showBestSetting();
 showFailures();
 showTables();

@@ -25,8 +25,7 @@ import { explanationOf, term } from "./terms.js";
 /** Show the setting with the lowest loss, its cost, and the command that trains it again. */
 export function showBestSetting() {
   const hasResult = lowestLossSetting !== null;
-  $("best-title").hidden = Boolean(data.study);
-  $("nothing").hidden = hasResult || data.study;
+  $("nothing").hidden = hasResult;
   $("best").hidden = !hasResult;
   if (!hasResult) {
     $("nothing").textContent = data.hasSeveralTexts

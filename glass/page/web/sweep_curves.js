@@ -22,7 +22,7 @@ import {
 } from "./sweep_data.js";
 import { explanationOf, SCORES, scoreLabel, scoreTitle } from "./terms.js";
 
-export const LINES_NOTE = hasSeveralSeeds
+const LINES_NOTE = hasSeveralSeeds
   ? `Bold lines are means over the finished runs of each ${settingNoun}; thin lines are single runs.`
   : "";
 /** A `stroke-dasharray` for runs that have not finished. */
@@ -60,7 +60,7 @@ function meanCurve(setting, curveOf) {
  *
  * @returns {Series[]}
  */
-export function settingLines(curveOf, { bold = true, dots = (_run, _curve) => [] } = {}) {
+function settingLines(curveOf, { bold = true, dots = (_run, _curve) => [] } = {}) {
   const background = [];
   const foreground = [];
   for (const setting of allSettings) {
@@ -84,7 +84,7 @@ export function settingLines(curveOf, { bold = true, dots = (_run, _curve) => []
 }
 
 /** @returns {LineChart["describe"]} */
-export function describeValue(unit) {
+function describeValue(unit) {
   return ({ name, xs, ys, run, seedCount, group }, k) => {
     const details = [`step ${formatCount(xs[k])}`];
     if (seedCount) details.push(`mean of ${pluralize(seedCount, "run")}`);
@@ -111,7 +111,7 @@ function upperLimit(metric) {
 }
 
 /** Return what a logarithmic axis can show of a curve. */
-export function withoutStepZero({ steps, values, of }) {
+function withoutStepZero({ steps, values, of }) {
   const first = steps.filter(step => step === 0).length;
   return { steps: steps.slice(first), values: values.slice(first), of };
 }

@@ -51,8 +51,8 @@ export const lossFigure = data.figures.find(({ name }) => name === data.metric);
 /** What a setting costs. */
 export const costFigures = figures.filter(({ section }) => section === "cost");
 
-/** What the page calls a setting: in a comparison each run is one, in a study each arm. */
-export const settingNoun = data.isComparison ? "run" : data.study ? "arm" : "setting";
+/** What the page calls a setting: in a comparison each run is one. */
+export const settingNoun = data.isComparison ? "run" : "setting";
 
 /** The setting with the lowest loss; null if there is no result. */
 export const lowestLossSetting = data.hasResult ? 0 : null;
@@ -132,7 +132,7 @@ export const valueName = (run, k) => printableName(run.values[k]);
 /** A value with its key, or alone if it explains itself: "n_head 4", "muon". */
 export function keyAndValue(run, k) {
   const isWord = sweptKeys[k].axis === "names" && !/^(true|false|null|none|)$/i.test(run.values[k]);
-  if ((sweptKeys.length > 1 || data.study) && isWord) return valueName(run, k);
+  if (sweptKeys.length > 1 && isWord) return valueName(run, k);
   return `${keyName(k)} ${valueName(run, k)}`;
 }
 

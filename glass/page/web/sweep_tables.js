@@ -53,9 +53,8 @@ export function showTables() {
 }
 
 function settingsNote() {
-  const isRanked = !data.hasSeveralTexts && !data.study;
   const notes = [
-    isRanked ? `Each row is a ${settingNoun}, lowest loss first.` : "",
+    data.hasSeveralTexts ? "" : `Each row is a ${settingNoun}, lowest loss first.`,
     hasSeveralSeeds ? "Values are means ± standard errors over finished runs." : "",
     "The validation loss is that of each run's best step.",
     "Click a column heading to sort, or a row to highlight it.",

@@ -280,7 +280,6 @@ interface SweepRun {
   curves: Record<string, Curve>;
   heads: Record<string, Curve>; // of the strongest head, or the mean over the heads
   emerged: Record<string, number>; // for each kind of head, the step at which the first one emerged
-  events: Record<string, number | null>; // for each metric of a study
 }
 
 interface SweptKey {
