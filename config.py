@@ -21,8 +21,6 @@ from common.settings import LARGEST_SEED, Above, check_settings, format_value, s
 GPU_VOCAB_MULTIPLE = 64
 # Narrower models decode faster in fp32, even on a CPU with bf16 instructions.
 MIN_BF16_DECODING_WIDTH = 384
-# Without muon_lr, Muon's learning rate is this multiple of AdamW's.
-MUON_LR_MULTIPLE = 5
 # A model of the Hugging Face hub with its commit: owner/name@commit.
 HUB_MODEL = re.compile(r"(\w[\w.-]*/[\w.-]+)@([0-9a-f]{40})")
 
@@ -39,6 +37,7 @@ MODEL_NUMBERS = {
     "head_dim",
     "value_head_dim",
     "mlp_hidden",
+    "mlp_ratio",
     "norm_eps",
     "rope_theta",
     "rope_factor",
@@ -56,6 +55,7 @@ PASSAGES = TASK | {"data.task": ("passages",)}
 TEXT_FILES = {"data.source": ("text",)}
 DATASET = {"data.source": ("hf",)}
 BPE = {"tokenizer.name": ("bpe",)}
+MLP = {"model.mlp": ("gelu", "swiglu", "relu2")}
 ROPE = {"model.position": ("rope",)}
 NGRAMS = {"model.ngrams": Above(1)}
 ADAMW = {"optim.name": ("adamw", "muon")}
@@ -95,11 +95,14 @@ class ModelConfig:
         "type of MLP; none: blocks of attention only",
         choices=("gelu", "swiglu", "relu2", "none"),
     )
-    mlp_hidden: int | None = setting(
+    mlp_ratio: float | None = setting(
         None,
-        "hidden width of the MLP; null: 4 * n_embd, or 8/3 * n_embd for swiglu",
-        ge=1,
-        only_with={"model.mlp": ("gelu", "swiglu", "relu2")},
+        "hidden width of the MLP as a multiple of n_embd; null: 4, or 8/3 for swiglu",
+        gt=0,
+        only_with=MLP | {"model.mlp_hidden": (None,)},
+    )
+    mlp_hidden: int | None = setting(
+        None, "hidden width of the MLP; null: mlp_ratio * n_embd", ge=1, only_with=MLP
     )
     attention_sink: bool = setting(
         False, "learn a logit per head beside its scores, so that it need not attend to any token"
@@ -220,6 +223,8 @@ class ModelConfig:
             return 0
         if self.mlp_hidden:
             return self.mlp_hidden
+        if self.mlp_ratio:
+            return max(1, round(self.mlp_ratio * self.n_embd))
         if self.mlp == "swiglu":
             return -(-self.n_embd // 3) * 8  # a multiple of 8
         return 4 * self.n_embd
@@ -425,18 +430,17 @@ class OptimConfig:
         choices=("adamw", "muon"),
     )
     lr: float = setting(1e-3, "peak learning rate of AdamW", gt=0)
-    muon_lr: float | None = setting(
-        None,
-        f"peak learning rate of Muon; null: {MUON_LR_MULTIPLE} * optim.lr",
-        gt=0,
-        only_with=MUON,
+    muon_lr_multiple: float = setting(
+        5.0, "peak learning rate of Muon as a multiple of optim.lr", gt=0, only_with=MUON
     )
     schedule: str = setting(
         "cosine",
         "learning rate after the warm-up: cosine decay, warmup-stable-decay, or constant",
         choices=("cosine", "wsd", "constant"),
     )
-    warmup_steps: int | None = setting(None, "warm-up steps; null: max_steps / 20", ge=0)
+    warmup_share: float = setting(
+        0.05, "the fraction of all steps in which the rate rises to its peak", ge=0, lt=1
+    )
     decay_share: float = setting(
         0.2,
         "the fraction of all steps in which the rate decays",
@@ -464,11 +468,11 @@ class OptimConfig:
     @property
     def muon_peak_lr(self) -> float:
         """Peak learning rate of Muon."""
-        return self.muon_lr or MUON_LR_MULTIPLE * self.lr
+        return self.muon_lr_multiple * self.lr
 
     def count_warmup_steps(self, max_steps: int) -> int:
         """Return the number of warm-up steps in a run of `max_steps` steps."""
-        return max_steps // 20 if self.warmup_steps is None else self.warmup_steps
+        return round(self.warmup_share * max_steps)
 
 
 @dataclass
@@ -689,7 +693,6 @@ class Config(Hardware, ModelSource):
         for section in (self.model, self.attention, self.tokenizer, self.data):
             section.check()
         self._check_sequence_length()
-        self._check_run_length()
         if self.batch_size % self.accumulate:
             raise UserError(
                 f"batch_size={self.batch_size} is not divisible by accumulate={self.accumulate}: "
@@ -713,14 +716,6 @@ class Config(Hardware, ModelSource):
         for path in filter(None, (self.run_dir, self.init_from)):
             if path.encode(errors="ignore").decode() != path:  # safetensors cannot open it
                 raise UserError(f"the path {path!a} is not valid UTF-8: choose another one")
-
-    def _check_run_length(self) -> None:
-        warmup = self.optim.count_warmup_steps(self.max_steps)
-        if warmup >= self.max_steps:
-            raise UserError(
-                f"optim.warmup_steps={warmup} must be below max_steps={self.max_steps}: "
-                "lower it, or raise max_steps"
-            )
 
     def _check_sequence_length(self) -> None:
         data, block_size = self.data, self.model.block_size

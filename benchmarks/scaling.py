@@ -112,7 +112,7 @@ def make_config(case: Case, device: str, processes: int) -> ResolvedConfig:
         batch_size=shape.batch_size,
         shard=processes if case.method == "shard=all" else 1,
         model=shape.model_config(),
-        optim=OptimConfig(name=case.optim, schedule="constant", warmup_steps=0),
+        optim=OptimConfig(name=case.optim, schedule="constant", warmup_share=0),
     )
 
 

@@ -157,7 +157,7 @@ def make_config(size: str, precision: str, compile: bool | str, device: str) -> 
             weight_decay=WEIGHT_DECAY,
             grad_clip=GRAD_CLIP,
             schedule="constant",
-            warmup_steps=0,
+            warmup_share=0,
         ),
     )
 

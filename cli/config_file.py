@@ -21,10 +21,15 @@ MAX_CONFIG_BYTES = 1 << 20
 # Settings that config.yaml lacked in its first format → the format that added them, and the value
 # with which a run does what it did before. A new setting needs an entry, with the next format:
 # stored configurations are never filled up with defaults, which may change.
-ADDED_SETTINGS: dict[str, tuple[int, Any]] = {}
+ADDED_SETTINGS: dict[str, tuple[int, Any]] = {
+    "model.mlp_ratio": (2, None),
+    "optim.muon_lr_multiple": (2, 5.0),
+    "optim.warmup_share": (2, 0.05),
+}
 FIRST_FORMAT = 1  # of a configuration without a number
 CONFIG_FORMAT = max((added_in for added_in, _ in ADDED_SETTINGS.values()), default=FIRST_FORMAT)
 REMOVED_SETTINGS = ("data.encoding", "data.lines", "data.pairs")
+REMOVED_SETTINGS += ("optim.muon_lr", "optim.warmup_steps")
 # Settings that belong to one command, not to the run that it continues.
 PER_COMMAND = (
     "run_dir",
@@ -79,9 +84,6 @@ def parse_config(text: str) -> Config:
             f"it has the format {show_value(saved_format)}, but this version reads formats up to "
             f"{CONFIG_FORMAT}: use the version that wrote it"
         )
-    for key in REMOVED_SETTINGS:
-        section, name = _find_section(saved, key)
-        section.pop(name, None)
     for key, _, _ in iterate_settings(Config()):
         section, name = _find_section(saved, key)
         if name in section:
@@ -90,8 +92,21 @@ def parse_config(text: str) -> Config:
         if added_in <= saved_format:
             raise UserError(f"it lacks {key}: restore the file, or use the version that wrote it")
         section[name] = value
+    if saved_format == FIRST_FORMAT:
+        _convert_to_shares(saved["optim"], saved["max_steps"])
+    for key in REMOVED_SETTINGS:
+        section, name = _find_section(saved, key)
+        section.pop(name, None)
     schema = OmegaConf.structured(Config)
     return OmegaConf.to_object(OmegaConf.merge(schema, _escape_texts(saved)))
+
+
+def _convert_to_shares(optim: dict, steps: int) -> None:
+    """Give a file of the first format the shares that stand for its rate and number of steps."""
+    warmup = optim.get("warmup_steps")
+    optim["warmup_share"] = (steps // 20 if warmup is None else warmup) / steps
+    if muon_lr := optim.get("muon_lr"):
+        optim["muon_lr_multiple"] = muon_lr / optim["lr"]
 
 
 def _find_section(saved: dict, key: str) -> tuple[dict, str]:

@@ -28,9 +28,8 @@ IMMUTABLE_IN_EVALUATION = ("model.", "tokenizer.", "init_from")
 SET_BY_START = ("init_from", "model", "tokenizer")
 # The settings that a model to start from determines.
 DETERMINED_BY_START = re.compile(r"(model|tokenizer)\b(?!\.(block_size|dropout|vocab_multiple)$)")
-LEARNING_RATES = ("optim.lr", "optim.muon_lr")
 # What fine-tuning a pretrained model lowers unless it is typed.
-LOWERED_BY_FINE_TUNING = (*LEARNING_RATES, "model.block_size", "attention.every")
+LOWERED_BY_FINE_TUNING = ("optim.lr", "model.block_size", "attention.every")
 FINE_TUNING_SHARE = 0.1  # of a preset's learning rates, which damage pretrained models (LOG.md)
 MAX_FINE_TUNING_CONTEXT = 256  # tokens; a pretrained model's own context may need a server's memory
 
@@ -165,15 +164,12 @@ def _adopt(requested: Config, keys: list[str], start: Config) -> Config:
 def _fit_to_fine_tuning(config: Config, keys: list[str], log: Callable[[str], None]) -> Config:
     """Lower, unless they are typed, settings that suit only training from scratch, and say so.
 
-    A typed optim.lr keeps the preset's optim.muon_lr, and any typed attention setting keeps
-    attention.every.
+    Any typed attention setting keeps attention.every.
     """
     notes = []
     if "optim.lr" not in keys:
-        for key in LEARNING_RATES:
-            rate = attrgetter(key)(config)
-            if rate and key not in keys:
-                config = config.with_value(key, float(f"{FINE_TUNING_SHARE * rate:.6g}"))
+        rate = float(f"{FINE_TUNING_SHARE * config.optim.lr:.6g}")
+        config = config.with_value("optim.lr", rate)
         notes.append(f"optim.lr={config.optim.lr:g}, a tenth of the preset's")
     context = config.model.block_size
     if "model.block_size" not in keys and context > MAX_FINE_TUNING_CONTEXT:

@@ -7,7 +7,6 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from operator import attrgetter
 
 import hydra
 from hydra import compose, initialize_config_dir
@@ -28,12 +27,6 @@ from common.signals import exit_on_stop_signals
 from common.terminal import Terminal, error_sentence, printer, run_main
 from common.torchrun import process_rank
 from config import READ_BY_MODE, Config, TokenizerConfig
-
-# A setting, another one that follows from it if it is null, and the property with its value then.
-DEPENDENT_SETTINGS = (
-    ("model.n_embd", "model.mlp_hidden", "model.hidden_dim"),
-    ("optim.lr", "optim.muon_lr", "optim.muon_peak_lr"),
-)
 
 ConfigStore.instance().store(name="schema", node=Config)
 
@@ -184,19 +177,7 @@ def fit_to_overrides(config: Config, keys: list[str], log: Log) -> Config:
     """Return the configuration with the settings that follow from those that were typed."""
     if config.init_from:
         config = replace(config, init_from=expand_model_name("init_from", config.init_from))
-    config = _fit_to_task(config, keys, log)
-    for typed, dependent, effective in DEPENDENT_SETTINGS:
-        if typed in keys and dependent not in keys and attrgetter(dependent)(config):
-            config = config.with_value(dependent, None)
-            log(
-                f"note: {dependent}={attrgetter(effective)(config):g} is derived from your {typed} "
-                "and replaces the preset's value"
-            )
-    is_too_short = config.max_steps <= (config.optim.warmup_steps or 0)
-    if is_too_short and "max_steps" in keys and "optim.warmup_steps" not in keys:
-        config = config.with_value("optim.warmup_steps", None)
-        log(f"note: max_steps={config.max_steps} shortens the preset's warm-up")
-    return config
+    return _fit_to_task(config, keys, log)
 
 
 def _fit_to_task(config: Config, keys: list[str], log: Log) -> Config:

@@ -37,7 +37,6 @@ VALUES_OF_NULL = {
     "model.value_head_dim": "model.value_dim",
     "model.mlp_hidden": "model.hidden_dim",
     "model.ngram_size": "model.ngram_dim",
-    "optim.muon_lr": "optim.muon_peak_lr",
     "data.symbols": "data.num_symbols",
 }
 

@@ -131,7 +131,7 @@ def odd(text_file: Path, *more: str) -> list[str]:
         "model.block_size=32",
         "batch_size=16",
         "max_steps=20",
-        "optim.warmup_steps=1",
+        "optim.warmup_share=0",
         "log.every=1",
         "eval.every=5",
         "checkpoint.every=5",

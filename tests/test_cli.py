@@ -406,10 +406,14 @@ def test_a_setting_of_a_preset_may_have_no_effect(hydra):
 
 
 @pytest.mark.slow
-def test_a_presets_mlp_width_is_reset_by_a_typed_model_width(hydra, capsys):
-    assert configured("model.n_embd=64").model.mlp_hidden is None
-    assert "model.mlp_hidden=176" in capsys.readouterr().out
-    assert configured("model.n_embd=64", "model.mlp_hidden=99").model.mlp_hidden == 99
+def test_the_shares_of_a_preset_follow_what_is_typed(hydra):
+    short = configured("experiment=speedrun", "max_steps=1", "optim.lr=0.3", "model.n_embd=48")
+    assert short.model.hidden_dim == 96
+    assert (short.optim.count_warmup_steps(1), short.optim.muon_peak_lr) == (0, pytest.approx(1))
+    exact = configured("model.n_embd=64", "model.mlp_hidden=99").model
+    assert exact.hidden_dim == 99
+    with pytest.raises(UserError, match=r"model.mlp_ratio=2.*model.mlp_hidden=99"):
+        configured("model.mlp_ratio=2", "model.mlp_hidden=99")
 
 
 @pytest.mark.slow
@@ -452,7 +456,7 @@ def test_a_pretrained_model_is_trained_with_settings_for_fine_tuning_unless_they
     assert own.attention == configured().attention
     start = f"init_from={tmp_path / 'base'}"
     config = configured(start, f"run_dir={tmp_path / 'run'}")
-    assert (config.optim.lr, config.optim.muon_lr) == (pytest.approx(6e-4), None)
+    assert config.optim.lr == pytest.approx(6e-4)
     note = capsys.readouterr().out
     values = ("optim.lr=0.0006", "model.block_size=256", "attention.every=0")
     assert all(value in note for value in values)
@@ -461,10 +465,8 @@ def test_a_pretrained_model_is_trained_with_settings_for_fine_tuning_unless_they
     assert (typed.model.block_size, typed.attention.every) == (290, 5)
     evaluated = configured(start, "eval_only=true")
     assert evaluated.model.block_size == 300
-    both = configured(start, "experiment=speedrun").optim  # lr and muon_lr in the preset
-    assert (both.lr, both.muon_lr) == (pytest.approx(3e-3), pytest.approx(1e-2))
     typed = configured(start, "experiment=speedrun", "optim.lr=0.01").optim
-    assert (typed.lr, typed.muon_lr) == (0.01, None)
+    assert typed.lr == 0.01
 
     # A resumed run keeps its rate, though its command is repeated
     write_configuration(tmp_path / "run", config)
@@ -473,12 +475,3 @@ def test_a_pretrained_model_is_trained_with_settings_for_fine_tuning_unless_they
         assert resumed.optim.lr == pytest.approx(6e-4)
         assert (resumed.model.block_size, resumed.attention.every) == (256, 0)
         assert resumed.init_from == config.init_from
-
-
-def test_a_short_trial_of_a_preset_shortens_its_warm_up():
-    preset = "experiment=paper_markov"
-    assert configured(preset).optim.warmup_steps == 50
-    assert configured(preset, "max_steps=51").optim.warmup_steps == 50
-    assert configured(preset, "max_steps=50").optim.warmup_steps is None
-    with pytest.raises(UserError, match=r"optim.warmup_steps=50"):
-        configured(preset, "max_steps=50", "optim.warmup_steps=50")

@@ -52,7 +52,7 @@ INVALID = [
     ({"model.mlp": "relu"}, ["model.mlp=relu", "gelu, swiglu,", "relu2?"]),
     ({"model.ngrams": 2, "model.ngram_size": 129}, ["model.ngram_size=129", "model.n_embd=128"]),
     ({"optim.lr": 0.0}, ["optim.lr=0.0", "0"]),
-    ({"optim.warmup_steps": 1000}, ["optim.warmup_steps=1000", "max_steps=1000"]),
+    ({"optim.warmup_share": 1.0}, ["optim.warmup_share=1.0", "below 1"]),
     ({"data.source": "hf"}, ["data=hf", "data.name="]),
     ({"tokenizer.name": "gtp2"}, ["tokenizer.name=gtp2", "gpt2?"]),
 ]
@@ -83,6 +83,8 @@ def test_sizes_that_are_left_out_follow_from_the_others(mlp, hidden):
     shape = GPTConfig(vocab_size=9, n_head=3, n_embd=60, mlp=mlp)
     assert (shape.key_dim, shape.value_dim, shape.kv_heads) == (20, 20, 3)
     assert shape.hidden_dim == hidden
+    assert replace(shape, mlp_ratio=1.5).hidden_dim == (90 if hidden else 0)
+    assert replace(shape, mlp_ratio=1.5, mlp_hidden=7).hidden_dim == (7 if hidden else 0)
 
 
 # --- config.yaml ----------------------------------------------------------------------------------
@@ -135,6 +137,18 @@ def test_a_new_setting_is_in_the_table_with_the_value_of_older_runs():
     settings = {name for name, _, _ in iterate_settings(Config())}
     assert settings - recorded == ADDED_SETTINGS.keys(), "see ADDED_SETTINGS in cli/config_file.py"
     assert recorded - settings <= set(REMOVED_SETTINGS)
+
+
+@pytest.mark.parametrize(
+    ("steps", "warmup", "lr", "muon_lr"),
+    [(2000, None, 6e-3, None), (130, 0, 0.03, 0.1), (59, 9, 1, 3)],
+)
+def test_a_run_of_the_first_format_keeps_its_schedule(steps, warmup, lr, muon_lr):
+    content = yaml.safe_load(FIRST)
+    content["optim"] |= {"warmup_steps": warmup, "lr": lr, "muon_lr": muon_lr}
+    optim = parse_config(yaml.safe_dump(content | {"max_steps": steps})).optim
+    assert optim.count_warmup_steps(steps) == (steps // 20 if warmup is None else warmup)
+    assert optim.muon_peak_lr == (muon_lr or 5 * lr)
 
 
 def test_a_configuration_that_lacks_a_setting_is_refused_by_name():

@@ -184,7 +184,7 @@ def test_a_process_group_takes_the_same_steps(process_group, optimizer, world):
         batch_size=8,
         accumulate=2,
         model=small(n_embd=64),
-        optim=OptimConfig(name=optimizer, warmup_steps=1),
+        optim=OptimConfig(name=optimizer, warmup_share=0.001),
     )
     expected = losses_of_steps(config)
     losses = losses_of_steps(config, world=world(0, 1))

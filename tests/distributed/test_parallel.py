@@ -21,7 +21,7 @@ def config_of(optim: str = "muon", n_layer: int = 3, **settings) -> ResolvedConf
         device="cpu",
         batch_size=12,
         model=GPTConfig(97, block_size=16, n_layer=n_layer, n_head=2, n_embd=36),
-        optim=OptimConfig(name=optim, warmup_steps=1),
+        optim=OptimConfig(name=optim, warmup_share=0.001),
         **({"precision": "fp32", "shard": 1} | settings),
     )
 

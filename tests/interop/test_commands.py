@@ -46,7 +46,7 @@ def test_a_model_of_the_hub_is_fine_tuned_resumed_and_exported(family, text_file
         "max_steps=4",
         "eval.every=2",
         "checkpoint.every=2",
-        "optim.warmup_steps=0",
+        "optim.warmup_share=0",
         "optim=adamw",
         *QUICK,
     )

@@ -66,7 +66,7 @@ def test_a_checkpoint_of_nanogpt_is_trained_from_and_no_code_in_it_runs(
         "max_steps=1",
         "run_dir=run",
         "eval.every=1",
-        "optim.warmup_steps=0",
+        "optim.warmup_share=0",
         "precision=fp32",
         "attention.every=0",
         "compile=false",

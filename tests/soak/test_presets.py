@@ -21,7 +21,7 @@ def test_every_preset_trains(command, test_data, text_file, monkeypatch, preset)
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(test_data / "tiktoken_cache"))
     group, name = preset.split("=")
     if group == "experiment":
-        settings = ["batch_size=4", "accumulate=1", "optim.warmup_steps=0"]
+        settings = ["batch_size=4", "accumulate=1"]
         if name.endswith("_gpu") or name.startswith("gpt2"):
             settings += ["model.n_layer=1", "model.block_size=64"]
         if name.startswith("gpt2"):
@@ -32,7 +32,7 @@ def test_every_preset_trains(command, test_data, text_file, monkeypatch, preset)
         settings = ["model.n_layer=2", "model.block_size=32", "batch_size=2", "tokenizer=char"]
         settings += ["data=text", f"data.path={text_file}"]
         if name.startswith(("gpt2", "llama3")):
-            settings += [*SMALL, "model.mlp_hidden=96"]
+            settings += SMALL
         if name.startswith("llama3"):
             settings.append("model.n_kv_head=2")
     else:

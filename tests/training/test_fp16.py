@@ -28,7 +28,7 @@ close = torch.testing.assert_close
 def make_state(world: World | None = None, **settings) -> TrainingState:
     """The state of a small run in fp16 on a CPU."""
     settings = {"precision": "fp16", "batch_size": 4, "model": small()} | settings
-    optim = OptimConfig(name="muon", warmup_steps=0)
+    optim = OptimConfig(name="muon", warmup_share=0)
     return build_state(ResolvedConfig(device="cpu", optim=optim, **settings), world or World())
 
 

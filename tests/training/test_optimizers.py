@@ -141,7 +141,7 @@ def test_exactly_the_settings_that_an_optimizer_reads_are_accepted(name, schedul
         if choices:
             other = next(choice for choice in choices if choice != value)
         else:
-            other = 7 if key == "warmup_steps" else 0.7 * (value or 0.01)
+            other = 0.7 * (value or 0.01)
         changed = replace(optim, **{key: other})
         is_read = observe(changed) != observe(optim)
         assert is_read == (explain_unused(Config(optim=changed), f"optim.{key}") is None), key
@@ -152,7 +152,13 @@ def test_each_optimizer_gets_its_settings():
         GPTConfig(11, block_size=8, n_layer=1, n_head=1, n_embd=4, ngrams=2, ngram_rows=5)
     )
     optim = OptimConfig(
-        name="muon", lr=0.1, beta1=0.7, beta2=0.8, muon_lr=0.2, momentum=0.5, weight_decay=0.6
+        name="muon",
+        lr=0.1,
+        beta1=0.7,
+        beta2=0.8,
+        muon_lr_multiple=2,
+        momentum=0.5,
+        weight_decay=0.6,
     )
     adamw, muon, adagrad = (one.param_groups[0] for one in build_optimizers(model, optim))
     assert (adamw["lr"], adamw["betas"], adamw["weight_decay"]) == (0.1, (0.7, 0.8), 0.6)

@@ -11,7 +11,7 @@ def factors(steps: int, **optim) -> list[float]:
 
 
 def test_the_cosine_schedule_rises_linearly_and_ends_at_its_minimum():
-    cosine = factors(2000, warmup_steps=100, min_lr_ratio=0.1)
+    cosine = factors(2000, warmup_share=0.05, min_lr_ratio=0.1)
     assert cosine[:3] == pytest.approx([1 / 101, 2 / 101, 3 / 101])
     assert cosine[100] == 1.0
     assert cosine[1050] == pytest.approx(0.55)
@@ -19,14 +19,14 @@ def test_the_cosine_schedule_rises_linearly_and_ends_at_its_minimum():
 
 
 def test_the_wsd_schedule_is_flat_and_then_falls_linearly():
-    wsd = factors(100, schedule="wsd", warmup_steps=5, decay_share=0.4, min_lr_ratio=0.2)
+    wsd = factors(100, schedule="wsd", warmup_share=0.05, decay_share=0.4, min_lr_ratio=0.2)
     assert set(wsd[5:61]) == {1.0}
     assert wsd[80] == pytest.approx(0.6)
     assert wsd[99] == pytest.approx(0.22) and set(wsd[100:]) == {0.2}
 
 
 def test_the_constant_schedule_stays_at_its_peak():
-    assert set(factors(50, schedule="constant", warmup_steps=0)) == {1.0}
+    assert set(factors(50, schedule="constant", warmup_share=0)) == {1.0}
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ def test_a_step_applies_the_clipped_mean_gradient_in_however_many_micro_steps(na
             batch_size=4,
             accumulate=accumulate,
             max_steps=100,
-            optim=OptimConfig(name=name, grad_clip=0.01, warmup_steps=9),
+            optim=OptimConfig(name=name, grad_clip=0.01, warmup_share=0.09),
             model=GPTConfig(11, block_size=8, n_layer=2, n_head=2, n_embd=16, bias=True),
         )
         state = build_state(config, World())
@@ -133,7 +133,7 @@ def make_config(**optim) -> ResolvedConfig:
         precision="fp32",
         batch_size=4,
         max_steps=400,
-        optim=OptimConfig(warmup_steps=0, **optim),
+        optim=OptimConfig(warmup_share=0, **optim),
         model=GPTConfig(13, block_size=16, n_layer=2, n_head=2, n_kv_head=1, n_embd=32),
     )
 

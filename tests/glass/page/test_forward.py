@@ -109,6 +109,7 @@ OTHER_NUMBERS = {
     "head_dim": {"head_dim": 6},
     "value_head_dim": {"value_head_dim": 3},
     "mlp_hidden": {"mlp_hidden": 11},
+    "mlp_ratio": {"mlp_ratio": 1.5},
     "norm_eps": {"norm_eps": 0.5},
     "rope_theta": {"position": "rope", "rope_theta": 100.0},
     "rope_factor": {"position": "rope", "rope_factor": 4.0},
