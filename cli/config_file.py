@@ -28,8 +28,13 @@ ADDED_SETTINGS: dict[str, tuple[int, Any]] = {
 }
 FIRST_FORMAT = 1  # of a configuration without a number
 CONFIG_FORMAT = max((added_in for added_in, _ in ADDED_SETTINGS.values()), default=FIRST_FORMAT)
-REMOVED_SETTINGS = ("data.encoding", "data.lines", "data.pairs")
-REMOVED_SETTINGS += ("optim.muon_lr", "optim.warmup_steps")
+REMOVED_SETTINGS = (
+    "data.encoding",
+    "data.lines",
+    "data.pairs",
+    "optim.muon_lr",
+    "optim.warmup_steps",
+)
 # Settings that belong to one command, not to the run that it continues.
 PER_COMMAND = (
     "run_dir",
