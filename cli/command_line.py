@@ -70,7 +70,7 @@ def parse_command_line(argv: Sequence[str]) -> CommandLine:
     try:
         parsed, unknown = parser.parse_known_intermixed_args(list(argv))
     except argparse.ArgumentError as e:
-        raise UserError(f"{e}; python train.py --help lists all settings") from None
+        raise UserError(f"{e}; see python train.py --help") from None
     if unknown:
         raise unknown_setting(unknown[0], SETTINGS)
     if parsed.config_dir and not expand_home("--config-dir", parsed.config_dir).is_dir():
@@ -192,6 +192,6 @@ def unknown_setting(
         return UserError(f"{argument} {problem}: write {' or '.join(choices)}")
     problem = "is not a setting" if equals else "is neither a setting nor an existing path"
     return UserError(
-        f"{argument} {problem}{did_you_mean(key, known) or ';'} {command} --help lists all "
-        "settings, which are typed as KEY=VALUE"
+        f"{argument} {problem}{did_you_mean(key, known) or ';'} {command} --help explains "
+        "the settings, which are typed as KEY=VALUE"
     )

@@ -3,15 +3,16 @@
 import re
 import shutil
 import textwrap
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
-from itertools import starmap
+from itertools import dropwhile, starmap
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from cli.command_line import CONFIGS, GROUPS, is_nanogpt_setting, unknown_setting
 from cli.explore_config import ExploreConfig
 from cli.sample_config import SampleConfig
-from common.errors import UserError
+from common.errors import UserError, did_you_mean
 from common.settings import (
     convert_value,
     describe_condition,
@@ -25,6 +26,11 @@ Settings = TypeVar("Settings")
 
 MIN_HELP_WIDTH, MAX_HELP_WIDTH = 72, 120  # characters of a line of --help
 DESCRIPTION_COLUMN = 36  # where the description of a preset or a setting begins
+PRESET_COLUMN = 14  # where the names of presets begin in a summary
+SUMMARIZED_SETTINGS = (
+    *("max_steps", "batch_size", "optim.lr", "model.n_layer", "model.n_head", "model.n_embd"),
+    *("model.block_size", "tokenizer.vocab_size", "seed", "device"),
+)
 
 
 def read_settings(argv: list[str], settings_class: type[Settings], command: str) -> Settings:
@@ -54,13 +60,44 @@ def find_presets() -> dict[str, dict[str, Path]]:
     }
 
 
-def train_help(config: Config) -> str:
-    """Return the text of `python train.py --help`, with the plain command's configuration."""
-    lines = [_introduction("train.txt")]
+def train_help(config: Config, argv: Sequence[str]) -> str:
+    """Return what `python train.py --help [TOPIC]` prints, with the plain command's values.
+
+    The topic is a section, a group of presets, a setting or `all`; without one it is a summary.
+
+    Raises:
+        UserError: There is no such topic.
+    """
+    _, *topics = dropwhile(lambda argument: argument not in ("-h", "--help"), argv)
+    if not topics:
+        return _train_summary(config)
+    blocks = [_describe_presets(group) for group in GROUPS] + _describe_settings(config)
+    names = [assignment.partition("=")[0] for block in blocks for assignment in block]
+    topic = topics[0]
+    is_asked = re.compile("" if topic == "all" else rf"{re.escape(topic)}[.=]").match
+    shown = [{k: text for k, text in block.items() if is_asked(k)} for block in blocks]
+    if not any(shown):
+        known = dict.fromkeys(["all", *(name.partition(".")[0] for name in names), *names])
+        raise UserError(
+            f"--help {topic} is neither a section nor a setting{did_you_mean(topic, known)}"
+        )
+    return "\n\n".join(_format_entries(block) for block in shown if block)
+
+
+def _train_summary(config: Config) -> str:
+    settings = {name: (field.metadata["help"], v) for name, field, v in iterate_settings(config)}
+    lines = [_introduction("train.txt"), "\nThe settings that are changed most (KEY=VALUE):"]
+    for name in SUMMARIZED_SETTINGS:
+        description, value = settings[name]
+        lines.append(_format_entry(f"{name}={format_value(value)}", description))
+    lines.append("\nPresets (GROUP=NAME):")
     for group, paths in find_presets().items():
-        lines.append("")
-        lines += [_help_entry(f"{group}={name}", headline(path)) for name, path in paths.items()]
-    return settings_help("\n".join(lines), config)
+        lines.append(_format_entry(f"{group}=", " ".join(paths), PRESET_COLUMN))
+    return "\n".join(lines)
+
+
+def _describe_presets(group: str) -> dict[str, str]:
+    return {f"{group}={name}": headline(path) for name, path in find_presets()[group].items()}
 
 
 def headline(path: Path) -> str:
@@ -86,27 +123,34 @@ def _introduction(name: str) -> str:
 
 def settings_help(introduction: str, defaults: object) -> str:
     """Return the help of a command, formatted for the width of the terminal."""
-    lines = [introduction, "\nSettings (KEY=VALUE):"]
-    section = None
+    blocks = map(_format_entries, _describe_settings(defaults))
+    return "\n\n".join([introduction, "Settings (KEY=VALUE):", *blocks])
+
+
+def _describe_settings(defaults: object) -> list[dict[str, str]]:
+    """Return for each section the description of its settings, each with its default."""
+    sections: dict[str, dict[str, str]] = {}
     for name, field, default in iterate_settings(defaults):
-        if name.rpartition(".")[0] != section:
-            section = name.rpartition(".")[0]
-            lines.append("")
         description = field.metadata["help"]
         if choices := field.metadata.get("choices"):
             description += f" ({' | '.join(map(format_value, choices))})"
         if conditions := field.metadata.get("only_with"):
             description += f" [{', '.join(starmap(describe_condition, conditions.items()))}]"
-        lines.append(_help_entry(f"{name}={format_value(default)}", description))
-    return "\n".join(lines)
+        section = sections.setdefault(name.rpartition(".")[0], {})
+        section[f"{name}={format_value(default)}"] = description
+    return [*sections.values()]
 
 
-def _help_entry(assignment: str, description: str) -> str:
+def _format_entries(descriptions: Mapping[str, str]) -> str:
+    return "\n".join(starmap(_format_entry, descriptions.items()))
+
+
+def _format_entry(name: str, description: str, column: int = DESCRIPTION_COLUMN) -> str:
     columns = shutil.get_terminal_size((100, 24)).columns
     return textwrap.fill(
         description,
         max(MIN_HELP_WIDTH, min(MAX_HELP_WIDTH, columns)),
         break_on_hyphens=False,
-        initial_indent=f"  {assignment:<{DESCRIPTION_COLUMN - 3}} ",
-        subsequent_indent=" " * DESCRIPTION_COLUMN,
+        initial_indent=f"  {name:<{column - 3}} ",
+        subsequent_indent=" " * column,
     )

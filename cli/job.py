@@ -69,7 +69,7 @@ def read_request(read_model: ReadModel) -> CommandLine | Job:
             return command_line
         return configure(compose_job(command_line.settings, command_line.config_dir), read_model)
 
-    request = run_main(parse_and_check, lambda: train_help(compose_job([]).config))
+    request = run_main(parse_and_check, lambda: train_help(compose_job([]).config, sys.argv))
     exit_on_stop_signals()
     if process_rank() == 0:
         printer(Terminal())("loading PyTorch …")

@@ -122,9 +122,10 @@ def error_sentence(error: BaseException) -> str:
             return f"{group}={name} needs a package: pip install hydra-{plugin}-{kind}"
         return not_one_of(group, name, error.options)
     if isinstance(error, OverrideParseException):
+        override = printable(error.override, one_line=True)
         return (
-            f"the value in {error.override} cannot be read: correct it; in a sweep, separate "
-            "values by commas, and put texts with other signs in quotes"
+            f"the value in {override} cannot be read: correct it; in a sweep, separate values by "
+            "commas, and put texts with other signs in quotes"
         )
     if isinstance(error, OSError) and error.strerror:
         return error.strerror

@@ -86,6 +86,7 @@ MISTAKES = [
     ("resume=true run_dir=nowhere", ["run_dir=nowhere", "resume=true"]),
     ("hydra.run.dir=here", ["hydra.run.dir=here", "-m"]),
     ("--batch_size=32", ["--batch_size=32", "write batch_size=VALUE"]),
+    ("--help optm", ["--help optm", "optim?"]),
     ("-m seed=1,2 run_dir=x", ["run_dir=x", "hydra.sweep.dir=PATH"]),
     ("-m seed=1,2 resume=true", ["resume=true", "resume=auto"]),
     (f"seed=1 {ROOT}", [str(ROOT), "data.path=PATH", "run_dir=PATH"]),
@@ -250,15 +251,22 @@ def test_a_mistake_in_the_settings_of_sample_is_named(argv, names):
 # --- help and other output ------------------------------------------------------------------------
 
 
-def test_the_help_of_train_lists_all_settings_and_presets_in_80_columns(launch, monkeypatch):
+def test_the_help_of_train_is_one_screen_and_explains_a_section_or_all(launch, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    status, out, err = launch("max_steps=3 --help")
-    assert (status, err) == (0, "") and all(len(line) <= 80 for line in out.splitlines())
-    text = " ".join(out.split())
-    assert all(f" {name}=" in text for name, _, _ in iterate_settings(Config()))
+    pages = {}
+    for topic in ("", "all", "optim", "optim.lr"):
+        status, pages[topic], err = launch(f"max_steps=3 --help {topic}")
+        assert (status, err) == (0, "")
+        assert all(len(line) <= 80 for line in pages[topic].splitlines())
+    assert pages[""].count("\n") <= 42
+    assert " max_steps=2000 " in pages[""]  # of experiment=default
+    text = " ".join(pages["all"].split())
+    assert all(f" {name}=" in f" {text}" for name, _, _ in iterate_settings(Config()))
     for group, presets in cli.find_presets().items():
-        assert all(re.search(rf" {group}={name}\*? \S", text) for name in presets)
-    assert " max_steps=2000 " in text  # of experiment=default
+        assert all(f" {group}={name} " in f" {text}" for name in presets)
+        assert all(name in pages[""] for name in presets)
+    assert " optim=muon " in pages["optim"] and " eval." not in pages["optim"]
+    assert pages["optim.lr"].count("\n") == 1 and pages["optim.lr"] in pages["optim"]
 
 
 # --- the user's own presets -----------------------------------------------------------------------
