@@ -60,8 +60,17 @@ class VariantAttention(SelfAttention):
         mask: Tensor | None = None,
         taps: Taps | None = None,
     ) -> Tensor:
-        """Compute the update ΔE (B, T, C) of the residual stream, as `SelfAttention.forward`."""
-        q, k, v = self.project(x, rotary, cache, mask)
+        """Compute the update ΔE (B, T, C) of the residual stream, as `SelfAttention.forward`.
+
+        Raises:
+            UserError: Keys are smeared, and the first one needs a key that the cache lacks.
+        """
+        if self.smear is not None and cache is not None and cache.length:
+            raise UserError(
+                "a model with model.smear_keys=true cannot continue from cached keys, as activation "
+                "patching does: run whole texts"
+            )
+        q, k, v = self.project(x, rotary)
         y = self.attend(q, k, v, cache, mask, taps).to(x.dtype)  # (B, T, H, d_v)
         gates = gates_of(self, x)
         if gates is not None:
@@ -69,27 +78,16 @@ class VariantAttention(SelfAttention):
         y = tap(taps, "heads", self.layer, y).flatten(2)  # (B, T, H · d_v)
         return F.dropout(self.W_O(y), self.config.dropout, self.training)  # (B, T, C)
 
-    def project(
-        self,
-        x: Tensor,
-        rotary: Tensor | None = None,
-        cache: KVCache | None = None,
-        mask: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def project(self, x: Tensor, rotary: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Compute queries, keys and values as `SelfAttention.project` does, and smear the keys.
 
-        Each key is mixed with that of the token before, or with the last key in the `cache`, and
-        then rotated. If the `mask` hides the token before in all heads, its key counts as 0.
+        Each key is mixed with that of the token before, 0 for the first, and then rotated.
         """
         if self.smear is None:
             return super().project(x, rotary)
         q, k, v = super().project(x)
-        first = torch.zeros_like(k[:, :, 0])  # (B, G, d_k)
-        if cache is not None:
-            first = cache.variant_state.get(self.layer, first) if cache.length else first
-            cache.variant_state[self.layer] = k[:, :, -1].detach()
         own_share = self.smear.sigmoid()[:, None, None].to(k.dtype)  # (G, 1, 1)
-        k = own_share * k + (1 - own_share) * previous_keys(k, first, mask)
+        k = own_share * k + (1 - own_share) * F.pad(k[:, :, :-1], (0, 0, 1, 0))
         if rotary is not None:
             q, k = rotate(q, rotary), rotate(k, rotary)
         return q, k, v
@@ -147,24 +145,6 @@ def gates_of(attention: SelfAttention, x: Tensor) -> Tensor | None:
     if W_gate is None:
         return None
     return W_gate(x).sigmoid().unflatten(-1, (attention.config.n_head, -1))
-
-
-def previous_keys(k: Tensor, first: Tensor, mask: Tensor | None) -> Tensor:
-    """Return for each of the keys k (B, G, T, d_k) the key of the token before.
-
-    `first` (B, G, d_k) is the key before those. `mask` (…, T, T_k) is that of `model.attention`: if
-    a query may not attend to the token before it in any head, the previous key is 0.
-    """
-    previous = torch.cat((first[:, :, None].to(k.dtype), k[:, :, :-1]), dim=2)  # (B, G, T, d_k)
-    if mask is None:
-        return previous
-    T, T_k = k.shape[2], mask.shape[-1]
-    may_attend = mask if mask.dtype == torch.bool else mask > -math.inf
-    may_attend = may_attend.expand(*mask.shape[:-2], T, T_k)[(None,) * (4 - mask.dim())]
-    # From each query to the token before it: (B, T), or T - 1 if the first query has none
-    may_attend = may_attend.diagonal(T_k - T - 1, dim1=-2, dim2=-1).any(dim=1)
-    may_attend = F.pad(may_attend, (T - may_attend.shape[-1], 0))
-    return previous * may_attend[:, None, :, None]
 
 
 # --- N-gram embeddings ----------------------------------------------------------------------------

@@ -53,7 +53,6 @@ class KVCache:
         self.values = torch.empty(*shape, config.value_dim, device=device, dtype=dtype)
         self.tokens = torch.empty(batch_size, capacity, device=device, dtype=torch.int64)
         self.length = 0  # number of tokens that the cache holds in every layer
-        self.variant_state: dict[int, Tensor] = {}  # of the layers of variants.VariantAttention
 
     @classmethod
     def for_model(cls, model: "GPT", batch_size: int, length: int | None = None) -> "KVCache":
@@ -132,10 +131,11 @@ class Decoder:
 
         Only new ones are read. When the `window_start` moves, positions count from there and the
         whole window is read, so that decoding with and without a cache see the same tokens at the
-        same positions. A begin-of-text token stays the first of the window.
+        same positions. A begin-of-text token stays the first of the window. Smeared keys cannot be
+        continued, so the window is read for each token.
         """
         start = window_start(tokens.shape[1], self.model.config.block_size)
-        if start != self.start:
+        if start != self.start or self.model.config.smear_keys:
             self.start, self.cache.length = start, 0
         window = cut(tokens, start, self.model.begin_of_text)
         return self.read(window[:, self.cache.length :])

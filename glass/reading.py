@@ -64,6 +64,8 @@ class Reading:
         self._ids = list(ids)
 
     def _find_first_change(self, ids: Sequence[int], hidden: Sequence[int]) -> int:
+        if self.model.config.smear_keys:  # they cannot be continued
+            return 0
         changed = set(hidden) ^ set(self.interventions.hidden)
         end = min(len(self._ids), len(ids), *(j + 1 for j in changed))
         for t in range(end):

@@ -9,14 +9,24 @@ import torch.nn.functional as F
 from conftest import ROOT
 from hypothesis import given
 from hypothesis import strategies as st
-from models import VOCAB_SIZE, configs, few, lively, ngram_vectors, random_tokens, seeds, small
+from models import (
+    VOCAB_SIZE,
+    configs,
+    few,
+    lively,
+    ngram_vectors,
+    random_tokens,
+    seeds,
+    small,
+    smeared_configs,
+)
 from omegaconf import OmegaConf
 from torch import nn
 
 from common.errors import UserError
 from config import GPTConfig
 from model import GPT, SelfAttention, attention, causal_mask, rotary_table
-from variants import VariantAttention, build_model, previous_keys
+from variants import build_model
 
 close = torch.testing.assert_close
 
@@ -88,35 +98,6 @@ def test_self_attention_is_torchs_multihead_attention(bias):
     close(attention_pattern(layer, x), weights, atol=1e-5, rtol=1e-5)
 
 
-# --- Variants of attention ------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("is_additive", [False, True])
-def test_a_key_is_not_smeared_with_a_token_that_its_query_cannot_attend_to(is_additive):
-    layer, hidden = lively(VariantAttention(small(smear_keys=True)).double()), 3
-    mask = causal_mask(9, 9)
-    mask[hidden + 1 :, hidden] = False
-    if is_additive:
-        mask = torch.zeros(9, 9).double().masked_fill(~mask, -math.inf)
-    x = torch.randn(1, 9, 16, dtype=torch.float64)
-    changed = x.clone()
-    changed[:, hidden] += 1
-    rows = [t for t in range(9) if t != hidden]
-    assert not torch.allclose(layer(x)[:, 4], layer(changed)[:, 4])
-    close(layer(x, mask=mask)[:, rows], layer(changed, mask=mask)[:, rows])
-
-
-def test_a_key_is_smeared_if_any_head_may_attend_to_the_token_before():
-    layer, hidden = lively(VariantAttention(small(smear_keys=True))), 3
-    mask = causal_mask(9, 9).repeat(1, layer.config.n_head, 1, 1)
-    mask[:, 0, hidden + 1 :, hidden] = False
-    x = torch.randn(1, 9, 16)
-    k = layer.W_K(x).unflatten(-1, (layer.config.kv_heads, -1)).transpose(1, 2)
-    close(previous_keys(k, torch.zeros_like(k[:, :, 0]), mask)[:, :, 1:], k[:, :, :-1])
-    mask[:, :, hidden + 1, hidden] = False
-    assert (previous_keys(k, torch.zeros_like(k[:, :, 0]), mask)[:, :, hidden + 1] == 0).all()
-
-
 # --- Dropout --------------------------------------------------------------------------------------
 
 
@@ -152,7 +133,7 @@ def test_a_preset_has_the_published_number_of_parameters(name, vocab_size, param
 
 
 @few
-@given(config=configs, T=st.integers(1, 16), seed=seeds)
+@given(config=configs | smeared_configs, T=st.integers(1, 16), seed=seeds)
 def test_the_logits_are_those_of_the_formulas(config, T, seed):
     model, tokens = lively(build_model(config).double(), seed), random_tokens(2, T, seed=seed)
     x = model.token_embedding.weight[tokens]
@@ -171,7 +152,7 @@ def test_the_logits_are_those_of_the_formulas(config, T, seed):
 
 
 @few
-@given(config=configs, T=st.integers(2, 16), data=st.data())
+@given(config=configs | smeared_configs, T=st.integers(2, 16), data=st.data())
 def test_a_token_changes_no_logits_before_its_own(config, T, data):
     model, t = lively(build_model(config)), data.draw(st.integers(0, T - 1))
     tokens = random_tokens(2, T)
@@ -271,7 +252,7 @@ def test_no_id_without_a_token_is_generated():
 
 
 def test_one_row_of_a_mask_holds_for_all_queries():
-    model, tokens = lively(build_model(small(smear_keys=True))), random_tokens(2, 6)
+    model, tokens = lively(build_model(small())), random_tokens(2, 6)
     mask = torch.tensor([[True, False, True, True, False, True]])
     expected = model.run_blocks(tokens, mask=mask.expand(6, 6))
     assert torch.equal(model.run_blocks(tokens, mask=mask), expected)

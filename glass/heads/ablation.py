@@ -176,7 +176,9 @@ def iterate_token_effects(
         after = hidden.start + 1
         is_hidden = positions == positions[hidden.start : hidden.stop, None]  # (R, T)
         is_hidden[:, list(interventions.hidden)] = True
-        x = rerun(model, forward, after, taps=interventions.taps(), is_hidden=is_hidden)
+        start = 0 if model.config.smear_keys else after  # smeared keys cannot be continued
+        x = rerun(model, forward, start, taps=interventions.taps(), is_hidden=is_hidden)
+        x = x[:, after - start :]
         log_q = _log_probabilities(model, x)  # (R, S, V)
         effects = _compare_predictions(log_p[after - first :], log_q, targets[after:])
         effects[0, -1] = torch.nan

@@ -148,11 +148,6 @@ def _cache_before(model: GPT, forward: ForwardPass, start: int, rows: int) -> KV
     cache.keys[:, :, :, :start] = k[:, :, :, :start]
     cache.values[:, :, :, :start] = forward.v[:, :, :, :start]
     cache.length = start
-    rotary = model.rotary_at(start - 1, start)
-    last = forward.residuals[:, :, start - 1 : start].expand(-1, rows, -1, -1)
-    for layer, block in enumerate(model.blocks):
-        if not block.attention.is_plain:  # it may keep more of the last token than key and value
-            block.attention.project(block.norm_1(last[layer]), rotary, cache)
     return cache
 
 

@@ -17,7 +17,7 @@ class Interventions(NamedTuple):
     """Changes of a forward pass over one text.
 
     A hidden token is masked from all later queries, in all layers and heads, and from later
-    n-grams and smeared keys.
+    n-grams.
     """
 
     ablated: tuple[Head, ...] = ()  # heads whose output is set to zero

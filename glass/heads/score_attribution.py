@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from common.errors import UserError
@@ -21,7 +20,6 @@ from model import GPT, SelfAttention, rotate
 # Values of settings that `attribute_score` computes, and settings that do not enter the scores of a
 # layer whose input is known.
 ATTRIBUTED_SETTINGS = {
-    "smear_keys": (False, True),
     "norm": ("layernorm", "rmsnorm"),
     "position": ("learned", "rope"),
     "qk_norm": (False, True, "gains"),
@@ -40,7 +38,7 @@ class ScoreTerm(NamedTuple):
     """The part of a score that comes from one pair of components."""
 
     query: str  # the component that wrote the query's part, such as "embedding" or "L0 MLP"
-    key: str  # the one that wrote the key's; "previous …" in the smeared key of the token after it
+    key: str  # the one that wrote the key's
     value: float
 
 
@@ -52,8 +50,8 @@ def attribute_score(
 
     Norms have the scales of the whole residual stream, so that queries and keys are sums over the
     components below the head's layer: the embedding, heads, biases of W_O, and MLPs, and last the
-    biases of the norm and of the projection, if there are any. In smeared keys, the components of
-    the previous token are listed separately. `hidden` are the tokens that were hidden in the pass.
+    biases of the norm and of the projection, if there are any. `hidden` are the tokens that were
+    hidden in the pass.
 
     The terms, of which the key's components vary fastest, sum to the score minus its mean over the
     tokens that the query may attend to.
@@ -68,9 +66,6 @@ def attribute_score(
     group = number // (c.n_head // c.kv_heads)
     names, queries = _project(model, forward, layer, "Q", number, slice(i, i + 1))  # (N, 1, d_k)
     key_names, keys = _project(model, forward, layer, "K", group, slice(i + 1))  # (K, i + 1, d_k)
-    if c.smear_keys:
-        smear = model.blocks[layer].attention.smear[group]
-        key_names, keys = _smear(smear, key_names, keys, hidden)
     rotary = model.rotary_at(0, i + 1)
     if rotary is not None:
         queries, keys = rotate(queries, rotary[:, i:]), rotate(keys, rotary)
@@ -93,7 +88,7 @@ def _project(
 ) -> tuple[list[str], Tensor]:
     """Return N components below a layer, and what they wrote to the head's q or k, (N, T, d_k).
 
-    The vectors are those before smearing and rotation. They sum to the head's queries or keys.
+    The vectors are those before rotation. They sum to the head's queries or keys.
     """
     block, config = model.blocks[layer], model.config
     x = in_float32_or_finer(forward.residuals[layer, 0, tokens])  # (T, C)
@@ -141,17 +136,3 @@ def _qk_norm_factors(attention: SelfAttention, which: Literal["Q", "K"], x: Tens
         return factors.expand_as(x)
     norm = attention.norm_q if which == "Q" else attention.norm_k
     return factors * norm.weight
-
-
-def _smear(
-    smear_logit: Tensor, names: list[str], keys: Tensor, hidden: Sequence[int]
-) -> tuple[list[str], Tensor]:
-    """Split smeared keys (N, T, d_k) into the token's own and the previous one's, (2 N, T, d_k)."""
-    own_share = smear_logit.sigmoid().to(keys.dtype)
-    previous = F.pad(keys[:, :-1], (0, 0, 1, 0))  # no token is before the first one
-    for t in hidden:
-        if t + 1 < keys.shape[1]:
-            previous[:, t + 1] = 0
-    parts = torch.stack((own_share * keys, (1 - own_share) * previous), dim=1)  # (N, 2, T, d_k)
-    part_names = [part for name in names for part in (name, f"previous {name}")]
-    return part_names, parts.flatten(0, 1)

@@ -1,10 +1,12 @@
 """The KV cache and the cached decoder, against forward passes over the whole text."""
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from models import LaterConfig, configs, few, lively, random_tokens, seeds, small
 
+from common.errors import UserError
 from generation.decoder import Decoder, KVCache
 from variants import build_model
 
@@ -54,6 +56,17 @@ def test_the_decoder_and_the_forward_pass_agree(
             logits.append(decoder.read(tokens[:, t : t + 1]))
     close(torch.stack(logits, dim=1), expected[:, prompt_length - 1 :], atol=1e-9, rtol=0)
     assert decoder.cache.length == 16
+
+
+def test_a_model_with_smeared_keys_reads_the_whole_text_for_each_token():
+    model, tokens = lively(build_model(small(smear_keys=True)).double()), random_tokens(2, 16)
+    expected, _ = model(tokens)
+    decoder = Decoder(model, 2)
+    for t in range(16):
+        close(decoder.next_logits(tokens[:, : t + 1]), expected[:, t])
+    decoder.cache.length = 1
+    with pytest.raises(UserError, match="smear_keys"):
+        decoder.read(tokens[:, 1:2])
 
 
 def test_the_decoder_of_a_model_in_training_mode_drops_nothing():

@@ -12,6 +12,7 @@ from models import (
     lively,
     random_tokens,
     small,
+    smeared_configs,
 )
 
 from glass.heads.capture import ForwardPass
@@ -51,7 +52,7 @@ def test_no_head_attends_to_a_hidden_token_and_ablated_heads_write_nothing(confi
     assert forward.heads[0, 0, :, 0].abs().max() > 0
 
 
-@given(configs, ablations, edits)
+@given(configs | smeared_configs, ablations, edits)
 def test_an_edited_text_has_the_activations_of_a_fresh_pass(config, ablated, edits):
     model, ids = lively(build_model(config)).double(), []
     reading = Reading(model, ablated)
@@ -68,7 +69,7 @@ def test_an_edited_text_has_the_activations_of_a_fresh_pass(config, ablated, edi
     "dtype, tolerance", [(torch.float32, 1e-5), (torch.bfloat16, 0.1)], ids=["float32", "bf16"]
 )
 def test_a_pass_has_the_precision_of_capture(dtype, tolerance):
-    config = small(position="rope", n_kv_head=2, smear_keys=True, ngrams=3, ngram_rows=600)
+    config = small(position="rope", n_kv_head=2, ngrams=3, ngram_rows=600)
     model, ids = lively(build_model(config)).to(dtype), random_tokens(16).tolist()
     reading = Reading(model)
     for length in (5, 6, 16):
@@ -88,7 +89,7 @@ def test_long_texts_keep_what_was_cached_when_the_buffers_grow():
 
 
 def test_a_pass_that_was_interrupted_leaves_no_trace():
-    reading = Reading(lively(build_model(small(smear_keys=True))))
+    reading = Reading(lively(build_model(small())))
     reading.read(range(10))
 
     def interrupt(block, inputs):

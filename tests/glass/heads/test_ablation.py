@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
-from models import captured_with, configs, few, lively, random_tokens, small
+from models import captured_with, configs, few, lively, random_tokens, small, smeared_configs
 
 from glass.heads import ablation
 from glass.heads.ablation import (
@@ -35,7 +35,10 @@ def whole_pass(model: GPT, ids: torch.Tensor, interventions: Interventions) -> t
 
 
 @few
-@given(configs, st.sampled_from([Interventions(), Interventions((Head(0, 2), Head(1, 1)), (3, 6))]))
+@given(
+    configs | smeared_configs,
+    st.sampled_from([Interventions(), Interventions((Head(0, 2), Head(1, 1)), (3, 6))]),
+)
 def test_effects_are_those_of_whole_passes_with_one_more_intervention(config, interventions):
     model, ids = lively(build_model(config)).double(), random_tokens(11)
     forward = captured_with(model, ids, interventions)

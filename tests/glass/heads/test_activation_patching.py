@@ -148,7 +148,7 @@ def test_any_function_of_the_logits_can_be_the_metric(passes):
 
 
 def test_cells_of_many_passes_are_those_of_single_passes():
-    model = lively(build_model(small(n_head=8, n_embd=32, block_size=64, smear_keys=True))).double()
+    model = lively(build_model(small(n_head=8, n_embd=32, block_size=64))).double()
     (clean, corrupted), contrast = two_texts(60), Contrast(59, 1, 2)
     source, base = captured_with(model, clean), captured_with(model, corrupted)
     patching = Patching(model, source, base, contrast)

@@ -9,9 +9,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from models import (
     captured_with,
+    configs,
     in_browser,
     lively,
-    page_configs,
     page_weights,
     random_tokens,
     small,
@@ -41,7 +41,7 @@ def last_logits(model, passed) -> torch.Tensor:
 @pytest.mark.slow
 @in_browser
 @given(
-    page_configs,
+    configs,
     st.sampled_from([13, 16]),
     st.lists(st.tuples(st.integers(0, 1), st.integers(0, 3)), max_size=3),
     st.lists(st.integers(0, 10), max_size=3, unique=True),
