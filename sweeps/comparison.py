@@ -9,7 +9,7 @@ from cli.config_file import PER_COMMAND
 from common.checkpoints import contains_run
 from common.errors import UserError
 from common.files import exists, is_folder, list_folder
-from sweeps.runs import OVERRIDES, RUN, Run, read_run
+from sweeps.runs import JOB_FILE, RUN, Run, read_run
 
 
 def read_comparison(paths: Sequence[Path]) -> list[Run]:
@@ -44,7 +44,7 @@ def _find_runs(folder: Path, depth: int = 2) -> list[Path]:
     """Return the folder if it is that of a run, else the runs in it, including jobs of sweeps."""
     if not is_folder(folder):
         return []
-    if contains_run(folder) or exists(folder / OVERRIDES):
+    if contains_run(folder) or exists(folder / JOB_FILE):
         return [folder]
     inner = list_folder(folder) if depth else []
     return [run for path in inner for run in _find_runs(path, depth - 1)]

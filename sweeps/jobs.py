@@ -1,39 +1,44 @@
-"""Run the jobs of `python train.py -m …`, which Hydra starts, and summarize the sweep.
+"""Run the jobs of `python train.py -m …`, and summarize the sweep.
 
-A job is its resolved settings: jobs with the same settings share one folder, in every call of a
-sweep. The tables and pages are made from the folders of the runs alone. Does not import torch.
+A job is composed once, and every call of a sweep finds its folder by the hash of what was composed.
+The tables and pages are made from the folders of the runs alone. Does not import torch.
 """
 
 import contextlib
+import copy
 import gc
 import hashlib
 import io
+import json
 import logging
 import os
 import re
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice, product
 from math import isfinite, nan
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from typing import Any
 
 from filelock import FileLock
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.hydra import Hydra
+from hydra._internal.utils import create_config_search_path
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import ChoiceSweep, Glob, IntervalSweep, Override
-from omegaconf import DictConfig, OmegaConf
+from hydra.core.override_parser.types import ChoiceSweep, Override
+from omegaconf import DictConfig
 
 import cli
-from cli.command_line import TEXTS, quote
-from cli.job import fit_to_overrides
+from cli.command_line import CONFIGS, TEXTS, quote
+from cli.config_file import PER_COMMAND, absolute_paths
 from cli.wandb_environment import refuse_in_sweep
-from common.checkpoints import CONFIG_FILE
+from common.checkpoints import saved_steps
 from common.errors import UserError
-from common.files import exists, is_folder, list_folder
+from common.files import is_folder, list_folder
 from common.paths import expand_home, require_output_folder
 from common.terminal import (
     Terminal,
@@ -44,31 +49,31 @@ from common.terminal import (
     replace_unprintable_characters,
 )
 from common.text import pluralize, printable, shell_command
-from config import Config
+from config import Config, TokenizerConfig
+from data.corpus import open_corpus
+from data.tokens import corpus_fingerprint
 from sweeps.page import write_results
 from sweeps.ranking import name_settings
 from sweeps.runs import (
     FAILURE,
-    OVERRIDES,
+    JOB_FILE,
+    JobRecord,
     Run,
     format_settings,
-    identify,
     is_sweep,
-    job_folders,
-    read_request,
+    read_record,
     read_sweep,
     require_sweep,
-    write_request,
+    write_record,
 )
 from sweeps.table import print_sweep
 from training.run_folder import new_run_dir
 
 JOB_LOCK = ".job.lock"  # held while a job runs
-# In a sweep's folder during a call: the jobs that it may not continue, which stay as they were.
-REFUSALS = ".refusals.txt"
-MAX_CHECKED_VALUES = 50  # of one setting, before the sweep
-MAX_CHECKED_JOBS = 100  # of a grid without one that can work
-MAX_JOB_NAME = 120  # characters of a job's folder name; file systems allow 255 bytes
+LOG_FILE = "log.txt"  # what a job prints
+MAX_CHECKED_JOBS = 100  # of a sweep without one that can work, before it starts
+MAX_JOB_NAME = 120  # characters of a job's folder name without the hash; 255 bytes are allowed
+HASH_DIGITS = 10
 
 Configure = Callable[..., cli.Job]  # `cli.configure` of a job; `log` prints notes
 Train = Callable[[cli.Job], float]  # a checked job
@@ -81,10 +86,22 @@ class SweepPlan:
     folder: Path
     start_folder: Path  # where the command was started; relative paths begin there
     config_dir: str | None  # --config-dir, which the jobs' commands repeat
-    constant_keys: list[str]  # keys of the settings that all jobs share
-    n_jobs: int | None  # None if it is not known before the sweep
+    swept: list[str]  # keys of the settings that differ between the jobs
+    jobs: dict[tuple[str, ...], cli.Job]  # of a grid, by their overrides
     configure: Configure
     train: Train
+
+
+class JobLoader(ConfigLoaderImpl):
+    """Gives Hydra's launchers what all jobs share; `cli.compose_job` composes each job."""
+
+    def load_sweep_config(
+        self, master_config: DictConfig, sweep_overrides: list[str]
+    ) -> DictConfig:
+        """Return the configuration that a launcher starts a job with."""
+        config = copy.deepcopy(master_config)
+        config.hydra.overrides.task = list(sweep_overrides)
+        return config
 
 
 def run_sweep(
@@ -93,57 +110,46 @@ def run_sweep(
     train: Train,
     report: Callable[[Path], None],
 ) -> None:
-    """Have Hydra run the jobs of a sweep, then print their table and `report`; or preview them.
+    """Have Hydra start the jobs of a sweep, then print their table and `report`; or preview them.
 
     Exits with status 1 unless all jobs are finished, with 128 + its number after a stop signal.
 
     Raises:
         UserError: If a value of a setting is impossible, or every job is; then nothing is written.
     """
-    composed, overrides = sweep_settings(command_line)
-    n_jobs = count_jobs(composed.hydra.sweeper, overrides)
-    constant_keys = [o.key_or_group for o in overrides if not o.is_sweep_override()]
-    check_values(command_line.config_dir, overrides)
+    search_path = create_config_search_path(str(CONFIGS))
+    if command_line.config_dir:
+        presets = expand_home("--config-dir", command_line.config_dir)
+        search_path.append("command-line", str(presets.absolute()))
+    loader = JobLoader(search_path)
+    composed, overrides = sweep_settings(command_line, loader)
+    is_grid = composed.hydra.sweeper._target_.endswith(".BasicSweeper")
     folder = find_sweep(composed.hydra.sweep.dir, resume=composed.resume == "auto")
-
+    all_jobs = compose_jobs(overrides, command_line.config_dir, is_grid)
     if composed.dry_run:
-        preview_jobs(
-            command_line, constant_keys, lambda job: train(configure(place_job(folder, job)))
-        )
+        preview_jobs(all_jobs, lambda job: train(configure(place_job(folder, job))))
         return
+    jobs = list(all_jobs)
     trains_here = composed.hydra.launcher._target_.endswith((".BasicLauncher", ".JoblibLauncher"))
 
     def check_job(job: cli.Job) -> None:
         job = configure(place_job(folder, job), log=lambda line: None)
         check_machine(job.config, trains_here)
 
-    if not any(isinstance(override.value(), Glob) for override in overrides):
-        check_grid(command_line.config_dir, overrides, check_job)
+    require_possible_job(jobs, check_job)
     folder = folder or new_run_dir("sweep")
     folder.mkdir(parents=True, exist_ok=True)
-    _take_refusals(folder)  # of a call that was stopped
+    jobs_of_grid = {tuple(job.overrides): job for job in jobs if is_grid}
+    swept = swept_keys(overrides)
     plan = SweepPlan(
-        folder,
-        Path.cwd(),
-        command_line.config_dir,
-        ["resume", *constant_keys],
-        n_jobs,
-        configure,
-        train,
+        folder, Path.cwd(), command_line.config_dir, swept, jobs_of_grid, configure, train
     )
-    jobs = f"{pluralize(n_jobs, 'job')}, " if n_jobs else ""
-    printer(Terminal())(f"sweep    {jobs}in {folder}")
-    # For jobs in processes of their own, which may start anywhere
-    paths = [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")]
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
-    logging.getLogger("hydra_plugins").setLevel(logging.CRITICAL)  # jobs report their own failures
-
-    def run_hydra_job(cfg: DictConfig) -> float | None:
-        return run_job(cfg, plan)
+    count = f"{pluralize(len(jobs), 'job')}, " if is_grid else ""
+    printer(Terminal())(f"sweep    {count}in {folder}")
 
     reason = ""
     try:
-        cli.run_hydra(run_hydra_job, _hydra_arguments(command_line, folder))
+        launch(command_line, plan, loader)
     except SystemExit:
         typed = [a for a in command_line.typed if not a.startswith(("resume=", "hydra.sweep.dir="))]
         again = ["python", "train.py", *typed, "resume=auto", f"hydra.sweep.dir={folder}"]
@@ -167,19 +173,38 @@ def run_sweep(
         print_stderr(f"error: {reason}")
     runs = summarize(folder)
     print_sweep(Terminal(), folder, runs)
-    refusals = _take_refusals(folder)
-    for refusal in refusals:
-        printer(Terminal(), wrap=True)(f"refused     {refusal}")
     report(folder)
-    if reason or refusals or any(run.failure or run.status != "finished" for run in runs):
+    if reason or any(run.failure or run.status != "finished" for run in runs):
         sys.exit(1)
 
 
-def sweep_settings(command_line: cli.CommandLine) -> tuple[DictConfig, list[Override]]:
+def launch(command_line: cli.CommandLine, plan: SweepPlan, loader: ConfigLoaderImpl) -> None:
+    """Have Hydra's sweeper and launcher call `run_job` for each job, here or in other processes."""
+    # For jobs in processes of their own, which may start anywhere
+    paths = [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")]
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+    logging.getLogger("hydra_plugins").setLevel(logging.CRITICAL)  # jobs report their own failures
+    settings = [s for s in command_line.settings if not s.startswith("hydra.sweep.dir=")]
+    settings.append(f"hydra.sweep.dir={quote(str(plan.folder))}")
+
+    def run_hydra_job(_: DictConfig) -> float | None:
+        return run_job(HydraConfig.get().overrides.task, plan)
+
+    hydra = Hydra(task_name="train", config_loader=loader)
+    hydra.multirun("config", run_hydra_job, settings, with_log_configuration=False)
+
+
+# --- the jobs before they start -------------------------------------------------------------------
+
+
+def sweep_settings(
+    command_line: cli.CommandLine, loader: ConfigLoaderImpl
+) -> tuple[DictConfig, list[Override]]:
     """Return what all jobs share, and the settings of the jobs: those typed and the preset's."""
-    parser = OverridesParser.create()
+    parser = OverridesParser.create(config_loader=loader)
     typed = parser.parse_overrides(command_line.settings)
-    composed = cli.compose_settings(constant_settings(typed), command_line.config_dir)
+    constant = [str(o.input_line) for o in typed if not o.is_sweep_override()]
+    composed = cli.compose_settings(constant, command_line.config_dir)
     params = composed.hydra.sweeper.get("params") or {}
     settings = {key: f"{key}={value}" for key, value in params.items()} | {
         override.key_or_group: override.input_line
@@ -203,6 +228,46 @@ def _check_texts(override: Override) -> None:
         )
 
 
+def swept_keys(overrides: Sequence[Override]) -> list[str]:
+    """Return the keys of the settings that differ between the jobs."""
+    return [str(o.key_or_group) for o in overrides if o.is_sweep_override()]
+
+
+def compose_jobs(
+    overrides: Sequence[Override], config_dir: str | None, is_grid: bool
+) -> Iterator[cli.Job]:
+    """Compose the jobs of a grid; if a sweeper draws values, some with the ends of its intervals.
+
+    Raises:
+        UserError: If a value cannot work, whatever the others are.
+    """
+    jobs = product(*(_values(override, is_grid) for override in overrides))
+    for job in jobs if is_grid else islice(jobs, MAX_CHECKED_JOBS):
+        yield _compose_job(job, config_dir, swept_keys(overrides))
+
+
+def _compose_job(overrides: Sequence[str], config_dir: str | None, swept: list[str]) -> cli.Job:
+    return replace(cli.compose_job(list(overrides), config_dir), swept=swept)
+
+
+def _values(override: Override, is_grid: bool) -> list[str]:
+    """Return a setting with each of its values, as KEY=VALUE; of an interval, its ends."""
+    if not override.is_sweep_override():
+        values = [override.get_value_element_as_str()]
+    elif override.is_discrete_sweep():
+        values = list(override.sweep_string_iterator())
+    elif is_grid:
+        raise UserError(
+            f"{override.input_line} needs a sweeper that draws values: add hydra/sweeper=optuna"
+        )
+    else:
+        interval = override.value()
+        values = [str(interval.start), str(interval.end)]
+    if not values:
+        raise UserError(f"{override.input_line} has no values: give it some")
+    return [f"{override.get_key_element()}={value}" for value in values]
+
+
 def check_machine(config: Config, trains_here: bool) -> None:
     """Raise `UserError` if W&B's settings, or the device if it trains here, do not work."""
     from training.device import pick_device  # imports torch
@@ -214,24 +279,15 @@ def check_machine(config: Config, trains_here: bool) -> None:
         refuse_in_sweep()
 
 
-def check_values(config_dir: str | None, overrides: Sequence[Override]) -> None:
-    """Raise `UserError` if a value of a swept setting cannot work, whatever the others are."""
-    constant = constant_settings(overrides)
-    for axis in swept_axes(overrides):
-        for setting in axis[:MAX_CHECKED_VALUES]:
-            cli.compose_job([*constant, setting], config_dir)
-
-
-def check_grid(
-    config_dir: str | None, overrides: Sequence[Override], check: Callable[[cli.Job], None]
-) -> None:
-    """Raise the first error of `check` if no job of the grid passes; one seed stands for all."""
-    constant, refusals = constant_settings(overrides), []
-    axes = [axis[:1] if axis[0].startswith("seed=") else axis for axis in swept_axes(overrides)]
-    for swept in islice(product(*axes), MAX_CHECKED_JOBS):
-        job = cli.compose_job([*constant, *swept], config_dir)
+def require_possible_job(jobs: Sequence[cli.Job], check: Callable[[cli.Job], None]) -> None:
+    """Raise the first error of `check` if no job passes; one seed stands for all."""
+    first_of_row: dict[str, cli.Job] = {}
+    for job in jobs:
+        first_of_row.setdefault(hash_row(job), job)
+    refusals = []
+    for job in islice(first_of_row.values(), MAX_CHECKED_JOBS):
         try:
-            check(replace(job, swept=[setting.partition("=")[0] for setting in swept]))
+            check(job)
             return
         except UserError as e:
             refusals.append(e)
@@ -239,61 +295,11 @@ def check_grid(
         raise refusals[0]
 
 
-def constant_settings(overrides: Sequence[Override]) -> list[str]:
-    """Return the settings that all jobs share, as they were typed."""
-    return [str(o.input_line) for o in overrides if not o.is_sweep_override()]
-
-
-def swept_axes(overrides: Sequence[Override]) -> list[list[str]]:
-    """Return the values of each swept setting, as KEY=VALUE; of an interval, its ends."""
-    axes = []
-    for override in overrides:
-        sweep, values = override.value(), []
-        if isinstance(sweep, IntervalSweep):
-            values = [str(sweep.start), str(sweep.end)]
-        elif override.is_discrete_sweep() and not isinstance(sweep, Glob):
-            values = list(override.sweep_string_iterator())
-        if values:
-            axes.append([f"{override.key_or_group}={value}" for value in values])
-    return axes
-
-
-def count_jobs(sweeper: DictConfig, overrides: Sequence[Override]) -> int | None:
-    """Return the number of jobs of a grid; None if the sweeper or a pattern decides it later."""
-    if not sweeper._target_.endswith(".BasicSweeper"):
-        return None
-    n_jobs = 1
-    for override in overrides:
-        if override.is_sweep_override() and not override.is_discrete_sweep():
-            raise UserError(
-                f"{override.input_line} needs a sweeper that draws values: add hydra/sweeper=optuna"
-            )
-        if isinstance(override.value(), Glob):
-            return None
-        if override.is_sweep_override():
-            n_jobs *= len(list(override.sweep_string_iterator()))
-        if not n_jobs:
-            raise UserError(f"{override.input_line} has no values: give it some")
-    return n_jobs
-
-
-def _hydra_arguments(
-    command_line: cli.CommandLine, folder: Path, replaced: tuple[str, ...] = ()
-) -> list[str]:
-    replaced = ("hydra.sweep.dir=", *replaced)
-    settings = [s for s in command_line.settings if not s.startswith(replaced)]
-    fixed = [f"hydra.sweep.dir={quote(str(folder))}", "hydra.mode=MULTIRUN"]  # over any preset's
-    return [*settings, *fixed, *command_line.options]
-
-
-def preview_jobs(command_line: cli.CommandLine, constant_keys: Sequence[str], train: Train) -> None:
+def preview_jobs(jobs: Iterable[cli.Job], train: Train) -> None:
     """Print the size and cost of each job of a sweep; exit with status 1 if a job cannot work."""
     has_failed = False
-
-    def preview_job(cfg: DictConfig) -> None:
-        nonlocal has_failed
-        job, output = _read_job(cfg, constant_keys), io.StringIO()
-        title = _title(job, None)
+    for number, job in enumerate(jobs, 1):
+        title, output = name_job(f"{number}", job), io.StringIO()
         try:
             with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
                 train(job)
@@ -301,11 +307,6 @@ def preview_jobs(command_line: cli.CommandLine, constant_keys: Sequence[str], tr
         except Exception as e:
             has_failed = True
             print_stderr(f"{title}  error: {explain_error(e) or error_sentence(e)}")
-
-    with TemporaryDirectory() as folder:  # Hydra writes into a sweep's folder
-        launcher = ("hydra/launcher=", "hydra.launcher.")  # a cluster is not needed
-        arguments = _hydra_arguments(command_line, Path(folder), launcher)
-        cli.run_hydra(preview_job, ["hydra/launcher=basic", *arguments])
     if has_failed:
         sys.exit(1)
 
@@ -313,7 +314,7 @@ def preview_jobs(command_line: cli.CommandLine, constant_keys: Sequence[str], tr
 # --- one job --------------------------------------------------------------------------------------
 
 
-def run_job(cfg: DictConfig, plan: SweepPlan) -> float | None:
+def run_job(overrides: Sequence[str], plan: SweepPlan) -> float | None:
     """Train one job of a sweep in its own folder, or continue it, and return its best loss.
 
     The job's output goes to log.txt in its folder; the terminal gets one line. The result is None
@@ -321,75 +322,92 @@ def run_job(cfg: DictConfig, plan: SweepPlan) -> float | None:
     """
     os.chdir(plan.start_folder)  # Hydra (hydra.job.chdir) or a launcher may have left it
     replace_unprintable_characters()  # in the process that a launcher has started
-    job = _read_job(cfg, plan.constant_keys)
-    title = _title(job, plan.n_jobs)
-    request = _request(job)
-    job = place_job(plan.folder, job)
-    path = Path(str(job.config.run_dir))
-    overrides = [override for override in job.overrides if not override.startswith("resume=")]
-    if plan.config_dir:
-        overrides.insert(0, f"--config-dir={plan.config_dir}")
+    job = plan.jobs.get(tuple(overrides))
+    job = job or _compose_job(overrides, plan.config_dir, plan.swept)
+    number = HydraConfig.get().job.num + 1
+    title = name_job(f"{number}/{len(plan.jobs)}" if plan.jobs else f"{number}", job)
+    path = find_job_folder(plan.folder, job)
     print_line, start = printer(Terminal(file=sys.stdout)), time.time()
 
     loss, failure = nan, ""
-    notes: list[str] = []
-    last_start = _last_start(path)
     try:
         path.mkdir(parents=True, exist_ok=True)
-        with FileLock(path / JOB_LOCK):  # an equal job that runs in parallel waits here
-            if not _is_requested(path):
-                write_request(path, overrides, request)
-            job = plan.configure(job, log=notes.append)
+        with (
+            FileLock(path / JOB_LOCK),  # an equal job that runs in parallel waits here
+            wandb_group(plan.folder.name),
+            (path / LOG_FILE).open("a", encoding="utf-8") as log_file,
+            contextlib.redirect_stdout(log_file),
+            contextlib.redirect_stderr(log_file),
+        ):
+            ready = prepare_job(job, path, plan)
             print_line(title)
-            with (
-                wandb_group(plan.folder.name),
-                (path / "log.txt").open("a", encoding="utf-8") as log_file,
-                contextlib.redirect_stdout(log_file),
-                contextlib.redirect_stderr(log_file),
-            ):
-                for note in notes:
-                    print(note)
-                loss = plan.train(job)
+            loss = plan.train(ready)
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as e:  # a panic of a library in Rust is not an Exception
         explanation = explain_error(e)
         failure = explanation or error_sentence(e)
         if explanation is None:  # a bug
-            with contextlib.suppress(OSError), (path / "log.txt").open("a") as log_file:
+            with contextlib.suppress(OSError), (path / LOG_FILE).open("a") as log_file:
                 traceback.print_exception(e, file=log_file)
         print_stderr(printable(f"{title}  failed: {failure}", one_line=True))
 
     gc.collect()  # reference cycles of the job may hold its model
     with contextlib.suppress(UserError, OSError):  # the summary at the end reports it again
-        if not failure:
-            (path / FAILURE).unlink(missing_ok=True)
-        elif last_start and _last_start(path) == last_start:  # refused before it could go on
-            with (plan.folder / REFUSALS).open("a", encoding="utf-8", errors="replace") as file:
-                file.write(f"{path.name}: {failure}\n")
-        else:
+        if failure:
             (path / FAILURE).write_text(failure, encoding="utf-8", errors="backslashreplace")
+        else:
+            (path / FAILURE).unlink(missing_ok=True)
         summarize(plan.folder)
         if not failure:
             print_line(f"{title}  {loss:.4f} val/loss  {time.time() - start:.0f} s")
     return loss if isfinite(loss) else None
 
 
-def _read_job(cfg: DictConfig, constant_keys: Sequence[str]) -> cli.Job:
-    job = cli.Job(OmegaConf.to_object(cfg), list(HydraConfig.get().overrides.task))
-    return replace(job, swept=[key for key in job.keys if key not in constant_keys])
+def prepare_job(job: cli.Job, path: Path, plan: SweepPlan) -> cli.Job:
+    """Configure a job that begins, continues or is finished in its folder, and record it there.
+
+    Raises:
+        UserError: If it cannot work, or what is in the folder is not of its text or its length.
+    """
+    steps_taken = max(saved_steps(path), default=0)
+    if not steps_taken:
+        write_record(path, record_job(job, plan.config_dir))
+    configured = plan.configure(place_job(plan.folder, job))
+    record, text = read_record(path), hash_text(configured.config)
+    max_steps = job.config.max_steps
+    if steps_taken and text != record.text:
+        state = "began" if steps_taken < record.schedule[-1][1] else "is finished"
+        raise UserError(
+            f"it {state} on another text than that of now: restore the text, or train on this one "
+            "with another hydra.sweep.dir"
+        )
+    if max_steps < steps_taken:
+        raise UserError(
+            f"it has taken {pluralize(steps_taken, 'step')}, more than max_steps={max_steps}: "
+            "use at least as many, or another hydra.sweep.dir"
+        )
+    write_record(path, replace(record.continued(steps_taken, max_steps), text=text))
+    return configured
 
 
-def _swept_settings(job: cli.Job) -> dict[str, str]:
-    settings = format_settings(job.config)
-    values = {key: override.partition("=")[2] for key, override in zip(job.keys, job.overrides)}
-    return {key: settings.get(key, values[key]) for key in job.swept}
+def hash_text(config: Config) -> str:
+    """Return the hash of a job's text, which its tokenizer does not change; "" if generated."""
+    if config.data.source == "synthetic":
+        return ""
+    return corpus_fingerprint(open_corpus(config.data), TokenizerConfig())
 
 
-def _title(job: cli.Job, n_jobs: int | None) -> str:
-    number = HydraConfig.get().job.num + 1
-    position = f"{number}/{n_jobs}" if n_jobs else f"{number}"
-    return printable(f"{position}  {name_settings(_swept_settings(job))}", one_line=True)
+def name_job(number: str, job: cli.Job) -> str:
+    """Return the number and the swept settings of a job for the terminal."""
+    return printable(f"{number}  {name_settings(_typed_settings(job, job.swept))}", one_line=True)
+
+
+def _typed_settings(job: cli.Job, keys: Sequence[str]) -> dict[str, str]:
+    """Return settings by their keys, as they were composed; presets as they were typed."""
+    typed = {key: override.partition("=")[2] for key, override in zip(job.keys, job.overrides)}
+    settings = typed | format_settings(job.config)
+    return {key: settings[key] for key in keys}
 
 
 @contextlib.contextmanager
@@ -405,67 +423,73 @@ def wandb_group(name: str) -> Iterator[None]:
             os.environ["WANDB_RUN_GROUP"] = previous
 
 
+# --- what a job is --------------------------------------------------------------------------------
+
+
+def hash_row(job: cli.Job) -> str:
+    """Return the hash of what was composed for a job, without its seed and what is of a command.
+
+    `max_steps` counts only if it is swept, so that a longer sweep continues the jobs.
+    """
+    ignored = {*PER_COMMAND, "seed"} | ({"max_steps"} - {*job.swept})
+    settings = {
+        key: value
+        for key, value in format_settings(absolute_paths(job.config)).items()
+        if key not in ignored and not key.startswith("wandb.")
+    }
+    return _hash(settings)
+
+
+def hash_job(job: cli.Job) -> str:
+    """Return the hash of what was composed for a job: jobs with the same hash are one job."""
+    return _hash([hash_row(job), job.config.seed])
+
+
+def _hash(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:HASH_DIGITS]
+
+
+def record_job(job: cli.Job, config_dir: str | None) -> JobRecord:
+    """Return the record of a job that has not begun; its paths are absolute."""
+    presets = {"--config-dir": config_dir} if config_dir else {}
+    keys = [key for key in job.keys if key != "resume"]
+    absolute = replace(job, config=absolute_paths(job.config))
+    return JobRecord(hash_row(job), job.config.seed, presets | _typed_settings(absolute, keys))
+
+
 # --- the sweep's folder ---------------------------------------------------------------------------
 
 
 def place_job(folder: Path | None, job: cli.Job) -> cli.Job:
     """Return the job with its folder in that of the sweep, in which it starts or continues.
 
-    In a sweep that has no folder yet, it starts.
+    In a sweep that has no folder yet, it starts. Its number of steps is that of this call.
     """
     if folder is None:
         return replace(job, config=replace(job.config, resume=False))
-    path = find_job_folder(folder, identify(_request(job), job.keys), _swept_settings(job))
-    return replace(job, config=replace(job.config, run_dir=str(path), resume="auto"))
+    path = find_job_folder(folder, job)
+    config = replace(job.config, run_dir=str(path), resume="auto")
+    length = [] if "max_steps" in job.keys else [f"max_steps={config.max_steps}"]
+    return replace(job, config=config, overrides=[*job.overrides, *length])
 
 
-def _request(job: cli.Job) -> Config:
-    return fit_to_overrides(job.config, job.keys, log=lambda line: None)
+def find_job_folder(folder: Path, job: cli.Job) -> Path:
+    """Return the folder of a job, whose name ends with its hash: the one that it has, or a new one.
 
-
-def _is_requested(path: Path) -> bool:
-    """Return whether a folder holds the request of a job, in files that are not damaged."""
-    with contextlib.suppress(UserError, OSError):
-        read_request(path)
-        return True
-    return False
-
-
-def _last_start(path: Path) -> int:
-    """Return when a job last began to train or continued, in ns; 0 if it never did."""
-    config = path / CONFIG_FILE  # which the run writes when nothing can refuse it any more
-    return config.stat().st_mtime_ns if exists(config) else 0
-
-
-def find_job_folder(folder: Path, wanted: dict[str, str], swept: dict[str, str]) -> Path:
-    """Return the folder of the job with this identity: the one that it has, or a new one.
-
-    A job whose `max_steps` alone is different is continued, unless the sweep compares several.
+    The name begins with the swept settings, in which two calls may differ.
     """
-    names, other_lengths = [], []
-    for path in job_folders(folder):
-        with contextlib.suppress(UserError):  # one that cannot be read is no match
-            identity = read_request(path).identity
-            names.append(path.name)
-            if identity == wanted:
-                return path
-            if identity | {"max_steps": wanted["max_steps"]} == wanted:
-                other_lengths.append(path)
-    if len(other_lengths) == 1 and "max_steps" not in swept:
-        return other_lengths[0]
-    name = job_name(swept)
-    return folder / (name if name not in names else _with_hash(name, str(wanted)))
+    ending = f"_{hash_job(job)}"
+    for path in list_folder(folder):
+        if path.name.endswith(ending) and is_folder(path):
+            return path
+    settings = _typed_settings(job, job.swept)
+    name = ",".join(f"{key}={settings[key]}" for key in sorted(settings)) or "job"
+    return folder / f"{name_part(name)}{ending}"
 
 
-def job_name(settings: dict[str, str]) -> str:
-    """Return the folder name of a job, which does not depend on the order of its settings."""
-    full = ",".join(f"{key}={settings[key]}" for key in sorted(settings)) or "job"
-    name = re.sub(r"[^\w.,=+-]", "_", full, flags=re.ASCII)[:MAX_JOB_NAME]
-    return name if name == full else _with_hash(name, full)
-
-
-def _with_hash(name: str, text: str) -> str:
-    return f"{name}_{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+def name_part(text: str) -> str:
+    """Return a text as it can be in the name of a folder."""
+    return re.sub(r"[^\w.,=+-]", "_", text, flags=re.ASCII)[:MAX_JOB_NAME]
 
 
 def find_sweep(typed: str, resume: bool) -> Path | None:
@@ -477,7 +501,8 @@ def find_sweep(typed: str, resume: bool) -> Path | None:
     others = [path for path in list_folder(folder) if not _may_precede_first_job(path)]
     if others and not is_sweep(folder):
         raise UserError(
-            f"hydra.sweep.dir={folder} is not empty and holds no sweep: choose another folder"
+            f"hydra.sweep.dir={folder} is not empty and holds no sweep of this version of "
+            "GlassGPT: choose another folder"
         )
     if is_sweep(folder) and not resume:
         raise UserError(
@@ -487,21 +512,15 @@ def find_sweep(typed: str, resume: bool) -> Path | None:
     return folder
 
 
-def _take_refusals(folder: Path) -> list[str]:
-    """Return the jobs of this call that were refused, with the reasons, and remove their file."""
-    path = folder / REFUSALS
-    if not exists(path):
-        return []
-    refusals = path.read_text(encoding="utf-8").splitlines()
-    path.unlink()
-    return refusals
-
-
 def _may_precede_first_job(path: Path) -> bool:
     """Return whether a sweep that was killed before its first job was recorded may leave a path."""
     if not is_folder(path):
         return path.name == "multirun.yaml"  # Hydra's
-    return {inside.name for inside in list_folder(path)} <= {JOB_LOCK, Path(OVERRIDES).parts[0]}
+    return {inside.name for inside in list_folder(path)} <= {
+        JOB_LOCK,
+        LOG_FILE,
+        f".{JOB_FILE}.part",
+    }
 
 
 def summarize(folder: Path) -> list[Run]:

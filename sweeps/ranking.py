@@ -71,9 +71,9 @@ class Ranking:
 
         The rules of a generated text come from the seed, in which compared runs may differ.
         """
-        configs = self._trained_configs
-        texts = {astuple(config.data) for config in configs}
-        seeds = {config.seed for config in configs if config.data.source == "synthetic"}
+        trained = [(run.config, run.record.text) for run in self.runs if run.config and run.rows]
+        texts = {(astuple(config.data), text) for config, text in trained}
+        seeds = {config.seed for config, _ in trained if config.data.source == "synthetic"}
         return len(texts) > 1 or (self.compares_runs and len(seeds) > 1)
 
     @property
@@ -91,7 +91,9 @@ class Ranking:
             settings = dict(run.settings)
             if not self.compares_runs:
                 settings.pop("seed", None)
-            variant = variants.setdefault(tuple(sorted(settings.items())), Variant(settings, []))
+            variant = variants.setdefault(
+                (run.row, *sorted(settings.items())), Variant(settings, [])
+            )
             variant.runs.append(run)
 
         def order(variant: Variant) -> tuple:
@@ -103,8 +105,9 @@ class Ranking:
 
     @property
     def lacks_error_estimate(self) -> bool:
-        """True if there are several variants, and none has two finished runs."""
-        return len(self.variants) > 1 and all(len(v.finished) < 2 for v in self.variants)
+        """True if one of the two best variants has a single finished run."""
+        best_two = self.variants[:2]
+        return len(best_two) > 1 and any(len(variant.finished) == 1 for variant in best_two)
 
     @cached_property
     def best_run(self) -> Run | None:
@@ -147,11 +150,17 @@ def shorten_number(value: str) -> str:
     return value
 
 
-def reproduce_command(run: Run) -> str:
-    """Return the shell command that trains this run again, without settings for other jobs."""
+def reproduce_command(run: Run) -> str | None:
+    """Return the shell command that trains this run again, without settings for other jobs.
+
+    None if it would not reproduce the run: another `max_steps` has continued it, or its text may
+    have changed.
+    """
+    if len(run.record.schedule) != 1 or run.failure:
+        return None
     settings = [
         f"{key}={value}"
-        for key, value in run.overrides.items()
+        for key, value in run.record.settings.items()
         if key != "sweep" and not (key in run.all_settings and explain_unused(run.config, key))
     ]
     return shell_command(["python", "train.py", *settings])

@@ -1,44 +1,55 @@
 """Read runs from their folders: the jobs of a sweep, and any others. Does not import torch."""
 
+import json
 from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, lru_cache
-from operator import attrgetter
 from pathlib import Path
 
-import yaml
-
-from cli.config_file import PER_COMMAND, absolute_paths, config_yaml, parse_config, read_config
-from cli.continuation import LOWERED_BY_FINE_TUNING
+from cli.config_file import PER_COMMAND, read_config
 from common.checkpoints import CONFIG_FILE
 from common.errors import UserError
-from common.files import atomic_write, exists, is_folder, list_folder
+from common.files import atomic_write, exists, is_folder, list_folder, read_json_object
 from common.metrics import METRICS, read_rows
-from common.settings import explain_unused, format_value, iterate_settings
+from common.settings import format_value, iterate_settings
 from common.terminal import error_sentence, explain_error
 from config import Config
 from sweeps.figures import summarize_run
 
-# In a job's folder, as Hydra names them: the settings that were typed, and the configuration that
-# they make, in which nothing is resolved that depends on the machine or the text.
-OVERRIDES = ".hydra/overrides.yaml"
-REQUEST = ".hydra/config.yaml"
-FAILURE = "failure.txt"  # in a job's folder: why its last attempt failed
+JOB_FILE = "job.json"  # in a job's folder: its record
+FAILURE = "failure.txt"  # in a job's folder: why its last attempt failed or was refused
 # A pseudo-setting of compared runs: the name of each, so that each is a variant of its own.
 RUN = "run"
 # Settings whose differences do not distinguish jobs: of the command, and of a sweep's presets.
 NO_COLUMNS = (*PER_COMMAND, "sweep", "--config-dir")
-NOT_OF_JOB = (*PER_COMMAND, "wandb.")
-# Settings that may be null → the property with the value that null stands for.
-VALUES_OF_NULL = {
-    "model.n_kv_head": "model.kv_heads",
-    "model.head_dim": "model.key_dim",
-    "model.value_head_dim": "model.value_dim",
-    "model.mlp_hidden": "model.hidden_dim",
-    "model.ngram_size": "model.ngram_dim",
-    "data.symbols": "data.num_symbols",
-}
+SHOWN_HASH_DIGITS = 8
+
+
+@dataclass(frozen=True)
+class JobRecord:
+    """What a sweep records of a job when it starts."""
+
+    row: str = ""  # hash of its settings without the seed; "" of a run outside of a sweep
+    seed: int = 0
+    settings: dict[str, str] = field(default_factory=dict)  # everything typed
+    # The step from which each max_steps has counted: more than one if the job was extended.
+    schedule: list[tuple[int, int]] = field(default_factory=list)
+    text: str = ""  # hash of its text; "" if it is generated
+
+    def continued(self, steps_taken: int, max_steps: int) -> "JobRecord":
+        """Return the record of the job when it goes on to `max_steps`."""
+        schedule = [(first, steps) for first, steps in self.schedule if first < steps_taken]
+        if not schedule or schedule[-1][1] != max_steps:
+            schedule.append((steps_taken, max_steps))
+        return replace(self, schedule=schedule)
+
+    @property
+    def length(self) -> str:
+        """Its number of steps: 6, or if it was extended, 6, then 12 from step 6."""
+        return ", then ".join(
+            f"{max_steps} from step {first}" if first else f"{max_steps}"
+            for first, max_steps in self.schedule
+        )
 
 
 @dataclass(frozen=True)
@@ -49,16 +60,21 @@ class Run:
     # In a sweep: the typed settings in which its jobs differ, such as model.n_kv_head → 2. If runs
     # are compared: the run's name under `RUN`, and all differing settings.
     settings: dict[str, str]
-    overrides: dict[str, str]  # everything typed
+    record: JobRecord  # of a sweep; empty for other runs
     config: Config | None  # resolved; None before it trained
     rows: list[dict]  # rows of metrics.jsonl
     status: str  # finished, failed (in its last attempt), or unfinished (stopped or still running)
-    failure: str  # why its last attempt failed, in one line; "" if it did not
+    failure: str  # why its last attempt failed or was refused, in one line; "" if neither
 
     @property
     def name(self) -> str:
         """The name of its folder, or the path that tells it from other compared runs."""
         return self.settings.get(RUN, self.path.name)
+
+    @property
+    def row(self) -> tuple[str, str, str]:
+        """What the runs in a row of a sweep's table share: settings, text and number of steps."""
+        return self.record.row, self.record.text, self.record.length
 
     @property
     def steps(self) -> int:
@@ -78,26 +94,23 @@ class Run:
 
 def read_run(path: Path) -> Run:
     """Read a run from its folder. If its files cannot be read, it has failed for that reason."""
-    overrides: dict[str, str] = {}
-    config, rows, failure = None, [], ""
+    record, config, rows, failure = JobRecord(), None, [], ""
     try:
         if exists(path / FAILURE):
             failure = (path / FAILURE).read_text(encoding="utf-8", errors="replace")
-        if exists(path / OVERRIDES):
-            overrides = read_request(path).typed
+        if exists(path / JOB_FILE):
+            record = read_record(path)
         if exists(path / CONFIG_FILE):
-            config = _read_run_config(path)
+            config = _read_config(path / CONFIG_FILE, (path / CONFIG_FILE).stat().st_mtime_ns)
         rows = read_rows(path / METRICS)
     except (UserError, OSError) as e:
         failure = explain_error(e) or error_sentence(e)
     status = "failed" if failure else "unfinished"
-    if config is not None and rows and rows[-1]["step"] >= config.max_steps:
-        status = "finished"
-    return Run(path, {}, overrides, config, rows, status, failure)
-
-
-def _read_run_config(path: Path) -> Config:
-    return _read_config(path / CONFIG_FILE, (path / CONFIG_FILE).stat().st_mtime_ns)
+    if config is not None and rows:
+        max_steps = record.schedule[-1][1] if record.schedule else config.max_steps
+        if rows[-1]["step"] >= max_steps:
+            status = "finished"
+    return Run(path, {}, record, config, rows, status, failure)
 
 
 @lru_cache(maxsize=1000)
@@ -114,82 +127,27 @@ def format_settings(config: Config) -> dict[str, str]:
 # --- sweeps ---------------------------------------------------------------------------------------
 
 
-def write_request(path: Path, overrides: Sequence[str], config: Config) -> None:
-    """Write what was typed for a job, and the configuration that it makes."""
-    (path / OVERRIDES).parent.mkdir(exist_ok=True)
-    texts = {REQUEST: config_yaml(config), OVERRIDES: yaml.safe_dump(list(overrides))}
-    for name, text in texts.items():
-        with atomic_write(path / name) as part:
-            part.write_text(text, encoding="utf-8")
+def write_record(path: Path, record: JobRecord) -> None:
+    """Write the record of a job into its folder."""
+    with atomic_write(path / JOB_FILE) as part:
+        part.write_text(json.dumps(asdict(record), indent=1), encoding="utf-8")
 
 
-@dataclass(frozen=True)
-class Request:
-    """The request for a job: its typed settings, and the configuration that they make."""
-
-    typed: dict[str, str]  # settings by their keys; those of presets as typed
-    config: Config
-    identity: dict[str, str]
-
-
-def read_request(path: Path) -> Request:
-    """Return what was requested of a job, with the `max_steps` to which its run was extended.
-
-    Raises:
-        UserError: If the files of the request are damaged.
-    """
-    request = _read_request(path, (path / OVERRIDES).stat().st_mtime_ns)
-    steps = request.config.max_steps
-    with suppress(UserError, OSError):  # it has not trained yet, or is damaged
-        steps = _read_run_config(path).max_steps
-    if steps == request.config.max_steps:
-        return request
-    config = replace(request.config, max_steps=steps)
-    extended = {"max_steps": format_value(steps)}
-    return Request(request.typed | extended, config, request.identity | extended)
-
-
-@lru_cache(maxsize=1000)
-def _read_request(path: Path, modified_ns: int) -> Request:
+def read_record(path: Path) -> JobRecord:
+    """Read the record of a job from its folder."""
     try:
-        overrides = yaml.safe_load((path / OVERRIDES).read_text(encoding="utf-8"))
-        config = parse_config((path / REQUEST).read_text(encoding="utf-8"))
-        typed = [override.partition("=") for override in overrides]
-    except Exception as e:  # a damaged file raises errors of many types
+        content = read_json_object(path / JOB_FILE)
+        content["schedule"] = [(int(first), int(steps)) for first, steps in content["schedule"]]
+        return JobRecord(**content)
+    except (ValueError, KeyError, TypeError) as e:
         raise UserError(
-            f"{path / '.hydra'} cannot be read ({error_sentence(e)}): remove this job"
+            f"{path / JOB_FILE} cannot be read ({error_sentence(e)}): remove this job"
         ) from None
-    settings = format_settings(config)
-    return Request(
-        {key: settings.get(key, value) for key, _, value in typed},
-        config,
-        identify(config, [key for key, _, _ in typed]),
-    )
-
-
-def identify(config: Config, typed_keys: Sequence[str]) -> dict[str, str]:
-    """Return the settings that identify a job, independent of how they were typed.
-
-    Settings without effect are left out, and a null is replaced by what it stands for.
-    """
-    config = absolute_paths(config)
-    for key, effective in VALUES_OF_NULL.items():
-        config = config.with_value(key, attrgetter(effective)(config))
-    settings = {
-        key: value
-        for key, value in format_settings(config).items()
-        if not key.startswith(NOT_OF_JOB) and not explain_unused(config, key)
-    }
-    if config.init_from:
-        for key in LOWERED_BY_FINE_TUNING:
-            if key in settings and key not in typed_keys:
-                settings[key] += " before fine-tuning"
-    return settings
 
 
 def job_folders(folder: Path) -> list[Path]:
     """Return the folders of a sweep's jobs, sorted by their names."""
-    return [p for p in list_folder(folder) if is_folder(p) and exists(p / OVERRIDES)]
+    return [p for p in list_folder(folder) if is_folder(p) and exists(p / JOB_FILE)]
 
 
 def is_sweep(folder: Path) -> bool:
@@ -208,41 +166,44 @@ def require_sweep(folder: Path) -> None:
 def read_sweep(folder: Path) -> list[Run]:
     """Read the runs of a sweep, sorted by the names of their folders.
 
-    Jobs with the same settings, such as copies of a folder, count once. Runs that differ only by
-    the seed have the same values of all other settings, however they were typed.
+    Copies of a job count once. A row of the table holds runs that differ only by the seed, of one
+    text and one number of steps: they have the same values of all settings, however typed.
     """
     require_sweep(folder)
-    requests: dict[Path, Request] = {}
     distinct: dict[object, Run] = {}
     for path in job_folders(folder):
-        run, identity = read_run(path), object()
-        with suppress(UserError):  # an unreadable job is no duplicate
-            requests[path] = read_request(path)
-            identity = frozenset(requests[path].identity.items())
+        run = read_run(path)
+        identity = (run.record.row, run.record.seed) if run.record.row else path
         other = distinct.setdefault(identity, run)
         if (run.status == "finished", run.steps) > (other.status == "finished", other.steps):
             distinct[identity] = run
     runs = list(distinct.values())
 
-    typed = dict.fromkeys(key for run in runs for key in run.overrides if key not in NO_COLUMNS)
-    variants: dict[frozenset, dict[str, str]] = {}
-    values: dict[Path, dict[str, str]] = {}
-    for run in runs:
-        if request := requests.get(run.path):
-            settings = format_settings(request.config) | request.typed
-            settings["tokenizer.vocab_size"] = _vocab_size(request.config, run.config)
-            shown = {key: settings.get(key, "") for key in typed}
-            variant = frozenset(item for item in request.identity.items() if item[0] != "seed")
-            values[run.path] = variants.setdefault(variant, shown) | {"seed": settings["seed"]}
-    keys = [key for key in typed if len({shown[key] for shown in values.values()}) > 1]
-    return [
-        replace(run, settings={key: values.get(run.path, {}).get(key, "") for key in keys})
+    typed = (key for run in runs for key in run.record.settings)
+    columns = [key for key in dict.fromkeys([*typed, "max_steps", "text"]) if key not in NO_COLUMNS]
+    texts = {run.row[:2] for run in runs if run.record.schedule}
+    if len(texts) == len({row for row, _ in texts}):  # the same text in all calls
+        columns.remove("text")
+    rows: dict[tuple, dict[str, str]] = {}
+    values = [
+        rows.setdefault(run.row, _shown_settings(run, columns)) | {"seed": str(run.record.seed)}
         for run in runs
+    ]
+    keys = [key for key in columns if len({shown[key] for shown in values if key in shown}) > 1]
+    return [
+        replace(run, settings={key: shown.get(key, "") for key in keys})
+        for run, shown in zip(runs, values)
     ]
 
 
-def _vocab_size(requested: Config, trained: Config | None) -> str:
-    """Return the requested vocabulary size, after the real one if a short text has too few."""
-    wanted, size = requested.tokenizer.vocab_size, trained and trained.model.vocab_size
-    is_smaller = wanted and size and size < wanted
-    return f"{size} of {wanted}" if is_smaller else format_value(wanted)
+def _shown_settings(run: Run, columns: Sequence[str]) -> dict[str, str]:
+    """Return the values of a run in the columns of the table, as far as they are known."""
+    settings = run.all_settings | run.record.settings
+    wanted = settings.get("tokenizer.vocab_size", "null")
+    size = run.config and run.config.model.vocab_size
+    if size and wanted != "null" and size < int(wanted):  # the text is too short
+        settings["tokenizer.vocab_size"] = f"{size} of {wanted}"
+    if run.record.schedule:
+        settings |= {"max_steps": run.record.length, "text": run.record.text[:SHOWN_HASH_DIGITS]}
+    # Presets are known only where they are typed: the same settings may have been typed elsewhere.
+    return {key: settings.get(key, "") for key in columns if run.config or key in settings}

@@ -165,7 +165,11 @@ def _footer(folder: Path, ranking: Ranking) -> list[tuple[str, str]]:
         lines.append(("note", "the texts differ, so the losses are not compared"))
     if ranking.best_run:
         lines += conclusion(ranking)
-    lines += [("failed", f"{run.name}: {run.failure}") for run in runs if run.failure]
+    lines += [
+        ("refused" if run.status == "finished" else "failed", f"{run.name}: {run.failure}")
+        for run in runs
+        if run.failure
+    ]
     if is_of_sweep:
         lines += [
             ("unfinished", f"{run.name}: {pluralize(run.steps, 'step')}")
@@ -180,8 +184,9 @@ def _footer(folder: Path, ranking: Ranking) -> list[tuple[str, str]]:
         lines += [
             ("best run", f"python explore.py run_dir={run_dir}"),
             ("", f"python sample.py run_dir={run_dir}"),
-            ("reproduce", reproduce_command(ranking.best_run)),
         ]
+        if command := reproduce_command(ranking.best_run):
+            lines.append(("reproduce", command))
     return lines
 
 

@@ -10,17 +10,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import yaml
 from safetensors.numpy import save_file
 
-from cli.command_line import SETTINGS
 from cli.config_file import config_yaml
 from common.metrics import read_rows
 from config import Config, GPTConfig, TokenizerConfig, WandbConfig
 from glass.page import pack
 from glass.page.embedded_model import EmbeddedModel
-from sweeps.jobs import job_name
-from sweeps.runs import FAILURE, write_request
+from sweeps.jobs import name_part
+from sweeps.runs import FAILURE, JobRecord, write_record
 
 HOSTILE = [
     "</script><script>window.hacked=1</script>",
@@ -180,16 +178,6 @@ def make_explained(folder: Path, words=None, **more) -> Path:
 # A sweep's folder, made up
 
 
-def note_job(run: Path, overrides: dict) -> None:
-    """Write what a sweep notes of a job: its typed settings, and a configuration with them."""
-    config = Config(model=GPTConfig(vocab_size=65))
-    for key, text in overrides.items():
-        if key in SETTINGS:
-            is_text = SETTINGS[key].type in (str, str | None)
-            config = config.with_value(key, text if is_text else yaml.safe_load(text))
-    write_request(run, [f"{key}={value}" for key, value in overrides.items()], config)
-
-
 def fail_job(run: Path, reason: str) -> None:
     (run / FAILURE).write_text(reason)
 
@@ -212,17 +200,22 @@ def make_job(
 ) -> Path:
     """A job with these settings whose validation loss falls from 4 to `final`; None: it never had
     one."""
-    run = folder / job_name(settings)
+    name = ",".join(f"{key}={value}" for key, value in settings.items())
+    run = folder / f"{name_part(name)}_{zlib.crc32(name.encode(errors='replace')):08x}"
     run.mkdir(parents=True)
-    note_job(run, {"max_steps": "20", **settings})
+    settings = {"max_steps": "20", **settings}
+    row = str({key: value for key, value in settings.items() if key != "seed"})
+    record = JobRecord(row, int(settings.get("seed", 1)), settings)
     if final is None:
+        write_record(run, record)
         return run
+    write_record(run, record.continued(0, int(settings["max_steps"])))
     model = GPTConfig(
         vocab_size=vocab, n_layer=L, n_head=H, n_kv_head=groups, block_size=T, n_embd=8 * H
     )
     config = Config(
         model=model,
-        max_steps=int(settings.get("max_steps", 20)),
+        max_steps=int(settings["max_steps"]),
         seed=int(settings.get("seed", 1)),
         precision="fp32",
         tokenizer=TokenizerConfig(name="char"),

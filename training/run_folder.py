@@ -25,7 +25,8 @@ LOST_LOCK_SECONDS = 120
 ALLOWED_BEFORE_START = {
     ".lock",
     ".config.yaml.part",
-    ".hydra",
+    "job.json",
+    ".job.json.part",
     ".job.lock",
     "failure.txt",
     "log.txt",

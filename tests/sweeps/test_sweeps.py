@@ -8,22 +8,21 @@ import shutil
 import signal
 import subprocess
 import sys
+from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from itertools import product
 from math import inf, nan
-from operator import attrgetter
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
 from conftest import ROOT, TINY, soak
-from hydra import compose, initialize_config_dir
-from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
-from hydra.core.global_hydra import GlobalHydra
-from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.hydra import Hydra
+from hydra._internal.utils import create_config_search_path
 from hydra.core.override_parser.types import Override
-from omegaconf import OmegaConf
 from pages import make_job
 from processes import Process, rows, rows_without_times, run_to_end
 from processes import run as command_line
@@ -33,7 +32,6 @@ import cli
 import train
 from cli.command_line import CONFIGS, parse_command_line
 from cli.config_file import read_config
-from cli.job import fit_to_overrides
 from common.errors import UserError
 from common.text import format_magnitude
 from config import Config, GPTConfig, TokenizerConfig
@@ -43,7 +41,7 @@ from sweeps import jobs as sweep_jobs
 from sweeps import page as sweep_page
 from sweeps.figures import kv_cache_bytes
 from sweeps.ranking import Ranking, reproduce_command
-from sweeps.runs import Run, identify, read_run, read_sweep
+from sweeps.runs import JobRecord, Run, read_record, read_run, read_sweep, write_record
 from sweeps.table import figure_names, print_sweep, write_csv
 from variants import build_model
 
@@ -92,6 +90,17 @@ def copy(swept, tmp_path) -> Path:
     return Path(shutil.copytree(swept, tmp_path / "sweep"))
 
 
+def overrides_of(*argv: str) -> list[Override]:
+    """The settings typed, and those that a sweep's preset adds."""
+    loader = sweep_jobs.JobLoader(create_config_search_path(str(CONFIGS)))
+    return sweep_jobs.sweep_settings(parse_command_line(["-m", *argv]), loader)[1]
+
+
+def compose(*argv: str) -> list[cli.Job]:
+    """Compose the jobs of a sweep."""
+    return list(sweep_jobs.compose_jobs(overrides_of(*argv), None, is_grid=True))
+
+
 # --- a sweep's folder -----------------------------------------------------------------------------
 
 
@@ -100,8 +109,8 @@ def test_each_job_has_its_own_folder_and_a_failed_job_does_not_stop_the_others(s
     assert len(runs) == 6
     for run in runs:
         heads, seed = run.settings["model.n_kv_head"], run.settings["seed"]
-        assert run.path.name == f"model.n_kv_head={heads},seed={seed}"
-        assert run.overrides["max_steps"] == "4"
+        assert run.path.name.startswith(f"model.n_kv_head={heads},seed={seed}_")
+        assert run.record.settings["max_steps"] == "4"
         if heads == "3":
             assert (run.status, run.config, run.rows) == ("failed", None, [])
             assert "model.n_kv_head=3" in run.failure and "model.n_head=2" in run.failure
@@ -166,7 +175,7 @@ def test_the_summary_is_made_from_the_folder_alone_without_torch(copy, tmp_path)
     assert done.returncode == 0, done.stderr
     assert (copy / "sweep.csv").read_bytes() == before
     assert "n_kv_head" in done.stdout
-    assert re.search(r"^failed +model\.n_kv_head=3,seed=2: ", done.stdout, re.MULTILINE)
+    assert re.search(r"^failed +model\.n_kv_head=3,seed=2_\w+: ", done.stdout, re.MULTILINE)
 
 
 # --- jobs that fail or repeat ---------------------------------------------------------------------
@@ -192,7 +201,6 @@ def sweep(monkeypatch, tmp_path):
         returned: list[float | None] = []
         monkeypatch.setattr(sweep_jobs, "run_job", lambda *args: returned.append(run_job(*args)))
         monkeypatch.setattr(sys, "argv", ["train.py"])
-        GlobalHydra.instance().clear()
         configure = partial(cli.configure, read_model=read_starting_model)
         try:
             argv = ["-m", "hydra.sweep.dir=sweep", *argv]
@@ -205,7 +213,7 @@ def sweep(monkeypatch, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_job_without_a_loss_is_a_failed_trial(sweep):
+def test_a_job_without_a_loss_is_a_failed_trial(sweep, text_file):
     errors = UserError("wrong"), ZeroDivisionError(), OSError(28, "full"), Panic("in Rust")
     outcomes = dict(enumerate([1.5, nan, inf, *errors], 1))
 
@@ -216,98 +224,113 @@ def test_a_job_without_a_loss_is_a_failed_trial(sweep):
         return outcome
 
     seeds = ",".join(map(str, outcomes))
-    assert sweep(f"seed={seeds}", job=job) == (1, [1.5] + [None] * 6)
-    folders = [Path("sweep", f"seed={seed}") for seed in outcomes]
+    argv = [f"seed={seeds}", "data=text", f"data.path={text_file}"]
+    assert sweep(*argv, job=job) == (1, [1.5] + [None] * 6)
+    folders = [next(Path("sweep").glob(f"seed={seed}_*")) for seed in outcomes]
     assert [bool(read_run(path).failure) for path in folders] == [False] * 3 + [True] * 4
     has_traceback = ["Traceback" in (path / "log.txt").read_text() for path in folders[3:]]
     assert has_traceback == [False, True, False, True]  # of bugs only
-    sweep(f"seed={seeds}", "resume=auto", job=lambda job: 2.0)
+    sweep(*argv, "resume=auto", job=lambda job: 2.0)
     assert not any(read_run(path).failure for path in folders)
 
 
-JOB_SETTINGS = "optim.lr=1e-3", "eval.every=5", "seed=1,2"
+SAME = "optim.lr=1e-3", "eval.every=5", "seed=1,2"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("again", "are_same"),
     [
-        (["eval.every=5", "optim.lr=0.001", "seed=2,1"], True),  # typed otherwise, in another order
+        (["eval.every=5", "optim.lr=.001", "seed=range(1,3)"], True),  # typed otherwise
         (["seed=1,2", "eval.every=5", "optim.lr=.001,2e-3"], True),  # grows in another direction
-        (["seed=3,1,2", "eval.every=5", "optim.lr=1e-3", "model=default"], True),  # a preset's
-        ([*JOB_SETTINGS, "max_steps=99999", "wandb.mode=disabled"], True),  # continues them
-        ([*JOB_SETTINGS, "max_steps=99998,99999"], False),
-        (["optim.lr=1e-3", "eval.every=6", "seed=1,2"], False),
-        (["seed=range(1,3)", "optim.lr=choice(1e-3)", "eval.every=5"], True),
-        ([*JOB_SETTINGS, "model.head_dim=32"], True),  # what null stands for
-        ([*JOB_SETTINGS, "data=shakespeare", "data=stdlib"], True),  # the last value counts
-        ([*JOB_SETTINGS, "seed=1,1,2"], True),
-        ([*JOB_SETTINGS, "optim=adamw"], False),
-        (["optim.lr=2e-3", "eval.every=5", "seed=1,2"], False),
+        (["seed=1,2", "eval.every=5", "optim.lr=1e-3", "model=default"], True),  # a preset's
+        ([*SAME, "max_steps=99999", "wandb.mode=disabled", "resume=auto"], True),  # continues them
+        ([*SAME, "max_steps=99998,99999"], False),
+        ([*SAME, "model.n_kv_head=4"], False),  # what null stands for
+        (["seed=1,2", "eval.every=5", "optim.lr=2e-3"], False),
     ],
 )
-def test_a_job_is_its_settings_in_every_call(again, are_same, sweep):
-    jobs: list[cli.Job] = []
-    sweep(*JOB_SETTINGS, job=lambda job: jobs.append(job) or 1.0)
-    first = {job.config.run_dir for job in jobs}
-    sweep(*again, "resume=auto", job=lambda job: jobs.append(job) or 1.0)
-    folders = [job.config.run_dir for job in jobs[2:]]
+def test_a_job_is_what_was_composed_for_it(again, are_same):
+    first = {sweep_jobs.hash_job(job) for job in compose(*SAME)}
+    others = {sweep_jobs.hash_job(job) for job in compose(*again)}
     assert len(first) == 2
-    assert first <= {*folders} if are_same else not first & {*folders}
-    assert {job.config.resume for job in jobs} == {"auto"}
-    shutil.copytree(jobs[0].config.run_dir, "sweep/a copy")
-    assert len(read_sweep(Path("sweep"))) == len(first | {*folders})
+    assert first <= others if are_same else not first & others
 
 
-@pytest.mark.slow
-def test_settings_of_a_preset_and_the_same_typed_are_one_variant(sweep):
-    run, typed = partial(sweep, job=lambda job: 1.0), ["batch_size=12", "max_steps=400"]
-    run("seed=1", *typed)
-    run("seed=2", "model=default", *typed, "resume=auto")
-    run("seed=3", "model=default,small", *typed, "resume=auto")
-    runs = read_sweep(Path("sweep"))
-    assert [len(variant.runs) for variant in Ranking(runs).variants] == [3, 1]
+def test_each_job_of_a_grid_is_composed_once(sweep, monkeypatch, text_file):
+    composed, load = [], ConfigLoaderImpl.load_configuration
+
+    def count(*args, **more):
+        composed.append(args)
+        return load(*args, **more)
+
+    monkeypatch.setattr(ConfigLoaderImpl, "load_configuration", count)
+    text = ["data=text", f"data.path={text_file}"]
+    sweep("seed=1,2,3,4", "optim.lr=1e-3,2e-3", *text, job=lambda job: 1.0)
+    assert len(composed) == 8 + 2  # and what all jobs share, before and in Hydra's sweeper
 
 
-@pytest.mark.slow
+def test_runs_of_a_row_have_one_text_and_one_number_of_steps_and_a_copy_counts_once(tmp_path):
+    for seed in "1234":
+        make_job(tmp_path, {"seed": seed}, maps=False)
+    paths = sorted(tmp_path.iterdir())
+    shutil.copytree(paths[0], tmp_path / "a copy")
+    write_record(paths[2], read_record(paths[2]).continued(10, 20).continued(15, 20))
+    write_record(paths[3], replace(read_record(paths[3]), text="0123456789ab"))
+    write_record(paths[2], read_record(paths[2]).continued(10, 30))
+    shown = [run.settings for run in read_sweep(tmp_path)]
+    assert [settings["max_steps"] for settings in shown] == ["20"] * 2 + [
+        "20, then 30 from step 10",
+        "20",
+    ]
+    assert [settings["text"] for settings in shown] == ["", "", "", "01234567"]
+    ranking = Ranking(read_sweep(tmp_path))
+    assert len(ranking.variants) == 3 and ranking.best_run is None  # of several texts
+
+
 @pytest.mark.parametrize(
-    "refused",
+    ("refused", "named"),
     [
-        ["wandb.mode=disabled", "wandb.project=x"],
-        ["model.n_head=3"],
-        ["model.n_kv_head=3,5"],
-        ["device=cuda:99"],
-        ["data=text", "data.path=nowhere"],
-        ["init_from=nowhere"],
-        ["eval.every=5,-1"],
+        (["wandb.mode=disabled", "wandb.project=x"], "wandb.project"),
+        (["model.n_head=3"], "model.n_head=3"),
+        (["model.n_kv_head=3,5"], "model.n_kv_head=3"),
+        (["device=cuda:99"], "cuda:99"),
+        (["data=text", "data.path=nowhere"], "nowhere"),
+        (["init_from=nowhere"], "nowhere"),
+        (["eval.every=5,-1"], "eval.every=-1"),
+        (["seed=1,a"], "seed: .*'a'"),
+        (["max_steps=1.5"], "max_steps: .*1.5"),
+        (["max_steps=range(3,1)"], r"max_steps=range\(3,1\)"),
+        (["max_steps=interval(1,3)"], "hydra/sweeper=optuna"),
+        (["sweep=kv_head"], "kv_heads"),
+        (["model=small,gpt3"], "gpt3"),
+        (["hydra/sweeper=nevergrad"], "pip install hydra-nevergrad-sweeper"),
+        (["hydra/launcher=ray_aws"], "pip install hydra-ray-launcher"),
+        (["hydra.sweep.dir=/dev/null/x"], "/dev/null/x"),
+        (["hydra.sweep.dir=mine", "resume=auto"], "mine"),
+        (["hydra.sweep.dir=sweep"], "resume=auto"),
     ],
 )
-def test_a_sweep_without_a_possible_job_writes_nothing(refused, sweep):
-    sweep("seed=1", job=lambda job: 1.0)
+def test_a_sweep_that_cannot_start_is_refused_and_writes_nothing(refused, named, sweep):
+    Path("mine").mkdir()
+    Path("mine/sweep.csv").write_text("mine")
+    make_job(Path("sweep"), {"seed": "1"}, maps=False)
     before = {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()}
-    for resume in ("resume=auto", "hydra.sweep.dir=new"):
-        with pytest.raises(UserError, match=refused[-1].partition("=")[0]):
-            sweep("seed=1,2", *refused, resume, job=lambda job: 1.0)
+    with pytest.raises(UserError, match=named):
+        sweep("seed=1,2", "hydra.sweep.dir=new", *refused, job=lambda job: 1.0)
     assert {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()} == before
     assert not Path("new").exists()
 
 
 def test_fixed_settings_are_checked_beside_an_interval():
     settings = ["data=text", "data.path=nowhere", "optim.lr=tag(log,interval(1e-3,3e-2))"]
-    overrides = OverridesParser.create().parse_overrides(settings)
     configure = partial(cli.configure, read_model=pytest.fail)
-    with pytest.raises(UserError, match="nowhere"):
-        sweep_jobs.check_grid(None, overrides, configure)
-    sweep_jobs.check_grid(None, overrides[2:], configure)
-
-
-@pytest.mark.parametrize("key", ["optim.lr", "model.block_size", "attention.every"])
-def test_a_typed_setting_is_not_that_which_a_pretrained_model_gets(key):
-    config = Config(init_from="gpt2")
-    untyped = identify(config, ["init_from"])
-    assert untyped != identify(config, ["init_from", key])
-    other_preset = config.with_value(key, attrgetter(key)(config) / 2)
-    assert untyped != identify(other_preset, ["init_from"])
+    for typed, expectation in (
+        (settings, pytest.raises(UserError, match="nowhere")),
+        (settings[2:], nullcontext()),
+    ):
+        jobs = sweep_jobs.compose_jobs(overrides_of(*typed), None, is_grid=False)
+        with expectation:
+            sweep_jobs.require_possible_job(list(jobs), configure)
 
 
 def test_a_vocabulary_that_a_short_text_cannot_fill_is_shown_as_it_is(tmp_path):
@@ -323,9 +346,11 @@ def test_a_vocabulary_that_a_short_text_cannot_fill_is_shown_as_it_is(tmp_path):
 
 @pytest.mark.slow
 def test_resume_auto_runs_only_the_missing_jobs(copy, swept, tmp_path, text_file):
-    shutil.rmtree(copy / "model.n_kv_head=1,seed=2")
+    (missing,) = swept.glob("model.n_kv_head=1,seed=2_*")
+    (kept_job,) = copy.glob("model.n_kv_head=2,seed=1_*")
+    shutil.rmtree(copy / missing.name)
     before = [run for run in read_sweep(copy) if run.status == "finished"]
-    kept = (copy / "model.n_kv_head=2,seed=1" / "metrics.jsonl").stat().st_mtime_ns
+    kept = (kept_job / "metrics.jsonl").stat().st_mtime_ns
     # In another order, so that the jobs have other numbers.
     again = ["-m", "seed=2,1", "model.n_kv_head=2,1", "hydra.sweep.dir=sweep", "resume=auto"]
     said = run_to_end(
@@ -333,38 +358,41 @@ def test_resume_auto_runs_only_the_missing_jobs(copy, swept, tmp_path, text_file
     )  # others there have failed
     assert len(before) == 3
     assert len(re.findall(r"^[1-4]/4 .* \d\.\d{4} val/loss ", said, re.MULTILINE)) == 4
-    assert (copy / "model.n_kv_head=2,seed=1" / "metrics.jsonl").stat().st_mtime_ns == kept
-    assert rows_without_times(copy / "model.n_kv_head=1,seed=2") == rows_without_times(
-        swept / "model.n_kv_head=1,seed=2"
-    )
+    assert (kept_job / "metrics.jsonl").stat().st_mtime_ns == kept
+    assert rows_without_times(copy / missing.name) == rows_without_times(missing)
 
 
-@pytest.mark.slow
-def test_a_call_that_is_refused_leaves_the_finished_jobs_as_they_were(tmp_path, text_file):
-    text, table = tmp_path / "my.txt", tmp_path / "sweep" / "sweep.csv"
-    original = text_file.read_bytes()
-    text.write_bytes(original)
-    call = ["-m", *small_jobs(text), "hydra.sweep.dir=sweep"]
-    run_to_end(tmp_path, *call, "seed=1,2")
-    before = table.read_bytes()
-    text.write_bytes(original + b"more\n")
-    said = run_to_end(tmp_path, *call, "seed=1", "max_steps=8", "resume=auto", status=1)
-    assert re.search(r"^refused +seed=1: ", said, re.MULTILINE)
-    assert table.read_bytes() == before
-    text.write_bytes(original)
-    said = run_to_end(tmp_path, "sweep", script="sweeps")
-    assert table.read_bytes() == before and not re.search(r"^refused", said, re.MULTILINE)
-    run_to_end(tmp_path, *call, "seed=1,2", "max_steps=8", "resume=auto")
-    lines = list(csv.DictReader(table.open(encoding="utf-8")))
-    assert [int(line["tokens"]) for line in lines] == [8 * 4 * 32] * 2
-    assert "max_steps" not in lines[0]  # which is the same in both
+def test_a_begun_job_continues_only_on_its_text_and_to_no_fewer_steps(copy, text_file):
+    def prepare(max_steps: int) -> cli.Job:
+        argv = ["model.n_kv_head=2", "seed=1,2", *small_jobs(text_file), f"max_steps={max_steps}"]
+        return sweep_jobs.prepare_job(compose(*argv)[0], path, plan)
+
+    configure = partial(cli.configure, read_model=pytest.fail)
+    plan = sweep_jobs.SweepPlan(copy, Path.cwd(), None, ["seed"], {}, configure, pytest.fail)
+    (path,) = copy.glob("model.n_kv_head=2,seed=1_*")
+    record = read_record(path)
+    assert prepare(4).config.max_steps == 4 and read_record(path) == record
+    with pytest.raises(UserError, match="max_steps=3"):
+        prepare(3)
+    write_record(path, replace(record, text="of another text"))
+    with pytest.raises(UserError, match=r"finished.*another text"):
+        prepare(4)
+    with pytest.raises(UserError, match=r"finished.*another text"):
+        prepare(8)
+    write_record(path, record)
+    assert prepare(8).config.max_steps == 8
+    assert read_record(path) == replace(record, schedule=[(0, 4), (4, 8)])
+    (run,) = [run for run in read_sweep(copy) if run.path == path]
+    assert run.status == "unfinished" and reproduce_command(run) is None
+    prepare(4)  # it has not gone on to 8
+    assert read_record(path) == record
 
 
 @pytest.mark.slow
 def test_a_stopped_sweep_is_saved_and_resumes(swept, tmp_path, text_file):
     argv = ["-m", "model.n_kv_head=2,1", "seed=1", *small_jobs(text_file), "hydra.sweep.dir=sweep"]
     process = Process(tmp_path, *argv, "max_steps=10000", "wandb.mode=disabled")
-    job = tmp_path / "sweep" / "model.n_kv_head=2"
+    job = sweep_jobs.find_job_folder(tmp_path / "sweep", compose(*argv[1:-1])[0])
     process.wait_for(job / "metrics.jsonl", lines=3)
     process.signal(signal.SIGTERM)
     assert process.wait() == 143, process.output()
@@ -382,37 +410,6 @@ def test_a_stopped_sweep_is_saved_and_resumes(swept, tmp_path, text_file):
     assert len(rows(job)) == step + 3
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "argv, names",
-    [
-        (["hydra.sweep.dir=sweep"], ["hydra.sweep.dir=sweep", "resume=auto"]),
-        (["hydra.sweep.dir=mine", "resume=auto"], ["hydra.sweep.dir=mine"]),
-        (["sweep=kv_head"], ["kv_head", "kv_heads"]),
-        (["seed=1,a"], ["seed: ", "'a'"]),
-        (["max_steps=1.5"], ["max_steps: ", "1.5"]),
-        (["model=small,gpt3"], ["gpt3", "gpt2"]),
-        (["hydra.sweep.dir=/dev/null/x"], ["/dev/null/x"]),
-        (["max_steps=range(3,1)"], ["max_steps=range(3,1)"]),
-        (["hydra/sweeper=nevergrad"], ["pip install hydra-nevergrad-sweeper"]),
-        (["hydra/launcher=ray_aws"], ["pip install hydra-ray-launcher"]),
-        (["hydra.sweeper.max_batch_size=1", "max_steps=1,a"], ["max_steps: ", "'a'"]),
-    ],
-)
-def test_a_sweep_that_cannot_start_is_refused_and_leaves_nothing(argv, names, copy, tmp_path):
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "sweep.csv").write_text("mine")
-    before = sorted(str(path) for path in tmp_path.rglob("*"))
-    done = command_line(
-        tmp_path, "train.py", "-m", *([] if "seed" in argv[0] else ["seed=1,2"]), *argv
-    )
-    assert done.returncode == 1 and re.fullmatch("error: .*\n", done.stderr), done.stderr
-    assert all(name in done.stderr for name in names), done.stderr
-    if (tmp_path / "runs").exists():
-        (tmp_path / "runs").rmdir()  # and is empty
-    assert sorted(str(path) for path in tmp_path.rglob("*")) == before
-
-
 # --- the comparison -------------------------------------------------------------------------------
 
 
@@ -427,7 +424,8 @@ def run_of(settings: dict, loss: float | None, status="finished", vocabulary=65,
     if loss is not None:
         last |= {"val/loss": loss, "val/bits_per_byte": loss / 2}
     name = ",".join(f"{key}={value}" for key, value in settings.items())
-    return Run(Path("none", name), settings, settings, config, [last], status, "")
+    record = JobRecord(settings=settings, schedule=[(0, 10)])
+    return Run(Path("none", name), settings, record, config, [last], status, "")
 
 
 def test_runs_of_different_texts_are_not_ranked():
@@ -523,32 +521,12 @@ def printed(runs: list[Run], width: int, tmp_path: Path) -> list[str]:
 # --- presets of sweeps ----------------------------------------------------------------------------
 
 
-def overrides_of(*argv: str) -> list[Override]:
-    """The settings typed, and those that a sweep's preset adds."""
-    GlobalHydra.instance().clear()
-    return sweep_jobs.sweep_settings(parse_command_line(["-m", *argv]))[1]
-
-
-def jobs(*argv: str) -> int | None:
-    """The number of jobs of a sweep."""
-    GlobalHydra.instance().clear()
-    composed, overrides = sweep_jobs.sweep_settings(parse_command_line(["-m", *argv]))
-    return sweep_jobs.count_jobs(composed.hydra.sweeper, overrides)
-
-
-def expanded(*argv: str) -> list[Config]:
-    """The configurations of the jobs, as Hydra's own sweeper and composer make them."""
-    made = BasicSweeper.split_arguments(overrides_of(*argv), None)[0]
-    with initialize_config_dir(str(CONFIGS), version_base="1.3"):
-        return [OmegaConf.to_object(compose("config", job)) for job in made]
-
-
 def test_the_texts_of_a_sweep_arrive_as_typed():
     texts = ["007", "20261128_0310", "1e3", "true", "é.txt", "a b"]
-    swept = expanded(f"wandb.project={','.join(texts)},null")
-    assert [config.wandb.project for config in swept] == [*texts, None]
-    (config,) = expanded("wandb.project='a,b'")
-    assert config.wandb.project == "a,b"
+    jobs = compose(f"wandb.project={','.join(texts)},null")
+    assert [job.config.wandb.project for job in jobs] == [*texts, None]
+    (job,) = compose("wandb.project='a,b'")
+    assert job.config.wandb.project == "a,b"
 
 
 @pytest.mark.parametrize("values", ["007", "no", "20261128_0310,x", "1.50,x", "'true,x'"])
@@ -556,10 +534,8 @@ def test_a_text_that_would_be_changed_is_refused_in_the_preset_of_a_sweep(values
     (tmp_path / "sweep").mkdir()
     preset = "# @package _global_\nhydra:\n  sweeper:\n    params:\n      wandb.project: "
     (tmp_path / "sweep" / "mine.yaml").write_text(preset + values)
-    GlobalHydra.instance().clear()
-    command_line = parse_command_line(["-m", "--config-dir", str(tmp_path), "sweep=mine"])
     with pytest.raises(UserError, match=r"wandb\.project"):
-        sweep_jobs.sweep_settings(command_line)
+        overrides_of("--config-dir", str(tmp_path), "sweep=mine")
 
 
 @pytest.mark.parametrize("device, width, size", [("cpu", 64, 4), ("cpu", 384, 2), ("cuda", 64, 2)])
@@ -572,22 +548,21 @@ def test_the_kv_cache_is_counted_in_the_precision_of_decoding(device, width, siz
 @pytest.mark.soak
 def test_every_job_of_a_sweep_preset_is_valid():
     for name in cli.find_presets()["sweep"]:
-        made = expanded(f"sweep={name}")
-        assert len({str(config) for config in made}) == len(made) == jobs(f"sweep={name}")
-        for config in made:
-            fit_to_overrides(config, [], log=lambda line: None).check()
-    made = expanded("sweep=kv_heads", "model.n_kv_head=2,4", "seed=7", "max_steps=3")
-    assert [(c.model.n_kv_head, c.seed, c.max_steps, c.model.n_head) for c in made] == [
-        (2, 7, 3, 8),
-        (4, 7, 3, 8),
-    ]
+        jobs = compose(f"sweep={name}")
+        assert len({sweep_jobs.hash_job(job) for job in jobs}) == len(jobs) > 1
+        for job in jobs:
+            cli.configure(job, read_model=pytest.fail, log=lambda line: None)
+    typed = compose("sweep=kv_heads", "model.n_kv_head=2,4", "seed=7", "max_steps=3")
+    assert [
+        (job.config.model.n_kv_head, job.config.seed, job.config.max_steps) for job in typed
+    ] == [(2, 7, 3), (4, 7, 3)]
 
 
 @pytest.mark.slow
 def test_depth_and_width_are_compared_at_equal_parameters():
     shapes = {
         (c.model.n_layer, c.model.n_embd, c.model.key_dim): c.model
-        for c in expanded("sweep=depth_width", "seed=1")
+        for c in [job.config for job in compose("sweep=depth_width", "seed=1")]
     }
     assert len(shapes) == 3 and len({d for _, _, d in shapes}) == 1
     counts = {}
@@ -606,7 +581,7 @@ def test_the_task_of_a_sweep_can_be_sent_to_another_process(monkeypatch, tmp_pat
     cloudpickle = pytest.importorskip("cloudpickle", reason="the launchers are not installed")
     sent: list[bytes] = []
 
-    def launch(task, arguments):
+    def launch(_, name, task, settings, **options):
         cloudpickle.register_pickle_by_value(train)  # as if it were __main__, which workers lack
         try:
             sent.append(cloudpickle.dumps(task))
@@ -615,8 +590,7 @@ def test_the_task_of_a_sweep_can_be_sent_to_another_process(monkeypatch, tmp_pat
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", "")
-    monkeypatch.setattr(cli, "run_hydra", launch)
-    GlobalHydra.instance().clear()
+    monkeypatch.setattr(Hydra, "multirun", launch)
     with pytest.raises(UserError, match="no job could be started"):  # because none was run
         train.main(parse_command_line(["-m", "seed=1,2"]))
     assert callable(cloudpickle.loads(sent[0]))
@@ -676,7 +650,7 @@ def test_a_large_mean_has_the_decimals_and_the_unit_of_its_standard_error():
     assert format_magnitude(12_300, None) == "12 k" and format_magnitude(500, 20) == "500 ± 20"
 
 
-JOB_PARTS = ["multirun.yaml", "seed=1/.job.lock", "seed=1/.hydra/.overrides.yaml.part"]
+JOB_PARTS = ["multirun.yaml", "seed=1/.job.lock", "seed=1/log.txt", "seed=1/.job.json.part"]
 
 
 @pytest.mark.parametrize("count", range(len(JOB_PARTS) + 1))
