@@ -67,8 +67,8 @@ class VariantAttention(SelfAttention):
         """
         if self.smear is not None and cache is not None and cache.length:
             raise UserError(
-                "a model with model.smear_keys=true cannot continue from cached keys, as activation "
-                "patching does: run whole texts"
+                "a model with model.smear_keys=true cannot continue from cached keys, as patching "
+                "does: run whole texts"
             )
         q, k, v = self.project(x, rotary)
         y = self.attend(q, k, v, cache, mask, taps).to(x.dtype)  # (B, T, H, d_v)

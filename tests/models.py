@@ -52,6 +52,7 @@ configs = st.builds(
     ngram_rows=st.just(600),
     ngram_size=st.sampled_from([None, 5]),
 )
+page_configs = configs.map(lambda config: replace(config, ngrams=0))  # a page can run them
 # Of models that read only whole texts
 smeared_configs = configs.map(lambda config: replace(config, smear_keys=True))
 seeds = st.integers(0, 2**31)
@@ -67,7 +68,7 @@ class LaterConfig(GPTConfig):
 @st.composite
 def patched_models(draw):
     """A model's config, and the parts of a request that change its activations."""
-    config = draw(configs)
+    config = draw(page_configs)
     patches = ["L0T4", "L1T6", "L0H2", "L1H1"] + ["L0MLP"] * (config.mlp != "none")
 
     def some(choices):

@@ -100,6 +100,8 @@ def embed_weights(model: EmbeddedModel | None, room: int, blobs: Blobs) -> dict[
         return {"cannotRun": f"a tokenizer of the kind {kind}"}
     if unlisted := model.config.find_unlisted(CAN_RUN):
         return {"cannotRun": unlisted}
+    if model.config.ngrams > 1:
+        return {"cannotRun": f"model.ngrams={model.config.ngrams}"}
     if model.size > room:
         return {"bytes": model.size}
     shapes = tensor_shapes(model.config)

@@ -16,7 +16,6 @@ LEVELS = 255  # levels of a byte between zero and the largest weight of a row
 TRIANGLES = ("token_effect", "token_effect_kl")  # only their lower triangles are stored
 FLOATS = ("head_effect", "logit_lens", "logit_attribution", "predicted_probs")
 IDS = ("predicted_ids", "promoted_and_suppressed_ids")
-NGRAM_KEYS = "ngrams.keys"  # too large for float16
 
 # Names and shapes of tensors, and their numbers in base64.
 PackedWeights = tuple[list[tuple[str, tuple[int, ...]]], str]
@@ -112,14 +111,13 @@ def pack_predictions(arrays: Mapping[str, np.ndarray], probe: str) -> Packed | N
 
 
 def pack_weights(tensors: Mapping[str, np.ndarray]) -> PackedWeights | None:
-    """Pack names, shapes and weights as float16, n-gram keys as float64; None if not finite."""
-    numbers = [tensor.ravel() for name, tensor in tensors.items() if name != NGRAM_KEYS]
+    """Pack names, shapes and weights as float16; None if not finite."""
+    numbers = [tensor.ravel() for tensor in tensors.values()]
     largest_float16 = np.finfo(np.float16).max
     if not all((np.abs(some) <= largest_float16).all() for some in numbers):
         return None
-    keys = tensors.get(NGRAM_KEYS, np.empty(0)).astype("<f8")
-    packed = pack_float16(np.concatenate(numbers)) + keys.tobytes()
-    return [(name, tensor.shape) for name, tensor in tensors.items()], to_base64(packed)
+    packed = to_base64(pack_float16(np.concatenate(numbers)))
+    return [(name, tensor.shape) for name, tensor in tensors.items()], packed
 
 
 def pack_float16(numbers: np.ndarray | Sequence[float]) -> bytes:

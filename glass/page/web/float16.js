@@ -23,8 +23,10 @@ function decode(count, bitsAt) {
 export const decodeHalves = view => decode(view.byteLength / 2, k => view.getUint16(2 * k, true));
 
 /** @param {Uint8Array} bytes */
-export const decodeSplitHalves = (bytes, count = bytes.length / 2) =>
-  decode(count, k => (bytes[count + k] << 8) | bytes[k]);
+export function decodeSplitHalves(bytes) {
+  const count = bytes.length / 2;
+  return decode(count, k => (bytes[count + k] << 8) | bytes[k]);
+}
 
 /**
  * Split an array into arrays of some lengths.
@@ -44,8 +46,6 @@ export function splitArray(array, lengths) {
   return parts;
 }
 
-const NGRAM_KEYS = "ngrams.keys"; // stored last, as float64
-
 /**
  * Unpack the model's weights (`pack_weights` of glass/page/pack.py).
  *
@@ -54,19 +54,15 @@ const NGRAM_KEYS = "ngrams.keys"; // stored last, as float64
  * @returns {Weights}
  */
 export function unpackWeights(tensors, bytes) {
-  const halves = tensors.filter(([name]) => name !== NGRAM_KEYS);
   const lengths = Object.fromEntries(
-    halves.map(([name, shape]) => [name, shape.reduce((a, b) => a * b, 1)]),
+    tensors.map(([name, shape]) => [name, shape.reduce((a, b) => a * b, 1)]),
   );
   const count = Object.values(lengths).reduce((a, b) => a + b);
-  const numbers = splitArray(decodeSplitHalves(bytes, count), lengths);
+  const numbers = splitArray(decodeSplitHalves(bytes), lengths);
   /** @type {Weights} */
   const weights = {};
   for (const [name, shape] of tensors) weights[name] = { shape, data: numbers[name] };
-  if (NGRAM_KEYS in weights) {
-    weights[NGRAM_KEYS].data = new Float64Array(bytes.slice(2 * count).buffer);
-  }
   const areFinite = Object.values(weights).every(({ data }) => data.every(Number.isFinite));
-  if (bytes.length < 2 * count || !areFinite) throw new Error("the stored weights are damaged");
+  if (bytes.length !== 2 * count || !areFinite) throw new Error("the stored weights are damaged");
   return weights;
 }

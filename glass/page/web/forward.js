@@ -13,7 +13,6 @@ import {
   rotateHeads,
   sizesOf,
 } from "./layers.js";
-import { embedNgrams } from "./ngrams.js";
 
 /** A sink's logit is its parameter times this (variants.py). */
 const SINK_SCALE = 10;
@@ -142,7 +141,7 @@ export class ForwardPass {
 
   /** Return the embeddings of the tokens from `start` on, (T - start, C). */
   embed(start) {
-    const { weights, config, ids, T, hidden } = this;
+    const { weights, config, ids, T } = this;
     const { C } = this.sizes;
     const E = weights["token_embedding.weight"].data;
     let x = /** @type {Float32Array} */ (new Float32Array((T - start) * C));
@@ -151,7 +150,6 @@ export class ForwardPass {
     }
     const positions = weights["position_embedding.weight"]?.data;
     if (positions) x = add(x, positions.subarray(start * C, T * C));
-    if (config.ngrams > 1) x = add(x, embedNgrams(weights, config, ids, start, hidden));
     return normalizeEmbedding(config, x);
   }
 

@@ -11,7 +11,7 @@
 type GPTConfig = Record<string, any>;
 
 /** Parameters by name. */
-type Weights = Record<string, { shape: number[]; data: Float32Array | Float64Array }>;
+type Weights = Record<string, { shape: number[]; data: Float32Array }>;
 
 /**
  * A function that may change activations in place, of the tokens from `start` on: the input of a

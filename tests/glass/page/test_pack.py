@@ -117,6 +117,8 @@ def test_a_page_runs_the_model_before_the_first_checkpoint(finished_run, tmp_pat
 def test_a_page_names_what_it_cannot_run():
     model = EmbeddedModel(small(smear_keys=True), {"kind": "char"}, 1, {})
     assert embed_weights(model, 10**6, Blobs()) == {"cannotRun": "model.smear_keys=true"}
+    model = EmbeddedModel(small(ngrams=3), {"kind": "char"}, 1, {})
+    assert embed_weights(model, 10**6, Blobs()) == {"cannotRun": "model.ngrams=3"}
     model = EmbeddedModel(small(), {"kind": "hf"}, 1, {})
     assert "hf" in embed_weights(model, 10**6, Blobs())["cannotRun"]
 
