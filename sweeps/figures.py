@@ -26,11 +26,10 @@ class Figure:
 
     name: str  # column of sweep.csv
     heading: str  # column in the terminal
-    title: str = ""  # on the page; "" if the page does not show it
+    title: str = ""  # on the page
     unit: str = ""
     decimals: int | None = None  # None: as many as the standard error leaves
     is_large: bool = False  # written with the prefix of its unit: 115 k
-    section: str = "cost"  # of the page: loss, cost or heads
 
     @property
     def is_time(self) -> bool:
@@ -46,41 +45,43 @@ class Figure:
         return format_fixed(value, error, self.decimals)
 
 
-def _formation(name: str, heading: str, title: str, unit: str = "") -> Figure:
-    is_large = name.startswith("tokens_at_emergence/")
-    return Figure(name, heading, title, unit, is_large=is_large, section="heads")
-
-
 # In the order of the terminal's columns, which shows as many as fit.
 FIGURES = (
-    Figure("val/loss", "val/loss", "Validation loss", "nats/token", 4, section="loss"),
-    _formation("copying_gain", "copying gain", "Copying gain", "nats"),
-    _formation(
+    Figure("val/loss", "val/loss", "Validation loss", "nats/token", 4),
+    Figure("copying_gain", "copying gain", "Copying gain", "nats"),
+    Figure(
         "tokens_at_emergence/induction",
         "induction at",
         "Tokens until an induction head emerged",
+        is_large=True,
     ),
     Figure("parameters", "parameters", "Parameters", is_large=True),
     Figure("kv_cache_bytes", "KV cache", "KV cache", "B", is_large=True),
-    Figure("val/bits_per_byte", "bits/byte", "Bits per byte", "", 4, section="loss"),
+    Figure("val/bits_per_byte", "bits/byte", "Bits per byte", "", 4),
     Figure("tokens_per_second", "tok/s", "Throughput", "tokens/s", is_large=True),
     Figure("train_seconds", "train s", "Training time", "s", 0),
-    Figure("val/in_context_score", "in-context"),
-    _formation("heads/induction", "heads/induction", "Highest prefix-matching score"),
-    _formation(
+    Figure("val/in_context_score", "in-context", "In-context learning score", "nats"),
+    Figure("heads/induction", "heads/induction", "Highest prefix-matching score"),
+    Figure(
         "tokens_at_emergence/previous_token",
         "previous token at",
         "Tokens until a previous-token head emerged",
+        is_large=True,
     ),
-    _formation("heads/previous_token", "heads/previous_token", "Highest previous-token score"),
+    Figure("heads/previous_token", "heads/previous_token", "Highest previous-token score"),
 )
 BY_NAME = {figure.name: figure for figure in FIGURES}
 
 
 def describe_figure(name: str) -> Figure:
     """Return the description of a figure; that of a task's or a head's measure is its name."""
-    is_time = name.startswith("emerged/")
-    return BY_NAME.get(name) or Figure(name, name.removeprefix("task/"), is_large=is_time)
+    heading, is_time = name.removeprefix("task/"), name.startswith("emerged/")
+    return BY_NAME.get(name) or Figure(name, heading, heading, is_large=is_time)
+
+
+def is_on_page(name: str) -> bool:
+    """True if the page shows a figure; the other scores of heads are lines in its charts."""
+    return name in BY_NAME or name.startswith("task/")
 
 
 def summarize_run(run_dir: Path, config: Config | None, rows: list[dict]) -> dict[str, float]:

@@ -1,7 +1,7 @@
 """Write the results of a sweep or of several runs: a table, and a page that works offline."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import fmean
 from urllib.parse import quote
@@ -11,18 +11,30 @@ from common.terminal import print_stderr, tolerate_errors
 from glass.heads.metrics import read_head_values
 from glass.page.html import write_html
 from glass.page.values import finite_number, metric_curve
-from sweeps.figures import FIGURES, Figure
-from sweeps.ranking import Ranking, reproduce_command, shorten_number
+from sweeps.figures import describe_figure, is_on_page
+from sweeps.ranking import Ranking, Variant, reproduce_command
 from sweeps.runs import Run
-from sweeps.table import write_csv
+from sweeps.table import (
+    conclusion,
+    figure_names,
+    format_cell,
+    format_steps,
+    setting_columns,
+    summarize_figure,
+    write_csv,
+)
 
 MIN_CURVE_POINTS, MAX_CURVE_POINTS = 10, 300
 MAX_POINTS = 300_000  # of all curves together: about 5 MB
 CURVES_PER_RUN = 10  # roughly: losses, and one per score
 # Scores of which the mean over the heads is shown; of the others, the strongest head.
 AVERAGED_SCORES = ("entropy", "distance")
-CURVES = ("val/loss", "val/bits_per_byte", "train/loss")
-SHOWN = [figure for figure in FIGURES if figure.title]
+# Curves by the metric that ranks the runs. With several tokenizers the training losses, which are
+# per token, are not comparable.
+LOSS_CURVES = {
+    "val/loss": {"val/loss": "Validation loss", "train/loss": "Training loss"},
+    "val/bits_per_byte": {"val/bits_per_byte": "Bits per byte"},
+}
 
 
 def write_results(folder: Path, runs: Sequence[Run]) -> None:
@@ -35,66 +47,64 @@ def write_results(folder: Path, runs: Sequence[Run]) -> None:
 
 def write_sweep_page(folder: Path, ranking: Ranking) -> Path:
     """Write sweep.html or comparison.html from the runs as they are now, and return its path."""
-    runs = ranking.runs
-    best, tied = ranking.best_run, ranking.tied_variant
-    affordable = MAX_POINTS // (1 + CURVES_PER_RUN * len(runs))
+    variants, best = ranking.variants, ranking.best_run
+    affordable = MAX_POINTS // (1 + CURVES_PER_RUN * len(ranking.runs))
     points = max(MIN_CURVE_POINTS, min(MAX_CURVE_POINTS, affordable))
-    all_keys = list(dict.fromkeys(key for run in runs for key in run.settings))
-    keys = [key for key in all_keys if key != "seed" or ranking.compares_runs] or all_keys
-    values = {key: [_setting_text(run, key) for run in runs] for key in keys}
+    figures = [name for name in figure_names(variants, ranking.metric) if is_on_page(name)]
+    losses = LOSS_CURVES[ranking.metric]
     content = {
         "title": folder.resolve().name,
-        "metric": ranking.metric,
-        "points": points,
-        "keys": [{"name": key, "values": list(dict.fromkeys(values[key]))} for key in keys],
-        "figures": [_figure_data(figure) for figure in SHOWN],
         "isComparison": ranking.compares_runs,
-        "hasSeveralTexts": ranking.has_several_texts,
-        "hasResult": best is not None,
+        "conclusion": conclusion(ranking),
         "command": reproduce_command(best) if best and not ranking.compares_runs else None,
-        "asGood": tied.name if best and tied else None,
-        "oneSeed": ranking.compares_runs or ranking.lacks_error_estimate,
+        "settings": [variant.name for variant in variants],
+        "keys": [{"name": name, "values": values} for name, *values in setting_columns(variants)],
+        "figures": [_figure_data(name, variants) for name in figures],
+        "losses": losses,
         "averagedScores": AVERAGED_SCORES,
         "runs": [
-            _run_data(folder, run, keys, points) | {"setting": index}
-            for index, variant in enumerate(ranking.variants)
+            _run_data(folder, run, figures, losses, points)
+            | {"setting": index, "title": _title(run, variant)}
+            for index, variant in enumerate(variants)
             for run in variant.runs
         ],
     }
     return write_html(folder / f"{ranking.file_name}.html", "sweep.html", content, [])
 
 
-def _figure_data(figure: Figure) -> dict:
+def _figure_data(name: str, variants: Sequence[Variant]) -> dict:
+    figure = describe_figure(name)
+    summaries = [summarize_figure(variant, name) for variant in variants]
     return {
-        "name": figure.name,
+        "name": name,
         "title": figure.title,
-        "unit": figure.unit,
-        "isLarge": figure.is_large,
-        "isTime": figure.is_time,
-        "section": figure.section,
+        "unit": "" if figure.unit == "B" else figure.unit,  # which stands with the values
+        "values": [finite_number(value) for value, _ in summaries],
+        "errors": [finite_number(error) for _, error in summaries],
+        "texts": [format_cell(variant, name) for variant in variants],
     }
 
 
-def _setting_text(run: Run, key: str) -> str:
-    return shorten_number(run.settings.get(key, ""))
+def _title(run: Run, variant: Variant) -> str:
+    seed = f"seed={run.settings['seed']}" if "seed" in run.settings else ""
+    return f"{variant.name} {seed}".strip() or run.name
 
 
-def _run_data(folder: Path, run: Run, keys: Sequence[str], points: int) -> dict:
+def _run_data(
+    folder: Path, run: Run, figures: Sequence[str], losses: Iterable[str], points: int
+) -> dict:
     page = run.path / "report.html"
-    seed = run.settings.get("seed", run.config.seed if run.config else "")
     rows = [{"step": row["step"], **_scores_of_row(row)} for row in run.rows]
     scores = dict.fromkeys(score for row in rows for score in row if score != "step")
     return {
         "name": run.name,
         "page": _relative_url(folder, page) if exists(page) else None,
-        "values": [_setting_text(run, key) for key in keys],
-        "seed": str(seed),
+        "label": run.settings.get("seed", "page"),
         "status": run.status,
         "reason": run.failure,
-        "step": run.steps,
-        "maxSteps": run.config.max_steps if run.config else None,
-        "figures": {figure.name: finite_number(run.figures.get(figure.name)) for figure in SHOWN},
-        "curves": {key: metric_curve(run.rows, key, points) for key in CURVES},
+        "steps": format_steps(run),
+        "figures": {name: finite_number(run.figures.get(name)) for name in figures},
+        "curves": {name: metric_curve(run.rows, name, points) for name in losses},
         "heads": {score: metric_curve(rows, score, points) for score in scores},
         "emerged": {
             name.removeprefix("emerged/"): step

@@ -2,7 +2,7 @@
 
 import csv
 from collections.abc import Sequence
-from math import isfinite, sqrt
+from math import isfinite, nan, sqrt
 from pathlib import Path
 from statistics import harmonic_mean
 
@@ -73,14 +73,14 @@ def make_table(ranking: Ranking, width: int) -> Table:
     which compared runs differ, those that fit have one. `width` is in characters.
     """
     variants = [variant for variant in ranking.variants if variant.measured]
-    columns, counts = _setting_columns(variants), []
+    columns, counts = setting_columns(variants), []
     metric_column, *figure_columns = (
         [describe_figure(name).heading, *(format_cell(variant, name) for variant in variants)]
         for name in figure_names(variants, ranking.metric)
     )
     if ranking.compares_runs:
         if any(run.status != "finished" for run in ranking.runs):
-            counts = [["steps", *(_format_steps(variant.runs[0]) for variant in variants)]]
+            counts = [["steps", *(format_steps(variant.runs[0]) for variant in variants)]]
         columns, settings = columns[:1], columns[1:]
         for column in settings:
             if _table_width([*columns, column, *counts, metric_column]) <= width:
@@ -98,7 +98,7 @@ def make_table(ranking: Ranking, width: int) -> Table:
     return _format_table(headings, rows, n_text_columns)
 
 
-def _setting_columns(variants: Sequence[Variant]) -> list[list[str]]:
+def setting_columns(variants: Sequence[Variant]) -> list[list[str]]:
     """Return a column per swept setting, headed by the last part of its key if that is unique."""
     keys = list(dict.fromkeys(key for variant in variants for key in variant.settings))
     short_names = [key.rpartition(".")[2] for key in keys]
@@ -125,17 +125,22 @@ def _table_width(columns: Sequence[Sequence[str]]) -> int:
     return sum(max(map(cell_len, column)) + COLUMN_GAP for column in columns) - COLUMN_GAP
 
 
-def format_cell(variant: Variant, name: str) -> str:
-    """Format a variant's mean of a figure, with its standard error and how many runs have it.
+def summarize_figure(variant: Variant, name: str) -> tuple[float, float]:
+    """Return a variant's mean of a figure and its standard error, nan if that is unknown.
 
     Of times of emergence it is the median, with runs without an emergence last.
     """
+    if describe_figure(name).is_time:
+        return censored_median([run.figures.get(name) for run in variant.measured]), nan
+    return variant.mean(name), variant.error(name)
+
+
+def format_cell(variant: Variant, name: str) -> str:
+    """Format a variant's mean of a figure, with its standard error and how many runs have it."""
     values, figure = variant.values(name), describe_figure(name)
     if not values:
         return "–"
-    mean, error = variant.mean(name), variant.error(name)
-    if figure.is_time:
-        mean, error = censored_median([run.figures.get(name) for run in variant.measured]), 0
+    mean, error = summarize_figure(variant, name)
     text = figure.format(mean, error if isfinite(error) and error else None)
     if figure.is_time and not isfinite(mean):
         text = "–"
@@ -144,7 +149,8 @@ def format_cell(variant: Variant, name: str) -> str:
     return text
 
 
-def _format_steps(run: Run) -> str:
+def format_steps(run: Run) -> str:
+    """Format the steps of a run, with those that it was to have if they differ: 10 of 20."""
     return _format_share(run.steps, run.config.max_steps if run.config else run.steps)
 
 
@@ -161,10 +167,7 @@ def _footer(folder: Path, ranking: Ranking) -> list[tuple[str, str]]:
         ("page", page.absolute().as_uri()),
         ("table", str(page.with_suffix(".csv"))),
     ]
-    if ranking.has_several_texts:
-        lines.append(("note", "the texts differ, so the losses are not compared"))
-    if ranking.best_run:
-        lines += conclusion(ranking)
+    lines += conclusion(ranking)
     lines += [
         ("refused" if run.status == "finished" else "failed", f"{run.name}: {run.failure}")
         for run in runs
@@ -192,6 +195,10 @@ def _footer(folder: Path, ranking: Ranking) -> list[tuple[str, str]]:
 
 def conclusion(ranking: Ranking) -> list[tuple[str, str]]:
     """Return the lines that name the best variant, and whether it is significantly better."""
+    if ranking.has_several_texts:
+        return [("note", "the texts differ, so the losses are not compared")]
+    if not ranking.best_run:
+        return []
     best = ranking.variants[0]
     if ranking.compares_runs:
         note = "each row is one run, so there is no error estimate"

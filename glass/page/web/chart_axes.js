@@ -17,6 +17,8 @@ export const AXIS_NAME_HEIGHT = 14;
 const LEFT_MARGIN = 48;
 /** Width below which lines have no labels at their ends, but a legend. */
 const MIN_LABELED_WIDTH = 300;
+/** Width of the longest label, with its line; if one is longer, there is only a legend. */
+const MAX_LABEL_WIDTH = 190;
 /** How far a label may be moved away from the end of its line. */
 const MAX_LABEL_SHIFT = 48;
 /** Between the baselines of two labels. */
@@ -32,20 +34,6 @@ export function tickValues(low, high, maxCount) {
     ticks.push(Number((k * stride).toPrecision(12)));
   }
   return ticks;
-}
-
-/**
- * The numbers 1, 2 and 5 times a power of ten between two positive values; if these are too many,
- * the powers of ten.
- */
-export function logTickValues(low, high, maxCount) {
-  const powers = [];
-  for (let power = Math.floor(Math.log10(low)); 10 ** power <= high; power++) {
-    powers.push(10 ** power);
-  }
-  const isInRange = tick => tick >= low && tick <= high;
-  const all = powers.flatMap(power => [power, 2 * power, 5 * power]).filter(isInRange);
-  return all.length <= maxCount ? all : powers.filter(isInRange);
 }
 
 /** Write a number in a few characters: 0.001, 1,200, 20k, 1.5M, 2G. */
@@ -77,6 +65,21 @@ export function createScale(low, high, lowPixel, highPixel, isLog = false) {
 
 /** Return the element of a chart, which is added to `host` if it is missing. */
 export const chartPanel = (host, id) => $(id) ?? host.appendChild(el("div", { id }));
+
+/** The ticks of the x axis, [value, text], at their pixels, without those that would touch others. */
+export function readableTicks(ticks, x, maxWidth) {
+  /** @type {[number, string][]} */
+  const shown = [];
+  let minX = -Infinity;
+  for (const [value, name] of ticks) {
+    const text = shortenToWidth(name, Math.max(40, maxWidth));
+    const halfWidth = textWidth(text) / 2;
+    if (x(value) - halfWidth <= minX) continue;
+    shown.push([x(value), text]);
+    minX = x(value) + halfWidth + 5;
+  }
+  return shown;
+}
 
 let frameCount = 0;
 
@@ -132,7 +135,7 @@ export function drawAxes({ svg, width, height, left, right }, y, yTicks, xTicks,
 const measuringContext = document.createElement("canvas").getContext("2d");
 
 /** Return the width of a chart's label, in pixels. */
-export function textWidth(text) {
+function textWidth(text) {
   measuringContext.font = `11.5px ${getComputedStyle(document.body).fontFamily}`;
   return measuringContext.measureText(text).width;
 }
@@ -148,9 +151,9 @@ export function shortenToWidth(text, maxWidth) {
 }
 
 /**
- * Place labels at the right ends of lines, moved apart so that they do not overlap. If a label
- * would be far from its line, none is placed, and the chart needs a legend. Return the width that
- * they take, and a function that draws them.
+ * Place labels at the right ends of lines, moved apart so that they do not overlap. If a label is
+ * too long or would be far from its line, none is placed, and the chart needs a legend. Return the
+ * width that they take, and a function that draws them.
  *
  * @param {HTMLElement} host
  * @param {EndLabel[]} labels
@@ -170,14 +173,14 @@ export function placeEndLabels(host, labels, bottom) {
   }
   const isNearLine = ({ y, labelY }) =>
     labelY >= TOP_MARGIN - 1 && Math.abs(labelY - y) < MAX_LABEL_SHIFT;
-  const fits = host.clientWidth > MIN_LABELED_WIDTH && placed.every(isNearLine);
+  const width = 18 + Math.max(...placed.map(({ text }) => textWidth(text)));
+  const isShort = width <= Math.min(MAX_LABEL_WIDTH, host.clientWidth / 3);
+  const fits = host.clientWidth > MIN_LABELED_WIDTH && isShort && placed.every(isNearLine);
   if (!placed.length || !fits) return { width: 14, draw: () => {} };
-  const longest = Math.max(...placed.map(({ text }) => textWidth(text)));
-  const width = Math.min(170, host.clientWidth / 3, 18 + longest);
-  return { width, draw: frame => drawEndLabels(frame, placed, width - 13) };
+  return { width, draw: frame => drawEndLabels(frame, placed) };
 }
 
-function drawEndLabels({ svg, right }, labels, maxTextWidth) {
+function drawEndLabels({ svg, right }, labels) {
   for (const { text, y, labelY, group, color } of labels) {
     const marks = { "data-group": group };
     const d = `M${right + 2} ${y}L${right + 8} ${labelY}`;
@@ -186,7 +189,7 @@ function drawEndLabels({ svg, right }, labels, maxTextWidth) {
     const place = { x: right + 11, y: labelY + 4, style: fill };
     svg.append(
       el("svg:path", { d, class: "line", ...marks, style: `stroke: var(--${color})` }),
-      el("svg:text", { ...place, ...marks }, shortenToWidth(text, maxTextWidth)),
+      el("svg:text", { ...place, ...marks }, text),
     );
   }
 }

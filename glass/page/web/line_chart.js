@@ -1,4 +1,4 @@
-/** Line charts over training steps, with a readout for pointer and keyboard. */
+/** Line charts over training steps or other numbers, with a readout for pointer and keyboard. */
 
 import {
   AXIS_NAME_HEIGHT,
@@ -9,8 +9,8 @@ import {
   createScale,
   drawAxes,
   formatCompact,
-  logTickValues,
   placeEndLabels,
+  readableTicks,
   setChartHeight,
   TOP_MARGIN,
   tickValues,
@@ -52,8 +52,7 @@ function stepsOf({ series, extraSteps = [] }) {
  * @param {LineChart} options
  */
 export function drawLineChart(host, options) {
-  const { title, height = 150, currentStep = null, hasLogSteps = false } = options;
-  const { drawBelow, describe } = options;
+  const { title, height = 150, currentStep = null, xName = "step", drawBelow, describe } = options;
   const series = options.series.filter(({ xs }) => xs.length);
   const steps = stepsOf(options);
   host.hidden = steps.length < 2;
@@ -66,14 +65,13 @@ export function drawLineChart(host, options) {
   const endLabels = placeEndLabels(host, labelsOf(series, y, low), bottom);
   const frame = createFrame(host, height, endLabels.width);
   const { svg, plot, width, left, right } = frame;
-  const [firstStep, lastStep] = [steps[0], Math.max(steps.at(-1), steps[0] + 1)];
-  const x = createScale(firstStep, lastStep, left, right, hasLogSteps);
-  const stepTicks = hasLogSteps
-    ? logTickValues(firstStep, lastStep, (right - left) / 45)
-    : tickValues(firstStep, lastStep, Math.max(1, (right - left) / 60));
-  /** @type {[number, string][]} */
-  const xTicks = stepTicks.map(step => [x(step), formatCompact(step)]);
-  drawAxes(frame, y, tickValues(low, high, height / 38), xTicks, "step");
+  const [firstStep, lastStep] = [steps[0], steps.at(-1)];
+  const margin = options.xTicks ? 14 : 0; // of marks
+  const x = createScale(firstStep, lastStep, left + margin, right - margin, options.hasLogX);
+  const stepTicks = tickValues(firstStep, lastStep, Math.max(1, (right - left) / 60));
+  const xTicks = options.xTicks ?? stepTicks.map(step => [step, formatCompact(step)]);
+  const shownTicks = readableTicks(xTicks, x, (right - left) / xTicks.length);
+  drawAxes(frame, y, tickValues(low, high, height / 38), shownTicks, xName);
 
   // Marks
   if (currentStep !== null && currentStep >= firstStep && currentStep <= lastStep) {
@@ -137,17 +135,26 @@ function drawSeries(plot, series, x, y) {
     const continues = k > 0 && ys[k - 1] !== null;
     return `${continues ? "L" : "M"}${x(step).toFixed(1)} ${y(ys[k]).toFixed(1)}`;
   });
-  const dot = (k, r) => {
-    const style = `fill: var(--${color})`;
-    return el("svg:circle", { cx: x(xs[k]), cy: y(ys[k]), r, ...marks, style });
-  };
-
-  if (series.errors?.some(Boolean)) plot.append(errorBand(series, x, y));
+  const dots = series.dots ?? [];
+  if (!dots.length && series.errors?.some(Boolean)) plot.append(errorBand(series, x, y));
   const weight = series.bold ? "bold" : series.faint ? "faint" : "";
   const style = `stroke: var(--${color}); stroke-dasharray: ${series.dash ?? "none"}`;
-  plot.append(el("svg:path", { d: segments.join(""), class: `line ${weight}`, ...marks, style }));
-  if (xs.length === 1) plot.append(dot(0, 3));
-  plot.append(...(series.dots ?? []).map(k => dot(k, 4.5)));
+  if (series.isJoined ?? true) {
+    plot.append(el("svg:path", { d: segments.join(""), class: `line ${weight}`, ...marks, style }));
+  }
+  if (xs.length === 1 && !dots.length)
+    plot.append(...dotMarks(series, { k: 0, color, group }, 3, x, y));
+  for (const dot of dots) plot.append(...dotMarks(series, dot, 4.5, x, y));
+}
+
+/** A marked value with its standard error. */
+function dotMarks({ xs, ys, errors }, { k, color, group }, r, x, y) {
+  const marks = group === undefined ? {} : { "data-group": group };
+  const [cx, value, error] = [x(xs[k]), ys[k], errors?.[k] ?? 0];
+  const ends = { x1: cx, x2: cx, y1: y(value - error), y2: y(value + error) };
+  const circle = { cx, cy: y(value), r, ...marks, style: `fill: var(--${color})` };
+  const line = { ...ends, class: "error", ...marks, style: `stroke: var(--${color})` };
+  return [el("svg:line", line), el("svg:circle", circle)];
 }
 
 /** A band of one standard error on either side of a line. */
@@ -186,7 +193,7 @@ function addReadout({ svg, width, height }, cursor, x, y, steps, { series, descr
     const nodes = describe
       ? describe(selected, nearestIndex(selected))
       : describeStep(steps[stepIndex], series, nearestIndex);
-    onNear?.(selected);
+    onNear?.(selected, nearestIndex(selected));
     showTooltip(nodes, box.left + (cursorX * box.width) / width, box.top + chartY);
     if (isSpoken) announce(nodes);
   }

@@ -121,15 +121,6 @@ export const TASK_CHARTS = [
   },
 ];
 
-/** Return the explanation of a metric that has a chart of its own, such as `task/induction`. */
-export function explainMetric(metric) {
-  if (metric === "val/in_context_score") return explanationOf("in-context learning score");
-  const name = metric.replace("task/", "");
-  const chart = TASK_CHARTS.find(({ metrics }) => name in metrics);
-  if (!chart || Object.keys(chart.metrics).length === 1) return chart?.explanation;
-  return `${chart.explanation} Here: ${chart.metrics[name]}.`;
-}
-
 export const scoreLabel = score => SCORES[score]?.label ?? readableName(score);
 
 /** Return the label of a score with its unit: "Distance (tokens)". */

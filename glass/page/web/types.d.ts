@@ -195,18 +195,26 @@ interface EndLabel {
 
 interface Series {
   name: string;
-  xs: number[]; // training steps, ascending
+  xs: number[]; // training steps or other numbers, ascending
   ys: (number | null)[]; // null leaves a gap
-  errors?: (number | null)[]; // drawn as a band
+  errors?: (number | null)[]; // drawn as a band, or as bars if there are dots
   color: string; // a CSS custom property, without its dashes
   bold?: boolean;
   faint?: boolean;
   dash?: string; // an SVG stroke-dasharray
   label?: string; // at the line's right end
   group?: number;
-  dots?: number[]; // indices of marked values
-  run?: SweepRun;
-  seedCount?: number;
+  dots?: Dot[]; // marked values
+  isJoined?: boolean; // whether there is a line; true if missing
+  detail?: string; // what a tooltip says about the line
+  settings?: number[]; // of each value
+}
+
+/** A marked value of a series. */
+interface Dot {
+  k: number; // its index
+  color: string;
+  group?: number;
 }
 
 interface LineChart {
@@ -214,47 +222,17 @@ interface LineChart {
   explanation?: string;
   series: Series[];
   height?: number; // pixels down to the tick labels of the x axis
+  xName?: string; // "step" if missing
+  xTicks?: [number, string][]; // round numbers if missing
+  hasLogX?: boolean; // all xs are positive
   currentStep?: number | null;
   includes?: number[]; // values that the y axis includes in any case
   yMax?: number; // values above are cut off
   extraSteps?: number[]; // steps that the x axis includes in any case
-  hasLogSteps?: boolean; // all steps are positive
   // Draws below the x axis and returns the height that it used
   drawBelow?: (svg: SVGElement, x: (step: number) => number, top: number, width: number) => number;
   describe?: (series: Series, index: number) => Node[]; // of one value; if missing, of all series
-  onNear?: (series: Series | null) => void;
-}
-
-interface Dot {
-  x: number | null;
-  y: number | null;
-  error?: number | null;
-  group: number;
-  small?: boolean; // one run rather than a mean
-  nodes: Node[]; // what the tooltip says
-}
-
-/** Dots that are joined. */
-interface DotLine {
-  name: string;
-  dots: Dot[];
-}
-
-interface DotAxis {
-  type: "log" | "linear" | "names";
-  ticks: [number, string][];
-  name: string; // with its unit
-}
-
-interface DotChart {
-  title: string; // with the unit of the y axis
-  dots: Dot[]; // those without x or y are left out
-  lines: DotLine[];
-  axis: DotAxis;
-  ringedGroup: number | null;
-  cutsOutliers: boolean; // draws them at the upper edge, not to scale
-  onNear: (dot: Dot | null) => void;
-  onPick: (dot: Dot) => void;
+  onNear?: (series: Series | null, index?: number) => void;
 }
 
 // ---- the data of a sweep's page
@@ -266,16 +244,14 @@ interface Curve {
 }
 
 interface SweepRun {
-  name: string;
+  name: string; // its folder
+  title: string; // its setting and seed
   page: string | null; // address of the run's own page
   status: "finished" | "failed" | "unfinished";
   reason: string; // why the run failed or could not be continued; "" if it did not
-  step: number;
-  maxSteps: number | null;
+  steps: string;
   setting: number;
-  seed: string;
-  values: string[];
-  valueIndices: number[]; // for each swept key, the index of the run's value
+  label: string; // in the table: its seed
   figures: Record<string, number | null>;
   curves: Record<string, Curve>;
   heads: Record<string, Curve>; // of the strongest head, or the mean over the heads
@@ -284,27 +260,19 @@ interface SweepRun {
 
 interface SweptKey {
   name: string;
-  values: string[]; // in their order
-  axis: DotAxis["type"];
-  numbers: number[] | null; // null if a value is not a number
+  values: string[]; // of each setting
+  levels: string[]; // the different values in their order
+  positions: number[]; // of each setting on an axis
+  ticks: [number, string][];
+  axis: "log" | "linear" | "names";
 }
 
-/** A number of a run. */
+/** A number of each setting: with a mean, its standard error, and both as a text. */
 interface SweepFigure {
   name: string;
   title: string;
   unit: string;
-  isLarge: boolean; // written with a prefix: 115k
-  isTime: boolean; // censored in runs that do not have it
-  section: "loss" | "cost" | "heads";
-}
-
-/** What a figure is drawn against. */
-interface Abscissa {
-  id: string;
-  name: string;
-  key: number | null; // index of the swept key; null: a cost
-  toValue: (run: SweepRun) => number | null;
-  describe?: (value: number | null) => string;
-  axis: DotAxis;
+  values: (number | null)[];
+  errors: (number | null)[];
+  texts: string[];
 }

@@ -51,8 +51,9 @@ def of_prompt(folder: Path, words: list[str] | None) -> Path:
 
 
 def of_sweep(folder: Path, words: list[str] | None) -> Path:
-    for k, value in enumerate(TYPED[::3] if words else ["1", "2", "4"]):
-        run = make_job(folder / NAME, {"model.x": value, HOSTILE[0]: "1"}, 2 + k / 10, words=words)
+    key, values = ("data.path", TYPED[::3]) if words else ("model.n_kv_head", ["1", "2", "4"])
+    for k, value in enumerate(values):
+        run = make_job(folder / NAME, {key: value}, 2 + k / 10, words=words)
         if words and k % 2 == 0:
             fail_job(run, value)
     return write_sweep_page(folder / NAME, Ranking(read_sweep(folder / NAME)))
@@ -75,7 +76,7 @@ def test_hostile_text_is_shown_and_not_run(open_page, tmp_path, write: Callable)
     tab = open_page(write(tmp_path, HOSTILE))
     for canvas in tab.locator("canvas[tabindex]").all():
         canvas.dispatch_event("focus")
-    for mark in tab.locator("#text .token, .chip, .dot, summary, tbody tr, option").all():
+    for mark in tab.locator("#text .token, .chip, summary, tbody tr, option").all():
         mark.dispatch_event("pointerenter")
         mark.dispatch_event("click")
     if tab.locator("#token-effect").is_visible():
@@ -105,8 +106,8 @@ def test_the_page_fits_the_window(open_page, tmp_path, write: Callable, width):
 RUN_ORDER = """theme headline numbers play step map probe attention-pattern raw average text
     expected heads-grid breakdown scores trajectory emergence chart-loss sample-before sample-step
     config"""
-SWEEP_ORDER = """theme best-command copy table settings chips curve-0 curve-1 loss-by-key-0
-    head-induction final-scores"""
+SWEEP_ORDER = """theme command copy table settings chips curve-0 curve-1 shown against figure-chart
+    head-induction"""
 
 
 @pytest.mark.slow
