@@ -310,7 +310,7 @@ def train_step(
             micro_loss = state.forward(*batch)[1]  # the logits are freed
         state.scaler.scale(micro_loss / config.accumulate).backward()
         loss += micro_loss.detach() / (config.accumulate * world.size)
-    world.average_gradients(state.optimizers)
+    world.average_gradients(state.model)
 
     # Clipping
     norms = clip_gradients(

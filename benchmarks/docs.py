@@ -1,6 +1,6 @@
 """Renew what docs/ shows of real runs: tables and pictures. 15 minutes on two cores.
 
-    python -m benchmarks.docs [only=sweep,induction,notebook,tutorial,demo,explore,studies,scaling]
+    python -m benchmarks.docs [only=sweep,induction,notebook,tutorial,demo,explore,studies]
                               [sweeps=DIR] [model=FILE.gguf]
 
 The part `explore` shows SmolLM2; docs/tutorial.md says how to get it. The studies take up to 50
@@ -29,7 +29,6 @@ import nbclient
 import nbformat
 from PIL import Image
 
-from benchmarks import cluster
 from benchmarks.exploring import open_explorer
 from benchmarks.harness import ROOT, read_options, run_command, select
 from studies.claims import STUDIES
@@ -315,12 +314,6 @@ def renew_part(page: Path, part: str, content: str) -> None:
     page.write_text(f"{before}<!-- {part} -->\n{content}\n{after}", encoding="utf-8")
 
 
-def renew_scaling(_: Path) -> None:
-    """Renew the tables of docs/scaling.md, which are simulated in seconds."""
-    for part in cluster.PARTS:
-        renew_part(DOCS / "scaling.md", part, cluster.make_table(part, cluster.ClusterOptions()))
-
-
 def renew_notebook(_: Path) -> None:
     """Run docs/attention.ipynb with the run of `renew_induction`."""
     notebook = nbformat.read(DOCS / "attention.ipynb", as_version=4)
@@ -337,7 +330,6 @@ PARTS = {
     "tutorial": renew_tutorial,
     "demo": renew_demo,
     "studies": renew_studies,
-    "scaling": renew_scaling,
 }
 
 

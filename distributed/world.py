@@ -7,13 +7,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.optim import Optimizer
 
 from common.errors import SharedError, UserError
 from common.signals import STOP_SIGNALS, set_handlers
@@ -21,9 +19,7 @@ from common.terminal import STATUS_USER_ERROR, explain_error, print_stderr
 from common.torchrun import count_processes
 from config import ResolvedConfig
 from distributed.fsdp import apply_fsdp
-from distributed.muon import OwnerMuon, ShardedMuon
 from model import GPT
-from training.optimizers import Muon
 from training.tensors import full_tensor, is_distributed
 from training.world import World
 from variants import build_model
@@ -102,25 +98,13 @@ class DistributedWorld(World):
             return model
         return super().place_model(model, config)
 
-    def muon_class(self, config: ResolvedConfig) -> Callable[..., Muon]:
-        """Return the constructor of Muon for a complete or a sharded model."""
-        if config.shard > 1:
-            return ShardedMuon
-        return partial(OwnerMuon, rank=self.rank, size=self.size)
-
     @torch.no_grad()
-    def average_gradients(self, optimizers: list[Optimizer]) -> None:
-        """Average the gradients that FSDP2 has not averaged; Muon's on their owners.
+    def average_gradients(self, model: GPT) -> None:
+        """Average the gradients that FSDP2 has not averaged.
 
-        The others travel in one message, so that they are summed in the same order at every step.
+        They travel in one message, so that they are summed in the same order at every step.
         """
-        grads = []
-        for optimizer in optimizers:
-            if isinstance(optimizer, OwnerMuon):
-                optimizer.average_gradients()
-            else:
-                params = [p for group in optimizer.param_groups for p in group["params"]]
-                grads += [p.grad for p in params if not is_distributed(p)]
+        grads = [p.grad for p in model.parameters() if not is_distributed(p)]
         if not grads:
             return
         sums = self.sum(torch.cat([grad.flatten() for grad in grads]))
@@ -131,16 +115,12 @@ class DistributedWorld(World):
     def join_norms(self, norms: Tensor, params: list[Tensor]) -> Tensor:
         """Return the norms (parameters,) of whole gradients, given those of each rank's parts.
 
-        A gradient may be on all ranks, sharded by rows over the ranks of each copy of the model, or
-        on one rank.
+        A gradient is on all ranks, or sharded by rows over the ranks of each copy of the model.
         """
-        has_gradient = [int(p.grad is not None) for p in params]
         parts = [p.grad.device_mesh.shape[-1] if is_distributed(p.grad) else 1 for p in params]
-        factors = torch.tensor([parts, has_gradient], dtype=torch.float64)
-        sums = factors.to(norms.device, non_blocking=True)
-        sums[0] *= norms.double().square()
-        squares, ranks = self.sum(sums)
-        return (squares / ranks).sqrt().float()
+        factors = torch.tensor(parts, dtype=torch.float64).to(norms.device, non_blocking=True)
+        squares = self.sum(factors * norms.double().square())
+        return (squares / self.size).sqrt().float()
 
     @contextmanager
     def evaluating(self, model: GPT) -> Iterator[None]:

@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -283,14 +282,22 @@ def engine_tab(chromium):
 
 
 def wait_until(tab, expression: str) -> None:
-    """Wait until a JavaScript expression is true in a page.
+    """Wait until a JavaScript expression is true in a page, which each frame checks.
 
     Playwright's own wait_for_function is blocked by the page's content security policy.
     """
-    end = time.monotonic() + BROWSER_SECONDS
-    while not tab.evaluate(expression):
-        assert time.monotonic() < end, f"{expression} did not come true"
-        tab.wait_for_timeout(50)
+    tab.evaluate(
+        f"""new Promise((resolve, reject) => {{
+          setTimeout(reject, {1000 * BROWSER_SECONDS}, new Error("it did not come true"));
+          const check = () => ({expression}) ? resolve() : requestAnimationFrame(check);
+          check();
+        }})"""
+    )
+
+
+def wait_for_frames(tab) -> None:
+    """Wait until a page has drawn what it was about to draw."""
+    tab.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
 
 @pytest.fixture
@@ -320,7 +327,7 @@ def open_page(chromium):
         tab.on("request", note_request)
         tab.goto(path.as_uri())
         expect(tab.locator("#loading")).to_have_count(0)
-        tab.wait_for_timeout(150)
+        wait_for_frames(tab)
         return tab
 
     yield open_page

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import wait_for_frames
 from safetensors.numpy import save_file
 
 from cli.config_file import config_yaml
@@ -314,7 +315,7 @@ def read_cell_tooltip(tab) -> tuple[int, int, str]:
 def move_pointer_away(tab) -> None:
     """Move the pointer where no element reacts to it when the page scrolls."""
     tab.mouse.move(1, 1)
-    tab.wait_for_timeout(50)
+    wait_for_frames(tab)
 
 
 def focus_map_cell(tab, query: int, key: int, T: int) -> None:

@@ -18,7 +18,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from config import Config, GPTConfig, OptimConfig, ResolvedConfig
 from distributed.fsdp import apply_fsdp
-from distributed.muon import ShardedMuon
 from distributed.world import DistributedWorld
 from generation.decoder import Decoder
 from kernels import cross_entropy
@@ -169,9 +168,6 @@ class ShardedWorld(DistributedWorld):
     def place_model(self, model, config):
         apply_fsdp(model, config, self.size)
         return model
-
-    def muon_class(self, config):
-        return ShardedMuon
 
 
 @pytest.mark.parametrize("world", [DistributedWorld, ShardedWorld])

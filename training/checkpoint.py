@@ -32,7 +32,6 @@ from common.terminal import tolerate_errors
 from data.tokenizer import save_tokenizer
 from data.tokens import Tokens
 from model import GPT
-from training.optimizers import Muon
 from training.schedule import is_due
 from training.state import TrainingState
 from training.stopwatch import Stopwatch
@@ -213,8 +212,7 @@ def optimizer_state(optimizers: list[Optimizer], model: nn.Module) -> Iterator[t
     names = {p: name for name, p in model.named_parameters()}
     for optimizer in optimizers:
         for p in _parameters(optimizer):
-            state = optimizer.share_state(p) if isinstance(optimizer, Muon) else optimizer.state[p]
-            for field, value in state.items():
+            for field, value in optimizer.state[p].items():
                 is_tensor = isinstance(value, Tensor)
                 yield f"{names[p]}/{field}", full_tensor(value) if is_tensor else value
 
@@ -231,7 +229,7 @@ def load_optimizer_state(optimizers: list[Optimizer], model: nn.Module, path: Pa
     names = {p: name for name, p in model.named_parameters()}
     for optimizer in optimizers:
         params = _parameters(optimizer)
-        states = [_own_part(optimizer, p, stored[names[p]]) for p in params]
+        states = [_own_part(p, stored[names[p]]) for p in params]
         numbered = {number: state for number, state in enumerate(states) if state}
         groups = optimizer.state_dict()["param_groups"]
         optimizer.load_state_dict({"state": numbered, "param_groups": groups})
@@ -246,10 +244,8 @@ def _parameters(optimizer: Optimizer) -> list[Tensor]:
     return [p for group in optimizer.param_groups for p in group["params"]]
 
 
-def _own_part(optimizer: Optimizer, p: Tensor, state: dict[str, Any]) -> dict[str, Any]:
+def _own_part(p: Tensor, state: dict[str, Any]) -> dict[str, Any]:
     """Return this rank's part of the complete state of a parameter, in memory of its own."""
-    if isinstance(optimizer, Muon) and not optimizer.owns(p):
-        return {}
     return {
         field: shard_like(p, value).clone() if isinstance(value, Tensor) else value
         for field, value in state.items()

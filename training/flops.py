@@ -38,7 +38,7 @@ CPU_MATRIX_SIZES = (256, 512, 1024)
 GPU_MATRIX_SIZES = (8192,)
 SECONDS_PER_SIZE = 0.05
 # Share of the peak rate that training reaches, as estimated before it starts: narrow models reach
-# less in proportion to their width (docs/scaling.md).
+# less in proportion to their width.
 ASSUMED_UTILIZATION = 0.5
 FULL_UTILIZATION_WIDTH = 384
 

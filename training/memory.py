@@ -1,174 +1,82 @@
-"""Estimate the memory of a run.
+"""Bound the memory of a run by its sizes, without building a model or taking a step.
 
-A step is traced on tensors without data, eagerly and in one process. What compiling and several
-processes change is stated coarsely. docs/scaling.md says how far real runs were from the estimate.
+docs/scaling.md compares the bound with measured peaks.
 """
 
-from collections.abc import Callable
-from dataclasses import astuple, replace
-from functools import cache, partial
-from math import ceil
-from typing import NamedTuple
+from dataclasses import replace
 
-import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.optim import Optimizer
-
-from config import GPTConfig, OptimConfig, ResolvedConfig
-from kernels import MAX_FLOAT32_LOGITS, autocast
-from model import GPT
-from training.flops import extrapolate, model_size
-from training.optimizers import build_optimizers
-from variants import build_model
+from config import ResolvedConfig
+from kernels import DTYPES, MAX_FLOAT32_LOGITS, SHORT_ATTENTION_MAX_TOKENS
+from training.flops import model_size
 
 FLOAT32_BYTES = 4
 KEY_BYTES = 8  # of an n-gram
-# Share of a device's memory that the estimate may reach before the model is sharded.
-MAX_MEMORY_SHARE = 0.9
-PYTORCH_BYTES = 0.4e9  # resident beside tensors in a process that computes on the CPU
-# Blocks of a sharded model that a process has gathered at the same time: the one that computes, the
-# next one, and the message in which that one arrived.
-GATHERED_BLOCKS = 3
-# Chunks of logits in the smaller of two traced batches, from which others are extrapolated.
-TRACED_CHUNKS = 8
-# Generous numbers of float32 that a step keeps: for a parameter, for a channel of a layer and of
-# its MLP, for a pair of tokens in a head, and for a logit.
-NUMBERS_PER_PARAMETER = 8
-NUMBERS_PER_CHANNEL = 10
+# Numbers for each parameter: weight, gradient and AdamW's two moments; and what else a step makes
+# of them: the gradients' message to other processes, or Muon's updates.
+NUMBERS_PER_PARAMETER = 4
+NUMBERS_PER_UPDATE = 2
+# Copies of a block that a process of a sharded model has at once: the weights of the one that
+# computes and of the next one, the message in which those arrived, and gradients. Outside of the
+# blocks: weights, gradients and their message.
+GATHERED_BLOCKS = 4
+GATHERED_OUTSIDE = 3
+# Numbers that the backward pass needs of each token: for a channel of a block and of its heads, for
+# a channel of its MLP, for a token that a head attends to, and for a logit. In 16 bits they take
+# half the memory, but half of the first ones stay in float32.
+NUMBERS_PER_CHANNEL = 7
+NUMBERS_PER_HIDDEN_CHANNEL = 3
 NUMBERS_PER_ATTENTION_WEIGHT = 3
-NUMBERS_PER_LOGIT = 8
-
-
-class _StepMemory(NamedTuple):
-    weights: int
-    state: int  # of the optimizers
-    fixed: int  # what else exists when the backward pass begins, whatever the batch
-    per_sequence: int  # and for each sequence of the batch
-    update: int  # gradients, and what the optimizers compute from them
-
-
-def memory_needed(config: ResolvedConfig, processes: int) -> float:
-    """Estimate the largest number of bytes of the tensors of each process in a training step.
-
-    Tracing the step takes a few seconds.
-    """
-    model, table = config.model, 0
-    if processes == 1 and model.ngrams > 1:
-        rows = model.ngram_rows or 0
-        table = rows * (KEY_BYTES + FLOAT32_BYTES * (model.ngram_dim + 1))
-        # The sparse gradient keeps the rows of each micro-batch, and is copied to add them up
-        num_used = min(
-            rows, config.micro_batch_size(processes) * model.block_size * (model.ngrams - 1)
-        )
-        table += 2 * config.accumulate * num_used * (KEY_BYTES + FLOAT32_BYTES * model.ngram_dim)
-        model = replace(model, ngram_rows=1)
-    one_layer, two_layers = (
-        _trace_step(
-            astuple(replace(model, n_layer=n)),
-            config.optim.name,
-            config.precision,
-            config.device,
-            config.checkpoint_activations,
-        )
-        for n in (1, 2)
-    )
-    layers, shard = config.model.n_layer, config.shard
-    step = _StepMemory(*(extrapolate(*sizes, layers) for sizes in zip(one_layer, two_layers)))
-
-    gradients = step.weights / shard
-    backward: float = step.fixed + config.micro_batch_size(processes) * step.per_sequence
-    if config.accumulate > 1:
-        backward += gradients
-    average = gradients
-    if processes > 1 and shard == 1:
-        average += gradients  # they are copied into messages
-    # Complete models divide Muon's matrices, and with them its state and its work.
-    owners = processes if config.optim.name == "muon" and shard == 1 else 1
-    update = gradients + (step.update - step.weights) / owners
-    needed = table + (step.weights + step.state / owners) / shard
-    needed += max(backward, average, update)
-    if shard > 1:
-        block = two_layers.weights - one_layer.weights
-        outside = one_layer.weights - block
-        needed += GATHERED_BLOCKS * block + 2 * outside  # also the gradients outside of the blocks
-        if config.precision != "fp32":  # the traced step has copies of all blocks in 16 bits
-            needed -= layers * block / 2
-    return needed
+NUMBERS_PER_LOGIT = 2
 
 
 def memory_bound(config: ResolvedConfig, processes: int) -> float:
-    """Return more bytes than `memory_needed` for usual models, without tracing a step."""
-    c = config.model
-    parameters, _ = model_size(c)
-    tokens = config.micro_batch_size(processes) * c.block_size
-    layer = NUMBERS_PER_CHANNEL * (c.n_embd + c.hidden_dim)
-    layer += NUMBERS_PER_ATTENTION_WEIGHT * c.n_head * c.block_size
-    token = c.n_layer * layer + NUMBERS_PER_LOGIT * c.vocab_size
-    return FLOAT32_BYTES * (NUMBERS_PER_PARAMETER * parameters + tokens * token)
+    """Return the most bytes, about, that the tensors of each process take in a training step."""
+    model, table = config.model, 0
+    if processes == 1 and model.ngrams > 1:  # whose gradient has only the rows that occur
+        table = _table_bytes(config)
+        model = replace(model, ngram_rows=1)
+    one_layer, two_layers = (model_size(replace(model, n_layer=n))[0] for n in (1, 2))
+    block = two_layers - one_layer
+    outside = one_layer - block
+    parameters = outside + model.n_layer * block
+
+    needed = NUMBERS_PER_PARAMETER * parameters / config.shard
+    if config.shard > 1:
+        needed += GATHERED_BLOCKS * block + GATHERED_OUTSIDE * outside
+    elif config.precision != "fp32":
+        needed += parameters / 2  # copies in 16 bits
+    update = 0.0
+    if config.optim.name == "muon":  # gathers whole matrices
+        update = NUMBERS_PER_UPDATE * parameters
+    elif processes > 1:
+        update = NUMBERS_PER_UPDATE * parameters / config.shard
+    needed += max(update, _count_activations(config, processes))
+    return table + FLOAT32_BYTES * needed
 
 
-@cache
-def _trace_step(
-    model_settings: tuple,
-    optimizer_name: str,
-    precision: str,
-    device: str,
-    checkpoint_activations: bool,
-) -> _StepMemory:
-    """Take a training step on tensors without data, and return the bytes of those tensors.
+def _count_activations(config: ResolvedConfig, processes: int) -> float:
+    """Count the numbers in float32 that the backward pass needs at most."""
+    model, device = config.model, config.device.partition(":")[0]
+    tokens = config.micro_batch_size(processes) * model.block_size
+    size = DTYPES[config.precision].itemsize / FLOAT32_BYTES
+    heads = model.n_head * max(model.key_dim, model.value_dim)
+    layer = (1 + size) / 2 * NUMBERS_PER_CHANNEL * (model.n_embd + heads)
+    layer += size * NUMBERS_PER_HIDDEN_CHANNEL * model.hidden_dim
+    is_short = size < 1 and model.block_size <= SHORT_ATTENTION_MAX_TOKENS
+    if device != "cuda" and (is_short or model.dropout > 0):  # otherwise a kernel recomputes them
+        layer += size * NUMBERS_PER_ATTENTION_WEIGHT * model.n_head * model.block_size
+    logits = tokens * (model.vocab_size + model.vocab_padding)
+    in_float32 = min(logits, MAX_FLOAT32_LOGITS.get(device, logits))
 
-    `model_settings` are the fields of a `GPTConfig`. Only tensors of a GPU that torch can use are
-    traced as such, others as on a CPU.
-    """
-    if not (device.startswith("cuda") and torch.cuda.is_available()):
-        device = "cpu"
-    config = GPTConfig(*model_settings)
-    with FakeTensorMode(), torch.device(device):
-        model = build_model(config)
-        model.checkpoint_activations = checkpoint_activations
-        optimizers = build_optimizers(model, OptimConfig(name=optimizer_name), precision)
-
-        def fill_gradients() -> None:
-            for p in model.parameters():
-                p.grad = torch.zeros_like(p)
-
-        def run_model(rows: int) -> None:
-            tokens = torch.zeros(rows, config.block_size, dtype=torch.int64)
-            with autocast(device, precision):
-                loss = model(tokens, tokens)[1]
-            loss.backward()
-
-        def update() -> None:
-            for optimizer in optimizers:
-                optimizer.step()
-
-        fill_gradients()
-        update()  # now the optimizers have their state
-        weights = sum(p.nbytes for p in model.parameters())
-        states = [state for optimizer in optimizers for state in optimizer.state.values()]
-        state = sum(tensor.nbytes for tensors in states for tensor in tensors.values())
-
-        fill_gradients()
-        logits = TRACED_CHUNKS * MAX_FLOAT32_LOGITS[torch.device(device).type]
-        rows = ceil(logits / (config.block_size * config.vocab_size))
-        once, twice = (_track_peak(model, optimizers, partial(run_model, n * rows)) for n in (1, 2))
-        peak_of_update = _track_peak(model, optimizers, update)
-    return _StepMemory(
-        weights=weights,
-        state=state,
-        fixed=2 * once - twice - 2 * weights - state,
-        per_sequence=(twice - once) // rows,
-        update=peak_of_update - weights - state,
-    )
+    kept = model.n_layer * (model.n_embd if config.checkpoint_activations else layer)
+    return tokens * (kept + layer) + NUMBERS_PER_LOGIT * (size * logits + in_float32)
 
 
-def _track_peak(model: GPT, optimizers: list[Optimizer], work: Callable[[], None]) -> int:
-    """Return the largest number of bytes that all tensors need at once during some work."""
-    from torch.distributed._tools.mem_tracker import MemTracker
-
-    tracker = MemTracker()
-    tracker.track_external(model, *optimizers)
-    with tracker:
-        work()
-    (peak,) = tracker.get_tracker_snapshot("peak").values()
-    return peak["Total"]
+def _table_bytes(config: ResolvedConfig) -> int:
+    """Return the bytes of a table of n-grams and of its sparse gradients in one process."""
+    model = config.model
+    rows = model.ngram_rows or 0
+    used = min(rows, config.micro_batch_size() * model.block_size * (model.ngrams - 1))
+    # The gradient keeps the rows of each micro-batch, and is copied to add them up
+    gradient = 2 * config.accumulate * used * (KEY_BYTES + FLOAT32_BYTES * model.ngram_dim)
+    return rows * (KEY_BYTES + FLOAT32_BYTES * (model.ngram_dim + 1)) + gradient

@@ -22,7 +22,7 @@ from training.inputs import (
     prepare_inputs,
     prepare_same_text,
 )
-from training.memory import memory_needed
+from training.memory import memory_bound
 from training.plan import fits, print_run, process_memory, resolve
 from training.record import describe_task
 from training.run_folder import Progress, check_run_folder, read_progress
@@ -114,7 +114,7 @@ def dry_run(
     parameters, flops_per_token = model_size(resolved.model)
     num_steps = max(0, config.max_steps - progress.step)
     num_tokens = num_steps * tokens_per_step(resolved)
-    memory = memory_needed(resolved, processes)
+    memory = memory_bound(resolved, processes)
     available = process_memory(resolved.device, processes)
     step_seconds, source = time_step(resolved, processes, train_step)
     duration = "unknown"
@@ -132,7 +132,9 @@ def dry_run(
     log("\n" + config_yaml(resolved))
     print_run(printer(Terminal(), wrap=True), resolved, parameters, text, processes)
     of_device = f" of {available / 1e9:,.1f} GB" if available else ""
-    log(f"memory   about {memory_text}{of_device} for the tensors of a step in each process")
+    log(
+        f"memory   at most about {memory_text}{of_device} for the tensors of a step in each process"
+    )
     log("         on top: PyTorch (0.4 GB on a CPU), memory that it keeps for reuse,")
     log("         evaluation and snapshots of attention")
     log(f"compute  {flops} for {pluralize(num_tokens, 'token')} in {pluralize(num_steps, 'step')}")

@@ -3,6 +3,7 @@
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +11,7 @@ from torch.optim import AdamW, Optimizer
 
 from config import OptimConfig
 from kernels import DTYPES
-from training.tensors import is_distributed, local_part
+from training.tensors import apply_to_whole, is_distributed, local_part
 
 # Coefficients of Muon's quintic iteration (Jordan et al. 2024). The polynomial is steep at 0, so
 # that small singular values grow quickly; in exchange they end near 1 instead of exactly at 1.
@@ -80,21 +81,6 @@ class Muon(Optimizer):
             by_shape[p.shape].append(p)
         return list(by_shape.values())
 
-    def owns(self, p: Tensor) -> bool:
-        """Return whether this process stores the state of a matrix."""
-        return True
-
-    def share_state(self, p: Tensor) -> dict[str, Tensor]:
-        """Return the complete state of a matrix on all ranks."""
-        return self.state[p]
-
-    @staticmethod
-    def initial_state(p: Tensor) -> dict[str, Tensor]:
-        """Return the state of a matrix (rows, columns) before its first step."""
-        orthogonal_mean_square = 1 / max(p.shape)
-        row_squares = torch.full_like(p[:, :1], orthogonal_mean_square)
-        return {"momentum": torch.zeros_like(p), "row_squares": row_squares}
-
     @torch.no_grad()
     def step(self) -> None:  # type: ignore[override]  # without torch's closure
         """Update all matrices, and free their gradients."""
@@ -102,18 +88,22 @@ class Muon(Optimizer):
         for stack in self.stacks():
             rows, columns = stack[0].shape
             step_size = group["lr"] * math.sqrt(max(1, rows / columns))
-            updates = self.compute_updates(stack)[: len(stack)].unbind()
+            updates = self.compute_updates(stack).unbind()
             weights = [local_part(p) for p in stack]
             torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])
             torch._foreach_add_(weights, list(updates), alpha=-step_size)
 
     def compute_updates(self, stack: list[Tensor]) -> Tensor:
-        """Return the updates of matrices of one shape, (n, rows, columns); free their gradients."""
+        """Return this rank's rows of the updates of matrices of one shape: (n, rows, columns).
+
+        Their gradients are freed.
+        """
         momentum = self.param_groups[0]["momentum"]
         orthogonal_mean_square = 1 / max(stack[0].shape)
         for p in stack:
             if not self.state[p]:
-                self.state[p] = self.initial_state(p)
+                row_squares = torch.full_like(p[:, :1], orthogonal_mean_square)
+                self.state[p] = {"momentum": torch.zeros_like(p), "row_squares": row_squares}
 
         # Nesterov momentum
         momenta = [local_part(self.state[p]["momentum"]) for p in stack]
@@ -124,18 +114,14 @@ class Muon(Optimizer):
             p.grad = None
 
         # Orthogonalization
-        updates = self.orthogonalize(nesterov, stack)
+        updates = apply_to_whole(partial(orthogonalize, dtype=self.dtype), nesterov, stack[0])
 
         # Row normalization
-        row_squares = [local_part(self.state[p]["row_squares"]) for p in stack]
+        squares = [local_part(self.state[p]["row_squares"]) for p in stack]
         new_squares = updates.square().mean(dim=-1, keepdim=True)  # (n, rows, 1)
-        mean_squares = torch.lerp(torch.stack(row_squares), new_squares, 1 - ROW_SQUARES_DECAY)
-        torch._foreach_copy_(row_squares, list(mean_squares.unbind()))
+        mean_squares = torch.lerp(torch.stack(squares), new_squares, 1 - ROW_SQUARES_DECAY)
+        torch._foreach_copy_(squares, list(mean_squares.unbind()))
         return updates * (orthogonal_mean_square / mean_squares.clamp(min=MIN_MEAN_SQUARE)).sqrt()
-
-    def orthogonalize(self, momenta: Tensor, stack: list[Tensor]) -> Tensor:
-        """Return the orthogonalized momenta, (n, rows, columns), of matrices of one shape."""
-        return orthogonalize(momenta, self.dtype)
 
 
 class RowAdagrad(Optimizer):
@@ -167,10 +153,7 @@ class RowAdagrad(Optimizer):
 
 
 def build_optimizers(
-    model: nn.Module,
-    optim: OptimConfig,
-    precision: str = "fp32",
-    muon_class: Callable[..., Muon] = Muon,
+    model: nn.Module, optim: OptimConfig, precision: str = "fp32"
 ) -> list[Optimizer]:
     """Build the optimizers that together update every parameter of a placed model once.
 
@@ -199,7 +182,7 @@ def build_optimizers(
     optimizers: list[Optimizer] = [AdamW(groups, lr=optim.lr, betas=betas, fused=True)]
     if matrices:
         rates = (optim.muon_peak_lr, optim.momentum, optim.weight_decay)
-        optimizers.append(muon_class(matrices, *rates, DTYPES[precision]))
+        optimizers.append(Muon(matrices, *rates, DTYPES[precision]))
     if tables:
         optimizers.append(RowAdagrad(tables, optim.lr))
 
@@ -221,11 +204,10 @@ def clip_gradients(
     Returns the norm of each parameter's gradient before clipping, (parameters,), on the device.
     """
     for p in model.parameters():
-        if p.grad is not None and p.grad.is_sparse:
+        if p.grad.is_sparse:
             p.grad = p.grad.coalesce()  # adds up the gradients of a row that occurs several times
     params = list(model.parameters())
-    none = torch.empty(0, device=params[0].device)  # of a matrix that another rank owns
-    grads = [none if p.grad is None else local_part(p.grad) for p in params]
+    grads = [local_part(p.grad) for p in params]  # of some, a rank may have no rows
     grads = [grad.values() if grad.is_sparse else grad for grad in grads]
     # Among the norms of many gradients, torch can confuse those after an empty one on a GPU.
     norm_of_next = iter(torch._foreach_norm([grad for grad in grads if grad.numel() > 0]))

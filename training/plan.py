@@ -17,7 +17,7 @@ from training.device import (
     pick_threads,
 )
 from training.flops import model_size, peak_flops, tokens_per_step
-from training.memory import MAX_MEMORY_SHARE, PYTORCH_BYTES, memory_bound, memory_needed
+from training.memory import memory_bound
 
 # Floating-point operations of a whole run from which compiling saves time, by kind of device.
 # Measured on CPUs (LOG.md); an estimate for GPUs.
@@ -25,6 +25,9 @@ MIN_FLOPS_TO_COMPILE = {"cpu": 1e14, "cuda": 1e16}
 # From more epochs than this the validation loss rises again. Of the default model on tiny
 # Shakespeare it falls until the end of 5.9 epochs, and rises from the middle of 11.8 (LOG.md).
 MANY_EPOCHS = 10
+# Share of a device's memory that a step may need before the model is sharded.
+MAX_MEMORY_SHARE = 0.9
+PYTORCH_BYTES = 0.4e9  # resident beside tensors in a process that computes on the CPU
 
 
 def resolve(config: Config, processes: int, text: Tokens, steps_done: int = 0) -> ResolvedConfig:
@@ -184,9 +187,7 @@ def pick_shard(
 def fits(config: ResolvedConfig, processes: int, memory: float) -> bool:
     """Return whether the memory of a process in bytes suffices, with some left over."""
     available = MAX_MEMORY_SHARE * memory - _pytorch_memory(config.device)
-    return (
-        memory_bound(config, processes) < available or memory_needed(config, processes) < available
-    )
+    return memory_bound(config, processes) < available
 
 
 def _pytorch_memory(device: str) -> float:
@@ -231,10 +232,11 @@ def print_run(
         log(f"peak     {peak / 1e9:,.0f} GFLOP/s in a matrix product (data sheet)")
     available = process_memory(config.device, processes)
     if available and not fits(config, processes, available):
-        needed = memory_needed(config, processes) + _pytorch_memory(config.device)
+        needed = memory_bound(config, processes) + _pytorch_memory(config.device)
         log(
-            f"note     a step needs about {needed / 1e9:,.1f} GB of memory; {config.device} has "
-            f"{available / 1e9:,.1f} GB{' per process' if processes > 1 else ''}; "
+            f"note     a step needs at most about {needed / 1e9:,.1f} GB of memory; "
+            f"{config.device} has {available / 1e9:,.1f} GB"
+            f"{' per process' if processes > 1 else ''}; "
             "raise accumulate, set checkpoint_activations=true, start more processes with "
             "shard=auto, or lower model.n_layer or model.n_embd"
         )

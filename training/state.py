@@ -87,7 +87,7 @@ def build_state(
     world.wait()
     model.checkpoint_activations = config.checkpoint_activations
     forward = world.place_model(model, config)
-    optimizers = build_optimizers(model, config.optim, config.precision, world.muon_class(config))
+    optimizers = build_optimizers(model, config.optim, config.precision)
     scaler = LossScaler(config.precision == "fp16")
     guard, mean_loss = NonFiniteGuard(model), MeanLoss(config.device)
     return TrainingState(config, world, model, forward, optimizers, scaler, guard, mean_loss)

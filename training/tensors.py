@@ -1,7 +1,7 @@
 """Tensors that may be sharded by rows over ranks, and reading them from safetensors files."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
@@ -11,7 +11,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
-from torch.distributed.tensor import distribute_tensor
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from common.errors import UserError
 from common.files import parse_step, read_start
@@ -136,3 +136,25 @@ def shard_like(parameter: Tensor, tensor: Tensor) -> Tensor:
         return tensor
     mesh, placements = parameter.device_mesh, parameter.placements
     return distribute_tensor(tensor, mesh, placements, src_data_rank=None)
+
+
+def apply_to_whole(function: Callable[[Tensor], Tensor], parts: Tensor, like: Tensor) -> Tensor:
+    """Apply a function of complete matrices (n, rows, columns) to this rank's rows of them.
+
+    They are sharded by rows as the matrix `like`, or complete. Each rank gathers all of them, and
+    keeps its rows of the result; all ranks call it together.
+    """
+    if not is_distributed(like):
+        return function(parts)
+    rows, columns = like.shape
+    placements = [Shard(1) if placement.is_shard() else placement for placement in like.placements]
+    complete = DTensor.from_local(
+        parts,
+        like.device_mesh,
+        placements,
+        run_check=False,
+        shape=torch.Size((len(parts), rows, columns)),
+        stride=(rows * columns, columns, 1),
+    ).full_tensor()
+    result = distribute_tensor(function(complete), like.device_mesh, placements, src_data_rank=None)
+    return result.to_local()

@@ -12,12 +12,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
 from common.signals import STOP_SIGNALS, set_handlers
 from config import ResolvedConfig
 from model import GPT
-from training.optimizers import Muon
 
 
 class Stopped(BaseException):
@@ -108,11 +106,7 @@ class World:
             model.ngrams.sparse = True  # several ranks average dense gradients instead
         return compile_model(model) if config.compile else model
 
-    def muon_class(self, config: ResolvedConfig) -> Callable[..., Muon]:
-        """Return the constructor of Muon."""
-        return Muon
-
-    def average_gradients(self, optimizers: list[Optimizer]) -> None:
+    def average_gradients(self, model: GPT) -> None:
         """Average the gradients over the ranks, as far as the backward pass has not done so."""
 
     def join_norms(self, norms: Tensor, params: list[Tensor]) -> Tensor:

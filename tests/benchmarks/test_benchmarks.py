@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from benchmarks import gpu, preparing, sampling, scaling, speedrun, throughput
+from benchmarks import gpu, limits, preparing, sampling, scaling, speedrun, throughput
 from benchmarks.counting import kneser_ney
 
 
@@ -111,3 +111,9 @@ def test_the_gpu_benchmark_runs_on_a_cpu(test_data, capsys):
     assert "FAILED with" not in printed and "not finished" not in printed
     for text in (" passed", "aten::", "shard=all", *gpu.TIME_LIMITS):
         assert text in printed
+
+
+def test_the_page_on_limits_predicts_published_speeds_within_15_percent():
+    errors = [abs(speed / published.speed - 1) for published, speed in limits.predict_published()]
+    assert sum(error < 1e-9 for error in errors) == 2  # one of each program is fitted
+    assert max(errors) < 0.15

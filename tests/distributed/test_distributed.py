@@ -25,7 +25,7 @@ from common.checkpoints import find_checkpoint
 from common.errors import UserError
 from config import Config, GPTConfig, OptimConfig, ResolvedConfig
 from train import train_step
-from training.memory import memory_needed
+from training.memory import memory_bound
 from training.plan import check_batch_size, check_shard, pick_shard
 from training.state import build_state
 from training.tensors import is_distributed, local_part
@@ -102,7 +102,7 @@ def test_each_rank_stores_its_share_of_the_model_and_measures_the_same_loss(tmp_
 
 def test_shard_auto_takes_the_smallest_number_of_processes_whose_memory_suffices():
     config = ResolvedConfig(batch_size=12, accumulate=3, model=GPTConfig(300), precision="fp32")
-    needed = {shard: memory_needed(replace(config, shard=shard), 4) for shard in (1, 2, 4)}
+    needed = {shard: memory_bound(replace(config, shard=shard), 4) for shard in (1, 2, 4)}
     for memory, shard in ((1e9, 1), (None, 1), (needed[2] * 1.2, 2), (1.0, 4)):
         assert pick_shard(config, 4, memory, machine_processes=2) == shard
 

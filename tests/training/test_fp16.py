@@ -107,7 +107,7 @@ def test_the_factor_doubles_after_an_interval_without_an_overflow(monkeypatch):
     assert factors == [1, 1, 0.5, 0.5, 0.5, 1, 1, 1, 2]
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_resumed_run_has_the_same_bits_and_goes_on_with_its_loss_scale(
     tiny, train_in_process, tmp_path, monkeypatch
 ):

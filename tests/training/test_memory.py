@@ -1,4 +1,4 @@
-"""The estimate of a run's memory agrees with the peak resident memory of real steps."""
+"""The bound of a run's memory is between the peak resident memory of real steps and twice that."""
 
 import ctypes
 import gc
@@ -15,12 +15,11 @@ from ranks import in_ranks
 import cli
 from config import GPTConfig, OptimConfig, ResolvedConfig
 from train import train_step
-from training.memory import memory_bound, memory_needed
+from training.memory import memory_bound
 from training.state import build_state
 from training.world import World
 
 M_MMAP_THRESHOLD = -3
-MUON = OptimConfig(name="muon")
 LLAMA = {"n_kv_head": 2, "norm": "rmsnorm", "position": "rope", "mlp": "swiglu"}
 CONFIG = ResolvedConfig(
     device="cpu",
@@ -50,8 +49,8 @@ def release_memory() -> None:
     ctypes.CDLL("libc.so.6").malloc_trim(0)
 
 
-def measure_peak(world: World, config: ResolvedConfig) -> list[float]:
-    """How much two steps raise the resident memory, relative to the estimate and its bound."""
+def measure_peak(world: World, config: ResolvedConfig) -> float:
+    """How much two steps raise the resident memory, relative to the bound."""
     # What is freed goes back to the system. The heap that earlier tests left is taken, because
     # tensors in it would not.
     libc = ctypes.CDLL("libc.so.6")
@@ -79,9 +78,17 @@ def measure_peak(world: World, config: ResolvedConfig) -> list[float]:
     state = build_state(config, world)
     for step in range(2):  # from the second step on, the optimizer has its state
         train_step(state, step, tokens, tokens)
-    measured = memory("VmHWM") - before
-    estimates = memory_needed(config, world.size), memory_bound(config, world.size)
-    return [measured / estimate for estimate in estimates]
+    return (memory("VmHWM") - before) / memory_bound(config, world.size)
+
+
+def preset(settings: str, **sizes: int) -> ResolvedConfig:
+    """A preset as one process of a CPU trains it, on a text with these sizes."""
+    config = cli.read_job([settings], pytest.fail).config
+    model = GPTConfig.from_settings(replace(config.model, **sizes))
+    return ResolvedConfig(
+        **vars(config)
+        | {"model": model, "device": "cpu", "precision": "fp32", "compile": False, "shard": 1}
+    )
 
 
 pytestmark = [
@@ -96,43 +103,16 @@ pytestmark = [
 @pytest.mark.parametrize(
     "size, config",
     [
-        (1, change(CONFIG, LLAMA)),
+        (1, preset("experiment=default", vocab_size=2048)),
+        soak(1, preset("experiment=speedrun_ngrams", vocab_size=65, ngram_rows=99_999)),
         soak(1, change(CONFIG, LLAMA, precision="bf16")),
         soak(1, change(CONFIG, {"vocab_size": 9999}, checkpoint_activations=True)),
-        soak(1, change(CONFIG, {"attention_gate": "channel", "smear_keys": True, "dropout": 0.1})),
-        soak(1, replace(WIDE, accumulate=2, optim=MUON)),
-        soak(1, change(CONFIG, LLAMA, precision="bf16", compile=True)),
+        soak(2, replace(WIDE, batch_size=4, optim=OptimConfig(name="muon"))),
         (2, replace(WIDE, batch_size=4, shard=2, checkpoint_activations=True)),
-        soak(3, replace(WIDE, batch_size=12, optim=MUON, accumulate=2)),
-        soak(4, replace(WIDE, batch_size=8, optim=MUON, shard=2)),
-        soak(4, replace(WIDE, batch_size=8, shard=4)),
     ],
 )
-def test_the_peak_memory_of_each_process_is_close_to_the_estimate(tmp_path, size, config):
-    for of_estimate, of_bound in in_ranks(tmp_path, size, partial(measure_peak, config=config)):
-        assert 0.8 < of_estimate < 1.25
-        assert of_bound < 1 or size > 1
-
-
-@pytest.mark.parametrize(
-    "settings, sizes",
-    [
-        ("experiment=default", {"vocab_size": 2048}),
-        ("experiment=speedrun_ngrams", {"vocab_size": 65, "ngram_rows": 99_999}),
-    ],
-)
-def test_the_peak_memory_of_presets_is_close_to_the_estimate(tmp_path, settings, sizes):
-    config = cli.read_job(settings.split(), pytest.fail).config
-    resolved = ResolvedConfig(
-        **vars(config)
-        | {
-            "model": GPTConfig.from_settings(replace(config.model, **sizes)),
-            "device": "cpu",
-            "precision": "fp32",
-            "compile": False,
-            "threads": 1,
-            "shard": 1,
-        }
-    )
-    ((of_estimate, _),) = in_ranks(tmp_path, 1, partial(measure_peak, config=resolved))
-    assert 0.9 < of_estimate < 1.1
+def test_the_peak_memory_of_each_process_is_between_half_the_bound_and_the_bound(
+    tmp_path, size, config
+):
+    for share_of_bound in in_ranks(tmp_path, size, partial(measure_peak, config=config)):
+        assert 0.5 < share_of_bound < 1

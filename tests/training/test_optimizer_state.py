@@ -61,10 +61,6 @@ def build(make: Callable[..., Optimizer], model: torch.nn.Module) -> list[Optimi
     ]
 
 
-def ours(name: str, world: World, config: ResolvedConfig, model: torch.nn.Module):
-    return build_optimizers(model, OptimConfig(name=name), "fp32", world.muon_class(config))
-
-
 MAKERS = {
     "sgd": partial(optim.SGD, lr=0.1),
     "sgd with momentum": partial(optim.SGD, lr=0.1, momentum=0.9, nesterov=True),
@@ -94,7 +90,11 @@ def difference_after_a_resume(name: str, folder: Path, world: World, shard: int 
         model = build_model(SHAPE)
         world.place_model(model, config)
         make = {**MAKERS, **UNSHARDED}.get(name)
-        build_all = partial(build, make) if make else partial(ours, name, world, config)
+        build_all = (
+            partial(build, make)
+            if make
+            else partial(build_optimizers, optim=OptimConfig(name=name))
+        )
         optimizers = build_all(model)
         for step in range(4):
             if stops and step == 2:
@@ -108,7 +108,7 @@ def difference_after_a_resume(name: str, folder: Path, world: World, shard: int 
             tokens = torch.randint(97, (8, 17)).chunk(world.size)[world.rank]
             model(tokens[:, :-1], tokens[:, 1:])[1].backward()
             if world.size > 1:
-                world.average_gradients(optimizers)
+                world.average_gradients(model)
             clip_gradients(model, 0, world.join_norms)
             for optimizer in optimizers:
                 optimizer.step()

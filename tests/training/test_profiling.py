@@ -18,7 +18,7 @@ def count_traced_steps(run_dir: str | Path) -> int:
     return sum(e.get("name") == TRAIN_STEP and e.get("cat") == "user_annotation" for e in events)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_profile_lists_the_operations_of_its_steps_and_changes_no_bit(
     tiny: Config, train_in_process, tmp_path, capsys
 ):

@@ -268,7 +268,7 @@ def read_wandb(run_dir: Path) -> WandbFile:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_an_offline_wandb_record_contains_the_metrics_and_the_configuration(command, tmp_path):
     done = command(
         "train.py",

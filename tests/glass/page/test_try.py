@@ -135,8 +135,12 @@ def test_a_typed_text_is_read_with_interventions_and_continued(own, open_page):
 SLOW_WORKER = """
 const Original = Worker;
 window.Worker = class extends Original {
-  postMessage(message) { setTimeout(() => super.postMessage(message), window.delay ?? 0); }
+  postMessage(message) {
+    window.posted += 1;
+    setTimeout(() => super.postMessage(message), window.delay ?? 0);
+  }
 };
+window.posted = 0;
 window.shown = new Set();
 const textOf = id => document.getElementById(id)?.textContent ?? "";
 const watch = () => {
@@ -172,14 +176,16 @@ def test_the_slider_stops_where_the_page_has_weights_and_no_view_shows_another_s
 
     tab.evaluate("shown.clear(); delay = 400")
     for typed in ("the", "the glass", text):
+        tab.evaluate("posted = 0")
         tab.fill("#typed", typed)
-        tab.wait_for_timeout(100)
+        wait_until(tab, "posted > 0")
     tab.focus("#step")
     for key, step in (("ArrowRight", 12), ("ArrowLeft", 0), ("End", 12)):
         tab.keyboard.press(key)
         expect_text(tab, "#step-now", f"step {step}")
+    tab.evaluate("posted = 0")
     tab.keyboard.press("ArrowLeft")
-    tab.wait_for_timeout(200)
+    wait_until(tab, "posted > 0")
     tab.keyboard.press("ArrowRight")  # before the answer
     ids = tokenizer.encode(text)
     for _ in range(2):  # a text takes two requests; answers come in their order
