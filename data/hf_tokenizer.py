@@ -4,8 +4,7 @@ import base64
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -63,8 +62,7 @@ class HFTokenizer:
         self.end_of_text = next(iter(self.end_of_text_ids), None)
         # What the tokenizer puts before a text is known only by encoding one
         ordinary = self._vocabulary.keys() - self.special.keys()
-        with panics_as_errors():
-            encoded = self._library.encode(self._vocabulary[min(ordinary)])
+        encoded = self._library.encode(self._vocabulary[min(ordinary)])
         has_begin = encoded.special_tokens_mask[:1] == [1]
         self.begin_of_text: int | None = encoded.ids[0] if has_begin else None
         self.bos_token_id = self.begin_of_text
@@ -95,8 +93,7 @@ class HFTokenizer:
 
     def _encode(self, text: str) -> Encoding:
         try:
-            with panics_as_errors():
-                return self._library.encode(text, add_special_tokens=False)
+            return self._library.encode(text, add_special_tokens=False)
         except Exception as e:  # the library raises plain Exceptions
             raise UserError(
                 f"this model's tokenizer cannot encode {text[:20]!r} ({e}); leave out the "
@@ -177,8 +174,7 @@ def build_library(description: str) -> Library:
         UserError: It has too high an id, or would make a text too long.
         Exception: It cannot be read.
     """
-    with panics_as_errors():
-        library = Library.from_str(description)
+    library = Library.from_str(description)
     check_vocab_size(max(library.get_vocab().values()) + 1, len(description))
     stages = library.normalizer, library.pre_tokenizer, library.post_processor
     encoding_growth = math.prod(_max_growth(stage) for stage in stages)
@@ -201,17 +197,6 @@ def check_vocab_size(vocab_size: int, file_size: int) -> None:
             f"its {HF_TOKENIZER_FILE} has the id {vocab_size - 1:,}, but is too small for so many "
             "tokens; use the original file of the model"
         )
-
-
-@contextmanager
-def panics_as_errors() -> Iterator[None]:
-    """Turn a panic of the library, which is no `Exception`, into one."""
-    try:
-        yield
-    except BaseException as e:
-        if type(e).__name__ != "PanicException":
-            raise
-        raise ValueError(str(e)) from None
 
 
 def _max_growth(stage: Any) -> float:

@@ -1,15 +1,12 @@
 """Convert text to token ids and back: characters, byte pairs, or a model's own tokenizer."""
 
 import base64
-import hashlib
 import json
-import os
 import re
 from collections.abc import Iterable
 from contextlib import suppress
 from itertools import chain, pairwise
 from pathlib import Path
-from tempfile import gettempdir
 from typing import Any, Literal
 from unicodedata import normalize
 
@@ -20,7 +17,7 @@ from tokenizers import Regex, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Library
 
 from common.errors import UserError
-from common.files import exists, list_folder, read_json_object
+from common.files import read_json_object
 from common.terminal import error_sentence
 from common.text import pluralize, replace_surrogates
 from config import TokenizerConfig
@@ -227,41 +224,16 @@ def split_long_runs(text: str) -> list[str]:
 
 def load_tiktoken(name: str) -> BPETokenizer:
     """Load a vocabulary that tiktoken knows by name, with end-of-text as its only special token."""
-    default = os.environ.get("DATA_GYM_CACHE_DIR", os.path.join(gettempdir(), "data-gym-cache"))
-    cache = Path(os.environ.get("TIKTOKEN_CACHE_DIR", default))
-    stored: list[Path] = []
-    with suppress(OSError):
-        stored = list_folder(cache)  # before tiktoken removes a damaged file
     try:
         encoding = tiktoken.get_encoding(name)
     except (OSError, ValueError) as e:
         raise UserError(
-            f"the vocabulary tokenizer={name} cannot be read: {_tiktoken_problem(e, cache, stored)}"
+            f"the vocabulary tokenizer={name} is not in tiktoken's cache, which TIKTOKEN_CACHE_DIR "
+            f"names, and cannot be downloaded ({error_sentence(e)})"
         ) from None
     token_of = {id: token for token, id in encoding._mergeable_ranks.items()}
     tokens = [token_of.get(id) for id in range(max(token_of) + 1)]
     return BPETokenizer(encoding._pat_str, tokens, encoding._special_tokens.get(END_OF_TEXT))
-
-
-def _tiktoken_problem(error: Exception, cache: Path, stored: list[Path]) -> str:
-    """Return what happened to a file of tiktoken, which names it by the hash of its address."""
-    request = getattr(error, "request", None)  # that failed
-    if request is None:
-        return f"{getattr(error, 'filename', None) or cache}: {error_sentence(error)}"
-    file = cache / hashlib.sha1(request.url.encode()).hexdigest()
-    plain_name = cache / request.url.rpartition("/")[2]
-    try:
-        problem = "is missing" if exists(cache) else "is missing, as is the folder"
-        if file in stored:
-            problem = "was damaged"
-        elif exists(plain_name):
-            problem = f"is there as {plain_name.name}: rename it"
-    except OSError as e:
-        problem = f"cannot be read ({e.strerror})"
-    return (
-        f"{request.url} could not be downloaded ({type(error).__name__}), and {file}, where "
-        f"tiktoken stores it (TIKTOKEN_CACHE_DIR), {problem}"
-    )
 
 
 def encode_with_bytes(tokenizer: Tokenizer, text: str) -> tuple[np.ndarray, np.ndarray]:

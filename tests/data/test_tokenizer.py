@@ -167,38 +167,18 @@ def test_a_saved_tokenizer_gives_the_same_ids(tokenizer, tmp_path):
     assert loaded.decode(tokenizer.encode(SAMPLE)) == SAMPLE
 
 
-VOCABULARY = "6d1cbeee0f20b3d9449abfede4726ed8212e3aee"  # of the address of vocab.bpe
-
-
-@pytest.mark.parametrize("variable", ["TIKTOKEN_CACHE_DIR", "DATA_GYM_CACHE_DIR"])
-@pytest.mark.parametrize(
-    "name, content, cause",
-    [
-        (None, None, "missing"),
-        (VOCABULARY, b"", "damaged"),
-        (VOCABULARY, b"#version: 0.2\n", "damaged"),
-        ("vocab.bpe", b"#version: 0.2\n", "vocab.bpe: rename"),
-        (f"{VOCABULARY}/file", b"", "directory"),
-    ],
-)
-def test_a_vocabulary_that_cannot_be_read_is_named_with_the_cause(
-    tmp_path, monkeypatch, variable, name, content, cause
-):
+@pytest.mark.parametrize("content", [None, b"#version: 0.2\n"], ids=["missing", "damaged"])
+def test_a_vocabulary_that_cannot_be_read_is_named_with_the_cause(tmp_path, monkeypatch, content):
     def get(address):
-        raise requests.ConnectionError(request=requests.Request("GET", address))
+        raise requests.ConnectionError(f"no network to {address}")
 
     monkeypatch.setattr(requests, "get", get)
     monkeypatch.setattr(tiktoken.registry, "ENCODINGS", {})
-    monkeypatch.delenv("TIKTOKEN_CACHE_DIR", raising=False)
-    cache = tmp_path / "cache"
-    monkeypatch.setenv(variable, str(cache))
-    if name:
-        (cache / name).parent.mkdir(parents=True)
-        (cache / name).write_bytes(content)
-    with pytest.raises(UserError) as error:
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
+    if content:
+        (tmp_path / "6d1cbeee0f20b3d9449abfede4726ed8212e3aee").write_bytes(content)
+    with pytest.raises(UserError, match=r"tokenizer=gpt2.*TIKTOKEN_CACHE_DIR.*no network to https"):
         load_tiktoken("gpt2")
-    for named in ("tokenizer=gpt2", str(cache / VOCABULARY), cause):
-        assert named in str(error.value)
 
 
 @needs_gpt2
