@@ -14,7 +14,6 @@ import os
 import re
 import shutil
 import subprocess
-import time
 from collections import Counter
 from collections.abc import Sequence
 from itertools import groupby
@@ -82,23 +81,24 @@ def argv_of(job: str, text_file: Path) -> list[str]:
 
 def traced(folder: Path, job: str, text_file: Path, *options: str) -> Process:
     """Start the job in a folder, its main thread under strace from its first line on."""
-
-    def wait_for_strace():
-        while "TracerPid:\t0\n" in Path("/proc/self/status").read_text():
-            time.sleep(0.002)
-
+    reading, writing = os.pipe()
     os.environ["GLASSGPT_CACHE"] = str(folder / "place" / "cache")
-    process = Process(folder, *argv_of(job, text_file), fault=wait_for_strace)
+    process = Process(folder, *argv_of(job, text_file), fault=lambda: os.read(reading, 1))
     strace = subprocess.Popen(
         ["strace", "-y", "-s", "300", "-o", folder / "trace", *options, "-p", str(process.pid)],
         stderr=subprocess.PIPE,
+        text=True,
     )
-    while strace.poll() is None and not process.ended():
-        time.sleep(0.01)
-    if strace.wait() and not process.ended():
+    attached = strace.stderr.readline()
+    if not attached.endswith("attached\n"):
         process.signal(KILL)
         process.wait()
-        pytest.skip(f"strace cannot attach here: {strace.stderr.read().decode().strip()}")
+        pytest.skip(f"strace cannot attach here: {attached.strip()}")
+    os.write(writing, b"\n")  # now the job begins
+    process.wait()
+    strace.communicate()  # it ends with the process
+    os.close(reading)
+    os.close(writing)
     return process
 
 

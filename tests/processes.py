@@ -12,6 +12,7 @@ import itertools
 import json
 import os
 import runpy
+import select
 import shutil
 import signal
 import subprocess
@@ -129,13 +130,15 @@ class Process:
 
     def wait(self, timeout: float = 600) -> int:
         """Wait for its end and return the exit status, or minus the signal that killed it."""
-        end = time.monotonic() + timeout
-        while not self.ended():
-            if time.monotonic() > end:
+        if not self.ended():
+            end_of_process = os.pidfd_open(self.pid)
+            has_ended = select.select([end_of_process], [], [], timeout)[0]
+            os.close(end_of_process)
+            if not has_ended:
                 self.signal(signal.SIGKILL)
                 os.waitpid(self.pid, 0)
                 raise AssertionError(f"still running after {timeout} s: {self.output()}")
-            time.sleep(0.005)
+            self.ended()
         return self.status
 
     def ended(self) -> bool:

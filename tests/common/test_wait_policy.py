@@ -2,37 +2,12 @@
 
 import os
 import re
-import subprocess
 import sys
-from contextlib import ExitStack
 
 import pytest
-from conftest import ROOT
 
 from common import wait_policy
-from common.wait_policy import VARIABLES, processors, read_usage
-
-UNSET: dict[str, str | None] = dict.fromkeys(VARIABLES)
-CHOOSE = """
-import time
-from common import wait_policy
-time.sleep(0.5)
-wait_policy.choose_wait_policy(print)
-print(wait_policy.os.environ)
-"""
-
-
-def choose(**variables: str) -> str:
-    """Return what the choice prints, and the variables after it, in a process of its own."""
-    environment = {key: value for key, value in os.environ.items() if key not in VARIABLES}
-    return subprocess.run(
-        [sys.executable, "-c", CHOOSE],
-        cwd=ROOT,
-        env=environment | variables,
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
+from common.wait_policy import VARIABLES, Usage, choose_wait_policy, read_usage
 
 
 def test_only_the_processors_of_this_process_count(monkeypatch, tmp_path):
@@ -51,29 +26,32 @@ def test_only_the_processors_of_this_process_count(monkeypatch, tmp_path):
     assert read_usage(tmp_path / "none") is None
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(not os.path.exists("/proc/stat"), reason="only Linux says what others use")
-def test_threads_sleep_beside_other_programs():
-    loop = [sys.executable, "-c", "while True: pass"]
-    with ExitStack() as stack:
-        for _ in processors():
-            stack.callback(stack.enter_context(subprocess.Popen(loop)).kill)
-        printed = choose()
-    assert "note: other programs use" in printed and "'OMP_WAIT_POLICY': 'PASSIVE'" in printed
-
-
-@pytest.mark.parametrize("name", VARIABLES)
-def test_a_users_choice_stays(name):
-    printed = choose(**{name: "1"})
-    assert "note" not in printed
-    assert [other for other in VARIABLES if f"'{other}'" in printed] == [name]
+@pytest.mark.parametrize(("share", "variable"), [(0.1, "GOMP_SPINCOUNT"), (0.5, "OMP_WAIT_POLICY")])
+def test_threads_sleep_beside_other_programs(monkeypatch, share, variable):
+    now = Usage(clock=10, idle=20 * (1 - share) - 3, own=3)  # of two processors
+    monkeypatch.setattr(wait_policy, "_STARTED", Usage(0, 0, 0))
+    monkeypatch.setattr(wait_policy, "read_usage", lambda: now)
+    monkeypatch.setattr(wait_policy, "processors", lambda: [0, 1])
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    for name in VARIABLES:
+        monkeypatch.setenv(name, "")  # restored at the end
+    notes = []
+    choose_wait_policy(notes.append)
+    assert [name for name in VARIABLES if os.environ[name]] == [variable]
+    assert len(notes) == (variable == "OMP_WAIT_POLICY")
+    before = dict(os.environ)
+    choose_wait_policy(pytest.fail)  # now they have chosen
+    assert dict(os.environ) == before
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("script", ["train.py", "sample.py", "explore.py"])
-def test_a_command_chooses_before_torch_is_imported(new_command, finished_run, script):
+def test_a_command_starts_in_safe_path_mode_and_chooses_before_torch_is_imported(
+    new_command, finished_run, script
+):
     run_dir = "new" if script == "train.py" else finished_run
-    environment = {**UNSET, "OMP_DISPLAY_ENV": "verbose"}  # printed by GNU's OpenMP as it starts
+    environment = {**dict.fromkeys(VARIABLES), "PYTHONSAFEPATH": "1"}
+    environment["OMP_DISPLAY_ENV"] = "verbose"  # printed by GNU's OpenMP as it starts
     done = new_command(script, f"run_dir={run_dir}", "device=cuda:99", env=environment)
     assert done.returncode == 1 and "cuda:99" in done.stderr
     if "GOMP_SPINCOUNT" not in done.stderr:

@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
 from dataclasses import astuple, replace
 from itertools import product
 from pathlib import Path
@@ -17,6 +18,7 @@ from corpora import ignore
 from hypothesis import given
 from hypothesis import strategies as st
 
+import data.cache
 import data.corpus
 import data.tokens
 from common.errors import UserError
@@ -27,7 +29,7 @@ from data.cache import locked_build_folder
 from data.copies import Copies
 from data.hf_tokenizer import HFTokenizer
 from data.splits import SplitPiece
-from data.tokenizer import PATTERNS, CharTokenizer, train_bpe
+from data.tokenizer import PATTERNS, CharTokenizer, save_tokenizer, train_bpe
 from data.tokens import prepare
 
 ROOT = Path(__file__).parents[2]
@@ -370,31 +372,32 @@ def test_what_a_killed_process_left_of_an_entry_is_removed(cache):
     assert not folder.exists()
 
 
-SCRIPT = """
-import sys, time
-import data.tokens
-from config import DataConfig, TokenizerConfig
-save = data.tokens.save_tokenizer
-def save_slowly(*args):
-    time.sleep(0.5)
-    save(*args)
-data.tokens.save_tokenizer = save_slowly
-config = TokenizerConfig(name="bpe", vocab_size=280)
-tokens = data.tokens.prepare(DataConfig(source="text", path=sys.argv[1]), config, print)
-print(len(tokens.train), tokens.fingerprint)
-assert not {"torch", "datasets"} & {*sys.modules}
-"""
+def test_two_processes_that_prepare_the_same_text_do_it_once(write, cache, monkeypatch):
+    source, waits, lines = write(PROSE), threading.Event(), []
+
+    def log(line):
+        lines.append(line)
+        if "waiting" in line:
+            waits.set()
+
+    def save_while_another_waits(*args):
+        other.start()
+        assert waits.wait(60)
+        save_tokenizer(*args)
+
+    found = []
+    other = threading.Thread(target=lambda: found.append(prepare(source, SMALL_BPE, log)))
+    monkeypatch.setattr(data.tokens, "save_tokenizer", save_while_another_waits)
+    monkeypatch.setattr(data.cache, "SILENT_WAIT_SECONDS", 0)
+    prepared = prepare(source, SMALL_BPE, log)
+    other.join()
+    assert sum(f"kept in {cache}" in line for line in lines) == 1
+    assert found[0].fingerprint == prepared.fingerprint and len(cache_entries(cache)) == 1
 
 
-@pytest.mark.slow
-def test_two_processes_that_prepare_the_same_text_do_it_once(write, cache):
-    command = [sys.executable, "-c", SCRIPT, write(PROSE).path]
-    pair = [subprocess.Popen(command, cwd=ROOT, text=True, stdout=-1, stderr=-1) for _ in range(2)]
-    out, errors = zip(*(p.communicate(timeout=60) for p in pair))
-    assert [p.returncode for p in pair] == [0, 0], errors
-    assert "".join(out).count(f"kept in {cache}") == 1
-    assert out[0].splitlines()[-1] == out[1].splitlines()[-1]
-    assert len(cache_entries(cache)) == 1
+def test_preparing_a_text_imports_neither_torch_nor_datasets():
+    script = "import sys, data.tokens; assert not {'torch', 'datasets'} & {*sys.modules}"
+    subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=True)
 
 
 LINES = "".join(

@@ -45,9 +45,9 @@ def losses_of(world, config, steps=10):
 @pytest.mark.parametrize(
     "size, settings",
     [
-        (2, {"optim": "adamw", "accumulate": 3}),
         (3, {"optim": "muon", "accumulate": 2}),
         (2, {"optim": "adamw", "shard": 2, "compile": True}),
+        soak(2, {"optim": "adamw", "accumulate": 3}),
         soak(3, {"optim": "adamw", "checkpoint_activations": True}),
         soak(4, {"optim": "muon", "shard": 2, "accumulate": 3}),
     ],

@@ -1,7 +1,6 @@
 """A run's checkpoint opens while the run goes on and removes the checkpoints it does not keep."""
 
 import signal
-import time
 
 import pytest
 from processes import Process, tiny_arguments
@@ -22,16 +21,14 @@ def saving_run(tmp_path, text_file):
     argv = tiny_arguments(text_file, *SAVING, "max_steps=1000000")
     process = Process(tmp_path, *argv)
     run = tmp_path / "run"
-    while not saved_steps(run):
-        assert not process.ended(), process.output()
-        time.sleep(0.01)
+    process.wait_for(run / "checkpoints" / "last")
     yield run
     assert not process.ended(), process.output()
     process.signal(signal.SIGKILL)
     process.wait()
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_run_opens_while_it_removes_its_checkpoints(saving_run):
     readers = {
         "last": lambda: load_run(saving_run, "last", pytest.fail),
