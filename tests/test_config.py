@@ -22,7 +22,7 @@ from cli.config_file import (
 from cli.sample_config import SampleConfig
 from common.errors import UserError
 from common.settings import iterate_settings
-from config import Config, GPTConfig, WandbConfig
+from config import Config, GPTConfig
 
 
 def changed(config, values):
@@ -176,15 +176,6 @@ def test_a_later_setting_has_the_old_value_in_files_of_an_earlier_format_only(mo
     ):
         with pytest.raises((UserError, OmegaConfBaseException), match=named):
             parse_config(wrong)
-
-
-@given(st.floats(0, 1, exclude_max=True))
-def test_a_cut_configuration_is_refused_unless_only_its_last_section_differs(share):
-    try:
-        config = parse_config(FIRST[: int(share * len(FIRST))])
-    except Exception:
-        return
-    assert replace(config, wandb=WandbConfig()) == replace(parse_config(FIRST), wandb=WandbConfig())
 
 
 def test_settings_that_older_versions_had_are_ignored():

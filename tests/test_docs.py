@@ -5,7 +5,6 @@ import re
 import runpy
 import shlex
 import shutil
-import subprocess
 from functools import partial
 from pathlib import Path
 
@@ -138,20 +137,6 @@ def test_the_python_code_of_a_page_runs(page, name, start, place, tmp_path, monk
     assert name in variables
     if start:
         assert (variables["clean"][0, 0], variables["tokens"][0, 0]) == (1, 1)
-
-
-def commands_of_tests() -> list[str]:
-    """Return the commands of CONTRIBUTING.md and docs/reliability.md that run tests."""
-    pages = (ROOT / "CONTRIBUTING.md", ROOT / "docs" / "reliability.md")
-    text = "".join(page.read_text(encoding="utf-8") for page in pages)
-    return re.findall(r"python -m pytest[^#`\n]*", text)
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("line", commands_of_tests())
-def test_a_command_that_runs_tests_selects_some(line):
-    done = subprocess.run([*shlex.split(line), "-n0", "--collect-only", "-q"], cwd=ROOT)
-    assert done.returncode == 0
 
 
 def test_reliability_names_files_of_tests_that_exist():

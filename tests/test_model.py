@@ -21,11 +21,10 @@ from models import (
     smeared_configs,
 )
 from omegaconf import OmegaConf
-from torch import nn
 
 from common.errors import UserError
 from config import GPTConfig
-from model import GPT, SelfAttention, attention, causal_mask, rotary_table
+from model import GPT, attention, causal_mask, rotary_table
 from variants import build_model
 
 close = torch.testing.assert_close
@@ -34,13 +33,6 @@ close = torch.testing.assert_close
 def rotary(config, T):
     """The rotary table (2, T, d_k) of positions 0 … T - 1; None if positions are not rotary."""
     return rotary_table(0, T, config) if config.is_rotary else None
-
-
-def attention_pattern(layer, x):
-    """The attention weights (B, H, T, T) of a layer on x (B, T, C)."""
-    patterns = []
-    layer(x, taps={("weights", 0): patterns.append})
-    return patterns[0]
 
 
 def assert_equal_gradients(y, expected, inputs, direction, atol=1e-5, rtol=0):
@@ -78,24 +70,6 @@ def test_fused_and_written_out_attention_agree_and_so_do_their_gradients(n_kv_he
     close(fused, written_out, atol=1e-5, rtol=0)
     inputs = [x, *layer.parameters()]
     assert_equal_gradients(fused, written_out, inputs, torch.randn_like(fused) / 70)
-
-
-@pytest.mark.parametrize("bias", [False, True])
-def test_self_attention_is_torchs_multihead_attention(bias):
-    layer = lively(SelfAttention(small(n_embd=24, bias=bias)))
-    peer = nn.MultiheadAttention(24, 4, bias=bias, batch_first=True)
-    projections = (layer.W_Q, layer.W_K, layer.W_V)
-    with torch.no_grad():
-        peer.in_proj_weight.copy_(torch.cat([linear.weight for linear in projections]))
-        peer.out_proj.weight.copy_(layer.W_O.weight)
-        if bias:
-            peer.in_proj_bias.copy_(torch.cat([linear.bias for linear in projections]))
-            peer.out_proj.bias.copy_(layer.W_O.bias)
-    x = torch.randn(2, 9, 24)
-    may_not_attend = ~causal_mask(9, 9)
-    output, weights = peer(x, x, x, attn_mask=may_not_attend, average_attn_weights=False)
-    close(layer(x), output, atol=1e-5, rtol=1e-5)
-    close(attention_pattern(layer, x), weights, atol=1e-5, rtol=1e-5)
 
 
 # --- Dropout --------------------------------------------------------------------------------------

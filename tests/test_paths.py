@@ -33,8 +33,8 @@ def short(*more: str) -> list[str]:
 
 
 @pytest.mark.slow
-def test_a_fine_tuned_run_resumes_from_another_working_directory(tmp_path, text):
-    run_to_end(text, *short("run_dir=first"))
+def test_a_fine_tuned_run_resumes_from_another_working_directory(tmp_path, text, finished_run):
+    shutil.copytree(finished_run, text / "first")
     tuned = ["run_dir=tuned", "init_from=first", "data=text", "data.path=notes/a.txt"]
     run_to_end(text, *tuned, "max_steps=2", "batch_size=4")
     trained, untrained = rows(text / "tuned")[0], rows(text / "first")[0]

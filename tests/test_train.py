@@ -61,17 +61,6 @@ def test_resuming_a_finished_run_says_so(command, run):
     assert again.returncode == 0 and "is finished" in again.stdout
 
 
-def test_a_folder_that_is_not_empty_or_holds_no_run_is_refused(command, tmp_path, text_file):
-    (tmp_path / "full").mkdir()
-    (tmp_path / "full" / "thesis.txt").write_text("mine")
-    for folder, resume in (("full", "false"), ("full", "true"), ("none", "true")):
-        done = command("train.py", *on(text_file), f"run_dir={folder}", f"resume={resume}")
-        assert done.returncode == 1 and f"run_dir={folder}" in done.stderr
-        assert "Traceback" not in done.stderr
-    assert [p.name for p in (tmp_path / "full").iterdir()] == ["thesis.txt"]
-    assert not (tmp_path / "none").exists()
-
-
 def test_a_resumed_run_takes_the_same_settings_again_and_others_that_change_no_step(
     command, tmp_path, text_file, run
 ):
@@ -86,32 +75,17 @@ def test_a_resumed_run_takes_the_same_settings_again_and_others_that_change_no_s
     assert done.returncode == 1 and "data.val_max_tokens" in done.stderr
 
 
-def test_a_run_without_a_checkpoint_is_refused_with_resume_true(command, run):
-    shutil.rmtree(run / "checkpoints")
-    (run / "metrics.jsonl").write_text("")
-    refused = command("train.py", "run_dir=run", "resume=true")
-    assert refused.returncode == 1 and "resume=auto" in refused.stderr
-
-
 @pytest.mark.parametrize("task", ["markov", soak("modular")])  # of any length, and a fixed one
 def test_a_task_trains_resumes_and_samples(command, tmp_path, task):
-    """All parts of a run work on generated sequences, and a resumed run has the same losses."""
+    """All parts of a run work on generated sequences."""
     shape = [line for line in TINY if "tokenizer" not in line and "block_size" not in line]
     length = ["model.block_size=32"] if task in ("passages", "markov") else []
     data = ["data=synthetic", f"data.task={task}", "data.val_max_tokens=320", "data.begin=true"]
     settings = [*shape, *length, *data, "optim.schedule=constant", "attention.every=0"]
-    for run, steps, more in (("run", 4, []), ("two", 2, []), ("two", 4, ["resume=true"])):
-        done = command("train.py", *settings, f"run_dir={run}", f"max_steps={steps}", *more)
+    for more in (["max_steps=2"], ["max_steps=4", "resume=true"]):
+        done = command("train.py", *settings, "run_dir=run", *more)
         assert done.returncode == 0, done.stderr
-    losses = [
-        {row["step"]: row["val/loss"] for row in rows(tmp_path / run) if "val/loss" in row}
-        for run in ("run", "two")
-    ]
-    assert losses[0][4] == losses[1][4]
     assert not any("val/bits_per_byte" in row for row in rows(tmp_path / "run"))
-    done = command("sample.py", "run_dir=run", "prompt=^0", "max_new_tokens=3")
-    assert done.returncode == 0, done.stderr
-    assert len(done.stdout.strip()) == 3
     done = command("sample.py", "run_dir=run")  # the rest of a held-out sequence
     assert len(done.stdout) == {"markov": 32, "modular": 1}[task] + 1, done.stderr
     done = command("train.py", "run_dir=run", "eval_only=true")

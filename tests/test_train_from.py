@@ -38,20 +38,20 @@ def test_a_notebook_trains_in_any_thread_and_with_any_settings_of_torch(
 ):
     settings = [*TINY, "data=text", f"data.path={text_file}", "max_steps=2", "attention.tokens=8"]
     settings.append("precision=bf16")
-    losses = [train.train_from(*settings, f"run_dir={tmp_path / 'main'}")]
+    losses = []
 
-    def train_again():
+    def train_in_thread():
         losses.append(train.train_from(*settings, f"run_dir={tmp_path / 'thread'}"))
 
     for name in ("stdout", "stderr"):
         monkeypatch.setattr(sys, name, Notebook())
     monkeypatch.setattr(sys, "stdin", None)
-    thread = threading.Thread(target=train_again)
+    thread = threading.Thread(target=train_in_thread)
     thread.start()
     thread.join()
     with foreign_torch_settings():
         losses.append(train.train_from(*settings, f"run_dir={tmp_path / 'foreign'}"))
-    assert losses[0] == losses[1] == losses[2] and "report.html" in sys.stdout.text
+    assert losses[0] == losses[1] and "report.html" in sys.stdout.text
     assert rows(tmp_path / "foreign")[0]["val/loss"] > losses[0]  # of the weights before training
 
 
@@ -80,8 +80,7 @@ def process_state() -> dict:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fails", [False, True])
-@pytest.mark.parametrize("is_agents", [False, True])
+@pytest.mark.parametrize(("fails", "is_agents"), [(False, True), (True, False)])
 def test_the_program_around_a_run_stays_as_it_was(
     tmp_path, text_file, monkeypatch, fails, is_agents
 ):
@@ -118,15 +117,7 @@ def test_the_program_around_a_run_stays_as_it_was(
 
 @pytest.mark.parametrize(
     "argument",
-    [
-        "-m",
-        "--cfg=job",
-        "max_step=3",
-        "max_steps=0",
-        "--help",
-        "data=text data.path=x",
-        {"max_steps": 3},
-    ],
+    ["-m", "--cfg=job", "max_step=3", "--help", {"max_steps": 3}],
 )
 def test_what_is_not_one_run_is_refused(argument):
     with pytest.raises(UserError, match=str(argument).partition("=")[0]):

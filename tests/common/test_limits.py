@@ -9,15 +9,12 @@ import training.device
 from common.limits import memory_limit, processor_limit
 
 GIB = 1 << 30
-UNLIMITED = str((1 << 63) - 4096)  # of version 1
 
 
 @pytest.mark.parametrize(
     "groups, files, memory, processors",
     [
-        ("0::/", {}, inf, inf),
-        ("0::/", {"memory.max": "max\n", "cpu.max": "max 100000\n"}, inf, inf),
-        ("0::/", {"memory.max": f"{GIB}\n", "cpu.max": "150000 100000\n"}, GIB, 1.5),
+        ("0::/", {"memory.max": "max\n", "cpu.max": "150000 100000\n"}, inf, 1.5),
         # The smallest limit counts, on whatever level
         (
             "0::/pod/box",
@@ -41,16 +38,6 @@ UNLIMITED = str((1 << 63) - 4096)  # of version 1
             },
             GIB,
             0.5,
-        ),
-        (
-            "5:memory:/a\n3:cpu,cpuacct:/a",
-            {
-                "memory/a/memory.limit_in_bytes": UNLIMITED,
-                "cpu/a/cpu.cfs_quota_us": "-1",
-                "cpu/a/cpu.cfs_period_us": "100000",
-            },
-            int(UNLIMITED),
-            inf,
         ),
     ],
 )

@@ -85,21 +85,19 @@ def test_dots_lead_into_objects_and_the_texts_of_a_list_are_joined(tmp_path, fie
     assert documents(text_corpus(tmp_path / "a.jsonl", field=field)) == [text]
 
 
-NO_TEXT = [{"text": 7}, {"text": None}, {"title": "a"}, {"text": {"a": "b"}}, {"text": []}, [1], 5]
-NO_TEXT += [None, "text", {}, {"text": [None, 1]}]
+NO_TEXT = [{"text": 7}, {"text": None}, {"title": "a"}, {"text": [None, 1]}, [1], "text"]
 
 
-@pytest.mark.parametrize("skipped", ["1 line", "2 lines"])
 @pytest.mark.parametrize("row", [*NO_TEXT, {"text": {"text": "a"}}])
-def test_a_line_without_text_is_skipped_with_a_note(tmp_path, row, skipped):
+def test_a_line_without_text_is_skipped_with_a_note(tmp_path, row):
     file = tmp_path / "a.ndjson"
-    rows = [{"text": "one"}, *[row] * int(skipped[0]), {"text": ""}, {"text": "two"}]
+    rows = [{"text": "one"}, row, row, {"text": ""}, {"text": "two"}]
     file.write_text("\n\n".join(map(json.dumps, rows)))
     notes = []
     assert documents(text_corpus(file)) == ["one", "", "two"]
     assert count_corpus(text_corpus(file), notes.append).documents == 3
     (note,) = notes
-    for named in (str(file), skipped, "line 3", "data.field=text"):
+    for named in (str(file), "2 lines", "line 3", "data.field=text"):
         assert named in note
 
 

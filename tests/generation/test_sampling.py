@@ -208,7 +208,7 @@ def test_a_stop_string_ends_a_text_before_it_however_it_is_split_into_tokens(
 @given(text=st.text() | st.text(st.characters(categories=["Cc", "Cf"])))
 def test_no_control_character_reaches_a_terminal(text):
     shown = printable(text)
-    assert len(shown) == len(text)
+    assert len(shown) == len(text) and printable(text, one_line=True).isprintable()
     for before, after in zip(text, shown):
         is_hidden = unicodedata.category(before) in ("Cc", "Cf")
         if before in "\t\n\u200c\u200d" or not is_hidden:

@@ -18,7 +18,7 @@ import cli
 import interop
 from cli.explore_config import ExploreConfig
 from cli.sample_config import SampleConfig
-from common.checkpoints import CHECKPOINT_FILES, MANIFEST_FILE, find_newest_run
+from common.checkpoints import MANIFEST_FILE, MODEL_FILE, find_newest_run
 from common.errors import UserError
 from config import GPTConfig
 from glass.live.explorer import load_session
@@ -192,8 +192,10 @@ def test_a_checkpoint_of_nanogpt_may_have_any_name_age_and_settings_left_out(opt
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), original.parameters()))
 
 
-@pytest.mark.parametrize("key", ["run_dir", "init_from"])
-@pytest.mark.parametrize("name", ["~/m.gguf", "runs/x/checkpoints/last", "gpt2/"])
+@pytest.mark.parametrize(
+    "key, name",
+    [("run_dir", "~/m.gguf"), ("init_from", "runs/x/checkpoints/last"), ("run_dir", "gpt2/")],
+)
 def test_the_commands_take_every_kind_of_model(key, name, here, capsys, monkeypatch):
     sample(SampleConfig(**{key: name}, prompt="a", max_new_tokens=2))
     assert capsys.readouterr().out
@@ -216,7 +218,7 @@ def test_a_step_is_only_taken_of_a_run(here):
     assert interop.load(STEP_3, 3) and interop.load(STEP_3, "last")
 
 
-@pytest.mark.parametrize("damaged", [MANIFEST_FILE, *CHECKPOINT_FILES])
+@pytest.mark.parametrize("damaged", [MANIFEST_FILE, MODEL_FILE])
 def test_the_note_about_a_damaged_best_checkpoint_reaches_who_opens_the_run(damaged, here, capsys):
     folder = here / "runs" / "x" / "checkpoints" / "step_00000003"
     (folder / damaged).write_bytes(b"")

@@ -15,7 +15,7 @@ from common.checkpoints import read_manifest
 from common.errors import UserError
 from config import OptimConfig, ResolvedConfig
 from train import train_step
-from training import device, loss_scale
+from training import loss_scale
 from training.loss_scale import MIN_LOSS_SCALE, LossScaler
 from training.optimizers import orthogonalize
 from training.state import TrainingState, build_state
@@ -148,17 +148,3 @@ def test_an_overflow_in_one_rank_skips_the_step_in_all(tmp_path, shard):
     first, second = in_ranks(tmp_path, 2, work)
     assert first == second
     assert first[:2] == [True, 2.0**15] and all(map(math.isfinite, first))
-
-
-@pytest.mark.parametrize(
-    "capability, precision, uses_tf32",
-    [((6, 1), "fp32", False), ((7, 0), "fp16", False), ((7, 5), "fp16", False)]
-    + [((8, 0), "bf16", True), ((9, 0), "bf16", True)],
-)
-def test_a_gpu_gets_the_format_that_its_tensor_cores_multiply(
-    capability, precision, uses_tf32, monkeypatch
-):
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    assert device.pick_precision("auto", "cuda") == precision
-    assert device.has_tf32("cuda") == uses_tf32
-    assert device.pick_precision("fp16", "cpu") == "fp16"

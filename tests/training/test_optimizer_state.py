@@ -61,22 +61,7 @@ def build(make: Callable[..., Optimizer], model: torch.nn.Module) -> list[Optimi
     ]
 
 
-MAKERS = {
-    "sgd": partial(optim.SGD, lr=0.1),
-    "sgd with momentum": partial(optim.SGD, lr=0.1, momentum=0.9, nesterov=True),
-    "adam": optim.Adam,
-    "adamw with amsgrad": partial(optim.AdamW, amsgrad=True),
-    "adagrad": optim.Adagrad,
-    "adadelta": optim.Adadelta,
-    "adamax": optim.Adamax,
-    "nadam": optim.NAdam,
-    "radam": optim.RAdam,
-    "rmsprop": partial(optim.RMSprop, centered=True, momentum=0.9),
-    "asgd": partial(optim.ASGD, t0=2),
-    "odd": Odd,
-}
-# torch cannot take their steps with sharded parameters.
-UNSHARDED = {"rprop": optim.Rprop, "adafactor": optim.Adafactor}
+MAKERS = {"sgd": partial(optim.SGD, lr=0.1), "nadam": optim.NAdam, "odd": Odd}
 
 
 def difference_after_a_resume(name: str, folder: Path, world: World, shard: int = 1) -> float:
@@ -89,7 +74,7 @@ def difference_after_a_resume(name: str, folder: Path, world: World, shard: int 
         torch.manual_seed(0)
         model = build_model(SHAPE)
         world.place_model(model, config)
-        make = {**MAKERS, **UNSHARDED}.get(name)
+        make = MAKERS.get(name)
         build_all = (
             partial(build, make)
             if make
@@ -117,7 +102,7 @@ def difference_after_a_resume(name: str, folder: Path, world: World, shard: int 
     return max((a - b).abs().max().item() for a, b in zip(*weights))
 
 
-@pytest.mark.parametrize("name", [*MAKERS, *UNSHARDED, "adamw", "muon"])
+@pytest.mark.parametrize("name", [*MAKERS, "adamw", "muon"])
 def test_an_optimizer_resumes_with_equal_bits(tmp_path, name):
     assert difference_after_a_resume(name, tmp_path, World()) == 0
 
@@ -125,11 +110,7 @@ def test_an_optimizer_resumes_with_equal_bits(tmp_path, name):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "shard, names",
-    [
-        (1, ("sgd with momentum", "odd", "muon")),
-        (2, ("nadam", "odd", "muon")),
-        soak(2, (*MAKERS, "adamw")),
-    ],
+    [(2, ("odd", "muon")), soak(1, ("odd", "muon")), soak(2, (*MAKERS, "adamw"))],
 )
 def test_an_optimizer_of_several_ranks_resumes_with_equal_bits(tmp_path, shard, names):
     def work(world):

@@ -7,7 +7,14 @@ from pathlib import Path
 from statistics import fmean
 
 import pytest
-from processes import assert_same_run, fault_at_call, rows, same_tensors
+from processes import (
+    assert_same_run,
+    fault_at_call,
+    rows,
+    run_to_end,
+    same_tensors,
+    tiny_arguments,
+)
 
 import glass.heads.snapshot
 import training.device
@@ -18,55 +25,37 @@ from config import Config
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("source", ["text", "synthetic"])
+def losses_of_steps(run_dir: Path) -> list[float]:
+    return [row["train/loss"] for row in rows(run_dir) if "train/loss" in row]
+
+
 def test_evaluations_snapshots_and_checkpoints_do_not_change_the_weights(
-    source, tiny: Config, train_in_process, tmp_path
+    tmp_path, text_file, finished_run
 ):
-    tiny.model.dropout = 0.2
-    tiny.data.source, tiny.data.val_max_tokens = source, 1000
-    if source == "synthetic":
-        tiny.data.path = None
-    train_in_process(tiny)
-    losses = [row["train/loss"] for row in rows(tiny.run_dir) if "train/loss" in row]
-    other = replace(
-        tiny,
-        run_dir=str(tmp_path / "other"),
-        eval=replace(tiny.eval, every=0),
-        attention=replace(tiny.attention, every=0),
-        checkpoint=replace(tiny.checkpoint, every=0),
-    )
-    train_in_process(other)
-    measured = [row["step"] for row in rows(tiny.run_dir) if "task/repeated_loss_se" in row]
-    assert measured == ([0, 4, 8, 12] if source == "synthetic" else [])
-    assert [row["train/loss"] for row in rows(other.run_dir) if "train/loss" in row] == losses
-    assert same_tensors(
-        *(
-            Path(run, "checkpoints", "step_00000012", "model.safetensors")
-            for run in (tiny.run_dir, other.run_dir)
-        )
-    )
+    never = ["eval.every=0", "attention.every=0", "checkpoint.every=0"]
+    run_to_end(tmp_path, *tiny_arguments(text_file, *never))
+    run = tmp_path / "run"
+    assert losses_of_steps(run) == losses_of_steps(finished_run)
+    model = Path("checkpoints", "step_00000012", "model.safetensors")
+    assert same_tensors(run / model, finished_run / model)
 
 
-def test_the_logged_loss_and_the_seconds_continue_across_a_stop(
-    tiny: Config, train_in_process, tmp_path, monkeypatch
-):
-    train_in_process(tiny)
-    step_losses = [row["train/loss"] for row in rows(tiny.run_dir) if row["step"]]
-    seldom = replace(tiny, run_dir=str(tmp_path / "seldom"), log=replace(tiny.log, every=5))
-    with monkeypatch.context() as patch:
-        patch.setattr(*(where := (training.device, "seed_micro_step")), getattr(*where))
-        fault_at_call(*where, 8, lambda: os.kill(os.getpid(), signal.SIGTERM))()
-        with pytest.raises(SystemExit):
-            train_in_process(seldom)
-    folder, manifest = find_checkpoint(Path(seldom.run_dir))
+def test_the_logged_loss_and_the_seconds_continue_across_a_stop(tmp_path, text_file, finished_run):
+    step_losses, run = losses_of_steps(finished_run), tmp_path / "run"
+    stop = fault_at_call(
+        training.device, "seed_micro_step", 8, lambda: os.kill(os.getpid(), signal.SIGTERM)
+    )
+    seldom = tiny_arguments(text_file, "log.every=5", "attention.every=0")
+    run_to_end(tmp_path, *seldom, fault=stop, status=128 + signal.SIGTERM)
+    folder, manifest = find_checkpoint(run)
     write_manifest(folder, replace(manifest, seconds={"train": 1000.0, "evaluate": 2000.0}))
-    train_in_process(seldom, resume=True)
-    logged = {row["step"]: row["train/loss"] for row in rows(seldom.run_dir) if "train/loss" in row}
+    run_to_end(tmp_path, *seldom, "resume=true")
+    logged = {row["step"]: row["train/loss"] for row in rows(run) if "train/loss" in row}
     assert logged == {
         step: pytest.approx(fmean(step_losses[begin:step]), rel=1e-6)
         for begin, step in ((0, 5), (5, 10), (10, 12))
     }
-    last = rows(seldom.run_dir)[-1]
+    last = rows(run)[-1]
     assert abs(last["train/eval_loss"] - last["val/loss"]) < 0.5
     assert 1000 < last["train_seconds"] < 2000 < last["seconds/evaluate"]  # goes on counting
 
@@ -87,9 +76,6 @@ def test_extra_snapshots_are_the_same_after_a_stop(
             train_in_process(stopped)
     train_in_process(stopped, resume=True)
     assert_same_run(tiny.run_dir, stopped.run_dir)
-    tiny.attention.every = 0
-    train_in_process(tiny, run_dir=str(tmp_path / "none"))
-    assert snapshot_steps(rows(tmp_path / "none")) == [12]
 
 
 def test_the_last_step_is_logged_evaluated_captured_and_saved(tiny: Config, train_in_process):

@@ -124,42 +124,6 @@ def test_a_run_takes_the_steps_of_its_batches_from_the_weights_of_its_seed(tiny,
     assert all(torch.equal(tensor, expected[key]) for key, tensor in trained.state_dict().items())
 
 
-TOKENS = torch.randint(0, 13, (4, 17), generator=torch.Generator().manual_seed(1))
-
-
-def make_config(**optim) -> ResolvedConfig:
-    return ResolvedConfig(
-        device="cpu",
-        precision="fp32",
-        batch_size=4,
-        max_steps=400,
-        optim=OptimConfig(warmup_share=0, **optim),
-        model=GPTConfig(13, block_size=16, n_layer=2, n_head=2, n_kv_head=1, n_embd=32),
-    )
-
-
-def take_step(state, step=0):
-    return train_step(state, step, TOKENS[:, :-1].numpy(), TOKENS[:, 1:].numpy())
-
-
-def test_adamw_agrees_with_the_published_rule():
-    config = make_config(grad_clip=0.0, schedule="constant")
-    state = build_state(config, World())
-    p, c = state.model.blocks[0].mlp.W_in.weight, config.optim
-    expected, mean, square = p.detach().double(), 0.0, 0.0
-    for step in range(1, 6):
-        loss = state.model(TOKENS[:, :-1], TOKENS[:, 1:])[1]
-        (grad,) = torch.autograd.grad(loss, p)
-        mean = c.beta1 * mean + (1 - c.beta1) * grad.double()
-        square = c.beta2 * square + (1 - c.beta2) * grad.double() ** 2
-        expected = expected * (1 - c.lr * c.weight_decay)
-        expected = expected - c.lr * (mean / (1 - c.beta1**step)) / (
-            (square / (1 - c.beta2**step)).sqrt() + 1e-8
-        )
-        take_step(state, step - 1)
-        assert torch.allclose(p.double(), expected, rtol=1e-6, atol=1e-7)
-
-
 def test_the_mean_of_losses_goes_on_from_its_state_and_begins_again_when_it_is_read():
     first, restored = MeanLoss("cpu"), MeanLoss("cpu")
     first.add(torch.tensor(2.0))

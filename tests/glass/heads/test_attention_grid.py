@@ -17,9 +17,8 @@ def draw_image(L: int, H: int, tokens: list[str], groups: int = 1) -> np.ndarray
 
 
 @pytest.mark.parametrize(
-    ("L", "H", "groups", "T"), [(1, 1, 1, 2), (2, 4, 2, 12), (3, 6, 1, 48), (12, 12, 12, 512)]
+    ("L", "H", "groups", "T"), [(1, 1, 1, 2), (3, 6, 2, 48), (12, 12, 12, 16), (1, 2, 1, 512)]
 )
-@pytest.mark.slow
 def test_a_grid_is_drawn_for_any_number_of_heads_groups_and_tokens(L, H, groups, T):
     image = draw_image(L, H, [f"t{i}" for i in range(T)], groups)
     assert image.shape[0] > 90 and 600 < image.shape[1] < 2600

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from glass.heads.circuit import find_induction_circuit
-from glass.heads.findings import PHENOMENA, Finding, summarize_run
+from glass.heads.findings import Finding, summarize_run
 from glass.heads.metrics import read_measurements
 from glass.heads.results import Head
 
@@ -147,19 +147,7 @@ CASES = [
     (composition("values/L1H3", 0.99), "Induction", ["in its keys", "from the previous"], []),
     (composition("queries/L1H3", 0.99), "Induction", ["in its queries"], ["in its keys"]),
     (composition("keys/L2H0", 0.99), "Induction", ["the previous-token head L1H3"], ["L2H0"]),
-    (
-        composition("keys/L1H3", 0.1) | composition("keys/L2H0", 0.5),
-        "Induction",
-        ["reads from L2H0"],
-        ["from the previous"],
-    ),
     (kept("circuit", 0.85, 0.01), "Induction", ["L1H3 and L3H2 keep 85 ± 1%"], ["layer 0"]),
-    (
-        kept("circuit", 0.85, 0.01) | {"circuit/L1H3": None},
-        "Induction",
-        ["L3H2 keeps 85 ± 1%"],
-        ["L1H3 and"],
-    ),
     (
         kept("circuit", 0.75, 0.01),
         "Induction",
@@ -179,34 +167,12 @@ CASES = [
     (ALL_HEADS, "Sufficient", None, []),  # nothing is left out
     ({}, "Induction", ["head: L3H2, emerged between steps 900 and 1,000"], []),
     (SECOND_HEAD, "Induction heads", ["Emerged between steps 900 and 1,000"], ["L3H3 emerged"]),
-    (
-        SECOND_HEAD | {"emerged/induction/L3H3": 1100},
-        "Induction heads",
-        [
-            "L3H2 and L3H3, emerged between steps 900 and 1,100",
-            "L3H2 emerged between steps 900 and",
-            "0.60 ± 0.01, emerged between steps 1,000 and",
-        ],
-        ["Emerged"],
-    ),
     (score("induction", "L3H2", 0.51, 0.02), "Induction", ["in part"], []),
     (score("induction", "L3H2", 0.55, 0.02), "Induction", [], ["in part"]),
-    (
-        SECOND_HEAD | THIRD_HEAD,
-        "Induction heads",
-        ["L3H2 and L3H3, the strongest of 3 induction heads, attend"],
-        [],
-    ),
     (
         SECOND_HEAD | THIRD_HEAD | score("induction", "L3H2", 0.62, 0.07),
         "Induction heads",
         ["L3H3 attends", "L3H2, the strongest of 3 induction heads, does so in part"],
-        [],
-    ),
-    (
-        kept("circuit", 0.93, 0.02),
-        "Sufficient",  # the same heads, as the headline says
-        None,
         [],
     ),
     (SECOND_HEAD | {"emerged/induction/L3H3": 0}, "Induction", ["L3H2 emerged"], ["L3H3 emerged"]),
@@ -229,19 +195,6 @@ def test_what_is_said_follows_from_the_metrics(changes, title, said, unsaid):
     text = f"{found.headline}\n{found}" if found else ""
     assert all(one in text for one in said or [])
     assert not any(one in text for one in unsaid)
-
-
-@pytest.mark.parametrize("score_name", [*PHENOMENA, "sink"])
-def test_a_finding_that_names_a_few_of_many_heads_counts_them(score_name):
-    row = {"step": 900}
-    for number in range(11):
-        row |= score(score_name, f"L0H{number}", 0.9 - number / 100)
-        row |= {f"emerged/{score_name}/L0H{number}": 100}
-    (finding,) = summarize_run([row])
-    assert "11" in finding.text and "11" in finding.headline
-    row |= {f"lost/{score_name}/L0H{number}": 800 for number in range(11)}
-    for lost in summarize_run([row]):
-        assert "L0H0" in lost.text and "11" in lost.text and "11" in lost.headline
 
 
 @given(st.floats(0.3, 2), st.floats(0.001, 0.3))
@@ -345,18 +298,3 @@ def test_copying_is_learned_only_if_half_of_the_repeats_are_predicted(accuracy, 
     first = summarize_run(rows)[0]
     assert first.title.startswith("Beginning") == (not is_learned)
     assert "6.76 ± 0.05" in str(first) and f"{100 * accuracy:.0f}" in str(first)
-
-
-def test_among_many_heads_without_effect_rarely_one_is_most_important():
-    """Importance without any effect: 16 windows, 144 heads; at most 5% of draws are reported."""
-    rng, reported = np.random.default_rng(0), 0
-    for _ in range(400):
-        values = rng.normal(0, 1, (144, 16))
-        means, errors = values.mean(axis=1), values.std(axis=1, ddof=1) / 4
-        row = {
-            "step": 1,
-            **{f"heads/importance/L0H{h}": mean for h, mean in enumerate(means)},
-            **{f"heads/importance_se/L0H{h}": error for h, error in enumerate(errors)},
-        }
-        reported += bool(summarize_run([row]))
-    assert reported <= 30

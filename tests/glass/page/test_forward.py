@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from models import (
     captured_with,
@@ -222,7 +222,6 @@ def test_the_page_encodes_and_decodes_as_python_does(engine_tab, tokenizer):
     create = "saved => { window.tokenizer = engine.createTokenizer(saved) }"
     engine_tab.evaluate(create, tokenizer.to_json())
 
-    @settings(max_examples=100)
     @given(st.text(CHARACTERS) if is_char else texts)
     @example("")
     @example("a" if is_char else "a\r\n\r\n  b\ufeffc")

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import wait_until
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from models import lively
 from pages import (
@@ -31,12 +31,11 @@ from playwright.sync_api import expect
 from run_folders import load_run
 from safetensors.torch import save_file
 
-from common.metrics import best_row, overfitting, read_rows
+from common.metrics import read_rows
 from glass.heads.capture import float16_weights
 from glass.heads.findings import Finding
 from glass.page import write as page
 from glass.page.values import metric_curve
-from training.record import summarize_losses
 
 
 def test_a_run_that_has_only_begun_has_a_page(tmp_path):
@@ -83,38 +82,6 @@ def test_a_served_page_has_the_scores_of_one_step_and_may_ask_its_server(tmp_pat
     own_page = page.write_page(run).read_text()
     assert "connect-src" not in own_page
     assert "{" not in own_page.partition("<style>")[0]  # no placeholder is left
-
-
-@pytest.mark.slow
-def test_a_real_run_has_a_page(finished_run, tmp_path):
-    run = shutil.copytree(finished_run, tmp_path / "run")
-    content, _ = read_back(page.write_page(run))
-    assert content["steps"][0] == 0 and content["curves"]["val/loss"]["values"]
-    assert content["scored"]["steps"] == content["steps"] and content["config"]
-    last = read_rows(run / "metrics.jsonl")[-1]
-    columns = content["scored"]["columns"]
-    assert columns["heads/entropy/L1H1"][-1] == pytest.approx(last["heads/entropy/L1H1"], rel=1e-3)
-    assert list(content["weights"]["blobs"]) == ["0", "6", "12"]
-
-
-LOSSES = st.lists(st.floats(1, 4), min_size=1, max_size=6)
-
-
-@given(st.data(), LOSSES)
-@settings(max_examples=20)
-def test_the_page_warns_of_the_losses_in_the_words_of_the_terminal(tmp_path_factory, data, losses):
-    training = data.draw(st.lists(st.floats(1, 4), min_size=len(losses), max_size=len(losses)))
-    rows = [
-        {"step": 10 * number, "val/loss": loss, "train/loss": train_loss}
-        for number, (loss, train_loss) in enumerate(zip(losses, training))
-    ]
-    folder = tmp_path_factory.mktemp("page")
-    write_lines(folder / "metrics.jsonl", rows)
-    content, _ = read_back(page.write_page(folder))
-    notes = [line for line in summarize_losses(rows) if line.startswith("note")]
-    assert notes == [f"note     {warning}" for warning in (content["lossWarning"],) if warning]
-    is_overfit = overfitting(rows) > 0
-    assert content["openingStep"] == (best_row(rows)["step"] if is_overfit else None)
 
 
 # In a browser
