@@ -225,13 +225,6 @@ def test_no_id_without_a_token_is_generated():
     assert (model.generate(prompt, 20) < 20).all()
 
 
-def test_one_row_of_a_mask_holds_for_all_queries():
-    model, tokens = lively(build_model(small())), random_tokens(2, 6)
-    mask = torch.tensor([[True, False, True, True, False, True]])
-    expected = model.run_blocks(tokens, mask=mask.expand(6, 6))
-    assert torch.equal(model.run_blocks(tokens, mask=mask), expected)
-
-
 @pytest.mark.parametrize("optional", [{"ngrams": 2, "ngram_rows": 3}, {"smear_keys": True}])
 def test_a_model_with_optional_parts_is_built_only_by_build_model(optional):
     with pytest.raises(UserError, match="build_model"):
