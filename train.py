@@ -39,6 +39,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
 from math import isfinite, nan
 from typing import NamedTuple
 
@@ -60,8 +62,7 @@ from distributed.world import join
 from glass.observer import Observer
 from glass.page.write import write_page
 from kernels import autocast
-from studies.claims import STUDIES
-from studies.verdicts import read_study
+from studies.study import report
 from sweeps import jobs
 from training import device, modes
 from training.checkpoint import Checkpoints
@@ -96,10 +97,11 @@ def main(request: cli.Job | cli.CommandLine) -> None:
 
 
 def report_study(settings: Sequence[str], folder: Path) -> None:
-    """Print the verdicts of the study that the settings of a sweep name, if they name one."""
-    for name, study in STUDIES.items():
-        if f"sweep={name}" in settings:
-            read_study(study, folder).print()
+    """Report the study that the settings of a sweep name: studies/NAME.py of sweep=paper_NAME."""
+    for setting in settings:
+        name = setting.removeprefix("sweep=paper_")
+        if name != setting and find_spec(f"studies.{name}"):
+            report(import_module(f"studies.{name}").STUDY, folder)
 
 
 def train_from(*settings: str) -> float:

@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import date
 from functools import partial
@@ -31,8 +31,6 @@ from PIL import Image
 
 from benchmarks.exploring import open_explorer
 from benchmarks.harness import ROOT, read_options, run_command, select
-from studies.claims import STUDIES
-from studies.verdicts import read_study
 
 DOCS = ROOT / "docs"
 TYPED_TEXT = "class Reader:\n    def read_line(self):\n        return self.read_line"
@@ -288,23 +286,17 @@ def renew_explore(model: str, _: Path) -> None:
 
 
 def renew_studies(folder: Path) -> None:
-    """Renew the tables of docs/papers.md, and train the sweeps that are missing."""
-    page = DOCS / "papers.md"
-    rows = ["| study | claim | verdict |", "|---|---|---|"]
-    for name, study in STUDIES.items():
-        sweep = folder / name
+    """Renew the tables and figures of docs/papers.md, and train the sweeps that are missing."""
+    for name in ("induction", "markov", "sinks", "grokking", "sharing"):
+        sweep = folder / f"paper_{name}"
         if not sweep.exists():
-            settings = [f"sweep={name}", "wandb.mode=disabled", f"hydra.sweep.dir={sweep}"]
+            settings = [f"sweep={sweep.name}", "wandb.mode=disabled", f"hydra.sweep.dir={sweep}"]
             run_python(folder, str(ROOT / "train.py"), "-m", *settings)
-        results = read_study(study, sweep)
-        with redirect_stdout(io.StringIO()) as output:
-            results.print()
-        tables = "\n".join(line.rstrip() for line in output.getvalue().splitlines())
-        renew_part(page, name, f"```\n{tables.strip()}\n```")
-        for claim in study.claims:
-            rows.append(f"| {name} | {claim.text} | {results.verdict(claim).verdict} |")
-        print(tables)
-    renew_part(page, "verdicts", "\n".join(rows))
+        output = run_python(folder, "-m", f"studies.{name}", str(sweep))
+        _, results = output.strip().split("\n\n", 1)  # below the path of the curves
+        renew_part(DOCS / "papers.md", sweep.name, f"```\n{results}\n```")
+        shutil.copy(sweep / "study.png", DOCS / f"{sweep.name}.png")
+        print(output)
 
 
 def renew_part(page: Path, part: str, content: str) -> None:

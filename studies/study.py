@@ -1,0 +1,333 @@
+"""Test published claims on the finished runs of a sweep: tables, verdicts and curves.
+
+A study is a file beside this one: its arms by their settings, its events, and its claims, each with
+differences and their bounds. docs/papers.md has the rules and the results.
+"""
+
+import sys
+from collections.abc import Iterator, Sequence
+from itertools import pairwise, product
+from math import ceil, inf, isfinite, nan
+from operator import attrgetter, gt, lt
+from pathlib import Path
+from statistics import fmean
+from textwrap import fill
+from typing import Literal, NamedTuple
+
+from PIL import Image, ImageDraw, ImageFont
+
+from cli.config_file import read_config
+from common.checkpoints import CONFIG_FILE
+from common.errors import UserError
+from common.files import atomic_write, exists, is_folder, list_folder
+from common.metrics import METRICS, read_rows
+from common.paths import expand_home
+from common.statistics import (
+    censored_median,
+    paired_difference,
+    proportion_interval,
+    standard_error,
+    welch_difference,
+)
+from common.terminal import Terminal, printer, run_main
+from common.text import format_with_error, pluralize
+from config import Config
+
+START, END = "start", "end"
+STEP = "step"
+REPRODUCED, NOT_REPRODUCED, UNDECIDED = "reproduced", "not reproduced", "undecided"
+MIN_SEEDS = 5  # in which both quantities of a difference were measured
+# Standard errors inside its bounds from which a claim is reproduced (with 5 seeds, p < 0.01 by
+# Student's t), and outside from which it is not.
+MIN_ERRORS = 5
+MIN_ERRORS_TO_REFUTE = 3
+INDENT = " " * 16  # of the reasons below a verdict
+CHART_WIDTH, CHART_HEIGHT = 1100, 600  # pixels, with the margins of a chart
+MARGIN = 90
+COLORS = ("#2f6db3", "#c8502f", "#2f8a57", "#8455ac")  # of the arms
+USAGE = "python -m studies.NAME FOLDER"
+
+Arms = dict[str, dict[int, list[dict]]]  # for each arm the rows of metrics.jsonl by seed
+
+
+class Event(NamedTuple):
+    """The first evaluation at which a metric is past a threshold, and at the next too."""
+
+    metric: str
+    side: Literal["above", "below"]
+    threshold: float | str  # the name of a metric is its value at the same evaluation
+
+    def find(self, rows: Sequence[dict]) -> dict:
+        """Return the row of metrics.jsonl at which it happened, or {}."""
+        is_past = gt if self.side == "above" else lt
+        names = [name for name in (self.metric, self.threshold) if isinstance(name, str)]
+        measured = [row for row in rows if all(name in row for name in names)]
+        past = [
+            is_past(row[self.metric], row.get(self.threshold, self.threshold)) for row in measured
+        ]
+        confirmed = (row for row, both in zip(measured, pairwise(past)) if all(both))
+        return next(confirmed, {})
+
+
+class Quantity(NamedTuple):
+    """A metric in the runs of an arm: at their end, at the start or at an event."""
+
+    metric: str  # `STEP`: the step at which the event happened
+    arm: str
+    at: str = END
+
+    def minus(self, at_least: float = -inf, at_most: float = inf, **other: str) -> "Comparison":
+        """Return the comparison with the quantity in which these fields are different."""
+        return Comparison(self, self._replace(**other), at_least, at_most)
+
+
+class Comparison(NamedTuple):
+    """The first quantity minus the second, and the bounds within which it is expected."""
+
+    first: Quantity
+    second: Quantity
+    at_least: float
+    at_most: float
+
+    @property
+    def name(self) -> str:
+        """What both quantities have in common, and in what they differ."""
+        pairs = list(zip(self.first, self.second))
+        shared = ", ".join(first for first, second in pairs if first == second)
+        distinct = zip(*(pair for pair in pairs if pair[0] != pair[1]))
+        return f"{shared}: {' − '.join(map(', '.join, distinct))}"
+
+    def judge(
+        self, first: dict[int, float], second: dict[int, float], n_runs: int
+    ) -> tuple[str, str]:
+        """Return the verdict and its reason, from both quantities by seed in runs of `n_runs`."""
+        share = ""
+        if self.first.arm == self.second.arm:
+            pairs = [(first[seed], second[seed]) for seed in first if seed in second]
+            difference = paired_difference([a for a, _ in pairs], [b for _, b in pairs])
+            n_seeds = len(pairs)
+            n_within = sum(self.at_least <= a - b <= self.at_most for a, b in pairs)
+            low, high = proportion_interval(n_within, n_runs)
+            share = f"; {n_within} of {n_runs} seeds ({low:.0%} to {high:.0%})"
+        else:
+            n_seeds = min(len(first), len(second))
+            difference = welch_difference([*first.values()], [*second.values()])
+        if n_seeds < MIN_SEEDS:
+            return UNDECIDED, f"unknown ({pluralize(n_seeds, 'seed')}, but {MIN_SEEDS} are needed)"
+
+        value = difference.value
+        above, below = value - self.at_least, self.at_most - value
+        bound = f"at least {self.at_least:g}" if above < below else f"at most {self.at_most:g}"
+        errors = difference._replace(value=min(above, below)).in_errors
+        size = abs(errors)
+        reason = (
+            f"{format_with_error(value, difference.error)}, {bound}: "
+            f"{size:.{0 if size >= 10 else 1}f} SE {'inside' if errors > 0 else 'outside'}{share}"
+        )
+        if errors >= MIN_ERRORS:
+            return REPRODUCED, reason
+        if errors <= -MIN_ERRORS_TO_REFUTE:
+            return NOT_REPRODUCED, reason
+        times = (MIN_ERRORS if errors > 0 else MIN_ERRORS_TO_REFUTE) / (size or inf)
+        if 1 < times < 10:
+            reason += f"; about {ceil(n_seeds * times**2)} seeds would decide"
+        return UNDECIDED, reason
+
+
+class Claim(NamedTuple):
+    """A claim that is reproduced if every difference is within its bounds."""
+
+    text: str
+    comparisons: Sequence[Comparison]
+    needs: Sequence[tuple[str, str]] = ()  # (event, arm): it must have happened in most seeds
+
+
+class Study(NamedTuple):
+    """Claims of papers, and the arms and events that test them."""
+
+    title: str
+    papers: str
+    arms: dict[str, dict[str, object]]  # the settings of their runs
+    events: dict[str, Event]
+    claims: Sequence[Claim]
+
+    def arms_of(self, config: Config) -> list[str]:
+        """Return the arms to which a run with this configuration belongs."""
+        return [
+            arm
+            for arm, settings in self.arms.items()
+            if all(attrgetter(key)(config) == value for key, value in settings.items())
+        ]
+
+    @property
+    def quantities(self) -> list[Quantity]:
+        """The quantities that are compared."""
+        comparisons = [each for claim in self.claims for each in claim.comparisons]
+        return [quantity for each in comparisons for quantity in (each.first, each.second)]
+
+
+class Results:
+    """The finished runs of a study, and what they show."""
+
+    def __init__(self, study: Study, arms: Arms) -> None:
+        self.study = study
+        self.arms = arms
+
+    def values(self, quantity: Quantity) -> dict[int, float]:
+        """Return a quantity by the seeds of the runs in which it was measured."""
+        values = {}
+        for seed, rows in self.arms[quantity.arm].items():
+            row = rows[0 if quantity.at == START else -1]
+            if quantity.at in self.study.events:
+                row = self.study.events[quantity.at].find(rows)
+            if quantity.metric in row:
+                values[seed] = row[quantity.metric]
+        return values
+
+    def judge(self, claim: Claim) -> tuple[str, list[str]]:
+        """Return the verdict on a claim, the worst of its comparisons, and the reasons."""
+        quantities = [each for pair in claim.comparisons for each in (pair.first, pair.second)]
+        events = [(each.at, each.arm) for each in quantities if each.at in self.study.events]
+        for event, arm in (*claim.needs, *events):
+            count, total = len(self.values(Quantity(STEP, arm, event))), len(self.arms[arm])
+            if 2 * count <= total:
+                return UNDECIDED, [f"{arm}: {event} in only {count} of {total} seeds"]
+        verdicts, reasons = [], []
+        for each in claim.comparisons:
+            values = self.values(each.first), self.values(each.second)
+            verdict, reason = each.judge(*values, n_runs=len(self.arms[each.first.arm]))
+            verdicts.append(verdict)
+            reasons.append(f"{each.name} = {reason}")
+        worst = next(v for v in (NOT_REPRODUCED, UNDECIDED, REPRODUCED) if v in verdicts)
+        return worst, reasons
+
+    def text(self) -> str:
+        """Return the tables, and the verdict on each claim with its reasons."""
+        rows = [*self._value_rows(), *self._event_rows()]
+        widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
+        lines = [self.study.title, self.study.papers, ""]
+        for name, by_seed, summary in rows:
+            lines.append(f"{name:{widths[0]}}  {by_seed:{widths[1]}}  {summary}".rstrip())
+        for claim in self.study.claims:
+            verdict, reasons = self.judge(claim)
+            paragraphs = [f"{verdict:16}{claim.text}", *(f"{INDENT}{reason}" for reason in reasons)]
+            lines += ["", *(fill(each, 80, subsequent_indent=INDENT) for each in paragraphs)]
+        return "\n".join(lines)
+
+    def _value_rows(self) -> Iterator[tuple[str, str, str]]:
+        """Yield the values of the claims' metrics: of all arms at the end, and when compared."""
+        seeds = {", ".join(map(str, runs)) for runs in self.arms.values()}
+        by_seed = f"seeds {seeds.pop()}" if len(seeds) == 1 else "by seed"
+        yield "", by_seed, "mean ± SE (SE in a run)"
+        compared = self.study.quantities
+        for metric in dict.fromkeys(each.metric for each in compared if each.metric != STEP):
+            yield metric, "", ""
+            for arm, at in product(self.arms, (START, *self.study.events, END)):
+                quantity = Quantity(metric, arm, at)
+                values = self.values(quantity)
+                if not values or not (at == END or quantity in compared):
+                    continue
+                texts = [f"{values[s]:.3f}" if s in values else "–" for s in self.arms[arm]]
+                mean = format_with_error(fmean(values.values()), standard_error([*values.values()]))
+                errors = self.values(quantity._replace(metric=f"{metric}_se")).values()
+                within = f" ({round(fmean(errors), 6):.2g})" if errors else ""
+                yield f"  {arm}, {at}", " ".join(texts), f"{mean}{within}"
+
+    def _event_rows(self) -> Iterator[tuple[str, str, str]]:
+        yield "", "step of the event", "median (seeds)"
+        for event in self.study.events:
+            yield event, "", ""
+            for arm, runs in self.arms.items():
+                steps = self.values(Quantity(STEP, arm, event))
+                texts = [f"{steps[seed]:,}" if seed in steps else "–" for seed in runs]
+                median = censored_median([steps.get(seed) for seed in runs])
+                text = f"{median:,.0f}" if isfinite(median) else "–"
+                yield f"  {arm}", " ".join(texts), f"{text} ({len(steps)} of {len(runs)})"
+
+    def draw(self) -> Image.Image:
+        """Draw the metrics of the study: a line for each run, and a dot at each event."""
+        compared = [each.metric for each in self.study.quantities if each.metric != STEP]
+        metrics = dict.fromkeys(
+            [*compared, *(event.metric for event in self.study.events.values())]
+        )
+        size = 2 * CHART_WIDTH, MARGIN + ceil(len(metrics) / 2) * CHART_HEIGHT
+        image = Image.new("RGB", size, "white")
+        pen = ImageDraw.Draw(image)
+        pen.font = ImageFont.load_default(26)
+        for index, (arm, color) in enumerate(zip(self.arms, COLORS)):
+            pen.text((MARGIN + 500 * index, MARGIN / 2), arm, color)
+        for index, metric in enumerate(metrics):
+            corner = index % 2 * CHART_WIDTH, MARGIN + index // 2 * CHART_HEIGHT
+            self._draw_chart(pen, metric, *corner)
+        return image
+
+    def _draw_chart(self, pen: ImageDraw.ImageDraw, metric: str, left: int, top: int) -> None:
+        runs = [
+            (color, [row for row in rows if isfinite(row.get(metric, nan))])
+            for color, runs in zip(COLORS, self.arms.values())
+            for rows in runs.values()
+        ]
+        last_step = max([0, *(row["step"] for _, rows in runs for row in rows)]) or 1
+        values = [row[metric] for _, rows in runs for row in rows]
+        low, high = min([0, *values]), max([0, *values]) or 1
+        width, height = CHART_WIDTH - 2 * MARGIN, CHART_HEIGHT - 2 * MARGIN
+
+        def place(step: float, value: float) -> tuple[float, float]:
+            x = left + MARGIN + width * step / last_step
+            return x, top + MARGIN + height * (high - value) / (high - low)
+
+        pen.text((left + MARGIN, top), metric, "black")
+        for share in (0, 0.5, 1):
+            value = low + share * (high - low)
+            pen.text(place(0, value), f"{value:.2g}  ", "black", anchor="rm")
+            pen.text(
+                place(share * last_step, low), f"\n{share * last_step:,.0f}", "black", anchor="ma"
+            )
+        for color, rows in runs:
+            pen.line([place(row["step"], row[metric]) for row in rows], color, 3)
+            for event in self.study.events.values():
+                if event.metric == metric and (row := event.find(rows)):
+                    pen.circle(place(row["step"], row[metric]), 8, color)
+
+
+def read_arms(study: Study, folder: Path) -> Arms:
+    """Read the finished runs of each arm of a study from the folder of a sweep.
+
+    Raises:
+        UserError: If there is none, or several of an arm with the same seed.
+    """
+    arms: Arms = {arm: {} for arm in study.arms}
+    for path in list_folder(folder):
+        if not is_folder(path) or not exists(path / CONFIG_FILE):
+            continue
+        config, rows = read_config(path / CONFIG_FILE), read_rows(path / METRICS)
+        is_finished = bool(rows) and rows[-1]["step"] >= config.max_steps
+        for arm in study.arms_of(config) if is_finished else ():
+            if config.seed in arms[arm]:
+                raise UserError(
+                    f"{folder} has several runs of {arm} with seed {config.seed}, such as "
+                    f"{path.name}: give a folder with one run for each arm and seed"
+                )
+            arms[arm][config.seed] = rows
+    if not any(arms.values()):
+        raise UserError(f"{folder} has no finished run of this study: give that of its sweep")
+    return {arm: dict(sorted(runs.items())) for arm, runs in arms.items()}
+
+
+def report(study: Study, folder: Path) -> None:
+    """Print the results of the runs in a folder, and draw their curves into its study.png."""
+    results, picture = Results(study, read_arms(study, folder)), folder / "study.png"
+    with atomic_write(picture) as part:
+        results.draw().save(part, "PNG")
+    printer(Terminal())(f"\ncurves      {picture.absolute().as_uri()}\n\n{results.text()}")
+
+
+def main(study: Study) -> None:
+    """Report the results of a study on the folder that is typed."""
+
+    def report_typed() -> None:
+        if len(sys.argv) != 2:
+            raise UserError(f"give the folder of the study's sweep: {USAGE}")
+        report(study, expand_home("FOLDER", sys.argv[1]))
+
+    run_main(report_typed, lambda: USAGE)
