@@ -24,9 +24,7 @@ from sweeps.table import (
     write_csv,
 )
 
-MIN_CURVE_POINTS, MAX_CURVE_POINTS = 10, 300
-MAX_POINTS = 300_000  # of all curves together: about 5 MB
-CURVES_PER_RUN = 10  # roughly: losses, and one per score
+MAX_CURVE_POINTS = 100  # so that the page of 100 runs has a few megabytes
 # Scores of which the mean over the heads is shown; of the others, the strongest head.
 AVERAGED_SCORES = ("entropy", "distance")
 # Curves by the metric that ranks the runs. With several tokenizers the training losses, which are
@@ -48,8 +46,6 @@ def write_results(folder: Path, runs: Sequence[Run]) -> None:
 def write_sweep_page(folder: Path, ranking: Ranking) -> Path:
     """Write sweep.html or comparison.html from the runs as they are now, and return its path."""
     variants, best = ranking.variants, ranking.best_run
-    affordable = MAX_POINTS // (1 + CURVES_PER_RUN * len(ranking.runs))
-    points = max(MIN_CURVE_POINTS, min(MAX_CURVE_POINTS, affordable))
     figures = [name for name in figure_names(variants, ranking.metric) if is_on_page(name)]
     losses = LOSS_CURVES[ranking.metric]
     content = {
@@ -63,7 +59,7 @@ def write_sweep_page(folder: Path, ranking: Ranking) -> Path:
         "losses": losses,
         "averagedScores": AVERAGED_SCORES,
         "runs": [
-            _run_data(folder, run, figures, losses, points)
+            _run_data(folder, run, figures, losses)
             | {"setting": index, "title": _title(run, variant)}
             for index, variant in enumerate(variants)
             for run in variant.runs
@@ -90,9 +86,7 @@ def _title(run: Run, variant: Variant) -> str:
     return f"{variant.name} {seed}".strip() or run.name
 
 
-def _run_data(
-    folder: Path, run: Run, figures: Sequence[str], losses: Iterable[str], points: int
-) -> dict:
+def _run_data(folder: Path, run: Run, figures: Sequence[str], losses: Iterable[str]) -> dict:
     page = run.path / "report.html"
     rows = [{"step": row["step"], **_scores_of_row(row)} for row in run.rows]
     scores = dict.fromkeys(score for row in rows for score in row if score != "step")
@@ -104,8 +98,8 @@ def _run_data(
         "reason": run.failure,
         "steps": format_steps(run),
         "figures": {name: finite_number(run.figures.get(name)) for name in figures},
-        "curves": {name: metric_curve(run.rows, name, points) for name in losses},
-        "heads": {score: metric_curve(rows, score, points) for score in scores},
+        "curves": {name: metric_curve(run.rows, name, MAX_CURVE_POINTS) for name in losses},
+        "heads": {score: metric_curve(rows, score, MAX_CURVE_POINTS) for score in scores},
         "emerged": {
             name.removeprefix("emerged/"): step
             for name, step in run.figures.items()
