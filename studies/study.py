@@ -231,7 +231,8 @@ class Results:
                 mean = format_with_error(fmean(values.values()), standard_error([*values.values()]))
                 errors = self.values(quantity._replace(metric=f"{metric}_se")).values()
                 within = f" ({round(fmean(errors), 6):.2g})" if errors else ""
-                yield f"  {arm}, {at}", " ".join(texts), f"{mean}{within}"
+                name = f"  {arm}" if at == END else f"  {arm}, {at}"
+                yield name, " ".join(texts), f"{mean}{within}"
 
     def _event_rows(self) -> Iterator[tuple[str, str, str]]:
         yield "", "step of the event", "median (seeds)"
@@ -242,7 +243,8 @@ class Results:
                 texts = [f"{steps[seed]:,}" if seed in steps else "–" for seed in runs]
                 median = censored_median([steps.get(seed) for seed in runs])
                 text = f"{median:,.0f}" if isfinite(median) else "–"
-                yield f"  {arm}", " ".join(texts), f"{text} ({len(steps)} of {len(runs)})"
+                by_seed = " ".join(texts) if steps else "never"
+                yield f"  {arm}", by_seed, f"{text} ({len(steps)} of {len(runs)})"
 
     def draw(self) -> Image.Image:
         """Draw the metrics of the study: a line for each run, and a dot at each event."""
