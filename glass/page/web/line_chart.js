@@ -127,9 +127,12 @@ function verticalLine(x, bottom, className) {
   return el("svg:line", { x1: x, x2: x, y1: TOP_MARGIN, y2: bottom, class: className });
 }
 
+/** The attribute by which a page highlights the marks of a group. */
+const marksOf = group => (group === undefined ? {} : { "data-group": group });
+
 function drawSeries(plot, series, x, y) {
   const { xs, ys, color, group } = series;
-  const marks = group === undefined ? {} : { "data-group": group };
+  const marks = marksOf(group);
   const segments = xs.map((step, k) => {
     if (ys[k] === null) return "";
     const continues = k > 0 && ys[k - 1] !== null;
@@ -149,7 +152,7 @@ function drawSeries(plot, series, x, y) {
 
 /** A marked value with its standard error. */
 function dotMarks({ xs, ys, errors }, { k, color, group }, r, x, y) {
-  const marks = group === undefined ? {} : { "data-group": group };
+  const marks = marksOf(group);
   const [cx, value, error] = [x(xs[k]), ys[k], errors?.[k] ?? 0];
   const ends = { x1: cx, x2: cx, y1: y(value - error), y2: y(value + error) };
   const circle = { cx, cy: y(value), r, ...marks, style: `fill: var(--${color})` };
@@ -158,12 +161,13 @@ function dotMarks({ xs, ys, errors }, { k, color, group }, r, x, y) {
 }
 
 /** A band of one standard error on either side of a line. */
-function errorBand({ xs, ys, errors, color }, x, y) {
+function errorBand({ xs, ys, errors, color, group }, x, y) {
   const measured = [...xs.keys()].filter(k => ys[k] !== null);
   const upper = measured.map(k => `${x(xs[k])} ${y(ys[k] + (errors[k] ?? 0))}`);
   const lower = measured.map(k => `${x(xs[k])} ${y(ys[k] - (errors[k] ?? 0))}`);
   const outline = `M${[...upper, ...lower.toReversed()].join("L")}Z`;
-  return el("svg:path", { d: outline, class: "band", style: `fill: var(--${color})` });
+  const style = `fill: var(--${color})`;
+  return el("svg:path", { d: outline, class: "band", ...marksOf(group), style });
 }
 
 /**

@@ -44,6 +44,7 @@ export function drawFigure() {
   const lines = Map.groupBy(measured, setting => otherValues(setting).join(" "));
   const single = measured.flatMap(setting => singleRuns(setting, figure, key));
   const means = [...lines].map(([name, settings]) => meanLine(name, settings, figure, key));
+  const yMax = upperLimit(figure);
   const title = figure.unit ? `${figure.title} (${figure.unit})` : figure.title;
   drawLineChart($("figure-chart"), {
     title: `${title} vs. ${key.name}`,
@@ -53,7 +54,8 @@ export function drawFigure() {
     xName: key.axis === "log" ? `${key.name}, log scale` : key.name,
     xTicks: key.ticks,
     hasLogX: key.axis === "log",
-    yMax: upperLimit(figure),
+    includes: errorBarEnds(figure).filter(end => end <= yMax),
+    yMax,
     describe: ({ name, settings, ys }, k) =>
       settings
         ? describeMark(settingName(settings[k]), figure.texts[settings[k]])
@@ -94,6 +96,12 @@ function singleRuns(setting, { name }, { positions }) {
   return measured.map(run => {
     return { ...style, name: run.title, xs: [positions[setting]], ys: [run.figures[name]] };
   });
+}
+
+/** @param {SweepFigure} figure */
+function errorBarEnds({ values, errors }) {
+  const measured = [...values.keys()].filter(k => values[k] !== null);
+  return measured.flatMap(k => [values[k] - errors[k], values[k] + errors[k]]);
 }
 
 /**
