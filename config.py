@@ -612,6 +612,7 @@ class LoadConfig(ModelSource):
 class Config(Hardware, ModelSource):
     """One training run."""
 
+    experiment: str | None = setting(None, "preset of the whole run, which a resumed run keeps")
     resume: bool | str = setting(
         False,
         "true: resume the run in run_dir; auto: resume it if there is one, else start it",

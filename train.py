@@ -142,7 +142,7 @@ def train_run(job: cli.Job, world: World) -> float:
     """
     log = printer(Terminal())
     config = world.broadcast(job.config)
-    opened = run_folder(config, job.experiment) if world.rank == 0 else nullcontext()
+    opened = run_folder(config) if world.rank == 0 else nullcontext()
     with opened as folder:
         run_dir = world.broadcast(folder)
         progress = read_progress(config, run_dir, log) if world.rank == 0 else None

@@ -24,7 +24,7 @@ SETTINGS = {name: field for name, field, _ in iterate_settings(Config())}
 TEXTS = {
     name
     for name, field in SETTINGS.items()
-    if field.type in (str, str | None) and "choices" not in field.metadata
+    if field.type in (str, str | None) and "choices" not in field.metadata and name not in GROUPS
 }
 # Settings whose value is a path.
 PATH_KEYS = ("data.path", "prompt_file", "score", "run_dir", "init_from")

@@ -22,6 +22,7 @@ MAX_CONFIG_BYTES = 1 << 20
 # with which a run does what it did before. A new setting needs an entry, with the next format:
 # stored configurations are never filled up with defaults, which may change.
 ADDED_SETTINGS: dict[str, tuple[int, Any]] = {
+    "experiment": (2, None),
     "model.mlp_ratio": (2, None),
     "optim.muon_lr_multiple": (2, 5.0),
     "optim.warmup_share": (2, 0.05),
@@ -98,7 +99,7 @@ def parse_config(text: str) -> Config:
             raise UserError(f"it lacks {key}: restore the file, or use the version that wrote it")
         section[name] = value
     if saved_format == FIRST_FORMAT:
-        _convert_to_shares(saved["optim"], saved["max_steps"])
+        _convert_first_format(saved)
     for key in REMOVED_SETTINGS:
         section, name = _find_section(saved, key)
         section.pop(name, None)
@@ -106,8 +107,10 @@ def parse_config(text: str) -> Config:
     return OmegaConf.to_object(OmegaConf.merge(schema, _escape_texts(saved)))
 
 
-def _convert_to_shares(optim: dict, steps: int) -> None:
-    """Give a file of the first format the shares that stand for its rate and number of steps."""
+def _convert_first_format(saved: dict) -> None:
+    """Give a file of the first format the settings that stand for those that it has."""
+    saved["experiment"] = "finetune" if saved["init_from"] else None
+    optim, steps = saved["optim"], saved["max_steps"]
     warmup = optim.get("warmup_steps")
     optim["warmup_share"] = (steps // 20 if warmup is None else warmup) / steps
     if muon_lr := optim.get("muon_lr"):

@@ -6,7 +6,7 @@ Hydra composes presets and settings, and `Config.check` checks them. Does not im
 import re
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, is_dataclass, replace
 
 import hydra
 from hydra import compose, initialize_config_dir
@@ -16,7 +16,14 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from cli.command_line import CONFIGS, GROUPS, SETTINGS, CommandLine, parse_command_line, quote
-from cli.continuation import continue_or_adopt
+from cli.continuation import (
+    FINE_TUNING,
+    Log,
+    adopt,
+    continue_run,
+    find_run_to_continue,
+    is_pretrained,
+)
 from cli.help import train_help
 from cli.presets import use_preset_files
 from cli.wandb_environment import check_agent
@@ -29,10 +36,10 @@ from common.torchrun import process_rank
 from config import READ_BY_MODE, Config, TokenizerConfig
 
 ConfigStore.instance().store(name="schema", node=Config)
+ConfigStore.instance().store(name="nothing", node={})  # to which a preset is added alone
 
 # Reads the shape and the tokenizer of the model that `init_from` names.
 ReadModel = Callable[[str], Config]
-Log = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -41,7 +48,7 @@ class Job:
 
     config: Config
     overrides: list[str]  # as typed: KEY=VALUE
-    experiment: str = "default"
+    config_dir: str | None = None  # a folder with presets of the user's own
     swept: Sequence[str] = ()  # the keys that differ between the jobs of a sweep
 
     @property
@@ -96,7 +103,9 @@ def run_hydra(task: Callable[[DictConfig], object], arguments: list[str]) -> Non
     hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name="config")(task)()
 
 
-def compose_settings(overrides: list[str], config_dir: str | None = None) -> DictConfig:
+def compose_settings(
+    overrides: list[str], config_dir: str | None = None, name: str = "config"
+) -> DictConfig:
     """Have Hydra compose presets and quoted overrides; the result includes Hydra's own settings."""
     use_preset_files()
     if config_dir is not None:
@@ -104,7 +113,7 @@ def compose_settings(overrides: list[str], config_dir: str | None = None) -> Dic
         overrides = [*overrides, f"hydra.searchpath=[{folder}]"]
     with initialize_config_dir(str(CONFIGS), version_base="1.3"):
         try:
-            return compose("config", overrides, return_hydra_config=True)
+            return compose(name, overrides, return_hydra_config=True)
         except (HydraException, OmegaConfBaseException) as e:
             raise UserError(error_sentence(e)) from None
         except (ValueError, RecursionError) as e:
@@ -128,7 +137,18 @@ def imply_text(overrides: list[str], config_dir: str | None = None) -> list[str]
 
 
 def compose_job(overrides: list[str], config_dir: str | None = None) -> Job:
-    """Compose the job that these overrides describe, and check the bounds of its settings."""
+    """Compose the job that these overrides describe, and check the bounds of its settings.
+
+    A pretrained model in `init_from` implies experiment=finetune if none is typed.
+    """
+    config = _compose_config(overrides, config_dir)
+    job = Job(config, overrides, config_dir)
+    if config.init_from and "experiment" not in job.keys and is_pretrained(config.init_from):
+        config = _compose_config([*overrides, f"experiment={FINE_TUNING}"], config_dir)
+    return replace(job, config=config)
+
+
+def _compose_config(overrides: list[str], config_dir: str | None) -> Config:
     composed = compose_settings(imply_text(overrides, config_dir), config_dir)
     with open_dict(composed):
         hydra_settings = composed.pop("hydra")
@@ -137,24 +157,28 @@ def compose_job(overrides: list[str], config_dir: str | None = None) -> Job:
     except OmegaConfBaseException as e:
         raise UserError(error_sentence(e)) from None
     check_settings(config)
-    return Job(config, overrides, hydra_settings.runtime.choices.get("experiment") or "default")
+    return replace(config, experiment=hydra_settings.runtime.choices.get("experiment"))
 
 
 def configure(job: Job, read_model: ReadModel, log: Log = print) -> Job:
     """Return a job with the configuration with which it trains.
 
     A run that is resumed keeps the configuration it was started with, except for the settings that
-    are typed now. A typed experiment counts as all of its settings, so that the command that
-    started a run can be repeated to resume it. With torchrun only rank 0 does this. `log` prints
-    notes about derived settings.
+    are typed now. With torchrun only rank 0 does this. `log` prints notes.
     """
     config = job.config
     if process_rank() > 0 and config.distributed != "none":
         return job
     if config.run_dir:
         config = replace(config, run_dir=str(expand_home("run_dir", config.run_dir)))
-    config = fit_to_overrides(config, job.keys, log)
-    config = continue_or_adopt(config, job.keys, read_model, log)
+    if config.init_from:
+        config = replace(config, init_from=expand_model_name("init_from", config.init_from))
+    if run := find_run_to_continue(config):
+        config = continue_run(run, _request_to(run, config, job), list_typed_settings(job), log)
+    else:
+        config = _fit_to_task(config, job.keys, log)
+        if config.init_from:
+            config = adopt(config, job.keys, read_model(config.init_from), log)
     config.check()
     for key in job.keys:
         if key in SETTINGS and (reason := explain_unused(config, key, job.swept)):
@@ -173,11 +197,32 @@ def configure(job: Job, read_model: ReadModel, log: Log = print) -> Job:
     return replace(job, config=config)
 
 
-def fit_to_overrides(config: Config, keys: list[str], log: Log) -> Config:
-    """Return the configuration with the settings that follow from those that were typed."""
-    if config.init_from:
-        config = replace(config, init_from=expand_model_name("init_from", config.init_from))
-    return _fit_to_task(config, keys, log)
+def _request_to(run: Config, config: Config, job: Job) -> Config:
+    """Return what is requested of a run, with the typed presets as its experiment changes them."""
+    presets = [key for key in job.keys if _is_section(key)]
+    is_other = run.experiment not in (None, config.experiment) and "experiment" not in job.keys
+    if presets and is_other:
+        overrides = [*job.overrides, f"experiment={run.experiment}"]
+        composed = _compose_config(overrides, job.config_dir)
+        for key in presets:
+            config = config.with_value(key, getattr(composed, key))
+    return config
+
+
+def list_typed_settings(job: Job) -> list[str]:
+    """Return the settings that were typed; a preset such as optim=muon counts as those it sets."""
+    settings = []
+    for key, override in zip(job.keys, job.overrides):
+        if _is_section(key):
+            preset = compose_settings([f"+{override}"], job.config_dir, "nothing")
+            settings += [f"{key}.{name}" for name in preset[key]]
+        elif key in SETTINGS:
+            settings.append(key)
+    return settings
+
+
+def _is_section(key: str) -> bool:
+    return is_dataclass(getattr(Config(), key, None))
 
 
 def _fit_to_task(config: Config, keys: list[str], log: Log) -> Config:

@@ -4,6 +4,7 @@ Does not import torch.
 """
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -34,6 +35,8 @@ OPTIMIZER_FILE = "optimizer.safetensors"
 TOKENIZER_FILE = "tokenizer.json"
 CONFIG_FILE = "config.yaml"
 MANIFEST_FILE = "manifest.json"
+HF_CONFIG_FILE = "config.json"  # of a model of Hugging Face's format
+CHECKPOINT_NAME = re.compile(r"step_0*(\d+)|(last|best)")
 # The files of a checkpoint besides its manifest.
 CHECKPOINT_FILES = (MODEL_FILE, OPTIMIZER_FILE, TOKENIZER_FILE, CONFIG_FILE)
 
@@ -123,6 +126,17 @@ def saved_steps(run_dir: Path) -> list[int]:
 def contains_run(run_dir: Path) -> bool:
     """Return whether a run has begun in a folder: it has a configuration or a checkpoint."""
     return exists(run_dir / CONFIG_FILE) or bool(saved_steps(run_dir))
+
+
+def find_run(path: Path) -> tuple[Path | None, str | None]:
+    """Return the run at a path and, if the path is in a checkpoint of it, the checkpoint's name."""
+    for folder in (path.absolute(), path.absolute().parent):
+        match = CHECKPOINT_NAME.fullmatch(folder.name)
+        if match and folder.parent.name == "checkpoints":
+            return folder.parents[1], match[1] or match[2]
+    if not is_folder(path) or exists(path / HF_CONFIG_FILE) or exists(path / MANIFEST_FILE):
+        return None, None
+    return (path, None) if contains_run(path) else (None, None)
 
 
 def check_checkpoint(which: str) -> None:

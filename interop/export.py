@@ -11,11 +11,12 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
+from common.checkpoints import HF_CONFIG_FILE
 from common.errors import UserError
 from common.files import list_folder
 from common.paths import require_output_folder
 from data.tokenizer import Tokenizer
-from interop.folder import HF_CONFIG_FILE, WEIGHTS_FILE
+from interop.folder import WEIGHTS_FILE
 from interop.names import map_tensors
 from interop.settings import config_to_hf, find_counterpart
 from interop.tokenizer_export import export_tokenizer

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from common.checkpoints import HF_CONFIG_FILE
 from common.errors import UserError
 from common.files import exists
 from common.terminal import print_stderr
@@ -24,7 +25,6 @@ from interop.names import WRAPPER_PREFIX
 from interop.settings import config_from_hf
 from training.tensors import open_safetensors
 
-HF_CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"  # of weights in several files
 # What is downloaded: weights that are not pickled, settings and the tokenizer, no subfolders.

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from common.checkpoints import CONFIG_FILE, MANIFEST_FILE, contains_run
+from common.checkpoints import CONFIG_FILE, HF_CONFIG_FILE, MANIFEST_FILE, find_run
 from common.errors import UserError
 from common.files import exists, is_folder, read_start
 from common.paths import expand_model_name
@@ -15,7 +15,7 @@ from common.terminal import error_sentence, print_stderr
 from config import HUB_MODEL, Config, TokenizerConfig
 from data.tokenizer import Tokenizer
 from interop.external import ExternalModel
-from interop.folder import DOWNLOADED_FILES, HF_CONFIG_FILE, HFFolder, pickle_error
+from interop.folder import DOWNLOADED_FILES, HFFolder, pickle_error
 from interop.gguf_file import GGUF_MAGIC, GGUFFile
 from interop.nanogpt import NanoGPTFile
 from interop.stored import RunCheckpoint, StoredModel, open_copied_checkpoint, open_run
@@ -24,7 +24,6 @@ from training.inputs import StartingWeights
 
 TORCH_MAGICS = (b"PK\3\4", b"\x80\2")  # zip, and the pickles of older versions
 HUB_NAME = re.compile(r"(\w[\w.-]*/[\w.-]+?)(?:@(\w[\w./-]*))?")
-CHECKPOINT_NAME = re.compile(r"step_0*(\d+)|(last|best)")
 FORMATS = "a run, a folder of Hugging Face's format, a .gguf file or nanoGPT's ckpt.pt"
 MAX_HUB_ERROR_CHARS = 200
 
@@ -64,16 +63,13 @@ def find_model(
 def read_starting_model(init_from: str) -> Config:
     """Return the model, tokenizer and init_from, with its commit, that training starts with.
 
-    The model is downloaded if necessary. `run_dir` names it if it is a run that began with random
-    weights.
+    The model is downloaded if necessary.
     """
     init_from = pin_model(init_from)
     source = open_model(find_path(init_from), log=lambda note: None)
     start = Config(init_from=init_from, model=source.config)
     if isinstance(source, RunCheckpoint):
-        run = source.settings
-        run_dir = None if run.init_from else str(source.run_dir or source.path)
-        return replace(start, run_dir=run_dir, model=run.model, tokenizer=run.tokenizer)
+        return replace(start, model=source.settings.model, tokenizer=source.settings.tokenizer)
     assert isinstance(source, ExternalModel)
     return replace(start, tokenizer=TokenizerConfig(name=source.tokenizer_name))
 
@@ -142,7 +138,7 @@ def open_model(
     path: Path, checkpoint: str | int = "best", log: Callable[[str], Any] = print_stderr
 ) -> StoredModel:
     """Open the run, checkpoint or model of another library at a path, or around a file in it."""
-    run_dir, named = _find_run(path)
+    run_dir, named = find_run(path)
     is_step = str(checkpoint).isdecimal()
     if is_step and (run_dir is None or named not in (None, str(checkpoint))):
         raise UserError(f"{path} has no checkpoint={checkpoint}; leave that out")
@@ -155,17 +151,6 @@ def open_model(
         return _open_external(path, folder)
     except Exception as e:  # a file may contain anything
         raise UserError(f"{path} cannot be used: {error_sentence(e)}") from None
-
-
-def _find_run(path: Path) -> tuple[Path | None, str | None]:
-    """Return the run at a path and, if the path is in a checkpoint of it, the checkpoint's name."""
-    for folder in (path.absolute(), path.absolute().parent):
-        match = CHECKPOINT_NAME.fullmatch(folder.name)
-        if match and folder.parent.name == "checkpoints":
-            return folder.parents[1], match[1] or match[2]
-    if not is_folder(path) or exists(path / HF_CONFIG_FILE) or exists(path / MANIFEST_FILE):
-        return None, None
-    return (path, None) if contains_run(path) else (None, None)
 
 
 def _open_external(path: Path, folder: Path) -> ExternalModel:

@@ -162,7 +162,7 @@ def train_in_process():
 
     def run(config: Config, **changes) -> float:
         overrides = [f"{key}={value}" for key, value in changes.items()]
-        job = cli.Job(replace(config, **changes), overrides, "test")
+        job = cli.Job(replace(config, **changes), overrides)
         return train.run(cli.configure(job, train.read_starting_model))
 
     return run

@@ -2,23 +2,23 @@
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
-from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.singleton import Singleton
 from hydra.errors import HydraException
 from hypothesis import example, given
 from hypothesis import strategies as st
 from models import few
-from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from run_folders import write_configuration, write_run
 
 import cli
 from cli.command_line import CONFIGS, GROUPS, NANOGPT, SETTINGS, parse_command_line
+from cli.config_file import absolute_paths
 from cli.sample_config import SampleConfig
 from common.errors import UserError
 from common.settings import iterate_settings
@@ -42,16 +42,8 @@ def sample_config(argv: list[str]) -> SampleConfig:
     return cli.read_settings(argv, SampleConfig, "python sample.py")
 
 
-@pytest.fixture(scope="module")
-def hydra():
-    with initialize_config_dir(str(CONFIGS.resolve()), version_base="1.3"):
-        yield
-
-
 def job_of(*argv: str) -> cli.Job:
-    """The job that a command line describes, composed within the fixture `hydra`."""
-    settings = parse_command_line(list(argv)).settings
-    return cli.Job(OmegaConf.to_object(compose("config", overrides=settings)), settings)
+    return cli.compose_job(parse_command_line(list(argv)).settings)
 
 
 def composed(*argv: str) -> Config:
@@ -193,7 +185,7 @@ def test_a_mistake_is_refused_before_torch_is_imported(script, line, new_command
 @example(text=r"\${seed}")
 @example(text="choice(1,2)")
 @example(text="it's {a: 1} [1,2]")
-def test_any_text_arrives_as_typed(text, hydra):
+def test_any_text_arrives_as_typed(text):
     if text not in UNSET:
         config = composed(f"data.path={text}", f"data.name={text}")
         assert (config.data.path, config.data.name) == (text, text)
@@ -202,7 +194,7 @@ def test_any_text_arrives_as_typed(text, hydra):
 @pytest.mark.slow
 @few
 @given(name=st.sampled_from(sorted(SETTINGS)), text=hostile_texts)
-def test_any_value_of_any_setting_is_composed_or_refused_in_one_sentence(name, text, hydra):
+def test_any_value_of_any_setting_is_composed_or_refused_in_one_sentence(name, text):
     try:
         composed(f"{name}={text}")
     except (UserError, HydraException, OmegaConfBaseException) as e:
@@ -211,7 +203,7 @@ def test_any_value_of_any_setting_is_composed_or_refused_in_one_sentence(name, t
 
 
 @pytest.mark.slow
-def test_typed_settings_win_over_experiments_and_experiments_over_presets(hydra):
+def test_typed_settings_win_over_experiments_and_experiments_over_presets():
     assert composed("experiment=nanogpt_cpu").data.source == "shakespeare"
     assert composed("experiment=nanogpt_cpu", "data=stdlib").data.source == "stdlib"
     assert composed("data=stdlib", "experiment=nanogpt_cpu").data.source == "stdlib"
@@ -294,7 +286,9 @@ def write_presets(folder: Path, presets: dict[str, str]) -> str:
 def test_a_run_of_own_presets_resumes(tmp_path, command):
     folder = write_presets(tmp_path / "own", OWN)
     for steps, more in ((2, []), (3, ["resume=true", "max_steps=3"])):
-        done = command("train.py", folder, "experiment=mine", "run_dir=run", *more)
+        done = command(
+            "train.py", folder, "experiment=mine", "tokenizer=letters", "run_dir=run", *more
+        )
         assert (done.returncode, done.stderr) == (0, "")
         kept = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
         assert (kept["model"]["n_embd"], kept["max_steps"]) == (16, steps)
@@ -390,12 +384,12 @@ def test_a_run_is_evaluated_on_the_text_at_a_path(tmp_path):
     assert cli.read_job(typed, read_starting_model).config.data.source == "text"
 
 
-def test_a_setting_of_a_preset_may_have_no_effect(hydra):
+def test_a_setting_of_a_preset_may_have_no_effect():
     assert configured("optim=adamw", "experiment=speedrun").optim.name == "adamw"
 
 
 @pytest.mark.slow
-def test_the_shares_of_a_preset_follow_what_is_typed(hydra):
+def test_the_shares_of_a_preset_follow_what_is_typed():
     short = configured("experiment=speedrun", "max_steps=1", "optim.lr=0.3", "model.n_embd=48")
     assert short.model.hidden_dim == 96
     assert (short.optim.count_warmup_steps(1), short.optim.muon_peak_lr) == (0, pytest.approx(1))
@@ -406,7 +400,7 @@ def test_the_shares_of_a_preset_follow_what_is_typed(hydra):
 
 
 @pytest.mark.slow
-def test_a_resumed_run_keeps_its_configuration_except_for_typed_settings(hydra, tmp_path, capsys):
+def test_a_resumed_run_keeps_its_configuration_except_for_typed_settings(tmp_path, capsys):
     kept = Config(model=ModelConfig(vocab_size=77, n_layer=3), tokenizer=TokenizerConfig("char"))
     write_configuration(tmp_path, kept)
     config = configured(f"run_dir={tmp_path}", "resume=true", "max_steps=5000", "optim.lr=0.5")
@@ -416,6 +410,9 @@ def test_a_resumed_run_keeps_its_configuration_except_for_typed_settings(hydra, 
     for setting, names in (
         ("model.n_layer=8", ["n_layer", "3", "8"]),
         ("seed=2", ["seed", "1337"]),
+        ("optim=muon", ["optim.name", "adamw", "muon"]),
+        ("data=synthetic", ["data.val_max_tokens", "200000", "16384"]),
+        ("experiment=speedrun", ["experiment", "speedrun"]),
     ):
         with pytest.raises(UserError) as error:
             configured(f"run_dir={tmp_path}", "resume=true", setting)
@@ -423,7 +420,40 @@ def test_a_resumed_run_keeps_its_configuration_except_for_typed_settings(hydra, 
     assert configured(f"run_dir={tmp_path / 'new'}", "resume=auto").model.n_layer == 3
 
 
-def test_a_tilde_after_an_equals_sign_is_expanded(hydra, tmp_path, monkeypatch):
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "typed",
+    [
+        ["experiment=speedrun", "optim=muon", "optim.lr=0.02", "data.path={text}"],
+        ["optim=adamw", "model=small", "data=text", "data.path={text}", "compile=auto"],
+        ["data=synthetic", "data.task=modular", "tokenizer=char", "model.vocab_multiple=null"],
+        ["init_from={base}", "data.path={text}", "model.block_size=16"],
+    ],
+)
+def test_the_command_that_started_a_run_continues_it_unchanged(typed, tmp_path, capsys):
+    write_run(tmp_path / "base")
+    paths = {"text": ROOT / "LICENSE", "base": tmp_path / "base"}
+    command = [argument.format(**paths) for argument in typed] + [f"run_dir={tmp_path / 'run'}"]
+    run = configured(*command)
+    model = replace(run.model, vocab_size=50, vocab_multiple=64)
+    run = replace(run, model=model, compile=True, threads=2, precision="fp32")
+    write_configuration(tmp_path / "run", run)
+    capsys.readouterr()
+    continued = configured(*command, "resume=auto")
+    assert replace(continued, resume=False) == absolute_paths(run)
+    assert not capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_a_typed_preset_counts_as_its_settings_in_the_runs_experiment(tmp_path):
+    run = configured("experiment=induction", "optim.lr=0.5", "optim.momentum=0.5")
+    write_configuration(tmp_path, run)
+    optim = configured(f"run_dir={tmp_path}", "resume=true", "optim=muon").optim
+    assert optim == replace(run.optim, lr=6e-3)
+    assert optim.decay_share == 0.5  # not that of experiment=default
+
+
+def test_a_tilde_after_an_equals_sign_is_expanded(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     write_run(tmp_path / "base")
     config = configured("run_dir=~/run", "init_from=~/base")
@@ -434,33 +464,29 @@ def test_a_tilde_after_an_equals_sign_is_expanded(hydra, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_pretrained_model_is_trained_with_settings_for_fine_tuning_unless_they_are_typed(
-    hydra, tmp_path, capsys
-):
-    model = build_model(GPTConfig(3, block_size=300, n_layer=1, n_head=1, n_embd=8))
-    save_hf(model, tmp_path / "base", CharTokenizer("abc"))
+def test_a_pretrained_model_implies_the_experiment_for_fine_tuning(tmp_path, capsys):
+    for name, length in (("base", 300), ("short", 32)):
+        model = build_model(GPTConfig(3, block_size=length, n_layer=1, n_head=1, n_embd=8))
+        save_hf(model, tmp_path / name, CharTokenizer("abc"))
     write_run(tmp_path / "own")
     own = configured(f"init_from={tmp_path / 'own'}")
-    assert own.optim.lr == configured().optim.lr == 6e-3 and not capsys.readouterr().out
-    assert own.attention == configured().attention
+    assert (own.experiment, own.optim.lr, own.model.block_size) == ("default", 6e-3, 32)
+    assert not capsys.readouterr().out
     start = f"init_from={tmp_path / 'base'}"
     config = configured(start, f"run_dir={tmp_path / 'run'}")
-    assert config.optim.lr == pytest.approx(6e-4)
-    note = capsys.readouterr().out
-    values = ("optim.lr=0.0006", "model.block_size=256", "attention.every=0")
-    assert all(value in note for value in values)
+    assert (config.experiment, config.optim.name, config.optim.lr) == ("finetune", "adamw", 1e-4)
     assert (config.model.block_size, config.attention.every) == (256, 0)
-    typed = configured(start, "model.block_size=290", "attention.every=5")
-    assert (typed.model.block_size, typed.attention.every) == (290, 5)
-    evaluated = configured(start, "eval_only=true")
-    assert evaluated.model.block_size == 300
-    typed = configured(start, "experiment=speedrun", "optim.lr=0.01").optim
-    assert typed.lr == 0.01
+    assert "experiment=finetune" in capsys.readouterr().out
+    assert configured(f"init_from={tmp_path / 'short'}").model.block_size == 32
+    typed = configured(start, "model.block_size=290", "attention.every=5", "optim.lr=0.01")
+    assert (typed.model.block_size, typed.attention.every, typed.optim.lr) == (290, 5, 0.01)
+    assert configured(start, "eval_only=true").model.block_size == 300
+    capsys.readouterr()
+    assert configured(start, "experiment=speedrun", "optim.lr=0.01").optim.lr == 0.01
+    assert not capsys.readouterr().out
+    assert configured(start, "experiment=speedrun").optim.lr == 0.03
+    assert "optim.lr=0.03 of experiment=speedrun" in capsys.readouterr().out
 
-    # A resumed run keeps its rate, though its command is repeated
+    # A run that fine-tunes a model is pretrained too
     write_configuration(tmp_path / "run", config)
-    for arguments in ([], [start, "experiment=default"]):
-        resumed = configured(f"run_dir={tmp_path / 'run'}", "resume=true", *arguments)
-        assert resumed.optim.lr == pytest.approx(6e-4)
-        assert (resumed.model.block_size, resumed.attention.every) == (256, 0)
-        assert resumed.init_from == config.init_from
+    assert cli.compose_job([f"init_from={tmp_path / 'run'}"]).config.experiment == "finetune"

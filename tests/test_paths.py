@@ -86,7 +86,7 @@ def export(to: str) -> None:
 
 
 def open_run(path: str) -> None:
-    with run_folder(Config(run_dir=str(expand_home("run_dir", path))), "test"):
+    with run_folder(Config(run_dir=str(expand_home("run_dir", path)))):
         pass
 
 

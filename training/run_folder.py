@@ -34,12 +34,12 @@ ALLOWED_BEFORE_START = {
 
 
 @contextmanager
-def run_folder(config: Config, experiment: str) -> Iterator[Path]:
+def run_folder(config: Config) -> Iterator[Path]:
     """Open the folder of a run, and lock it against other processes.
 
     A folder that is still empty at the end is removed if it was created here.
     """
-    path = Path(config.run_dir) if config.run_dir else new_run_dir(experiment)
+    path = Path(config.run_dir) if config.run_dir else new_run_dir(config.experiment or "default")
     check_run_folder(config, path)
     is_new = not config.run_dir or not exists(path)
     path.mkdir(parents=True, exist_ok=True)
