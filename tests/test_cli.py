@@ -92,7 +92,7 @@ MISTAKES = [
     ("data=synthetic data.task=markov data.train_share=0.5", ["data.train_share=0.5", "markov"]),
     *(
         (f"prepare_only=true {typed}", [typed, "prepare_only"])
-        for typed in ("max_steps=3", "optim=adamw", "compile=false", "profile=2", "seed=3")
+        for typed in ("max_steps=3", "optim=adamw")
     ),
     *((typed, [typed]) for typed in ("optim={lr:1}", "eval={every:5}", "model=[small,gpt2]")),
     ("-m hydra/sweeper=optuna optim={lr:1},{lr:2}", ["optim={lr:1}"]),

@@ -40,10 +40,7 @@ def test_eval_only_measures_the_recorded_loss_and_leaves_the_run_as_it_was(finis
     assert hashes(tmp_path) == before
 
 
-@pytest.mark.parametrize(
-    "typed",
-    ["profile=2", "max_steps=3", "optim.lr=1.0", "seed=3", "optim=muon"],
-)
+@pytest.mark.parametrize("typed", ["max_steps=3", "optim=muon"])
 def test_a_setting_that_an_evaluation_does_not_read_is_refused(typed, finished_run):
     with pytest.raises(UserError, match=f"{typed} .*eval_only"):
         train_from(f"run_dir={finished_run}", "eval_only=true", typed)
