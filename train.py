@@ -35,12 +35,10 @@ if __name__ == "__main__":
     request = cli.read_request(read_starting_model)  # answers --help and mistakes before torch
     choose_wait_policy(print)
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from importlib import import_module
-from importlib.util import find_spec
 from math import isfinite, nan
 from typing import NamedTuple
 
@@ -62,7 +60,7 @@ from distributed.world import join
 from glass.observer import Observer
 from glass.page.write import write_page
 from kernels import autocast
-from studies.study import report
+from studies.study import report_sweep
 from sweeps import jobs
 from training import device, modes
 from training.checkpoint import Checkpoints
@@ -93,15 +91,7 @@ def main(request: cli.Job | cli.CommandLine) -> None:
         run(request)
     else:
         configure = partial(cli.configure, read_model=read_starting_model)
-        jobs.run_sweep(request, configure, run, partial(report_study, request.settings))
-
-
-def report_study(settings: Sequence[str], folder: Path) -> None:
-    """Report the study that the settings of a sweep name: studies/NAME.py of sweep=paper_NAME."""
-    for setting in settings:
-        name = setting.removeprefix("sweep=paper_")
-        if name != setting and find_spec(f"studies.{name}"):
-            report(import_module(f"studies.{name}").STUDY, folder)
+        jobs.run_sweep(request, configure, run, partial(report_sweep, request.settings))
 
 
 def train_from(*settings: str) -> float:

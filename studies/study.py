@@ -6,6 +6,8 @@ differences and their bounds. docs/papers.md has the rules and the results.
 
 import sys
 from collections.abc import Iterator, Sequence
+from importlib import import_module
+from importlib.util import find_spec
 from itertools import pairwise, product
 from math import ceil, inf, isfinite, nan
 from operator import attrgetter, gt, lt
@@ -29,7 +31,7 @@ from common.statistics import (
     standard_error,
     welch_difference,
 )
-from common.terminal import Terminal, printer, run_main
+from common.terminal import Terminal, print_stderr, printer, run_main, tolerate_errors
 from common.text import format_with_error, pluralize
 from config import Config
 
@@ -322,6 +324,15 @@ def report(study: Study, folder: Path) -> None:
     with atomic_write(picture) as part:
         results.draw().save(part, "PNG")
     printer(Terminal())(f"\ncurves      {picture.absolute().as_uri()}\n\n{results.text()}")
+
+
+def report_sweep(settings: Sequence[str], folder: Path) -> None:
+    """Report the study that the settings of a sweep name: studies/NAME.py of sweep=paper_NAME."""
+    for setting in settings:
+        name = setting.removeprefix("sweep=paper_")
+        if name != setting and find_spec(f"studies.{name}"):
+            with tolerate_errors("testing the claims", print_stderr):  # the runs have finished
+                report(import_module(f"studies.{name}").STUDY, folder)
 
 
 def main(study: Study) -> None:
