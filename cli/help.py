@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast
 from cli.command_line import CONFIGS, GROUPS, is_nanogpt_setting, unknown_setting
 from cli.explore_config import ExploreConfig
 from cli.sample_config import SampleConfig
-from common.errors import UserError, did_you_mean
+from common.errors import UserError, not_one_of
 from common.settings import (
     convert_value,
     describe_condition,
@@ -61,27 +61,25 @@ def find_presets() -> dict[str, dict[str, Path]]:
 
 
 def train_help(config: Config, argv: Sequence[str]) -> str:
-    """Return what `python train.py --help [TOPIC]` prints, with the plain command's values.
-
-    The topic is a section, a group of presets, a setting or `all`; without one it is a summary.
+    """Return what `python train.py --help [SECTION | all]` prints, with the plain command's values.
 
     Raises:
-        UserError: There is no such topic.
+        UserError: There is no such section.
     """
     _, *topics = dropwhile(lambda argument: argument not in ("-h", "--help"), argv)
     if not topics:
         return _train_summary(config)
-    blocks = [_describe_presets(group) for group in GROUPS] + _describe_settings(config)
-    names = [assignment.partition("=")[0] for block in blocks for assignment in block]
-    topic = topics[0]
-    is_asked = re.compile("" if topic == "all" else rf"{re.escape(topic)}[.=]").match
-    shown = [{k: text for k, text in block.items() if is_asked(k)} for block in blocks]
-    if not any(shown):
-        known = dict.fromkeys(["all", *(name.partition(".")[0] for name in names), *names])
-        raise UserError(
-            f"--help {topic} is neither a section nor a setting{did_you_mean(topic, known)}"
-        )
-    return "\n\n".join(_format_entries(block) for block in shown if block)
+    sections = {
+        group: {f"{group}={name}": headline(path) for name, path in paths.items()}
+        for group, paths in find_presets().items()
+    }
+    for section, settings in _describe_settings(config).items():
+        sections.setdefault(section, {}).update(settings)
+    if topics[0] == "all":
+        return "\n\n".join(map(_format_entries, sections.values()))
+    if topics[0] not in sections:
+        raise UserError(not_one_of("--help", topics[0], ["all", *sections]))
+    return _format_entries(sections[topics[0]])
 
 
 def _train_summary(config: Config) -> str:
@@ -94,10 +92,6 @@ def _train_summary(config: Config) -> str:
     for group, paths in find_presets().items():
         lines.append(_format_entry(f"{group}=", " ".join(paths), PRESET_COLUMN))
     return "\n".join(lines)
-
-
-def _describe_presets(group: str) -> dict[str, str]:
-    return {f"{group}={name}": headline(path) for name, path in find_presets()[group].items()}
 
 
 def headline(path: Path) -> str:
@@ -123,12 +117,12 @@ def _introduction(name: str) -> str:
 
 def settings_help(introduction: str, defaults: object) -> str:
     """Return the help of a command, formatted for the width of the terminal."""
-    blocks = map(_format_entries, _describe_settings(defaults))
-    return "\n\n".join([introduction, "Settings (KEY=VALUE):", *blocks])
+    sections = map(_format_entries, _describe_settings(defaults).values())
+    return "\n\n".join([introduction, "Settings (KEY=VALUE):", *sections])
 
 
-def _describe_settings(defaults: object) -> list[dict[str, str]]:
-    """Return for each section the description of its settings, each with its default."""
+def _describe_settings(defaults: object) -> dict[str, dict[str, str]]:
+    """Return by section the description of each setting, as it is typed with its default."""
     sections: dict[str, dict[str, str]] = {}
     for name, field, default in iterate_settings(defaults):
         description = field.metadata["help"]
@@ -136,9 +130,9 @@ def _describe_settings(defaults: object) -> list[dict[str, str]]:
             description += f" ({' | '.join(map(format_value, choices))})"
         if conditions := field.metadata.get("only_with"):
             description += f" [{', '.join(starmap(describe_condition, conditions.items()))}]"
-        section = sections.setdefault(name.rpartition(".")[0], {})
+        section = sections.setdefault(name.rpartition(".")[0] or "run", {})
         section[f"{name}={format_value(default)}"] = description
-    return [*sections.values()]
+    return sections
 
 
 def _format_entries(descriptions: Mapping[str, str]) -> str:

@@ -246,7 +246,7 @@ def test_a_mistake_in_the_settings_of_sample_is_named(argv, names):
 def test_the_help_of_train_is_one_screen_and_explains_a_section_or_all(launch, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     pages = {}
-    for topic in ("", "all", "optim", "optim.lr"):
+    for topic in ("", "all", "optim"):
         status, pages[topic], err = launch(f"max_steps=3 --help {topic}")
         assert (status, err) == (0, "")
         assert all(len(line) <= 80 for line in pages[topic].splitlines())
@@ -258,7 +258,6 @@ def test_the_help_of_train_is_one_screen_and_explains_a_section_or_all(launch, m
         assert all(f" {group}={name} " in f" {text}" for name in presets)
         assert all(name in pages[""] for name in presets)
     assert " optim=muon " in pages["optim"] and " eval." not in pages["optim"]
-    assert pages["optim.lr"].count("\n") == 1 and pages["optim.lr"] in pages["optim"]
 
 
 # --- the user's own presets -----------------------------------------------------------------------
