@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast
 from cli.command_line import CONFIGS, GROUPS, is_nanogpt_setting, unknown_setting
 from cli.explore_config import ExploreConfig
 from cli.sample_config import SampleConfig
-from common.errors import UserError, not_one_of
+from common.errors import UserError, did_you_mean
 from common.settings import (
     convert_value,
     describe_condition,
@@ -78,7 +78,9 @@ def train_help(config: Config, argv: Sequence[str]) -> str:
     if topics[0] == "all":
         return "\n\n".join(map(_format_entries, sections.values()))
     if topics[0] not in sections:
-        raise UserError(not_one_of("--help", topics[0], ["all", *sections]))
+        known = ["all", *sections]
+        suggestion = did_you_mean(topics[0], known)
+        raise UserError(f"--help {topics[0]} is not one of {', '.join(known)}{suggestion}")
     return _format_entries(sections[topics[0]])
 
 
