@@ -6,15 +6,8 @@ from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
 
-from cli.config_file import PER_COMMAND, absolute_paths, read_config, read_run_config
-from common.checkpoints import (
-    CONFIG_FILE,
-    MANIFEST_FILE,
-    contains_run,
-    find_run,
-    no_checkpoint,
-    saved_steps,
-)
+from cli.config_file import PER_COMMAND, absolute_paths, read_run_config
+from common.checkpoints import MANIFEST_FILE, contains_run, find_run, no_checkpoint, saved_steps
 from common.errors import UserError
 from common.files import exists, is_folder
 from common.paths import expand_model_name
@@ -96,18 +89,12 @@ def continue_run(run: Config, requested: Config, typed: Sequence[str], log: Log)
     old = {key: format_value(value) for key, _, value in iterate_settings(run)}
     changed = [key for key in old if old[key] != new[key] and key not in PER_COMMAND]
     immutable = IMMUTABLE_IN_EVALUATION if config.eval_only else IMMUTABLE_ON_RESUME
-    conflicts = [
-        f"{key} is {old[key]} in the run but {new[key]} was requested"
-        for key in changed
-        if key.startswith(immutable)
-    ]
-    if conflicts:
-        activity = "evaluated" if config.eval_only else "resumed"
-        alternative = "" if config.eval_only else ", or start a new run"
-        raise UserError(
-            f"run_dir={requested.run_dir} cannot be {activity} with other settings "
-            f"({'; '.join(conflicts)}): leave them unchanged{alternative}"
-        )
+    for key in changed:
+        if key.startswith(immutable):
+            raise UserError(
+                f"{key} is {old[key]} in run_dir={requested.run_dir}, which keeps it, but "
+                f"{new[key]} was requested: leave it out, or start a new run"
+            )
     if not config.eval_only:
         for key in changed:
             log(f"note: {key} changes from {old[key]} to {new[key]} from here on")
@@ -128,14 +115,10 @@ def is_pretrained(init_from: str) -> bool:
     """Return whether a model is of another library, or of a run that fine-tuned one."""
     path = Path(expand_model_name("init_from", init_from))
     run_dir, _ = find_run(path)
-    folder = path if is_folder(path) else path.parent
     if run_dir and saved_steps(run_dir):
-        run = read_run_config(run_dir)
-    elif exists(folder / MANIFEST_FILE):  # a checkpoint that was copied out of its run
-        run = read_config(folder / CONFIG_FILE)
-    else:
-        return True
-    return run.experiment == FINE_TUNING
+        return read_run_config(run_dir).experiment == FINE_TUNING
+    folder = path if is_folder(path) else path.parent
+    return not exists(folder / MANIFEST_FILE)  # of a checkpoint that was copied out of its run
 
 
 def adopt(requested: Config, keys: Sequence[str], start: Config, log: Log) -> Config:

@@ -66,10 +66,10 @@ def read_request(read_model: ReadModel) -> CommandLine | Job:
 
     def parse_and_check() -> CommandLine | Job:
         command_line = parse_command_line(sys.argv[1:])
-        if command_line.is_for_hydra or command_line.is_sweep:
-            settings = imply_text(command_line.settings, command_line.config_dir)
-            command_line = replace(command_line, settings=settings)
         if command_line.is_for_hydra:
+            if not command_line.is_sweep:
+                settings = imply_presets(command_line.settings, command_line.config_dir)
+                command_line = replace(command_line, settings=settings)
             run_hydra(lambda cfg: None, command_line.arguments)  # which calls no job
             sys.exit()
         if command_line.is_sweep:
@@ -124,32 +124,31 @@ def compose_settings(
             ) from None
 
 
-def imply_text(overrides: list[str], config_dir: str | None = None) -> list[str]:
-    """Add data=text if data.path is typed, and neither data nor a typed preset chooses a source."""
-    typed = dict(override.partition("=")[::2] for override in overrides)
-    presets = [o for o in overrides if o.startswith(("experiment=", "sweep="))]
-    is_swept = any(re.search(r"[,(]", preset) for preset in presets)
-    if typed.get("data.path", "null") == "null" or "data" in typed or is_swept:
-        return overrides
-    if compose_settings(presets, config_dir).data.source != "stdlib":
-        return overrides
-    return [*overrides, "data=text"]
-
-
 def compose_job(overrides: list[str], config_dir: str | None = None) -> Job:
-    """Compose the job that these overrides describe, and check the bounds of its settings.
+    """Compose the job that these overrides describe, and check the bounds of its settings."""
+    config = _compose_config(imply_presets(overrides, config_dir), config_dir)
+    return Job(config, overrides, config_dir)
 
-    A pretrained model in `init_from` implies experiment=finetune if none is typed.
+
+def imply_presets(overrides: list[str], config_dir: str | None = None) -> list[str]:
+    """Add the presets that a typed path and a typed model imply.
+
+    A path implies data=text unless another source is chosen, and a pretrained model implies
+    experiment=finetune unless an experiment is typed.
     """
-    config = _compose_config(overrides, config_dir)
-    job = Job(config, overrides, config_dir)
-    if config.init_from and "experiment" not in job.keys and is_pretrained(config.init_from):
-        config = _compose_config([*overrides, f"experiment={FINE_TUNING}"], config_dir)
-    return replace(job, config=config)
+    keys = {override.partition("=")[0] for override in overrides}
+    if not keys & {"data.path", "init_from"}:
+        return overrides
+    config, implied = _compose_config(overrides, config_dir), []
+    if config.data.path and config.data.source == "stdlib" and not keys & {"data", "data.source"}:
+        implied.append("data=text")
+    if config.init_from and "experiment" not in keys and is_pretrained(config.init_from):
+        implied.append(f"experiment={FINE_TUNING}")
+    return [*overrides, *implied]
 
 
 def _compose_config(overrides: list[str], config_dir: str | None) -> Config:
-    composed = compose_settings(imply_text(overrides, config_dir), config_dir)
+    composed = compose_settings(overrides, config_dir)
     with open_dict(composed):
         hydra_settings = composed.pop("hydra")
     try:

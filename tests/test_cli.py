@@ -372,11 +372,6 @@ def test_a_path_in_the_first_place_is_that_of_a_text(tmp_path, monkeypatch):
         assert name == "mine" or parse_command_line([f"./{name}"]).settings[0] == "data=text"
 
 
-def test_the_paths_of_a_sweep_are_of_texts(launch, monkeypatch):
-    monkeypatch.setattr("sys.argv", ["train.py", "-m", "data.path=a,b", "sweep=heads"])
-    assert "data=text" in cli.read_request(read_starting_model).settings
-
-
 def test_a_run_is_evaluated_on_the_text_at_a_path(tmp_path):
     write_run(tmp_path)
     typed = (f"run_dir={tmp_path}", "eval_only=true", f"data.path={ROOT / 'LICENSE'}")
