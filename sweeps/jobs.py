@@ -21,7 +21,6 @@ from dataclasses import dataclass, replace
 from itertools import islice, product
 from math import isfinite, nan
 from pathlib import Path
-from typing import Any
 
 from filelock import FileLock
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
@@ -86,7 +85,7 @@ class SweepPlan:
     folder: Path
     start_folder: Path  # where the command was started; relative paths begin there
     config_dir: str | None  # --config-dir, which the jobs' commands repeat
-    swept: list[str]  # keys of the settings that differ between the jobs
+    swept: Sequence[str]  # keys of the settings that differ between the jobs
     jobs: dict[tuple[str, ...], cli.Job]  # of a grid, by their overrides
     configure: Configure
     train: Train
@@ -120,14 +119,15 @@ def run_sweep(
     search_path = create_config_search_path(str(CONFIGS))
     if command_line.config_dir:
         presets = expand_home("--config-dir", command_line.config_dir)
-        search_path.append("command-line", str(presets.absolute()))
+        search_path.prepend("command-line", str(presets.absolute()), anchor="schema")
     loader = JobLoader(search_path)
     composed, overrides = sweep_settings(command_line, loader)
     is_grid = composed.hydra.sweeper._target_.endswith(".BasicSweeper")
     folder = find_sweep(composed.hydra.sweep.dir, resume=composed.resume == "auto")
     all_jobs = compose_jobs(overrides, command_line.config_dir, is_grid)
     if composed.dry_run:
-        preview_jobs(all_jobs, lambda job: train(configure(place_job(folder, job))))
+        placed = (place_job(folder, job) for job in all_jobs)
+        preview_jobs(placed, lambda job: train(configure(job)))
         return
     jobs = list(all_jobs)
     trains_here = composed.hydra.launcher._target_.endswith((".BasicLauncher", ".JoblibLauncher"))
@@ -140,10 +140,8 @@ def run_sweep(
     folder = folder or new_run_dir("sweep")
     folder.mkdir(parents=True, exist_ok=True)
     jobs_of_grid = {tuple(job.overrides): job for job in jobs if is_grid}
-    swept = swept_keys(overrides)
-    plan = SweepPlan(
-        folder, Path.cwd(), command_line.config_dir, swept, jobs_of_grid, configure, train
-    )
+    start, swept = Path.cwd(), jobs[0].swept
+    plan = SweepPlan(folder, start, command_line.config_dir, swept, jobs_of_grid, configure, train)
     count = f"{pluralize(len(jobs), 'job')}, " if is_grid else ""
     printer(Terminal())(f"sweep    {count}in {folder}")
 
@@ -228,11 +226,6 @@ def _check_texts(override: Override) -> None:
         )
 
 
-def swept_keys(overrides: Sequence[Override]) -> list[str]:
-    """Return the keys of the settings that differ between the jobs."""
-    return [str(o.key_or_group) for o in overrides if o.is_sweep_override()]
-
-
 def compose_jobs(
     overrides: Sequence[Override], config_dir: str | None, is_grid: bool
 ) -> Iterator[cli.Job]:
@@ -241,12 +234,13 @@ def compose_jobs(
     Raises:
         UserError: If a value cannot work, whatever the others are.
     """
+    swept = [str(override.key_or_group) for override in overrides if override.is_sweep_override()]
     jobs = product(*(_values(override, is_grid) for override in overrides))
     for job in jobs if is_grid else islice(jobs, MAX_CHECKED_JOBS):
-        yield _compose_job(job, config_dir, swept_keys(overrides))
+        yield _compose_job(job, config_dir, swept)
 
 
-def _compose_job(overrides: Sequence[str], config_dir: str | None, swept: list[str]) -> cli.Job:
+def _compose_job(overrides: Sequence[str], config_dir: str | None, swept: Sequence[str]) -> cli.Job:
     return replace(cli.compose_job(list(overrides), config_dir), swept=swept)
 
 
@@ -296,19 +290,31 @@ def require_possible_job(jobs: Sequence[cli.Job], check: Callable[[cli.Job], Non
 
 
 def preview_jobs(jobs: Iterable[cli.Job], train: Train) -> None:
-    """Print the size and cost of each job of a sweep; exit with status 1 if a job cannot work."""
+    """Print the size and cost of each job of a sweep; exit with status 1 if a job cannot work.
+
+    They do not depend on the seed, so that they are found once for jobs that differ only by it.
+    """
     has_failed = False
+    lines: dict[tuple[str, int], str] = {}
     for number, job in enumerate(jobs, 1):
         title, output = name_job(f"{number}", job), io.StringIO()
+        remaining = hash_row(job), count_steps(job.config.run_dir)
         try:
-            with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
-                train(job)
-            printer(Terminal())(f"{title}  {output.getvalue().splitlines()[-1]}")
+            if remaining not in lines:
+                with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
+                    train(job)
+                lines[remaining] = output.getvalue().splitlines()[-1]
+            printer(Terminal())(f"{title}  {lines[remaining]}")
         except Exception as e:
             has_failed = True
             print_stderr(f"{title}  error: {explain_error(e) or error_sentence(e)}")
     if has_failed:
         sys.exit(1)
+
+
+def count_steps(run_dir: Path | str | None) -> int:
+    """Return the number of steps that a job has taken, as far as they are saved."""
+    return max(saved_steps(Path(run_dir)), default=0) if run_dir else 0
 
 
 # --- one job --------------------------------------------------------------------------------------
@@ -370,17 +376,17 @@ def prepare_job(job: cli.Job, path: Path, plan: SweepPlan) -> cli.Job:
     Raises:
         UserError: If it cannot work, or what is in the folder is not of its text or its length.
     """
-    steps_taken = max(saved_steps(path), default=0)
+    steps_taken = count_steps(path)
     if not steps_taken:
-        write_record(path, record_job(job, plan.config_dir))
+        write_record(path, record_job(job))
     configured = plan.configure(place_job(plan.folder, job))
     record, text = read_record(path), hash_text(configured.config)
     max_steps = job.config.max_steps
     if steps_taken and text != record.text:
-        state = "began" if steps_taken < record.schedule[-1][1] else "is finished"
+        state = "has begun" if steps_taken < record.schedule[-1][1] else "is finished"
         raise UserError(
-            f"it {state} on another text than that of now: restore the text, or train on this one "
-            "with another hydra.sweep.dir"
+            f"it {state} on another text than the one there now: restore that text, or train on "
+            "this one with another hydra.sweep.dir"
         )
     if max_steps < steps_taken:
         raise UserError(
@@ -426,32 +432,28 @@ def wandb_group(name: str) -> Iterator[None]:
 # --- what a job is --------------------------------------------------------------------------------
 
 
-def hash_row(job: cli.Job) -> str:
-    """Return the hash of what was composed for a job, without its seed and what is of a command.
+def hash_settings(job: cli.Job, *ignored: str) -> str:
+    """Return the hash of what was composed for a job, without what is of a command.
 
     `max_steps` counts only if it is swept, so that a longer sweep continues the jobs.
     """
-    ignored = {*PER_COMMAND, "seed"} | ({"max_steps"} - {*job.swept})
+    left_out = {*PER_COMMAND, *ignored} | ({"max_steps"} - {*job.swept})
     settings = {
         key: value
         for key, value in format_settings(absolute_paths(job.config)).items()
-        if key not in ignored and not key.startswith("wandb.")
+        if key not in left_out and not key.startswith("wandb.")
     }
-    return _hash(settings)
+    return hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:HASH_DIGITS]
 
 
-def hash_job(job: cli.Job) -> str:
-    """Return the hash of what was composed for a job: jobs with the same hash are one job."""
-    return _hash([hash_row(job), job.config.seed])
+def hash_row(job: cli.Job) -> str:
+    """Return the hash that the jobs share which differ only by the seed."""
+    return hash_settings(job, "seed")
 
 
-def _hash(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:HASH_DIGITS]
-
-
-def record_job(job: cli.Job, config_dir: str | None) -> JobRecord:
+def record_job(job: cli.Job) -> JobRecord:
     """Return the record of a job that has not begun; its paths are absolute."""
-    presets = {"--config-dir": config_dir} if config_dir else {}
+    presets = {"--config-dir": job.config_dir} if job.config_dir else {}
     keys = [key for key in job.keys if key != "resume"]
     absolute = replace(job, config=absolute_paths(job.config))
     return JobRecord(hash_row(job), job.config.seed, presets | _typed_settings(absolute, keys))
@@ -478,7 +480,7 @@ def find_job_folder(folder: Path, job: cli.Job) -> Path:
 
     The name begins with the swept settings, in which two calls may differ.
     """
-    ending = f"_{hash_job(job)}"
+    ending = f"_{hash_settings(job)}"
     for path in list_folder(folder):
         if path.name.endswith(ending) and is_folder(path):
             return path

@@ -190,6 +190,8 @@ def read_sweep(folder: Path) -> list[Run]:
         for run in runs
     ]
     keys = [key for key in columns if len({shown[key] for shown in values if key in shown}) > 1]
+    if "max_steps" not in keys and any(len(run.record.schedule) > 1 for run in runs):
+        keys.append("max_steps")
     return [
         replace(run, settings={key: shown.get(key, "") for key in keys})
         for run, shown in zip(runs, values)

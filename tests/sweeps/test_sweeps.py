@@ -250,8 +250,8 @@ SAME = "optim.lr=1e-3", "eval.every=5", "seed=1,2"
     ],
 )
 def test_a_job_is_what_was_composed_for_it(again, are_same):
-    first = {sweep_jobs.hash_job(job) for job in compose(*SAME)}
-    others = {sweep_jobs.hash_job(job) for job in compose(*again)}
+    first = {sweep_jobs.hash_settings(job) for job in compose(*SAME)}
+    others = {sweep_jobs.hash_settings(job) for job in compose(*again)}
     assert len(first) == 2
     assert first <= others if are_same else not first & others
 
@@ -267,6 +267,19 @@ def test_each_job_of_a_grid_is_composed_once(sweep, monkeypatch, text_file):
     text = ["data=text", f"data.path={text_file}"]
     sweep("seed=1,2,3,4", "optim.lr=1e-3,2e-3", *text, job=lambda job: 1.0)
     assert len(composed) == 8 + 2  # and what all jobs share, before and in Hydra's sweeper
+
+
+def test_the_jobs_of_a_sweep_can_use_presets_of_ones_own(sweep, tmp_path, text_file):
+    (tmp_path / "optim").mkdir()
+    (tmp_path / "optim" / "mine.yaml").write_text("name: adamw\nlr: 0.004\n")
+    rates: list[float] = []
+    text = ["data=text", f"data.path={text_file}"]
+    argv = ["--config-dir", str(tmp_path), "optim=glob(m*)", *text]
+    sweep(*argv, job=lambda job: rates.append(job.config.optim.lr) or 1.0)
+    assert rates == [0.004, 0.006]  # of mine and muon
+    mine, _ = read_sweep(Path("sweep"))
+    assert mine.settings == {"optim": "mine"}
+    assert reproduce_command(mine).startswith(f"python train.py --config-dir={tmp_path} optim=mine")
 
 
 def test_runs_of_a_row_have_one_text_and_one_number_of_steps_and_a_copy_counts_once(tmp_path):
@@ -549,7 +562,7 @@ def test_the_kv_cache_is_counted_in_the_precision_of_decoding(device, width, siz
 def test_every_job_of_a_sweep_preset_is_valid():
     for name in cli.find_presets()["sweep"]:
         jobs = compose(f"sweep={name}")
-        assert len({sweep_jobs.hash_job(job) for job in jobs}) == len(jobs) > 1
+        assert len({sweep_jobs.hash_settings(job) for job in jobs}) == len(jobs) > 1
         for job in jobs:
             cli.configure(job, read_model=pytest.fail, log=lambda line: None)
     typed = compose("sweep=kv_heads", "model.n_kv_head=2,4", "seed=7", "max_steps=3")
