@@ -5,6 +5,7 @@ import re
 import sys
 
 import pytest
+from conftest import soak
 
 from common import wait_policy
 from common.wait_policy import VARIABLES, Usage, choose_wait_policy, read_usage
@@ -45,7 +46,7 @@ def test_threads_sleep_beside_other_programs(monkeypatch, share, variable):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("script", ["train.py", "sample.py", "explore.py"])
+@pytest.mark.parametrize("script", ["train.py", soak("sample.py"), soak("explore.py")])
 def test_a_command_starts_in_safe_path_mode_and_chooses_before_torch_is_imported(
     new_command, finished_run, script
 ):
