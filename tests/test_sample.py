@@ -59,14 +59,6 @@ def test_only_the_generated_text_is_on_stdout_and_its_end_on_a_page(command, run
     assert '"T":32' in page and '"tokenCount":49' in page  # block_size; prompt and text
 
 
-def test_the_prompt_is_read_from_the_command_line_or_from_stdin(command, run):
-    argv = [f"run_dir={run / 'char'}", "temperature=0"]
-    from_argument = command("sample.py", *argv, "prompt=the glass é").stdout
-    from_stdin = command("sample.py", *argv, "prompt=-", input="the glass é\n").stdout
-    assert from_argument == from_stdin
-    assert from_argument != ""
-
-
 def test_a_model_with_byte_pairs_takes_any_prompt_and_writes_valid_utf8(command, run):
     prompt = "prompt=it's [a] ${HOME} <|endoftext|>日本"
     argv = [f"run_dir={run / 'bpe'}", prompt, "max_new_tokens=200", "temperature=5"]

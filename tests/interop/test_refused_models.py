@@ -1,6 +1,5 @@
 """Damaged and unsupported models give one sentence, and exports are complete or absent."""
 
-import base64
 import json
 import os
 import resource
@@ -112,42 +111,23 @@ def test_a_folder_without_a_usable_tokenizer_is_refused_by_name(new, named, inta
     assert all(part in str(error.value) for part in [str(folder), *named])
 
 
-def replace(content, pattern="a"):
-    kind = "String" if pattern == "a" else "Regex"
-    return {"type": "Replace", "pattern": {kind: pattern}, "content": content}
-
-
-def sequence(*stages, of="normalizers"):
-    return {"type": "Sequence", of: stages}
-
-
-def template(pieces, ids):
-    special = {"id": "a", "ids": ids, "tokens": ["a"] * len(ids)}
-    single = [{"Sequence": {"id": "A", "type_id": 0}}]
-    single += [{"SpecialToken": {"id": "a", "type_id": 0}}] * pieces
-    return {"single": single, "pair": [], "special_tokens": {"a": special}}
-
-
+TEN = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 10}
 BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
-# A table with a trie of no bytes, and what replaces characters
-CHARSMAP = base64.b64encode(bytes(4) + b"x" * 4000).decode()
 
 
 @pytest.mark.parametrize(
-    "place, stage",
+    "place, of, stage",
     [
-        ("normalizer", sequence(sequence(replace("a" * 10)), replace("a" * 10, "."))),
-        ("normalizer", {"type": "Precompiled", "precompiled_charsmap": CHARSMAP}),
-        ("pre_tokenizer", sequence(*[BYTE_LEVEL] * 40, of="pretokenizers")),
-        ("post_processor", {"type": "TemplateProcessing", **template(300, [1] * 300)}),
-        ("decoder", sequence(*[replace("a" * 10)] * 9, of="decoders")),
+        ("normalizer", "normalizers", TEN),
+        ("pre_tokenizer", "pretokenizers", BYTE_LEVEL),
+        ("decoder", "decoders", TEN),
     ],
-    ids=str,
 )
-def test_a_tokenizer_that_expands_a_text_beyond_bounds_is_refused(place, stage, intact):
+def test_a_tokenizer_that_expands_a_text_beyond_bounds_is_refused(place, of, stage, intact):
     description = json.loads((intact["gpt2"] / "tokenizer.json").read_text())
+    description[place] = {"type": "Sequence", of: [stage] * 40}
     with pytest.raises(UserError, match="one character"):
-        HFTokenizer(json.dumps(description | {place: stage}))
+        HFTokenizer(json.dumps(description))
 
 
 @pytest.mark.parametrize("id", [2**31, 400_000_000])

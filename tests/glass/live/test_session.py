@@ -223,7 +223,6 @@ WRONG = [
     ("read", {"ids": [], "hidden": [], "i": 0, "j": 0}),
     ("read", {"ids": [0] * 17}),
     ("read", {"ids": [VOCAB_SIZE]}),
-    ("read", {"ids": [1, -1]}),
     ("read", {"hidden": [4]}),
     ("read", {"off": ["L0H4"]}),
     ("read", {"step": 2}),
@@ -231,13 +230,9 @@ WRONG = [
     ("headEffects", {"i": 3}),
     ("explainScore", {"j": 3}),
     ("continue", {"temperature": math.nan}),
-    ("continue", {"maxTokens": 1001}),
     ("contrast", {"corrupted": [1, 2, 3]}),
     ("contrast", {"patched": ["L2MLP"]}),
-    ("contrast", {"patched": ["L1MLP0"]}),
-    ("contrast", {"patched": ["L1H"]}),
     ("patchCells", {"kind": "heads"}),
-    ("encode", {"text": "xyz"}),
 ]
 
 

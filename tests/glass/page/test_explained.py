@@ -88,27 +88,6 @@ def test_pointing_at_a_token_shows_its_prediction_and_token_effects(tab, held):
 
 
 @pytest.mark.slow
-def test_the_tokens_of_a_long_text_that_are_not_explained_show_nothing(open_page, tmp_path):
-    run, held = make_explained(tmp_path / "run"), explain(step=20)
-    for name in ("token_effect", "token_effect_kl"):
-        held[name][:6] = held[name][:, :6] = np.nan
-    held["head_effect"][:] = held["logit_lens"][:, :6] = np.nan
-    held["predicted_ids"][:6] = -1
-    write_snapshot(run, snapshot(step=20) | held)
-    tab = open_page(page.write_page(run))
-    tab.check("#token-effect")
-    assert "10 of 16" in tab.inner_text("#map-title")
-    tab.locator("#text .token").nth(3).click()
-    assert tab.locator("#expected .chance").count() == tab.locator("#lists li").count() == 0
-    assert not tab.is_visible("#breakdown")
-    tab.locator("#text .token").nth(9).click()
-    effects = held["token_effect"][9, 6:10]
-    assert tab.locator("#lists .helped li").count() == (effects > 0).sum()
-    assert tab.locator("#expected .chance").count() > 4
-    assert tab.locator("#breakdown [data-part=effects] canvas").count() == 0  # no head effects
-
-
-@pytest.mark.slow
 def test_the_prediction_breakdown_adds_up(tab, held):
     move_pointer_away(tab)
     tab.click("[role=radio][aria-label='layer 1, head 2']")
