@@ -54,18 +54,15 @@ def find_run_to_continue(requested: Config) -> Config | None:
         run_dir = run_dir.absolute().parents[1]
     if saved_steps(run_dir):
         return absolute_paths(read_run_config(run_dir))
-    if contains_run(run_dir) and requested.resume != "auto":
+    if requested.resume == "auto":
+        return None
+    if contains_run(run_dir):
         raise no_checkpoint(run_dir)
-    if requested.eval_only:
-        raise UserError(
-            f"run_dir={requested.run_dir} contains no run to evaluate: name the folder of a run, "
-            "or a model of another library with init_from=MODEL"
-        )
-    if requested.resume is True:
-        raise UserError(
-            f"run_dir={run_dir} contains no run to resume: leave out resume=true to start one there"
-        )
-    return None
+    mode = "eval_only" if requested.eval_only else "resume"
+    raise UserError(
+        f"run_dir={requested.run_dir} contains no run: name the folder of one, or leave out "
+        f"{mode}=true"
+    )
 
 
 def continue_run(run: Config, requested: Config, typed: Sequence[str], log: Log) -> Config:
