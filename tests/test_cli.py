@@ -125,6 +125,7 @@ def assert_one_sentence(error: str, names: Sequence[str]) -> None:
         assert name in error, (name, error)
 
 
+@pytest.mark.slow
 def test_a_mistake_gives_one_sentence_that_names_it_and_creates_no_file(launch, tmp_path):
     for line, names in MISTAKES:
         status, _, err = launch(line)

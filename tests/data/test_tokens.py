@@ -395,6 +395,7 @@ def test_two_processes_that_prepare_the_same_text_do_it_once(write, cache, monke
     assert found[0].fingerprint == prepared.fingerprint and len(cache_entries(cache)) == 1
 
 
+@pytest.mark.slow
 def test_preparing_a_text_imports_neither_torch_nor_datasets():
     script = "import sys, data.tokens; assert not {'torch', 'datasets'} & {*sys.modules}"
     subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=True)

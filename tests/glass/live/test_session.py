@@ -204,7 +204,8 @@ near_valid = (
 )
 
 
-@settings(max_examples=150)
+@pytest.mark.slow
+@settings(max_examples=100)
 @given(
     st.sampled_from(REQUESTS),
     st.dictionaries(st.sampled_from([*VALID]), json_values | near_valid, max_size=3),
