@@ -6,7 +6,7 @@ import sys
 from unicodedata import normalize
 
 import pytest
-from processes import drop_privileges, rows, run_to_end, tiny_arguments
+from processes import rows, run_to_end, tiny_arguments
 
 import interop.__main__
 import sample
@@ -109,19 +109,6 @@ def test_a_page_that_cannot_be_written_is_refused_before_the_model_is_read(path,
     with pytest.raises(UserError) as error:
         sample.sample(SampleConfig(attention=path, run_dir="missing"))
     assert f"attention={path}" in str(error.value)
-
-
-@pytest.mark.slow
-def test_a_read_only_folder_is_refused_for_every_output(here, finished_run):
-    (here / "ro").mkdir(mode=0o555)
-    commands = [
-        ("sample.py", [f"run_dir={finished_run}", "attention=ro/p.html"], "attention=ro/p.html"),
-        ("train.py", ["run_dir=ro/run"], "run_dir=ro/run"),
-        ("train.py", ["-m", "seed=1", "hydra.sweep.dir=ro/s"], "hydra.sweep.dir=ro/s"),
-    ]
-    for script, argv, named in commands:
-        printed = run_to_end(here, *argv, script=script, fault=drop_privileges, status=1)
-        assert named in printed and ".lock" not in printed and ".part" not in printed
 
 
 @pytest.mark.parametrize("path", ["s3://bucket/x", "file:///tmp/x"])
