@@ -1,6 +1,6 @@
 """Renew what docs/ shows of real runs: tables and pictures. 15 minutes on two cores.
 
-    python -m benchmarks.docs [only=sweep,induction,notebook,tutorial,demo,explore,studies]
+    python -m benchmarks.docs [only=sweep,induction,notebook,tutorial,demo,explore,example,studies]
                               [sweeps=DIR] [model=FILE.gguf]
 
 The part `explore` shows SmolLM2; docs/tutorial.md says how to get it. The studies take up to 50
@@ -47,6 +47,11 @@ TYPED_PARTS = ("class Reader:\n", "    def read_line(self):\n", "        return 
 FRAME_MILLISECONDS = 500
 LONG_FRAME_MILLISECONDS = 1500
 COLORS = 64  # of all pictures together
+# The run of docs/example.html: sequences that repeat; snapshots at steps 0, 80, 160 and 320.
+EXAMPLE = """run_dir=example wandb.mode=disabled precision=fp32 compile=false data=synthetic
+  data.symbols=62 data.min_period=4 model.n_layer=2 model.n_head=2 model.n_embd=64
+  model.block_size=64 model.mlp=none batch_size=96 max_steps=320 optim.lr=1.2e-2 eval.every=80
+  attention.every=320 attention.first=80 attention.check_every=0"""
 CAPTION_STYLE = """#demo-caption { position: fixed; inset: auto 0 0 0; padding: 10px 28px;
   z-index: 9; background: #222; color: #fff; font: 600 20px system-ui, sans-serif }"""
 UNSTICK = "#steps, #legend { position: static }"  # so that nothing covers the screenshot
@@ -260,6 +265,12 @@ def renew_demo(_: Path) -> None:
         print(f"demo.gif: {sum(animation.durations) / 1000:.0f} s")
 
 
+def renew_example(folder: Path) -> None:
+    """Renew docs/example.html, the page of a small run in which an induction head emerges."""
+    print(run_python(folder, str(ROOT / "train.py"), *EXAMPLE.split()))
+    shutil.copy(folder / "example" / "report.html", DOCS / "example.html")
+
+
 def renew_explore(model: str, _: Path) -> None:
     """Renew the pictures of a real model's page: an induction head, and activation patching."""
     size = WindowSize(1400, 1000)
@@ -321,6 +332,7 @@ PARTS = {
     "notebook": renew_notebook,
     "tutorial": renew_tutorial,
     "demo": renew_demo,
+    "example": renew_example,
     "studies": renew_studies,
 }
 
