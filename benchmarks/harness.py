@@ -67,15 +67,10 @@ class ProcessResult(NamedTuple):
 
 
 def read_options(argv: list[str], kind: type[AnyOptions]) -> AnyOptions:
-    """Read KEY=VALUE arguments into a dataclass.
+    """Read KEY=VALUE arguments into a dataclass, whose defaults are texts or numbers.
 
-    Args:
-        argv: The arguments.
-        kind: The dataclass; each default is a text or a number. Arguments that are none of its
-            fields become `settings` of a `PassThroughOptions`.
-
-    Raises:
-        UserError: An argument is unknown, or not a number.
+    Arguments that are none of its fields become `settings` of a `PassThroughOptions`. Raises
+    `UserError` if an argument is unknown, or not a number.
     """
     fields = [f for f in dataclasses.fields(cast(Any, kind)) if f.name != "settings"]
     types: dict[str, Callable[[str], Any]] = {f.name: type(f.default) for f in fields}
@@ -101,11 +96,7 @@ def read_options(argv: list[str], kind: type[AnyOptions]) -> AnyOptions:
 
 
 def select(key: str, names: str, choices: Mapping[str, Value]) -> dict[str, Value]:
-    """Return the choices that comma-separated names pick.
-
-    Raises:
-        UserError: A name is not one of the choices.
-    """
+    """Return the choices that comma-separated names pick; raise `UserError` for another name."""
     for name in names.split(","):
         if name not in choices:
             raise UserError(not_one_of(key, name, choices))
@@ -113,12 +104,7 @@ def select(key: str, names: str, choices: Mapping[str, Value]) -> dict[str, Valu
 
 
 def run_in_process(function: Callable[..., Any], *args: Any) -> ProcessResult:
-    """Call a function in a new process.
-
-    Args:
-        function: A function of a module; what it returns can be pickled.
-        args: Its arguments, likewise.
-    """
+    """Call a function of a module in a new process."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         return pool.submit(_call_and_measure_memory, function, *args).result()
 
@@ -139,14 +125,10 @@ def median_step_seconds(
     synchronize: Callable[[], object] = lambda: None,
     steps_per_timing: int = 1,
 ) -> float:
-    """Return the median time of a step in seconds.
+    """Return the median time of a step in seconds, of timings that take at least `seconds`.
 
-    Args:
-        step: Takes one step.
-        seconds: How long to measure; at least `MIN_TIMED_STEPS` timings are taken.
-        synchronize: Waits until the device has finished.
-        steps_per_timing: Steps between two synchronizations, more than one for a device that
-            should never wait for the host.
+    `synchronize` waits until the device has finished; a device that should never wait for the host
+    needs more than one step between two of its calls.
     """
     for _ in range(WARM_UP_STEPS):
         step()
@@ -163,12 +145,7 @@ def median_step_seconds(
 
 
 def run_command(main: Callable[[list[str]], object], doc: str | None) -> None:
-    """Run a benchmark's `main` with the command line, or print its help.
-
-    Args:
-        main: The benchmark.
-        doc: The docstring of its module.
-    """
+    """Run a benchmark's `main` with the command line, or print its module's docstring as help."""
     argv = sys.argv[1:]
     if any(argument.partition("=")[0] in ("help", "--help", "-h") for argument in argv):
         print(doc)

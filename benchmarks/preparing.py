@@ -11,8 +11,9 @@ import os
 import random
 import tempfile
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from rich.console import Console
 from rich.table import Table
@@ -33,14 +34,12 @@ class PreparingOptions:
     vocab_size: int = 2048
 
 
-@dataclass
-class PreparingResult:
-    """Time and memory for preparing one text."""
+class PreparingResult(NamedTuple):
+    """Time for preparing one text, and the most memory of the process."""
 
     seconds: float
     bytes: int
-    tokens: int
-    memory: int = 0  # bytes, the maximum
+    memory: int = 0  # bytes
 
 
 def generate_text(path: Path, size: int) -> None:
@@ -65,11 +64,10 @@ def measure_preparing(path: str, cache: str, vocab_size: int) -> PreparingResult
     start = time.perf_counter()
     data, tokenizer = DataConfig(source="text", path=path), TokenizerConfig("bpe", vocab_size)
     tokens = prepare(data, tokenizer, lambda line: None)
-    seconds = time.perf_counter() - start
-    return PreparingResult(seconds, tokens.size.bytes, len(tokens.train) + len(tokens.val))
+    return PreparingResult(time.perf_counter() - start, tokens.size.bytes)
 
 
-def main(argv: list[str]) -> list[dict]:
+def main(argv: list[str]) -> list[PreparingResult]:
     """Measure every size, print a table and return its figures."""
     options = read_options(argv, PreparingOptions)
     results = []
@@ -80,10 +78,9 @@ def main(argv: list[str]) -> list[dict]:
             result, memory = run_in_process(
                 measure_preparing, str(text), str(cache), options.vocab_size
             )
-            result.memory = memory
-            results.append(result)
+            results.append(result._replace(memory=memory))
     Console().print(make_table(results, options.vocab_size))
-    return [asdict(result) for result in results]
+    return results
 
 
 def make_table(results: list[PreparingResult], vocab_size: int) -> Table:

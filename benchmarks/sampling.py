@@ -15,11 +15,10 @@ grouped-query attention is for (Ainslie et al. 2023). `seconds` is the time for 
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 
 from benchmarks.harness import (
@@ -30,22 +29,12 @@ from benchmarks.harness import (
     run_in_process,
     select,
 )
+from config import GPTConfig
 
-
-class DecodingShape(NamedTuple):
-    """DecodingShape of a model that decodes."""
-
-    n_layer: int
-    n_head: int
-    n_embd: int
-    block_size: int
-    vocab_size: int
-
-
-DECODING_SHAPES = {
-    "0.8M": DecodingShape(4, 4, 128, 512, 65),
-    "10.65M": DecodingShape(6, 6, 384, 512, 65),
-    "124M": DecodingShape(12, 12, 768, 1024, 50257),
+DECODING_MODELS = {
+    "0.8M": GPTConfig(65, block_size=512, n_layer=4, n_head=4, n_embd=128, bias=True),
+    "10.65M": GPTConfig(65, block_size=512, n_layer=6, n_head=6, n_embd=384, bias=True),
+    "124M": GPTConfig(50257, block_size=1024, n_layer=12, n_head=12, n_embd=768, bias=True),
 }
 PROMPT_TOKENS = 8
 WARM_UP_TOKENS = 8
@@ -62,7 +51,7 @@ GROUPED_VOCAB_SIZE = 65
 class SamplingOptions:
     """Options of this benchmark."""
 
-    sizes: str = ",".join(DECODING_SHAPES)
+    sizes: str = ",".join(DECODING_MODELS)
     batches: str = "1,16"
     tokens: int = 256
     rounds: int = 2
@@ -79,36 +68,11 @@ class DecodingTime(NamedTuple):
     dtype: str = ""
 
 
-@dataclass
-class DecodingRow:
-    """Decoding speeds at one size and batch, in tokens per second."""
+class TokenTime(NamedTuple):
+    """Duration of decoding one token, and size of the cache that was read."""
 
-    size: str
-    batch: int
-    dtype: str
-    transformers: float
-    glassgpt: float
-    ratio: float
-    bound: float  # what reading the weights allows
-
-
-@dataclass
-class GroupedRow:
-    """Decoding with some number of key/value heads."""
-
-    n_kv_head: int
-    tokens_per_second: float
+    seconds: float
     cache_bytes: int
-
-
-@dataclass
-class SamplingResult:
-    """Everything that this benchmark measures."""
-
-    machine: str
-    bytes_per_second: float = 0.0
-    decoding: list[DecodingRow] = field(default_factory=list)
-    grouped: list[GroupedRow] = field(default_factory=list)
 
 
 def fastest_seconds(generate: Callable[[int], None], tokens: int, rounds: int) -> float:
@@ -126,12 +90,11 @@ def time_glassgpt(size: str, batch: int, tokens: int, rounds: int, device: str) 
     """Time GlassGPT's decoder."""
     import torch
 
-    from model import GPT, GPTConfig
+    from model import GPT
     from training.device import move_for_sampling, synchronize
 
     torch.manual_seed(0)
-    config = GPTConfig(**DECODING_SHAPES[size]._asdict(), bias=True)
-    model = move_for_sampling(GPT(config), device)
+    model = move_for_sampling(GPT(DECODING_MODELS[size]), device)
     prompt = torch.zeros(batch, PROMPT_TOKENS, dtype=torch.long, device=device)
 
     def generate(tokens: int) -> None:
@@ -147,24 +110,12 @@ def time_glassgpt(size: str, batch: int, tokens: int, rounds: int, device: str) 
 def time_transformers(size: str, batch: int, tokens: int, rounds: int, device: str) -> DecodingTime:
     """Time transformers' GPT-2 with its KV cache."""
     import torch
-    from transformers import GPT2Config, GPT2LMHeadModel, logging
 
+    from benchmarks.peers import build_transformers
     from training.device import synchronize
 
-    logging.set_verbosity_error()
-    shape = DECODING_SHAPES[size]
     torch.manual_seed(0)
-    config = GPT2Config(
-        vocab_size=shape.vocab_size,
-        n_positions=shape.block_size,
-        n_embd=shape.n_embd,
-        n_layer=shape.n_layer,
-        n_head=shape.n_head,
-        bos_token_id=0,
-        eos_token_id=None,
-        pad_token_id=0,
-    )
-    model = GPT2LMHeadModel(config).to(device).eval()
+    model = build_transformers(DECODING_MODELS[size]).to(device).eval()
     prompt = torch.zeros(batch, PROMPT_TOKENS, dtype=torch.long, device=device)
 
     def generate(tokens: int) -> None:
@@ -182,12 +133,12 @@ def time_transformers(size: str, batch: int, tokens: int, rounds: int, device: s
     return DecodingTime(fastest_seconds(generate, tokens, rounds))
 
 
-def time_grouped(n_kv_head: int, context: int, device: str, seconds: float) -> GroupedRow:
+def time_grouped(n_kv_head: int, context: int, device: str, seconds: float) -> TokenTime:
     """Time the token after `context` - 1 others, with a cache of `n_kv_head` key/value heads."""
     import torch
 
     from generation.decoder import Decoder
-    from model import GPT, GPTConfig
+    from model import GPT
     from training.device import move_for_sampling, synchronize
 
     torch.manual_seed(0)
@@ -213,7 +164,7 @@ def time_grouped(n_kv_head: int, context: int, device: str, seconds: float) -> G
         decoder.read(token)
 
     step_seconds = median_step_seconds(step, seconds, lambda: synchronize(device))
-    return GroupedRow(n_kv_head, 1 / step_seconds, cache.nbytes)
+    return TokenTime(step_seconds, cache.nbytes)
 
 
 def measure_read_rate(device: str) -> float:
@@ -238,87 +189,62 @@ def measure_read_rate(device: str) -> float:
     return max(rates)
 
 
-def main(argv: list[str]) -> dict[str, Any]:
-    """Measure everything, print two tables and return their figures."""
+def main(argv: list[str]) -> None:
+    """Measure everything and print two tables."""
     options = read_options(argv, SamplingOptions)
-    sizes = select("sizes", options.sizes, DECODING_SHAPES)
-    batches = [int(batch) for batch in options.batches.split(",")]
+    select("sizes", options.sizes, DECODING_MODELS)
     from training.device import describe, pick_device
 
     device = pick_device(options.device)
-    kv_heads = [n for n in range(GROUPED_HEADS, 0, -1) if GROUPED_HEADS % n == 0]
-    console, result = Console(), SamplingResult(describe(device))
-    with Progress(console=console, transient=True) as progress:
-        task = progress.add_task("memory", total=1 + 2 * len(sizes) * len(batches) + len(kv_heads))
-
-        def measure(description: str, function: Callable[..., Any], *args: Any) -> Any:
-            progress.update(task, description=description)
-            value, _ = run_in_process(function, *args)
-            progress.advance(task)
-            return value
-
-        result.bytes_per_second = measure("memory", measure_read_rate, device)
-        for size in sizes:
-            for batch in batches:
-                args = (size, batch, options.tokens, options.rounds, device)
-                peer = measure(f"{size}, batch {batch}: transformers", time_transformers, *args)
-                ours = measure(f"{size}, batch {batch}: GlassGPT", time_glassgpt, *args)
-                new_tokens = batch * options.tokens
-                row = DecodingRow(
-                    size,
-                    batch,
-                    ours.dtype,
-                    transformers=new_tokens / peer.seconds,
-                    glassgpt=new_tokens / ours.seconds,
-                    ratio=peer.seconds / ours.seconds,
-                    bound=batch * result.bytes_per_second / ours.weight_bytes,
-                )
-                result.decoding.append(row)
-        for n in kv_heads:
-            settings = (n, options.context, device, options.seconds)
-            result.grouped.append(measure(f"{n} key/value heads", time_grouped, *settings))
-    console.print(make_decoding_table(result))
-    console.print(make_grouped_table(result, options.context))
-    return asdict(result)
+    print(describe(device))
+    Console().print(compare_decoding(options, device))
+    Console().print(compare_key_value_heads(options, device))
 
 
-def make_decoding_table(result: SamplingResult) -> Table:
-    """Show decoding beside transformers."""
-    table = Table(
-        title=f"Decoding, tokens per second; {result.machine}, which reads "
-        f"{result.bytes_per_second / 1e9:.1f} GB/s"
-    )
+def compare_decoding(options: SamplingOptions, device: str) -> Table:
+    """Decode beside transformers, and return the table."""
+    bytes_per_second, _ = run_in_process(measure_read_rate, device)
+    title = f"Decoding, tokens per second; memory is read at {bytes_per_second / 1e9:.1f} GB/s"
+    table = Table(title=title)
     columns = ["model", "batch", "transformers, float32", "GlassGPT", "ratio", "of memory bound"]
     for column in [*columns, "GlassGPT's weights"]:
         table.add_column(column, justify="right")
-    for row in result.decoding:
-        table.add_row(
-            row.size,
-            str(row.batch),
-            f"{row.transformers:,.0f}",
-            f"{row.glassgpt:,.0f}",
-            f"{row.ratio:.1f}x",
-            f"{row.glassgpt / row.bound:.0%}",
-            row.dtype,
-        )
+    for size in options.sizes.split(","):
+        for batch in map(int, options.batches.split(",")):
+            args = (size, batch, options.tokens, options.rounds, device)
+            peer, _ = run_in_process(time_transformers, *args)
+            ours, _ = run_in_process(time_glassgpt, *args)
+            new_tokens = batch * options.tokens
+            bound = batch * bytes_per_second / ours.weight_bytes
+            table.add_row(
+                size,
+                str(batch),
+                f"{new_tokens / peer.seconds:,.0f}",
+                f"{new_tokens / ours.seconds:,.0f}",
+                f"{peer.seconds / ours.seconds:.1f}x",
+                f"{new_tokens / ours.seconds / bound:.0%}",
+                ours.dtype,
+            )
     return table
 
 
-def make_grouped_table(result: SamplingResult, context: int) -> Table:
-    """Show decoding with fewer and fewer key/value heads."""
+def compare_key_value_heads(options: SamplingOptions, device: str) -> Table:
+    """Decode with fewer and fewer key/value heads, and return the table."""
     table = Table(
         title=f"{GROUPED_LAYERS} layers of width {GROUPED_WIDTH}, {GROUPED_HEADS} query heads, "
-        f"{context:,} tokens in the cache"
+        f"{options.context:,} tokens in the cache"
     )
     for column in ("key/value heads", "KV cache", "tokens per second", "ratio"):
         table.add_column(column, justify="right")
-    multi_head = result.grouped[0].tokens_per_second  # one key/value head for each query head
-    for row in result.grouped:
+    multi_head_seconds = None
+    for n in (n for n in range(GROUPED_HEADS, 0, -1) if GROUPED_HEADS % n == 0):
+        row, _ = run_in_process(time_grouped, n, options.context, device, options.seconds)
+        multi_head_seconds = multi_head_seconds or row.seconds
         table.add_row(
-            str(row.n_kv_head),
+            str(n),
             f"{row.cache_bytes / BYTES_PER_MB:.1f} MB",
-            f"{row.tokens_per_second:,.0f}",
-            f"{row.tokens_per_second / multi_head:.1f}x",
+            f"{1 / row.seconds:,.0f}",
+            f"{multi_head_seconds / row.seconds:.1f}x",
         )
     return table
 

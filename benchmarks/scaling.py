@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, median, stdev
 from typing import TYPE_CHECKING, NamedTuple
@@ -90,8 +90,7 @@ class ProcessMeasurement(NamedTuple):
     memory: int  # bytes
 
 
-@dataclass
-class ScalingRow:
+class ScalingRow(NamedTuple):
     """The rounds of one method."""
 
     seconds: float
@@ -121,12 +120,7 @@ def make_step(
 ) -> Callable[[], object]:
     """Return a function that takes a training step of GlassGPT or of DDP.
 
-    Args:
-        method: One of `METHODS`.
-        config: The configuration.
-        world: The processes.
-        inputs: Token ids of this process, (batch_size / processes, T).
-        targets: The tokens after them, likewise.
+    `inputs` are token ids of this process, (batch_size / processes, T), `targets` the next ones.
     """
     if method == DDP:
         return make_ddp_step(config, world, inputs, targets)
@@ -167,12 +161,7 @@ def make_ddp_step(
 
 
 def measure_in_process(case: Case, folder: Path) -> None:
-    """Take steps in one of torchrun's processes, and write the measurement to a file.
-
-    Args:
-        case: What to measure.
-        folder: Where the file is written; its name is the number of the process.
-    """
+    """Take steps in one of torchrun's processes, and write the measurement to a folder."""
     import torch
 
     from distributed.world import join
@@ -249,21 +238,16 @@ def start_processes(processes: int, case: Case) -> ProcessMeasurement:
     return ProcessMeasurement(slowest, max(measurement.memory for measurement in measurements))
 
 
-def main(argv: list[str]) -> dict[str, dict]:
-    """Measure all methods, print tables and return their figures."""
+def main(argv: list[str]) -> None:
+    """Measure all methods and print tables."""
     options = read_options(argv, ScalingOptions)
     console = Console()
-    figures: dict[str, dict] = {}
     for size in select("sizes", options.sizes, SCALING_SHAPES):
         for optim in options.optim.split(","):
             table = make_table(size, optim, options.precision)
             for processes in map(int, options.processes.split(",")):
-                rows = compare_methods(size, optim, processes, options)
-                add_rows(table, size, processes, rows)
-                for method, row in rows.items():
-                    figures[f"{size} {optim} {processes} {method}"] = asdict(row)
+                add_rows(table, size, processes, compare_methods(size, optim, processes, options))
             console.print(table)
-    return figures
 
 
 def compare_methods(

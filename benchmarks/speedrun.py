@@ -19,9 +19,10 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
+from typing import NamedTuple
 
 from rich.console import Console
 from rich.table import Table
@@ -60,23 +61,12 @@ class SpeedrunOptions(PassThroughOptions):
     targets: str = ""
 
 
-@dataclass
-class TrainedRun:
-    """Losses and times of one training run.
+class TrainedRun(NamedTuple):
+    """Losses and times of one training run."""
 
-    Attributes:
-        seed: Its seed.
-        loss: Its last validation loss, in nats per token.
-        steps: Its optimizer steps.
-        seconds: Its training time.
-        seconds_to: Training time until each target loss was reached, or None.
-    """
-
-    seed: int
-    loss: float
-    steps: int
+    loss: float  # the last validation loss, in nats per token
     seconds: float
-    seconds_to: dict[str, float | None]
+    seconds_to: dict[str, float | None]  # until each target loss was reached
 
 
 def train(experiment: str, seed: int, settings: list[str], targets: list[str]) -> TrainedRun:
@@ -96,7 +86,7 @@ def train(experiment: str, seed: int, settings: list[str], targets: list[str]) -
         rows = read_rows(run_dir / "metrics.jsonl")
     last = rows[-1]
     seconds_to = {target: seconds_to_loss(float(target), rows) for target in targets}
-    return TrainedRun(seed, last["val/loss"], int(last["step"]), last["train_seconds"], seconds_to)
+    return TrainedRun(last["val/loss"], last["train_seconds"], seconds_to)
 
 
 def seconds_to_loss(loss: float, rows: list[dict[str, float]]) -> float | None:
@@ -121,8 +111,8 @@ def format_times(times: Iterable[float | None]) -> str:
     return ", ".join("never" if time is None else f"{time:.1f} s" for time in times)
 
 
-def main(argv: list[str]) -> dict[str, list[dict]]:
-    """Train all experiments, print a table and return its figures."""
+def main(argv: list[str]) -> None:
+    """Train all experiments and print a table."""
     options = read_options(argv, SpeedrunOptions)
     experiments = [options.baseline, *_split(options.runs)]
     targets = _split(options.targets)
@@ -134,7 +124,6 @@ def main(argv: list[str]) -> dict[str, list[dict]]:
     losses = count_ngram_losses([f"experiment={options.baseline}", *options.settings])
     orders = ", ".join(f"{loss:.4f} (order {n})" for n, loss in enumerate(losses, 1))
     print(f"counting alone, interpolated Kneser-Ney: {orders}")
-    return {name: [asdict(run) for run in trained] for name, trained in runs.items()}
 
 
 def make_table(runs: dict[str, list[TrainedRun]], baseline: str, targets: list[str]) -> Table:

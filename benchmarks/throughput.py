@@ -12,18 +12,17 @@ compiled in bf16.
 
 The median step of `seconds`, and the median of the rounds count. Floating-point operations are
 counted from the architecture, attention included. Their rate is compared with that of a matrix
-product here in the same precision, and on a GPU with its data sheet.
+product here in the same precision.
 """
 
 import itertools
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 
 from benchmarks.harness import (
@@ -54,10 +53,6 @@ GPU_SHAPES = {
 }
 THROUGHPUT_SHAPES = CPU_SHAPES | GPU_SHAPES
 RUN_STEPS = 2000  # length of the run for which compile=auto decides
-LEARNING_RATE = 3e-4
-BETAS = (0.9, 0.95)
-WEIGHT_DECAY = 0.1
-GRAD_CLIP = 1.0
 RANDOM_TOKENS = 1 << 20
 GPU_STEPS_PER_TIMING = 10  # a GPU should not wait for the host between steps
 
@@ -73,8 +68,7 @@ class ThroughputOptions:
     peers: str = "eager"
 
 
-@dataclass
-class StepMeasurement:
+class StepMeasurement(NamedTuple):
     """Duration of one training step, and the model it was measured with."""
 
     seconds: float
@@ -84,49 +78,20 @@ class StepMeasurement:
 
 
 class Runner(NamedTuple):
-    """One way to train.
+    """One way to train."""
 
-    Attributes:
-        measure: Called with size, precision, compile, device and seconds.
-        precision: Precision to train in.
-        compile: Whether to compile.
-    """
-
+    # Called with size, precision, compile, device and seconds
     measure: Callable[[str, str, bool | str, str, float], StepMeasurement]
     precision: str
     compile: bool | str
 
 
-@dataclass
-class ThroughputRow:
-    """The rounds of one runner at one size; `ratio` is to the speed of the first runner."""
+class ThroughputRow(NamedTuple):
+    """The rounds of one runner at one size."""
 
     seconds: float
-    tokens_per_second: float
-    ratio: float
-    flops_per_second: float
-    share_of_matmul: float
-    memory: int
-    precision: str
-    compiled: bool
-    parameters: int
-
-
-@dataclass
-class ThroughputResult:
-    """Everything that this benchmark measures.
-
-    Attributes:
-        machine: The device.
-        published_flops: Operations per second in bf16 by the GPU's data sheet, or None.
-        matmul: Operations per second of a matrix product, by precision.
-        sizes: Rows by size and runner.
-    """
-
-    machine: str
-    published_flops: float | None
-    matmul: dict[str, float] = field(default_factory=dict)
-    sizes: dict[str, dict[str, ThroughputRow]] = field(default_factory=dict)
+    memory: int  # bytes
+    measurement: StepMeasurement  # of the first round
 
 
 def make_config(size: str, precision: str, compile: bool | str, device: str) -> ResolvedConfig:
@@ -150,15 +115,7 @@ def make_config(size: str, precision: str, compile: bool | str, device: str) -> 
         max_steps=RUN_STEPS,
         shard=1,
         model=model,
-        optim=OptimConfig(
-            lr=LEARNING_RATE,
-            beta1=BETAS[0],
-            beta2=BETAS[1],
-            weight_decay=WEIGHT_DECAY,
-            grad_clip=GRAD_CLIP,
-            schedule="constant",
-            warmup_share=0,
-        ),
+        optim=OptimConfig(schedule="constant", warmup_share=0),
     )
 
 
@@ -181,34 +138,22 @@ def measure_transformers(
     size: str, precision: str, compile: bool | str, device: str, seconds: float
 ) -> StepMeasurement:
     """Time a training step of transformers' GPT-2."""
-    from transformers import GPT2Config, GPT2LMHeadModel, logging
+    from benchmarks.peers import build_transformers
 
-    logging.set_verbosity_error()
     config = make_config(size, precision, compile, device)
-    hf_config = GPT2Config(
-        vocab_size=config.model.vocab_size,
-        n_positions=config.model.block_size,
-        n_embd=config.model.n_embd,
-        n_layer=config.model.n_layer,
-        n_head=config.model.n_head,
-        resid_pdrop=0.0,
-        embd_pdrop=0.0,
-        attn_pdrop=0.0,
-        use_cache=False,
-    )
-    model = GPT2LMHeadModel(hf_config)
 
     def compute_loss(forward: Callable, inputs: Any, targets: Any) -> Any:
-        return forward(inputs, labels=inputs).loss  # it shifts the labels itself
+        # It shifts the labels itself
+        return forward(inputs, labels=inputs, use_cache=False).loss
 
-    return measure_peer(model, compute_loss, config, seconds)
+    return measure_peer(build_transformers(config.model), compute_loss, config, seconds)
 
 
 def measure_nanogpt(
     size: str, precision: str, compile: bool | str, device: str, seconds: float
 ) -> StepMeasurement:
     """Time a training step of nanoGPT's model, on a GPU with a padded vocabulary as in nanoGPT."""
-    from benchmarks.plain import PlainGPT
+    from benchmarks.peers import PlainGPT
 
     config = make_config(size, precision, compile, device)
     padded_vocab_size = config.model.vocab_size + config.model.vocab_padding
@@ -225,11 +170,7 @@ def measure_peer(
 ) -> StepMeasurement:
     """Time a training step of another model, with clipping and fused AdamW.
 
-    Args:
-        model: The model, a `torch.nn.Module`.
-        compute_loss: Called with the model's forward pass, inputs and targets.
-        config: Device, precision and batches.
-        seconds: How long to measure.
+    `compute_loss` is called with the model's forward pass, inputs and targets.
     """
     import torch
 
@@ -239,8 +180,10 @@ def measure_peer(
 
     model.to(config.device)
     forward = torch.compile(model) if config.compile else model
+    optim = config.optim
+    betas = (optim.beta1, optim.beta2)
     optimizer = torch.optim.AdamW(
-        model.parameters(), lr=LEARNING_RATE, betas=BETAS, weight_decay=WEIGHT_DECAY, fused=True
+        model.parameters(), optim.lr, betas, weight_decay=optim.weight_decay, fused=True
     )
 
     def train_step(step: int, inputs: Any, targets: Any) -> None:
@@ -248,7 +191,7 @@ def measure_peer(
             with autocast(config.device, config.precision):
                 loss = compute_loss(forward, x, y)
             loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), GRAD_CLIP)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), optim.grad_clip)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
@@ -269,13 +212,9 @@ def random_batches(config: ResolvedConfig) -> "Batches":
 def time_steps(
     train_step: Callable, model: Any, config: ResolvedConfig, seconds: float
 ) -> StepMeasurement:
-    """Time training steps on batches of random tokens.
+    """Time training steps of a model on batches of random tokens.
 
-    Args:
-        train_step: Called with the number of the step, inputs and targets (batch_size, T).
-        model: The model that it trains.
-        config: Its configuration.
-        seconds: How long to measure.
+    `train_step` is called with the number of the step, inputs and targets (batch_size, T).
     """
     from training.device import synchronize
 
@@ -294,7 +233,7 @@ def time_steps(
     return StepMeasurement(step_seconds, parameters, config.precision, config.compile)
 
 
-# What is compared, by name. The others are compared with the first.
+# What is compared, by name, the others with the first.
 EAGER_RUNNERS = {
     "transformers": Runner(measure_transformers, "fp32", False),
     "transformers, bf16": Runner(measure_transformers, "bf16", False),
@@ -317,107 +256,70 @@ def measure_matmul_rates(device: str) -> dict[str, float]:
     return {precision: measure_matmul_rate(device, precision) for precision in ("fp32", "bf16")}
 
 
-def main(argv: list[str]) -> dict[str, Any]:
+def main(argv: list[str]) -> dict[str, dict[str, ThroughputRow]]:
     """Measure all runners at all sizes, print a table for each size and return the figures."""
     options = read_options(argv, ThroughputOptions)
     (runners,) = select("peers", options.peers, PEERS).values()
     sizes = select("sizes", options.sizes, THROUGHPUT_SHAPES)
     from training.device import describe, pick_device
-    from training.flops import PUBLISHED_16_BIT_FLOPS
 
     device = pick_device(options.device)
-    published_flops = PUBLISHED_16_BIT_FLOPS.get(describe(device))
-    console, result = Console(), ThroughputResult(describe(device), published_flops)
-    with Progress(console=console, transient=True) as progress:
-        total = len(sizes) * options.rounds * len(runners) + 1
-        task = progress.add_task("matrix products", total=total)
-        result.matmul, _ = run_in_process(measure_matmul_rates, device)
-        progress.advance(task)
-        console.print(
-            f"{result.machine}; matrix products: {result.matmul['fp32'] / 1e9:,.0f} GFLOP/s in "
-            f"float32, {result.matmul['bf16'] / 1e9:,.0f} in bf16"
-        )
-        for size in sizes:
-            rounds: dict[str, list[ProcessResult]] = {name: [] for name in runners}
-            for _ in range(options.rounds):
-                for name, runner in runners.items():
-                    progress.update(task, description=f"{size}: {name}")
-                    args = (size, runner.precision, runner.compile, device, options.seconds)
-                    rounds[name].append(run_in_process(runner.measure, *args))
-                    progress.advance(task)
-            result.sizes[size] = summarize(size, rounds, result.matmul)
-            console.print(make_table(size, result.sizes[size], published_flops))
-    return asdict(result)
+    matmul, _ = run_in_process(measure_matmul_rates, device)
+    print(
+        f"{describe(device)}; matrix products: {matmul['fp32'] / 1e9:,.0f} GFLOP/s in float32, "
+        f"{matmul['bf16'] / 1e9:,.0f} in bf16"
+    )
+    figures = {}
+    for size in sizes:
+        rounds: dict[str, list[ProcessResult]] = {name: [] for name in runners}
+        for _ in range(options.rounds):
+            for name, runner in runners.items():
+                args = (size, runner.precision, runner.compile, device, options.seconds)
+                rounds[name].append(run_in_process(runner.measure, *args))
+        figures[size] = {name: summarize(results) for name, results in rounds.items()}
+        Console().print(make_table(size, figures[size], matmul))
+    return figures
 
 
-def summarize(
-    size: str, rounds: dict[str, list[ProcessResult]], matmul: dict[str, float]
-) -> dict[str, ThroughputRow]:
-    """Reduce the rounds of each runner to one row.
+def summarize(rounds: list[ProcessResult]) -> ThroughputRow:
+    """Reduce the rounds of a runner, each a `StepMeasurement` and the memory, to one row."""
+    return ThroughputRow(
+        seconds=median(measurement.seconds for measurement, _ in rounds),
+        memory=max(peak_memory for _, peak_memory in rounds),
+        measurement=rounds[0].value,
+    )
 
-    Args:
-        size: Key of `THROUGHPUT_SHAPES`.
-        rounds: A `StepMeasurement` and the memory of each round, by runner.
-        matmul: Operations per second of a matrix product, by precision.
-    """
+
+def make_table(size: str, rows: dict[str, ThroughputRow], matmul: dict[str, float]) -> Table:
+    """Show the runners at one size; `matmul` has the rate of a matrix product by precision."""
     from training.flops import model_size
 
     shape = THROUGHPUT_SHAPES[size]
-    tokens = shape.tokens_per_step
     _, flops_per_token = model_size(shape.model_config(bias=True))
-    median_seconds = {
-        name: median(measurement.seconds for measurement, _ in measurements)
-        for name, measurements in rounds.items()
-    }
-    first_seconds = next(iter(median_seconds.values()))
-    rows = {}
-    for name, measurements in rounds.items():
-        seconds = median_seconds[name]
-        measurement: StepMeasurement = measurements[0].value
-        flops_per_second = flops_per_token * tokens / seconds
-        rows[name] = ThroughputRow(
-            seconds=seconds,
-            tokens_per_second=tokens / seconds,
-            ratio=first_seconds / seconds,
-            flops_per_second=flops_per_second,
-            share_of_matmul=flops_per_second / matmul[measurement.precision],
-            memory=max(peak_memory for _, peak_memory in measurements),
-            precision=measurement.precision,
-            compiled=measurement.compiled,
-            parameters=measurement.parameters,
-        )
-    return rows
-
-
-def make_table(size: str, rows: dict[str, ThroughputRow], published_flops: float | None) -> Table:
-    """Show the runners at one size; `published_flops` is the rate in a GPU's data sheet."""
-    shape = THROUGHPUT_SHAPES[size]
-    parameters = next(iter(rows.values())).parameters
+    first = next(iter(rows.values()))
     table = Table(
-        title=f"{shape.n_layer} layers of width {shape.n_embd}, {parameters / 1e6:.1f} M "
-        f"parameters, {shape.batch_size} × {shape.block_size} tokens per step"
+        title=f"{shape.n_layer} layers of width {shape.n_embd}, "
+        f"{first.measurement.parameters / 1e6:.1f} M parameters, {shape.batch_size} × "
+        f"{shape.block_size} tokens per step"
     )
-    columns = ["tok/s", "ratio", "GFLOP/s", "of matmul", "memory"]
-    if published_flops:
-        columns.append("of data sheet")
     table.add_column("")
-    for column in columns:
+    for column in ("tok/s", "ratio", "GFLOP/s", "of matmul", "memory"):
         table.add_column(column, justify="right")
     for name, row in rows.items():
+        _, _, precision, is_compiled = row.measurement
         label = name
         if name.endswith("auto"):
-            label += f" ({row.precision}, {'compiled' if row.compiled else 'eager'})"
-        cells = [
+            label += f" ({precision}, {'compiled' if is_compiled else 'eager'})"
+        tokens_per_second = shape.tokens_per_step / row.seconds
+        flops_per_second = tokens_per_second * flops_per_token
+        table.add_row(
             label,
-            f"{row.tokens_per_second:,.0f}",
-            f"{row.ratio:.2f}x",
-            f"{row.flops_per_second / 1e9:,.0f}",
-            f"{row.share_of_matmul:.0%}",
+            f"{tokens_per_second:,.0f}",
+            f"{first.seconds / row.seconds:.2f}x",
+            f"{flops_per_second / 1e9:,.0f}",
+            f"{flops_per_second / matmul[precision]:.0%}",
             f"{row.memory / BYTES_PER_MB:,.0f} MB",
-        ]
-        if published_flops:
-            cells.append(f"{row.flops_per_second / published_flops:.0%}")
-        table.add_row(*cells)
+        )
     return table
 
 

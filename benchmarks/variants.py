@@ -49,32 +49,18 @@ class VariantOptions:
 
 
 class Variant(NamedTuple):
-    """Settings of a training step.
-
-    Attributes:
-        precision: Precision of matrix products.
-        compile: Whether to compile.
-        has_tf32: Whether float32 matrices are multiplied in TF32 on a GPU that has it.
-        checkpoint_activations: Whether blocks are computed again in the backward pass.
-        vocab_multiple: Logits are padded to a multiple of this.
-        has_chunks: Whether eager cross-entropy converts a part of the logits at a time.
-    """
+    """Settings of a training step."""
 
     precision: str
     compile: bool
-    has_tf32: bool = True
+    has_tf32: bool = True  # in float32, on a GPU that has it
     checkpoint_activations: bool = False
     vocab_multiple: int = GPU_VOCAB_MULTIPLE
-    has_chunks: bool = True
+    has_chunks: bool = True  # whether eager cross-entropy converts a part of the logits at a time
 
 
 def make_variants(precision: str, compile: bool) -> dict[str, Variant]:
-    """Return the variants by name; the others are compared with the first.
-
-    Args:
-        precision: The fastest precision of the device.
-        compile: Whether to compile, except where eager steps are measured.
-    """
+    """Return the variants by name; `precision` is the fastest of the device."""
     mode = "compiled" if compile else "eager"
     first = Variant(precision, compile)
     variants = {f"{precision}, {mode}": first}

@@ -2,7 +2,6 @@
 
 import ctypes
 import gc
-import re
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,13 +12,13 @@ from conftest import soak
 from ranks import in_ranks
 
 import cli
+from benchmarks.scaling import read_memory_status, reset_peak_memory
 from config import GPTConfig, OptimConfig, ResolvedConfig
 from train import train_step
 from training.memory import memory_bound
 from training.state import build_state
 from training.world import World
 
-M_MMAP_THRESHOLD = -3
 LLAMA = {"n_kv_head": 2, "norm": "rmsnorm", "position": "rope", "mlp": "swiglu"}
 CONFIG = ResolvedConfig(
     device="cpu",
@@ -38,47 +37,30 @@ def change(config: ResolvedConfig, model: dict, **settings) -> ResolvedConfig:
     return replace(config, **settings, model=replace(config.model, **model))
 
 
-def memory(key: str) -> int:
-    """Bytes of this process by a key of its status."""
-    status = Path("/proc/self/status").read_text()
-    return 1024 * int(re.search(rf"{key}:\s+(\d+)", status)[1])
-
-
-def release_memory() -> None:
-    gc.collect()
-    ctypes.CDLL("libc.so.6").malloc_trim(0)
+def two_steps(world: World, config: ResolvedConfig) -> None:
+    """The optimizer has its state from the second one on."""
+    rows = config.batch_size // world.size
+    tokens = torch.randint(config.model.vocab_size, (rows, config.model.block_size)).numpy()
+    state = build_state(config, world)
+    for step in range(2):
+        train_step(state, step, tokens, tokens)
 
 
 def measure_peak(world: World, config: ResolvedConfig) -> float:
     """How much two steps raise the resident memory, relative to the bound."""
     # What is freed goes back to the system. The heap that earlier tests left is taken, because
     # tensors in it would not.
+    reset_peak_memory()
     libc = ctypes.CDLL("libc.so.6")
-    libc.mallopt(M_MMAP_THRESHOLD, 1 << 16)
     for _ in range(25_000):
         libc.malloc(60_000)
-    rows = config.batch_size // world.size
-    tokens = torch.randint(config.model.vocab_size, (rows, config.model.block_size)).numpy()
-
-    # The memory that torch takes for itself, and to compile
-    first = config
-    if not config.compile:
-        tiny = {"vocab_size": 50, "block_size": 16, "n_layer": 1, "n_embd": 32}
-        first = change(config, {**tiny, "n_head": 2, "n_kv_head": None, "mlp_hidden": None})
-    ids = tokens[:, : first.model.block_size] % first.model.vocab_size
-    state = build_state(first, world)
-    for step in range(2):
-        train_step(state, step, ids, ids)
-    del state
-    torch._dynamo.reset()
-    release_memory()
-
-    before = memory("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")  # forgets the peak
-    state = build_state(config, world)
-    for step in range(2):  # from the second step on, the optimizer has its state
-        train_step(state, step, tokens, tokens)
-    return (memory("VmHWM") - before) / memory_bound(config, world.size)
+    tiny = {"vocab_size": 50, "block_size": 16, "n_layer": 1, "n_head": 2, "n_embd": 32}
+    two_steps(world, change(config, tiny | {"n_kv_head": None}))  # what torch takes for itself
+    gc.collect()
+    libc.malloc_trim(0)
+    before = reset_peak_memory()
+    two_steps(world, config)
+    return (read_memory_status("VmHWM") - before) / memory_bound(config, world.size)
 
 
 def preset(settings: str, **sizes: int) -> ResolvedConfig:

@@ -1,4 +1,4 @@
-"""nanoGPT's model in plain PyTorch: the cost of a training step with nothing around it."""
+"""The models that GlassGPT is compared with: nanoGPT's in plain PyTorch, transformers' GPT-2."""
 
 import torch
 import torch.nn.functional as F
@@ -7,6 +7,27 @@ from torch import Tensor, nn
 from config import GPTConfig
 
 INIT_STD = 0.02
+
+
+def build_transformers(config: GPTConfig) -> nn.Module:
+    """Build transformers' GPT-2 of a size, without dropout and special tokens."""
+    from transformers import GPT2Config, GPT2LMHeadModel, logging
+
+    logging.set_verbosity_error()
+    hf_config = GPT2Config(
+        vocab_size=config.vocab_size,
+        n_positions=config.block_size,
+        n_embd=config.n_embd,
+        n_layer=config.n_layer,
+        n_head=config.n_head,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+        bos_token_id=0,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
+    return GPT2LMHeadModel(hf_config)
 
 
 class PlainBlock(nn.Module):
