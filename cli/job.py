@@ -68,7 +68,9 @@ def read_request(read_model: ReadModel) -> CommandLine | Job:
         command_line = parse_command_line(sys.argv[1:])
         if command_line.is_for_hydra:
             if not command_line.is_sweep:
-                settings = imply_presets(command_line.settings, command_line.config_dir)
+                settings = command_line.settings
+                config = _compose_config(settings, command_line.config_dir)
+                settings = [*settings, *find_implied_presets(settings, config)]
                 command_line = replace(command_line, settings=settings)
             run_hydra(lambda cfg: None, command_line.arguments)  # which calls no job
             sys.exit()
@@ -126,25 +128,27 @@ def compose_settings(
 
 def compose_job(overrides: list[str], config_dir: str | None = None) -> Job:
     """Compose the job that these overrides describe, and check the bounds of its settings."""
-    config = _compose_config(imply_presets(overrides, config_dir), config_dir)
+    config = _compose_config(overrides, config_dir)
+    if implied := find_implied_presets(overrides, config):
+        config = _compose_config([*overrides, *implied], config_dir)
     return Job(config, overrides, config_dir)
 
 
-def imply_presets(overrides: list[str], config_dir: str | None = None) -> list[str]:
-    """Add the presets that a typed path and a typed model imply.
+def find_implied_presets(overrides: Sequence[str], config: Config) -> list[str]:
+    """Return the presets that a typed path and a typed model imply.
 
     A path implies data=text unless another source is chosen, and a pretrained model implies
     experiment=finetune unless an experiment is typed.
     """
     keys = {override.partition("=")[0] for override in overrides}
     if not keys & {"data.path", "init_from"}:
-        return overrides
-    config, implied = _compose_config(overrides, config_dir), []
+        return []
+    implied = []
     if config.data.path and config.data.source == "stdlib" and not keys & {"data", "data.source"}:
         implied.append("data=text")
     if config.init_from and "experiment" not in keys and is_pretrained(config.init_from):
         implied.append(f"experiment={FINE_TUNING}")
-    return [*overrides, *implied]
+    return implied
 
 
 def _compose_config(overrides: list[str], config_dir: str | None) -> Config:

@@ -145,7 +145,7 @@ def run_sweep(
     count = f"{pluralize(len(jobs), 'job')}, " if is_grid else ""
     printer(Terminal())(f"sweep    {count}in {folder}")
 
-    reason = ""
+    is_stopped = False
     try:
         launch(command_line, plan, loader)
     except SystemExit:
@@ -157,22 +157,17 @@ def run_sweep(
             summarize(folder)
         raise
     except Exception as e:  # jobs report their own errors: this one is of what starts them
-        reason = error_sentence(e)
-
-    if not is_sweep(folder):
-        (folder / "multirun.yaml").unlink(missing_ok=True)
-        with contextlib.suppress(OSError):  # the folder holds other files
-            folder.rmdir()
-        raise UserError(
-            f"no job could be started in {folder} ({reason or 'the launcher ran none'}): "
-            "correct the settings of hydra.launcher and hydra.sweeper"
-        )
-    if reason:
-        print_stderr(f"error: {reason}")
+        if not is_sweep(folder):
+            raise UserError(
+                f"no job could be started in {folder} ({error_sentence(e)}): correct the settings "
+                "of hydra.launcher and hydra.sweeper"
+            ) from None
+        is_stopped = True
+        print_stderr(f"error: {error_sentence(e)}")
     runs = summarize(folder)
     print_sweep(Terminal(), folder, runs)
     report(folder)
-    if reason or any(run.failure or run.status != "finished" for run in runs):
+    if is_stopped or any(run.failure or run.status != "finished" for run in runs):
         sys.exit(1)
 
 
@@ -181,6 +176,7 @@ def launch(command_line: cli.CommandLine, plan: SweepPlan, loader: ConfigLoaderI
     # For jobs in processes of their own, which may start anywhere
     paths = [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")]
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+    os.environ.setdefault("WANDB_RUN_GROUP", plan.folder.name)
     logging.getLogger("hydra_plugins").setLevel(logging.CRITICAL)  # jobs report their own failures
     settings = [s for s in command_line.settings if not s.startswith("hydra.sweep.dir=")]
     settings.append(f"hydra.sweep.dir={quote(str(plan.folder))}")
@@ -275,18 +271,15 @@ def check_machine(config: Config, trains_here: bool) -> None:
 
 def require_possible_job(jobs: Sequence[cli.Job], check: Callable[[cli.Job], None]) -> None:
     """Raise the first error of `check` if no job passes; one seed stands for all."""
-    first_of_row: dict[str, cli.Job] = {}
-    for job in jobs:
-        first_of_row.setdefault(hash_row(job), job)
+    one_per_row = {hash_row(job): job for job in jobs}
     refusals = []
-    for job in islice(first_of_row.values(), MAX_CHECKED_JOBS):
+    for job in islice(one_per_row.values(), MAX_CHECKED_JOBS):
         try:
             check(job)
             return
         except UserError as e:
             refusals.append(e)
-    if len(refusals) < MAX_CHECKED_JOBS:
-        raise refusals[0]
+    raise refusals[0]
 
 
 def preview_jobs(jobs: Iterable[cli.Job], train: Train) -> None:
@@ -340,7 +333,6 @@ def run_job(overrides: Sequence[str], plan: SweepPlan) -> float | None:
         path.mkdir(parents=True, exist_ok=True)
         with (
             FileLock(path / JOB_LOCK),  # an equal job that runs in parallel waits here
-            wandb_group(plan.folder.name),
             (path / LOG_FILE).open("a", encoding="utf-8") as log_file,
             contextlib.redirect_stdout(log_file),
             contextlib.redirect_stderr(log_file),
@@ -414,19 +406,6 @@ def _typed_settings(job: cli.Job, keys: Sequence[str]) -> dict[str, str]:
     typed = {key: override.partition("=")[2] for key, override in zip(job.keys, job.overrides)}
     settings = typed | format_settings(job.config)
     return {key: settings[key] for key in keys}
-
-
-@contextlib.contextmanager
-def wandb_group(name: str) -> Iterator[None]:
-    """Put the W&B runs of a sweep into one group, unless WANDB_RUN_GROUP names another."""
-    previous = os.environ.get("WANDB_RUN_GROUP")
-    os.environ["WANDB_RUN_GROUP"] = previous or name
-    try:
-        yield
-    finally:  # a notebook goes on after the sweep
-        del os.environ["WANDB_RUN_GROUP"]
-        if previous is not None:
-            os.environ["WANDB_RUN_GROUP"] = previous
 
 
 # --- what a job is --------------------------------------------------------------------------------
