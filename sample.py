@@ -323,6 +323,7 @@ def _write_attention(
     from glass.heads.analysis import analyze
     from glass.heads.capture import float16_weights
     from glass.heads.findings import summarize
+    from glass.heads.metrics import flatten
     from glass.page.embedded_model import EmbeddedModel
     from glass.page.pack import PackedWeights, pack_weights
     from glass.page.write import write_prompt_page
@@ -335,10 +336,8 @@ def _write_attention(
     def weights() -> PackedWeights | None:
         return pack_weights({name: t.numpy() for name, t in float16_weights(model).items()})
 
-    # The page runs the model, with its weights in float16: 2 bytes per parameter.
-    n_bytes = 2 * model.num_parameters()
-    embedded = EmbeddedModel(model.config, tokenizer.to_json(), n_bytes, {0: weights})
-    write_prompt_page(path, facts, analysis.arrays, embedded, analysis.metrics, findings)
+    embedded = EmbeddedModel(model.config, tokenizer.to_json(), {0: weights})
+    write_prompt_page(path, facts, analysis.arrays, embedded, flatten(analysis), findings)
     for finding in findings:
         print_stderr(f"finding  {finding.headline}")
     print_stderr(f"page     {path.absolute().as_uri()}")

@@ -1,6 +1,6 @@
 """Read what a caller in Python gives: texts or token ids, names of heads, numbers of tokens."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable
 from reprlib import repr as quote
 from typing import Any
 
@@ -13,8 +13,6 @@ Text = str | int | Iterable[int]  # or its token ids, also as an array or a tens
 Heads = str | Head | Iterable[str | Head]
 Positions = int | Iterable[int]
 
-SINGLE_VALUES = (str, bytes, bytearray)  # sequences that are one value
-
 
 def read_ids(
     name: str, text: Text, encode: Callable[[str], list[int]], vocab_size: int
@@ -24,7 +22,7 @@ def read_ids(
     Raises:
         UserError: There is more than one text, or something that is no token of the vocabulary.
     """
-    values: list = [text] if isinstance(text, Set) else list_values(text)  # a set has no order
+    values = list_values(text)
     if values in ([], [""]):
         raise UserError(f"{name}='' is empty: use a text of at least one token")
     if len(values) == 1 and isinstance(values[0], str):
@@ -76,13 +74,10 @@ def read_predicted(token: int, length: int) -> int:
 
 
 def list_values(given: Any) -> list:
-    """Return the values of a sequence, set, iterator, array or tensor, as Python's types.
-
-    A table with one row has the values of the row. Anything else is one value.
-    """
+    """Return the values of an iterable, or of the only row of a table, as Python's types."""
     if hasattr(given, "tolist"):
         given = given.tolist()
-    if isinstance(given, SINGLE_VALUES) or not isinstance(given, Sequence | Set | Iterator):
+    if isinstance(given, str | bytes) or not isinstance(given, Iterable):
         return [given]
     values = [value.tolist() if hasattr(value, "tolist") else value for value in given]
     has_one_row = len(values) == 1 and isinstance(values[0], list)

@@ -47,7 +47,7 @@ STRONGEST = ("previous_token", "duplicate_token", "induction", "sink")
 
 # The model of a prompt's page, too large for one.
 PROMPTED = EmbeddedModel(
-    GPTConfig(23, n_layer=2, n_head=4, n_kv_head=2, n_embd=16), {"kind": "char"}, 10**9, {}
+    GPTConfig(23, n_layer=2, n_head=4, n_kv_head=2, n_embd=4096), {"kind": "char"}, {}
 )
 
 

@@ -50,6 +50,7 @@ def write_run(folder: Path) -> None:
         tokenizer=TokenizerConfig(name="char"),
     )
     (folder / CONFIG_FILE).write_text(config_yaml(config))
+    save_tokenizer(tokenizer, folder / TOKENIZER_FILE)
     (folder / "metrics.jsonl").write_text("")
     for step in (3, 6):
         checkpoint = step_folder(folder, step)

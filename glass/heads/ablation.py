@@ -13,7 +13,13 @@ from torch import Tensor
 from generation.scoring import max_logit_rows, token_losses
 from glass.heads import scores
 from glass.heads.capture import ForwardPass, next_tokens, rerun
-from glass.heads.interventions import NO_INTERVENTIONS, Interventions, chain_taps, replace_heads
+from glass.heads.interventions import (
+    NO_INTERVENTIONS,
+    Interventions,
+    chain_taps,
+    mask_hidden,
+    replace_heads,
+)
 from glass.heads.results import Estimates
 from kernels import autocast, in_float32_or_finer
 from model import GPT
@@ -109,7 +115,7 @@ def _iterate_losses_without_heads(
     `tokens` is (1, T), `targets` (1, n). `residuals` has the layers' inputs (1, T, C).
     """
     T, n = tokens.shape[1], targets.shape[1]
-    mask = interventions.mask(T, tokens.device)
+    mask = mask_hidden(interventions.is_hidden(T, tokens.device))
     for layer in range(model.config.n_layer):
         losses = []
         for heads in torch.arange(model.config.n_head)[:, None].split(rows_per_pass(model, T)):

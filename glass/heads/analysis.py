@@ -26,7 +26,6 @@ from glass.heads.logit_attribution import (
     count_explained_tokens,
     explain_predictions,
 )
-from glass.heads.metrics import flatten
 from glass.heads.probes import Probes, make_probes, spell_tokens
 from glass.heads.results import (
     CompositionShare,
@@ -56,11 +55,6 @@ class Analysis(Measurements):
     """
 
     arrays: dict[str, np.ndarray] = field(default_factory=dict)
-
-    @property
-    def metrics(self) -> dict[str, float]:
-        """The measurements as a flat dict with the keys of metrics.jsonl."""
-        return {"step": self.step, **flatten(self)}
 
 
 @default_settings()

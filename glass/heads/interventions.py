@@ -39,10 +39,6 @@ class Interventions(NamedTuple):
         is_hidden[0, [j for j in self.hidden if j < length]] = True
         return is_hidden
 
-    def mask(self, length: int, device: torch.device) -> Tensor | None:
-        """Return the mask (1, 1, T, T) that hides the tokens; None if none is hidden."""
-        return mask_hidden(self.is_hidden(length, device))
-
 
 NO_INTERVENTIONS = Interventions()
 

@@ -172,11 +172,6 @@ def _read_faithfulness(row: dict) -> Faithfulness | None:
 # --- for W&B and the page -------------------------------------------------------------------------
 
 
-def is_snapshot_metric(key: str) -> bool:
-    """Return whether a metric belongs to a snapshot, not to training."""
-    return key.startswith(SNAPSHOT_PREFIXES)
-
-
 def highest_scores(row: dict) -> dict[str, float]:
     """Return the highest score of any head in a row as `heads/<score>/max`, for W&B's charts."""
     scores = read_head_values(row, "heads")

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from common.files import step_name
 from config import Config
-from data.tokenizer import Tokenizer, encode_prompt
+from data.tokenizer import encode_prompt
 from data.tokens import Tokens
 from generation.decoder import Decoder
 from generation.sampling import Sampling, draw_batch, stream_text
@@ -100,12 +100,17 @@ class Snapshots:
         return measurements, arrays
 
     def sample(self, model: GPT) -> str:
-        """Generate a text; of a task, one of its sequences."""
-        prompt, count = None, SAMPLE_TOKENS
+        """Generate a text, or one sequence of a task; equal weights and seed give equal texts."""
+        prompt, count = [], SAMPLE_TOKENS
         if self.task:
             prompt = self.task.prompt
             count = self.task.block_size + 1 - len(prompt)
-        return sample_text(model, self.tokenizer, count, self.config.seed, prompt)
+        start = prompt if self.task else encode_prompt(self.tokenizer, "")
+        decoder = Decoder(model, 1, len(start) + count)
+        sampling = Sampling(temperature=0.8, vocab_size=self.tokenizer.vocab_size)
+        (ids,) = draw_batch(decoder, start, count, sampling, [self.config.seed])
+        text = stream_text(self.tokenizer, ids, has_prompt=bool(prompt))
+        return self.tokenizer.decode(prompt) + "".join(text)
 
 
 def _can_always_explain(config: Config, length: int) -> bool:
@@ -120,19 +125,3 @@ def _can_measure_importance(config: Config) -> bool:
     # Ablating a head recomputes half of the layers on average.
     ablated_tokens = ABLATION_TOKENS * c.n_layer * c.n_head / 2
     return ablated_tokens < config.max_steps * config.batch_size * c.block_size
-
-
-def sample_text(
-    model: GPT,
-    tokenizer: Tokenizer,
-    max_new_tokens: int,
-    seed: int,
-    prompt: list[int] | None = None,
-) -> str:
-    """Generate a text, and return it with its prompt; equal weights and seed give equal texts."""
-    prompt_tokens = encode_prompt(tokenizer, "") if prompt is None else prompt
-    decoder = Decoder(model, 1, len(prompt_tokens) + max_new_tokens)
-    sampling = Sampling(temperature=0.8, vocab_size=tokenizer.vocab_size)
-    (ids,) = draw_batch(decoder, prompt_tokens, max_new_tokens, sampling, [seed])
-    text = stream_text(tokenizer, ids, has_prompt=bool(prompt))
-    return tokenizer.decode(prompt or []) + "".join(text)

@@ -1,20 +1,14 @@
 """Embed a model in a page, which runs it on the reader's text."""
 
 import json
+import math
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from cli.config_file import read_config
-from common.checkpoints import (
-    CONFIG_FILE,
-    MODEL_FILE,
-    TOKENIZER_FILE,
-    Manifest,
-    open_checkpoint,
-)
+from common.checkpoints import CONFIG_FILE, TOKENIZER_FILE
 from common.errors import UserError
 from common.files import read_json_object
 from config import GPTConfig
@@ -44,7 +38,6 @@ class EmbeddedModel(NamedTuple):
 
     config: GPTConfig
     tokenizer: dict[str, Any]  # contents of tokenizer.json
-    size: int  # bytes of its weights in float16
     # For each step a function that packs its weights, or returns None if they cannot be read; the
     # most important steps first.
     weights: Mapping[int, Callable[[], PackedWeights | None]]
@@ -57,26 +50,17 @@ def find_model(
 
     `latest` has the steps of emergence. The page opens on `opening_step`, or on the last step.
     """
+    try:
+        config = GPTConfig.from_settings(read_config(run_dir / CONFIG_FILE).model)
+        tokenizer = read_json_object(run_dir / TOKENIZER_FILE)
+    except (OSError, UserError, ValueError):
+        return None
     paths = list_stored_weights(run_dir / "attention")
-
-    def read(folder: Path, manifest: Manifest | None = None) -> EmbeddedModel:
-        tokenizer = read_json_object(folder / TOKENIZER_FILE)
-        config = GPTConfig.from_settings(read_config(folder / CONFIG_FILE).model)
-        size = max((path.stat().st_size for path in paths.values()), default=0)
-        if manifest:
-            size = manifest.files[MODEL_FILE]["bytes"] // 2  # that file has float32
-        weights = {
-            step: partial(_pack_file, paths[step], paths[step].stat().st_mtime_ns)
-            for step in order_by_importance([*paths], read_emergence(latest), opening_step)
-        }
-        return EmbeddedModel(config, tokenizer, size, weights)
-
-    with suppress(OSError, UserError):
-        names = [CONFIG_FILE, TOKENIZER_FILE]
-        return open_checkpoint(run_dir, "last", read, lambda note: None, names)
-    with suppress(OSError, UserError, ValueError):  # before the first checkpoint
-        return read(run_dir)
-    return None
+    weights = {
+        step: partial(_pack_file, paths[step], paths[step].stat().st_mtime_ns)
+        for step in order_by_importance([*paths], read_emergence(latest), opening_step)
+    }
+    return EmbeddedModel(config, tokenizer, weights)
 
 
 @lru_cache(maxsize=128)  # steps of the run in progress
@@ -102,9 +86,10 @@ def embed_weights(model: EmbeddedModel | None, room: int, blobs: Blobs) -> dict[
         return {"cannotRun": unlisted}
     if model.config.ngrams > 1:
         return {"cannotRun": f"model.ngrams={model.config.ngrams}"}
-    if model.size > room:
-        return {"bytes": model.size}
     shapes = tensor_shapes(model.config)
+    n_bytes = 2 * sum(map(math.prod, shapes.values()))  # in float16
+    if n_bytes > room:
+        return {"bytes": n_bytes}
     blob_of_step: dict[int, int] = {}
     unreadable = 0
     for step, pack in model.weights.items():
@@ -120,7 +105,7 @@ def embed_weights(model: EmbeddedModel | None, room: int, blobs: Blobs) -> dict[
         blobs.append(weights)
     if not blob_of_step:
         if room < 0:
-            return {"bytes": model.size}
+            return {"bytes": n_bytes}
         return {"unreadable": unreadable} if unreadable else None
     blobs.append(to_base64(json.dumps(model.tokenizer).encode()))
     return {

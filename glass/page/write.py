@@ -23,7 +23,7 @@ from common.metrics import (
 from common.settings import format_value, iterate_settings
 from config import GPTConfig
 from glass.heads.findings import Finding, format_emergence, summarize_run
-from glass.heads.metrics import is_snapshot_metric, read_emergence
+from glass.heads.metrics import SNAPSHOT_PREFIXES, read_emergence
 from glass.page.embedded_model import EmbeddedModel, embed_weights, find_model
 from glass.page.html import embed_json, expand_template, format_html, write_html
 from glass.page.pack import Blobs
@@ -209,7 +209,7 @@ def _describe_model(config: GPTConfig | None) -> dict[str, Any]:
 
 def _head_metrics(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     scored = thin([row for row in rows if is_scored(row)], MAX_SCORED_STEPS)
-    keys = dict.fromkeys(key for row in scored for key in row if is_snapshot_metric(key))
+    keys = dict.fromkeys(key for row in scored for key in row if key.startswith(SNAPSHOT_PREFIXES))
     return {
         "steps": [row["step"] for row in scored],
         "columns": {key: [finite_number(row.get(key), 4) for row in scored] for key in keys},

@@ -78,7 +78,7 @@ def test_a_signal_interrupts_a_snapshot_and_it_is_recorded_once(
     windows = Windows(ids[:500], tokenizer, config)
     with Observer(config, tmp_path, text, windows, clock, recorded_step=-1) as observer:
         with monkeypatch.context() as patch, pytest.raises(Stopped), World() as world:
-            patch.setattr(glass.heads.snapshot, "sample_text", stop)
+            patch.setattr(glass.heads.snapshot.Snapshots, "sample", stop)
             with world.interruptible():
                 observer.snapshot(model, 4)
             world.check_stop()

@@ -105,21 +105,12 @@ def test_the_predictions_of_the_newest_snapshots_are_kept(count):
     assert list(packed) == [("text", step) for step in (20, 10, 0)[:count]]
 
 
-def test_a_page_runs_the_model_before_the_first_checkpoint(finished_run, tmp_path):
-    run = shutil.copytree(finished_run, tmp_path / "run")
-    later = find_model(run, {})
-    shutil.rmtree(run / "checkpoints")
-    model = find_model(run, {})
-    assert model.tokenizer == later.tokenizer
-    assert embed_weights(model, 10**6, Blobs())["blobs"].keys() == later.weights.keys()
-
-
 def test_a_page_names_what_it_cannot_run():
-    model = EmbeddedModel(small(smear_keys=True), {"kind": "char"}, 1, {})
+    model = EmbeddedModel(small(smear_keys=True), {"kind": "char"}, {})
     assert embed_weights(model, 10**6, Blobs()) == {"cannotRun": "model.smear_keys=true"}
-    model = EmbeddedModel(small(ngrams=3), {"kind": "char"}, 1, {})
+    model = EmbeddedModel(small(ngrams=3), {"kind": "char"}, {})
     assert embed_weights(model, 10**6, Blobs()) == {"cannotRun": "model.ngrams=3"}
-    model = EmbeddedModel(small(), {"kind": "hf"}, 1, {})
+    model = EmbeddedModel(small(), {"kind": "hf"}, {})
     assert "hf" in embed_weights(model, 10**6, Blobs())["cannotRun"]
 
 
@@ -129,6 +120,6 @@ def test_a_page_runs_no_value_of_a_setting_that_is_not_listed(field):
         assert field.type not in (bool, str) and "choices" not in field.metadata
         return
     config = replace(LaterConfig(**vars(small())), **{field.name: "invented"})
-    model = EmbeddedModel(config, {"kind": "char"}, 1, {})
+    model = EmbeddedModel(config, {"kind": "char"}, {})
     expected = {"cannotRun": f"model.{field.name}=invented"}
     assert embed_weights(model, 10**6, Blobs()) == expected
