@@ -109,7 +109,6 @@ class GGUFFile(ExternalModel):
             "attention_bias": "blk.0.attn_output.bias" in self._tensors,
             "mlp_bias": "blk.0.ffn_up.bias" in self._tensors,
             "use_sliding_window": bool(settings.get("sliding_window")),
-            "max_window_layers": 0,
         }
         if is_gpt2:
             return settings

@@ -65,11 +65,6 @@ def config_from_hf(settings: HFSettings) -> GPTConfig:
     """
     settings = _flatten(settings)
     _require_supported(settings)
-    if _has_sliding_window(settings):
-        raise UserError(
-            f"sliding_window={show_value(settings['sliding_window'])} is not supported, because "
-            f"it is shorter than the context of {settings.get('max_position_embeddings')} tokens"
-        )
     family = settings["model_type"]
     ours = dict(FAMILY_SETTINGS[family])
     for name, our_name in HF_SETTINGS[family].items():
@@ -87,7 +82,14 @@ def config_from_hf(settings: HFSettings) -> GPTConfig:
     if settings["rope_type"] == "llama3":
         trained_length = settings.get("original_max_position_embeddings")
         ours["rope_trained"] = trained_length or settings["max_position_embeddings"]
-    return checked_config(ours)
+    config = checked_config(ours)
+    window = settings["sliding_window"]
+    if _has_sliding_window(settings) and window and window < config.block_size:
+        raise UserError(
+            f"sliding_window={show_value(window)} is not supported, because it is shorter than the "
+            f"context of {config.block_size} tokens"
+        )
+    return config
 
 
 def _flatten(settings: HFSettings) -> HFSettings:
@@ -106,24 +108,11 @@ def _flatten(settings: HFSettings) -> HFSettings:
 
 
 def _has_sliding_window(settings: HFSettings) -> bool:
-    """Return whether a layer attends to fewer tokens than the context has, as in transformers."""
-    is_mistral = settings["model_type"] == "mistral"
-    if not is_mistral and not settings.get("use_sliding_window"):
-        return False
-    window = settings["sliding_window"]
-    if not window or _is_at_least(window, settings.get("max_position_embeddings")):
-        return False
-    if is_mistral:  # all of its layers have the window
+    """Return whether a layer may attend to fewer tokens than the context has."""
+    if settings["model_type"] == "mistral":  # all of its layers have the window
         return True
-    layer_types = settings.get("layer_types")
-    if layer_types is not None:
-        return "sliding_attention" in layer_types
-    first_layer = settings.get("max_window_layers", 28)
-    return not _is_at_least(first_layer, settings.get("num_hidden_layers"))
-
-
-def _is_at_least(value: Any, bound: Any) -> bool:
-    return isinstance(value, int) and isinstance(bound, int) and value >= bound
+    layer_types = settings.get("layer_types") or ["sliding_attention"]
+    return bool(settings.get("use_sliding_window")) and "sliding_attention" in layer_types
 
 
 def _require_supported(settings: HFSettings) -> None:
@@ -164,7 +153,7 @@ def config_to_hf(config: GPTConfig, tokenizer: Tokenizer | None = None) -> HFSet
         settings["eos_token_id"] = ends if len(ends) > 1 else tokenizer.end_of_text
     settings |= {theirs: getattr(exported, ours) for theirs, ours in HF_SETTINGS[family].items()}
     settings |= _hf_settings_of_family(exported, family)
-    _require_round_trip(exported, settings, family)
+    _require_round_trip(exported, settings)
     return settings
 
 
@@ -232,20 +221,21 @@ def _hf_settings_of_family(config: GPTConfig, family: str) -> HFSettings:
 NGRAM_DETAILS = ("ngram_size", "ngram_count", "ngram_rows")
 
 
-def _require_round_trip(config: GPTConfig, settings: HFSettings, family: str) -> None:
+def _require_round_trip(config: GPTConfig, settings: HFSettings) -> None:
     restored = replace(_resolve_defaults(config_from_hf(settings)), dropout=config.dropout)
     unsupported = [
         f"model.{name}={format_value(value)}"
         for name, value in asdict(config).items()
         if value != getattr(restored, name) and name not in NGRAM_DETAILS
     ]
-    if family != "gpt2" and config.n_embd % config.n_head:
+    if config.is_rotary and config.n_embd % config.n_head:
         unsupported.append(
             f"model.n_embd={config.n_embd} that is not a multiple of model.n_head={config.n_head}"
         )
     if unsupported:
+        closest = settings["architectures"][0]
         raise UserError(
-            f"{ARCHITECTURES[family]}, the closest model of transformers and llama.cpp, has no "
+            f"{closest}, the closest model of transformers and llama.cpp, has no "
             f"{', '.join(unsupported)}, so this model cannot be exported; train one without that, "
             "or use sample.py"
         )
