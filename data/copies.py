@@ -44,26 +44,23 @@ class CopyCounter:
 
     def __init__(self) -> None:
         """Begin to count."""
-        self._hashes = array("Q")  # of each document so far
-        self._train_bytes = array("Q")
-        self._validation_bytes = array("Q")
+        # Hash, training bytes and validation bytes of each document so far
+        self._documents = array("Q")
         self._hash = blake2b(digest_size=HASH_BYTES)  # of the current document
 
     def add(self, piece: SplitPiece) -> None:
         """Add the next piece of the corpus."""
         if piece.begins_document:
             self._hash = blake2b(digest_size=HASH_BYTES)
-            for numbers in (self._hashes, self._train_bytes, self._validation_bytes):
-                numbers.append(0)
+            self._documents.extend((0, 0, 0))
         content = piece.text.encode("utf-8", "replace")
         self._hash.update(content)
-        self._hashes[-1] = int.from_bytes(self._hash.digest(), "little")
-        split_bytes = self._train_bytes if piece.is_train else self._validation_bytes
-        split_bytes[-1] += len(content)
+        self._documents[-3] = int.from_bytes(self._hash.digest(), "little")
+        self._documents[-2 if piece.is_train else -1] += len(content)
 
     def count(self) -> Copies:
         """Return the copies among the documents so far; short documents have none."""
-        documents = np.array([self._hashes, self._train_bytes, self._validation_bytes])
+        documents = np.array(self._documents).reshape(-1, 3).T
         is_long = documents[1] + documents[2] >= MIN_DOCUMENT_BYTES
         hashes, train_bytes, validation_bytes = documents[:, is_long]
 

@@ -66,8 +66,7 @@ class HFTokenizer:
         has_begin = encoded.special_tokens_mask[:1] == [1]
         self.begin_of_text: int | None = encoded.ids[0] if has_begin else None
         self.bos_token_id = self.begin_of_text
-        is_id = type(bos_token_id) is int and bos_token_id in self._vocabulary
-        if self.begin_of_text is None and is_id:
+        if self.begin_of_text is None and bos_token_id in self._vocabulary:
             self.bos_token_id = bos_token_id
         is_text = isinstance(chat_template, str)
         self.chat_template = replace_surrogates(chat_template) if is_text else None
@@ -244,36 +243,32 @@ def read_tokenizer(folder: Path, config: dict[str, Any]) -> HFTokenizer:
         )
     settings_file = folder / HF_TOKENIZER_CONFIG_FILE
     settings = read_json(settings_file) if settings_file.is_file() else {}
-    roles: dict[str, str] = {}
-    for role in SPECIAL_TOKEN_ROLES:
-        if name := settings.get(role):
-            roles[role] = name["content"] if isinstance(name, dict) else name
+    roles = {
+        role: name["content"] if isinstance(name, dict) else name
+        for role in SPECIAL_TOKEN_ROLES
+        if (name := settings.get(role))
+    }
     library = build_library(json.dumps(read_json(folder / HF_TOKENIZER_FILE)))
     known_names = [name for name in roles.values() if library.token_to_id(name) is not None]
     library.add_special_tokens(
         [AddedToken(name, special=True, normalized=False) for name in known_names]
     )
 
-    def named_ids(role: str) -> list[int | None]:
-        return [library.token_to_id(roles[role])] if role in roles else []
-
     generation_file = folder / HF_GENERATION_FILE
     generation = read_json(generation_file) if generation_file.is_file() else {}
-    ends = [*named_ids("eos_token"), *_read_ids(config, "eos_token_id")]
-    ends += _read_ids(generation, "eos_token_id")
-    begins = [*named_ids("bos_token"), *_read_ids(config, "bos_token_id")]
-    if settings.get("bos_token", "") is None:  # whatever config.json says
-        begins = []
+    ends = [library.token_to_id(roles.get("eos_token", ""))]
+    ends += _read_ids(config, "eos_token_id") + _read_ids(generation, "eos_token_id")
+    begins = _read_ids(config, "bos_token_id")
+    if "bos_token" in settings:  # even null prevails
+        begins = [library.token_to_id(roles.get("bos_token", ""))]
     template = _read_chat_template(folder, settings)
     return HFTokenizer(library.to_str(), ends, next(iter(begins), None), template)
 
 
-def _read_ids(settings: dict[str, Any], name: str) -> list[int]:
+def _read_ids(settings: dict[str, Any], name: str) -> list[int | None]:
     """Return the token ids in a setting: an id, a list of ids, or null."""
     value = settings.get(name)
-    if value is None:
-        return []
-    ids = value if isinstance(value, list) else [value]
+    ids = value if isinstance(value, list) else [] if value is None else [value]
     if any(type(id) is not int for id in ids):
         raise UserError(
             f"{name}={show_value(value)} is neither a token id nor a list of them; correct it in "

@@ -92,12 +92,8 @@ def draw_tokens(
 ) -> Iterator[Tensor]:
     """Yield the next token (B,) of each sequence, step by step.
 
-    Args:
-        next_logits: Returns the logits (B, V) of the token after all tokens (B, T) so far.
-        prompt: Tokens (B, T), T at least 1.
-        max_new_tokens: Number of steps.
-        sampling: How tokens are drawn.
-        seeds: Seed of each sequence.
+    `next_logits` returns the logits (B, V) of the token after all tokens (B, T) so far, which begin
+    with the prompt (B, T), T at least 1. Each sequence has a seed.
     """
     if prompt.shape[1] == 0:
         raise ValueError("generation needs at least one token to start from")

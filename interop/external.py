@@ -44,7 +44,7 @@ class ExternalModel(StoredModel):
         if config.tie_embeddings and head in shapes:
             if embedding not in shapes:
                 stored_names[embedding] = head
-            elif self._are_equal(embedding, head):
+            elif torch.equal(self.read_tensor(embedding), self.read_tensor(head)):
                 del shapes[head]
             else:
                 config = replace(config, tie_embeddings=False)
@@ -58,10 +58,6 @@ class ExternalModel(StoredModel):
         self._rows = {name: shape[0] for name, shape in our_shapes.items()}
         expected = {mapping.name: mapping.shape for mapping in self._mappings}
         require_same_tensors("it", shapes, expected)
-
-    def _are_equal(self, *names: str) -> bool:
-        first, second = (self.read_tensor(name) for name in names)
-        return first.dtype == second.dtype and torch.equal(first, second)
 
     @abstractmethod
     def read_tensor(self, name: str) -> Tensor:

@@ -101,16 +101,11 @@ def _write_file(
 ) -> None:
     import gguf
 
-    value_types = {
-        bool: gguf.GGUFValueType.BOOL,
-        int: gguf.GGUFValueType.UINT32,
-        float: gguf.GGUFValueType.FLOAT32,
-        str: gguf.GGUFValueType.STRING,
-        list: gguf.GGUFValueType.ARRAY,
-    }
     with atomic_write(path) as part, closing(gguf.GGUFWriter(part, architecture)) as writer:
         for key, value in metadata.items():
-            writer.add_key_value(key, value, value_types[type(value)])
+            kind = gguf.GGUFValueType.get_type(value)
+            is_size = kind == gguf.GGUFValueType.INT32
+            writer.add_key_value(key, value, gguf.GGUFValueType.UINT32 if is_size else kind)
         for name, tensor in tensors.items():
             stored_type = STORED_TYPES[tensor.dtype if tensor.dim() == 2 else torch.float32]
             stored_type = gguf.GGMLQuantizationType[stored_type]

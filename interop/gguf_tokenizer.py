@@ -93,8 +93,9 @@ def describe_tokenizer(tokenizer: Tokenizer, vocab_size: int) -> dict[str, Any]:
     Raises:
         UserError: llama.cpp would turn some texts into other tokens.
     """
-    content = json.loads(describe_for_library(tokenizer))
-    split = _find_split(content)
+    description = describe_for_library(tokenizer)
+    content = json.loads(description)
+    split = _find_split(Library.from_str(description))
     if split is None or tokenizer.end_of_text is None:
         cause = "it has no end-of-text token" if split else "llama.cpp splits texts in another way"
         raise UserError(
@@ -142,17 +143,16 @@ def describe_tokenizer(tokenizer: Tokenizer, vocab_size: int) -> dict[str, Any]:
     return metadata
 
 
-def _find_split(content: dict[str, Any]) -> str | None:
-    """Return llama.cpp's name of the rule by which a tokenizer.json splits text, or None."""
-    splitter = Library.from_str(json.dumps(content)).pre_tokenizer
-    normalizer = content["normalizer"] and content["normalizer"]["type"]
-    if content["model"]["type"] != "BPE" or splitter is None:
+def _find_split(library: Library) -> str | None:
+    """Return llama.cpp's name of the rule by which a tokenizer splits text, or None."""
+    if not isinstance(library.model, models.BPE) or library.pre_tokenizer is None:
         return None
-    pieces = splitter.pre_tokenize_str(SPLIT_PROBE)
-    for split in ("gpt-2", "smollm", *DIGIT_GROUPS):
-        has_same_normalizer = normalizer == ("NFC" if split == "qwen2" else None)
-        rebuilt = _build_pre_tokenizer(split)
-        if has_same_normalizer and rebuilt.pre_tokenize_str(SPLIT_PROBE) == pieces:
+    is_normalized = isinstance(library.normalizer, normalizers.NFC)
+    if is_normalized != (library.normalizer is not None):
+        return None
+    pieces = library.pre_tokenizer.pre_tokenize_str(SPLIT_PROBE)
+    for split in ["qwen2"] if is_normalized else ["gpt-2", "smollm", "llama-bpe"]:
+        if _build_pre_tokenizer(split).pre_tokenize_str(SPLIT_PROBE) == pieces:
             return split
     return None
 

@@ -90,10 +90,7 @@ HF_SETTINGS = {
         "layer_norm_epsilon": "norm_eps",
         "tie_word_embeddings": "tie_embeddings",
     },
-    "llama": _LLAMA_SETTINGS,
-    "mistral": _LLAMA_SETTINGS,
-    "qwen2": _LLAMA_SETTINGS,
-    "qwen3": _LLAMA_SETTINGS,
+    **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3"), _LLAMA_SETTINGS),
 }
 
 ROPE_TENSOR = "rope_freqs.weight"  # factors by which Llama 3 stretches the rotary wavelengths
