@@ -175,9 +175,10 @@ def build_library(description: str) -> Library:
     """
     library = Library.from_str(description)
     check_vocab_size(max(library.get_vocab().values()) + 1, len(description))
-    stages = library.normalizer, library.pre_tokenizer, library.post_processor
-    encoding_growth = math.prod(_max_growth(stage) for stage in stages)
-    growth = max(encoding_growth, _max_growth(library.decoder))
+    stages = library.normalizer, library.pre_tokenizer, library.post_processor, library.decoder
+    states = [stage and json.loads(stage.__getstate__()) for stage in stages]
+    *encoding, decoding = map(_growth_of, states)
+    growth = max(math.prod(encoding), decoding)
     if growth > MAX_GROWTH:
         raise UserError(
             f"its {HF_TOKENIZER_FILE} could turn one character into {growth:.3g}, more than the "
@@ -198,12 +199,8 @@ def check_vocab_size(vocab_size: int, file_size: int) -> None:
         )
 
 
-def _max_growth(stage: Any) -> float:
-    """Return about how many characters or tokens a stage of the library can make of one."""
-    return 1.0 if stage is None else _growth_of(json.loads(stage.__getstate__()))
-
-
 def _growth_of(part: Any) -> float:
+    """Return about how many characters or tokens a stage of the library can make of one."""
     if isinstance(part, list):  # one stage after the other
         return math.prod(map(_growth_of, part))
     if not isinstance(part, dict):
