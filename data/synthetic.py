@@ -3,6 +3,8 @@
 A new task is a file of data/tasks, an entry in `TASKS`, and one in `config.TASK_SYMBOLS`.
 """
 
+from pathlib import Path
+
 from config import Config
 from data.splits import CorpusSize
 from data.tasks.markov import MarkovChains
@@ -36,5 +38,6 @@ def generate_tokens(config: Config, tokenizer: Tokenizer | None) -> Tokens:
         fingerprint=task.fingerprint(),
         name=f"data.task={config.data.task}",
         size=CorpusSize(),
+        folder=Path(),
         task=task,
     )

@@ -64,6 +64,7 @@ class Tokens:
     fingerprint: str  # hash (hex) of the text and of the settings that determine its tokens
     name: str  # what the text is called in messages
     size: CorpusSize
+    folder: Path  # the cache entry
     # UTF-8 bytes of text that each token of `val` stands for, or SEPARATOR: int32 (tokens,)
     val_bytes: np.ndarray | None = None
     copies: Copies = Copies()
@@ -116,6 +117,16 @@ def prepare(
         new_entry.rename(entry)
         sync(entry.parent)
         return _open_entry(entry, corpus.name, fingerprint)
+
+
+def open_tokens(folder: str, name: str, fingerprint: str) -> Tokens | None:
+    """Open tokens that another process has prepared, in a folder of the cache.
+
+    Returns None if the cache of this machine does not have them intact.
+    """
+    with suppress(*ENTRY_ERRORS):
+        return _open_entry(cache_root() / folder, name, fingerprint)
+    return None
 
 
 def find_training_split(fingerprint: str, tokenizer: Tokenizer) -> np.ndarray | None:
@@ -253,6 +264,7 @@ def _open_entry(entry: Path, name: str, fingerprint: str) -> Tokens:
         name=name,
         size=CorpusSize(**meta["size"]),
         copies=Copies(**meta["copies"]),
+        folder=entry,
     )
 
 

@@ -14,7 +14,7 @@ from common.text import pluralize
 from config import Config
 from data.synthetic import generate_tokens
 from data.tokenizer import Tokenizer, load_tokenizer
-from data.tokens import Tokens, prepare
+from data.tokens import Tokens, open_tokens, prepare
 from model import GPT
 from training.nonfinite import check_finite_weights
 from training.run_folder import Progress
@@ -84,10 +84,11 @@ def _open_same_text(
     text = None
     if world.rank == 0:
         text = prepare_same_text(config, tokenizer, progress, console)
-    fingerprint = world.broadcast(text and text.fingerprint)
-    if text is None:  # it is in the cache now, except on another machine
-        text = prepare_same_text(config, tokenizer, progress, console)
-    if text.fingerprint != fingerprint:
+    location = world.broadcast(text and (text.folder.name, text.name, text.fingerprint))
+    if text is None:  # on another machine the cache may lack it
+        text = open_tokens(*location)
+        text = text or prepare_same_text(config, tokenizer, progress, console)
+    if text.fingerprint != location[-1]:
         raise UserError(
             f"{text.name} differs from that of the first process; copy the same text, and the "
             "same version of this program, to all machines."
