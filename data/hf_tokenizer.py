@@ -4,7 +4,8 @@ import base64
 import json
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -62,7 +63,8 @@ class HFTokenizer:
         self.end_of_text = next(iter(self.end_of_text_ids), None)
         # What the tokenizer puts before a text is known only by encoding one
         ordinary = self._vocabulary.keys() - self.special.keys()
-        encoded = self._library.encode(self._vocabulary[min(ordinary)])
+        with panics_as_errors():
+            encoded = self._library.encode(self._vocabulary[min(ordinary)])
         has_begin = encoded.special_tokens_mask[:1] == [1]
         self.begin_of_text: int | None = encoded.ids[0] if has_begin else None
         self.bos_token_id = self.begin_of_text
@@ -92,7 +94,8 @@ class HFTokenizer:
 
     def _encode(self, text: str) -> Encoding:
         try:
-            return self._library.encode(text, add_special_tokens=False)
+            with panics_as_errors():
+                return self._library.encode(text, add_special_tokens=False)
         except Exception as e:  # the library raises plain Exceptions
             raise UserError(
                 f"this model's tokenizer cannot encode {text[:20]!r} ({e}); leave out the "
@@ -173,7 +176,8 @@ def build_library(description: str) -> Library:
         UserError: It has too high an id, or would make a text too long.
         Exception: It cannot be read.
     """
-    library = Library.from_str(description)
+    with panics_as_errors():
+        library = Library.from_str(description)
     check_vocab_size(max(library.get_vocab().values()) + 1, len(description))
     stages = library.normalizer, library.pre_tokenizer, library.post_processor, library.decoder
     states = [stage and json.loads(stage.__getstate__()) for stage in stages]
@@ -197,6 +201,17 @@ def check_vocab_size(vocab_size: int, file_size: int) -> None:
             f"its {HF_TOKENIZER_FILE} has the id {vocab_size - 1:,}, but is too small for so many "
             "tokens; use the original file of the model"
         )
+
+
+@contextmanager
+def panics_as_errors() -> Iterator[None]:
+    """Turn a panic of the library, which is no `Exception`, into one."""
+    try:
+        yield
+    except BaseException as e:
+        if type(e).__name__ != "PanicException":
+            raise
+        raise ValueError(str(e)) from None
 
 
 def _growth_of(part: Any) -> float:

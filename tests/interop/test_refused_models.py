@@ -148,6 +148,17 @@ def test_an_id_that_a_file_is_too_small_for_takes_no_memory(id, intact, tmp_path
         load_tokenizer(tmp_path / "saved.json")
 
 
+def test_a_tokenizer_on_which_the_library_panics_gives_an_error(intact):
+    description = json.loads((intact["gpt2"] / "tokenizer.json").read_text())
+    description["normalizer"] = {
+        "type": "Replace",
+        "pattern": {"Regex": "(a+)+$"},  # backtracks without end
+        "content": "b",
+    }
+    with pytest.raises(Exception):  # noqa: B017  a panic is no Exception
+        HFTokenizer(json.dumps(description)).encode("a" * 40 + "b")
+
+
 def test_only_a_new_or_empty_folder_is_written_and_completely_or_not_at_all(disk, tmp_path):
     model = build_model(GPTConfig(vocab_size=400, block_size=16, n_layer=1, n_head=2, n_embd=16))
     (tmp_path / "full").mkdir()
