@@ -86,10 +86,10 @@ class Opened:
         column for each hidden one, without the last.
         """
         reading = self._read(text, off, hidden)
-        effects = measure_token_effects(self.model, reading.forward, reading.interventions)
+        effects, _ = measure_token_effects(self.model, reading.forward, reading.interventions)
         tokens = self._label_tokens(reading)
         axes = {"token": tokens[1:], "hidden": tokens[:-1]}
-        return Labeled("increase of the loss in nats", effects.loss[:-1, :-1], axes)
+        return Labeled("increase of the loss in nats", effects[:-1, :-1], axes)
 
     @default_settings()
     def patch(

@@ -129,26 +129,19 @@ def _iterate_losses_without_heads(
 # --- attention knockout of tokens -----------------------------------------------------------------
 
 
-class TokenEffects(NamedTuple):
-    """Effect [i, j] of hiding token j from later queries on the prediction after token i, in nats.
-
-    It is 0 if j ≥ i, and nan if token i or j was left out.
-    """
-
-    loss: np.ndarray  # increase of the loss, (T, T); nan in the last row, whose target is unknown
-    kl: np.ndarray  # KL(p ‖ p with j hidden) between the predicted distributions, (T, T)
-
-
 @torch.no_grad()
 def measure_token_effects(
     model: GPT,
     forward: ForwardPass,
     interventions: Interventions = NO_INTERVENTIONS,
     first: int = 0,
-) -> TokenEffects:
+) -> tuple[np.ndarray, np.ndarray]:
     """Measure how each prediction of one text depends on each earlier token (attention knockout).
 
-    Tokens before `first` are neither hidden nor explained. `forward` ran with the `interventions`.
+    Returns the increase of the loss, and KL(p ‖ p with token j hidden), (T, T) each, in nats. In
+    row i is the effect on the prediction after token i of hiding token j from later queries: 0 if
+    j ≥ i. Tokens before `first` are neither hidden nor explained: nan, as is the loss after the
+    last token, whose target is unknown. `forward` ran with the `interventions`.
 
     Reference: Geva et al. 2023, "Dissecting Recall of Factual Associations".
     """
@@ -159,7 +152,7 @@ def measure_token_effects(
     for hidden, loss, kl in iterate_token_effects(model, forward, interventions, first):
         effects[:, hidden.start + 1 :, hidden.start : hidden.stop] = loss, kl
     effects[0, -1] = np.nan
-    return TokenEffects(*effects)
+    return effects[0], effects[1]
 
 
 @torch.no_grad()

@@ -20,6 +20,7 @@ from model import GPT, Taps
 ALL_ROWS, SELECTION_ROWS, HELD_OUT_ROWS = slice(None), slice(0, None, 2), slice(1, None, 2)
 
 
+@torch.no_grad()
 def measure_isolated_gains(
     model: GPT,
     forward: ForwardPass,
@@ -29,20 +30,8 @@ def measure_isolated_gains(
 ) -> np.ndarray:
     """Return the copying gain in nats of some of P rows, with only `heads` active.
 
-    `forward` is the pass over P repeated, then P reshuffled rows.
-    """
-    chosen = np.arange(len(forward.tokens)).reshape(2, -1)[:, rows].ravel()
-    repeated, reshuffled = np.split(measure_isolated_losses(model, forward, heads, chosen), 2)
-    return scores.copying_gains(repeated, reshuffled, periods[rows])
-
-
-@torch.no_grad()
-def measure_isolated_losses(
-    model: GPT, forward: ForwardPass, heads: Collection[Head], rows: np.ndarray
-) -> np.ndarray:
-    """Return the losses (n, T) in nats of n rows of a pass with only `heads` active.
-
-    Every other head outputs its mean over all tokens of the pass. The last loss of a row is nan.
+    `forward` is the pass over P repeated, then P reshuffled rows. Every other head outputs its mean
+    over all tokens of the pass.
     """
     means = forward.heads.mean(dim=(1, 2))  # (L, H, d_v)
     taps: Taps = {}
@@ -51,14 +40,16 @@ def measure_isolated_losses(
         if others := [number for number in numbers if Head(layer, number) not in heads]:
             taps |= replace_heads(layer, [others], means[layer])
     first = min((layer for _, layer in taps), default=model.config.n_layer)
+    chosen = torch.arange(len(forward.tokens)).view(2, -1)[:, rows].flatten()
     losses = []
     with model.evaluating():
-        for some in torch.from_numpy(rows).split(rows_per_pass(model, forward.tokens.shape[1])):
+        for some in chosen.split(rows_per_pass(model, forward.tokens.shape[1])):
             tokens = forward.tokens[some]
             entry = first, forward.residuals[first, some]
             x = model.run_blocks(tokens, taps=taps, entry=entry)
             losses.append(token_losses(model, x, next_tokens(tokens)))
-    return torch.cat(losses).cpu().numpy()
+    repeated, reshuffled = np.split(torch.cat(losses).cpu().numpy(), 2)
+    return scores.copying_gains(repeated, reshuffled, periods[rows])
 
 
 def measure_faithfulness(

@@ -67,7 +67,7 @@ def explain_predictions(
     """
     c, T = model.config, forward.tokens.shape[1]
     first = T - count_explained_tokens(model, T)
-    token_effects = measure_token_effects(model, forward, first=first)
+    loss_effects, kl_effects = measure_token_effects(model, forward, first=first)
     attribution = attribute_logits(model, forward, first)
     head_effects = np.full((c.n_layer, c.n_head, T), np.nan, np.float32)
     if T * c.n_layer * c.n_head * model.num_parameters() <= MAX_HEAD_EFFECT_COST:
@@ -80,8 +80,8 @@ def explain_predictions(
     named_ids = named_ids[named_ids >= 0]
     named_tokens = [token[:MAX_TOKEN_CHARACTERS] for token in spell_tokens(tokenizer, named_ids)]
     return {
-        "token_effect": token_effects.loss,
-        "token_effect_kl": token_effects.kl,
+        "token_effect": loss_effects,
+        "token_effect_kl": kl_effects,
         "head_effect": head_effects,
         **attribution._asdict(),
         "promoted_and_suppressed_ids": promoted,

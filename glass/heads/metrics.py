@@ -105,16 +105,12 @@ def read_emergence(row: dict, kind: str = "emerged") -> dict[str, dict[Head, int
 
 
 def read_head_values(row: dict, group: str) -> dict[str, dict[Head, float]]:
-    """Return the finite per-head values in a row of metrics, as {score: {head: value}}.
+    """Return the per-head values in a row of metrics, as {score: {head: value}}.
 
     `group` is "heads" for the scores, "emerged" or "lost" for the steps at which that happened.
     """
-    finite_values = {}
-    for score, values in _read_columns(row, group).items():
-        finite = {head: value for head, value in values.items() if math.isfinite(value)}
-        if finite and not score.endswith(COMPANION_SUFFIXES):
-            finite_values[score] = finite
-    return finite_values
+    columns = _read_columns(row, group).items()
+    return {score: heads for score, heads in columns if not score.endswith(COMPANION_SUFFIXES)}
 
 
 def _read_columns(row: dict, group: str) -> dict[str, dict[Head, float]]:

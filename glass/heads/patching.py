@@ -66,11 +66,9 @@ class Contrast(NamedTuple):
     wrong: int
 
 
-class CellValues(NamedTuple):
-    """The metric with one more activation patched, for n activations (cells)."""
-
-    cells: np.ndarray  # layer and column (n, 2): a token, or a head, or n_head for the MLP
-    values: np.ndarray  # (n,)
+# Layer and column (n, 2) of n activations: a token, a head, or n_head for the MLP; and the metric
+# with each of them patched, (n,).
+CellValues = tuple[np.ndarray, np.ndarray]
 
 
 @torch.no_grad()
@@ -223,7 +221,7 @@ class Patching:
 
 
 def _make_cell_values(layer: int, columns: range, values: np.ndarray) -> CellValues:
-    return CellValues(np.array([(layer, column) for column in columns]), values)
+    return np.array([(layer, column) for column in columns]), values
 
 
 def _replace(at: tuple[slice | int, ...], values: Tensor, x: Tensor) -> Tensor:

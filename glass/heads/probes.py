@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
@@ -18,7 +17,8 @@ PIECE_TOKENS = 1 << 16
 MAX_COUNTED_TOKENS = 1 << 22
 
 
-class RandomRows(NamedTuple):
+@dataclass(frozen=True)
+class RandomRows:
     """Token ids of the probes of random tokens, (P, T_r); P is 0 if the vocabulary is too small."""
 
     repeated: np.ndarray  # row r begins with periods[r] different tokens, then repeats them
@@ -28,18 +28,13 @@ class RandomRows(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Probes:
+class Probes(RandomRows):
     """Token ids on which attention is measured."""
 
     text: np.ndarray  # an excerpt of the validation split, (T,)
     text_tokens: list[str]
     windows: np.ndarray  # excerpts spread over the split, (W, T_w); the first begins like `text`
     repeated_tokens: list[list[str]]
-    # See `RandomRows`:
-    repeated: np.ndarray
-    reshuffled: np.ndarray
-    control: np.ndarray
-    periods: np.ndarray
 
     @property
     def random(self) -> np.ndarray:
@@ -79,7 +74,7 @@ def make_probes(
         text_tokens=spell_tokens(tokenizer, text),
         windows=windows,
         repeated_tokens=[spell_tokens(tokenizer, row) for row in rows.repeated],
-        **rows._asdict(),
+        **vars(rows),
     )
 
 

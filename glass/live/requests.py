@@ -33,7 +33,7 @@ from glass.heads.results import Head
 from glass.heads.score_attribution import attribute_score
 from glass.live.parameters import Parameters
 from glass.live.session import Session
-from glass.page.write import measured_scores
+from glass.page.write import describe_scores
 from glass.reading import Reading, max_tokens, to_float32
 from kernels import in_float32_or_finer
 
@@ -238,7 +238,7 @@ def measure_heads(session: Session, parameters: Parameters, reading: Reading) ->
     model = in_float32(session.model)
     text = capture(model, np.array([parameters.ids]))
     measurements = yield from analysis.measure_heads(model, session.tokenizer, text)
-    scores = measured_scores(session.explored.step, flatten(measurements), summarize(measurements))
+    scores = describe_scores(session.explored.step, flatten(measurements), summarize(measurements))
     session.explored = replace(session.explored, scores=scores)
 
 

@@ -11,7 +11,6 @@ from pathlib import Path
 # exports of declarations whose binding never changes.
 IMPORT = re.compile(r'^import (?:\{([^}]*)\} from )?"(\.[^"]+\.js)";\n', re.MULTILINE)
 EXPORT = re.compile(r"^export ((?:async )?function\*?|class|const) (\$|\w+)", re.MULTILINE)
-UNSUPPORTED = re.compile(r"^(?:import|export)\b.*", re.MULTILINE)
 
 
 def bundle(entry: Path) -> str:
@@ -34,8 +33,6 @@ def _add_module(path: Path, scripts: dict[Path, str]) -> None:
             bindings.append(f"const {{{names}}} = module_{imported.stem};\n")
     exports = ", ".join(name for _, name in EXPORT.findall(source))
     body = EXPORT.sub(r"\1 \2", IMPORT.sub("", source))
-    if unsupported := UNSUPPORTED.search(body):
-        raise ValueError(f"{path.name}: glass/page/bundle.py does not support {unsupported[0]!r}")
     scripts[path] = (
         f"const module_{path.stem} = (() => {{\n"
         f"{''.join(bindings)}{body}return {{ {exports} }};\n}})();\n"

@@ -1,7 +1,7 @@
 """Read the snapshots of a run, and choose as many of them as fit a page."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from functools import cache, cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -56,9 +56,8 @@ class Snapshot:
             return pack_maps(shown_row(arrays, probe), shown_row(arrays, f"{probe}_value_norms"))
 
     def _pack_predictions(self, probe: str) -> Packed | None:
-        with self.open_arrays() as arrays, suppress(KeyError):  # a damaged file lacks some
+        with self.open_arrays() as arrays:
             return pack_predictions(arrays, probe)
-        return None
 
 
 def shown_row(arrays: Arrays, name: str) -> np.ndarray:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -62,13 +62,6 @@ ACTIVITIES = {
 }
 
 
-class HeadScores(NamedTuple):
-    """Measurements of the heads at one step, and what they show."""
-
-    row: Mapping[str, float]  # with the keys of metrics.jsonl
-    findings: Sequence[Finding]
-
-
 @dataclass(frozen=True)
 class ExploredModel:
     """The facts that a page of explore.py shows without asking the model."""
@@ -80,7 +73,7 @@ class ExploredModel:
     prompt: str = ""  # the text that is shown first
     begin_of_text: int | None = None  # id of the token that begins every text
     is_small: bool = False  # then the page has its heads measured without being asked
-    scores: HeadScores | None = None
+    scores: dict[str, Any] | None = None  # see `describe_scores`
 
 
 def write_page(run_dir: Path) -> Path:
@@ -145,7 +138,7 @@ def write_prompt_page(
         **facts,
         "title": clip_text(facts["title"], MAX_TITLE_LENGTH),
         **_describe_model(model.config),
-        **_describe_scores(measured_scores(step, metrics or {}, findings)),
+        **describe_scores(step, metrics or {}, findings),
     }
     return _write_with_attention(Path(path), content, [snapshot], PROBES[:1], model)
 
@@ -165,7 +158,7 @@ def render_explore_page(explored: ExploredModel, max_tokens: int) -> str:
         "probes": [],
         "words": {},
         "weights": None,
-        **_describe_scores(explored.scores),
+        **(explored.scores or describe_scores(explored.step, {}, [])),
         "server": {
             "maxTokens": max_tokens,
             "prompt": explored.prompt,
@@ -177,25 +170,21 @@ def render_explore_page(explored: ExploredModel, max_tokens: int) -> str:
     return "".join(format_html("run.html", content, is_served=True))
 
 
-def read_scores(rows: list[dict]) -> HeadScores | None:
-    """Return the latest scores in rows of a run's metrics.jsonl, or None without any."""
+def read_scores(rows: list[dict]) -> dict[str, Any] | None:
+    """Describe the latest scores in rows of a run's metrics.jsonl; None without any."""
     row = next(filter(is_scored, reversed(rows)), None)
-    return None if row is None else measured_scores(row["step"], row, summarize_run(rows))
+    return None if row is None else describe_scores(row["step"], row, summarize_run(rows))
 
 
-def measured_scores(
+def describe_scores(
     step: int, metrics: Mapping[str, float], findings: Sequence[Finding]
-) -> HeadScores:
-    """Return the scores of one step, without the steps at which heads emerged."""
+) -> dict[str, Any]:
+    """Describe the scores of one step for a page, without the steps at which heads emerged."""
     row = {key: value for key, value in metrics.items() if not key.startswith("emerged/")}
-    return HeadScores({**row, "step": step}, findings)
-
-
-def _describe_scores(scores: HeadScores | None) -> dict[str, Any]:
     return {
         "emergenceIntervals": {},
-        "scored": _head_metrics([] if scores is None else [scores.row]),
-        "findings": [] if scores is None else [one._asdict() for one in scores.findings],
+        "scored": _head_metrics([{**row, "step": step}]),
+        "findings": [finding._asdict() for finding in findings],
     }
 
 

@@ -1,7 +1,6 @@
 """Measurements survive their way through metrics.jsonl."""
 
 import json
-import math
 
 import numpy as np
 
@@ -97,9 +96,14 @@ def test_the_history_has_the_snapshots_of_a_run():
 
 def test_values_of_heads_are_read_without_errors_and_companions():
     row = {"step": 700, **flatten(make_measurements())}
-    values = read_head_values(row | {"heads/induction/L0H0": math.inf}, "heads")
-    assert values == {
-        "induction": {Head(0, 2): 0.5, Head(1, 0): 0.0, Head(1, 1): 0.1, Head(1, 2): 0.75}
+    assert read_head_values(row, "heads") == {
+        "induction": {
+            Head(0, 0): 0.25,
+            Head(0, 2): 0.5,
+            Head(1, 0): 0.0,
+            Head(1, 1): 0.1,
+            Head(1, 2): 0.75,
+        }
     }
     assert read_emergence(row)["induction"] == {Head(1, 2): 600}
 

@@ -55,14 +55,15 @@ def test_random_rows_repeat_reshuffle_and_do_not_repeat(vocabulary, unused, leng
     rng = np.random.default_rng(seed)
     probabilities = rng.permutation(np.append(rng.dirichlet(np.ones(vocabulary)), [0.0] * unused))
     rows = make_random_rows(probabilities, length, rng)
+    kinds = (rows.repeated, rows.reshuffled, rows.control)
     size = max(6, min(length, 64, vocabulary))
-    assert all(kind.shape == (16, size) for kind in rows[:3])
+    assert all(kind.shape == (16, size) for kind in kinds)
     distances = {*np.linspace(size // 4, size // 2, 4).astype(int).clip(min=3)}
     assert set(rows.periods) == distances
     counts = np.bincount(rows.periods)
     assert max(counts) - min(counts[counts > 0]) <= 1 and (np.diff(rows.periods) >= 0).all()
-    assert (probabilities[np.stack(rows[:3])] > 0).all()
-    for repeated, reshuffled, control, p in zip(*rows):
+    assert (probabilities[np.stack(kinds)] > 0).all()
+    for repeated, reshuffled, control, p in zip(*kinds, rows.periods):
         first, second = reshuffled[:p].tolist(), reshuffled[p : 2 * p].tolist()
         assert len({*first}) == p and len({*control}) == min(size, vocabulary)
         assert repeated.tolist() == first * 2 + reshuffled[2 * p :].tolist()
@@ -75,7 +76,7 @@ def test_random_rows_repeat_reshuffle_and_do_not_repeat(vocabulary, unused, leng
 def test_there_are_no_random_rows_of_too_few_tokens(vocabulary, length):
     probabilities = np.append(np.full(vocabulary, 1 / max(1, vocabulary)), [0.0] * 9)
     rows = make_random_rows(probabilities, length, np.random.default_rng(0))
-    assert all(len(kind) == 0 for kind in rows)
+    assert all(len(kind) == 0 for kind in vars(rows).values())
 
 
 def test_random_tokens_follow_their_frequencies_in_training_without_special_tokens():

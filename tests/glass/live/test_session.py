@@ -164,12 +164,11 @@ def test_measured_heads_are_on_the_page():
     parts, answer = ask(session, "measureHeads", **text_input(random_tokens(T).tolist()))
     assert answer is None
     assert len(parts) >= 2 and all(isinstance(part, str) for part in parts)
-    row = session.explored.scores.row
+    scored = session.explored.scores["scored"]
     page = render_explore_page(session.explored, T)
     data = json.loads(page.split('id="data">')[1].split("</script>")[0])
-    assert row["step"] == 3 and not data["server"]["canMeasure"]
-    value = pytest.approx(row["heads/induction/L0H0"], rel=1e-3)
-    assert data["scored"]["columns"]["heads/induction/L0H0"] == [value]
+    assert scored["steps"] == [3] and not data["server"]["canMeasure"]
+    assert scored["columns"]["heads/induction/L0H0"] and data["scored"] == scored
 
 
 SESSION = make_session(lively(build_model(small())))
