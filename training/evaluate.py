@@ -31,15 +31,6 @@ WINDOW_PARTS = 16
 MIN_SCORED_WINDOWS = 8
 
 
-class WindowLoss(NamedTuple):
-    """Loss of a model on windows of a text."""
-
-    mean: float  # nats per token
-    in_context_score: float  # nats per token; nan if unknown
-    in_context_score_se: float  # standard error over windows
-    text_nats: float  # sum over all tokens but separators
-
-
 class LossSums(NamedTuple):
     """Sums over windows, which may be added up over ranks."""
 
@@ -95,17 +86,25 @@ class Windows:
             self.is_separator = torch.from_numpy(is_separator)
             self.num_bytes = int(target_bytes[has_target & ~is_separator].sum())
 
-    def loss(self, model: GPT) -> WindowLoss:
-        """Return the mean loss and the in-context score; all ranks call this together."""
+    def measure(self, model: GPT) -> dict[str, float]:
+        """Return the loss in nats per token, and what else is known; all ranks call this together.
+
+        Of a text these are the bits per byte, of enough windows the in-context score in nats per
+        token and its standard error over windows.
+        """
         local_sums = torch.tensor(self.local_loss(model), dtype=torch.float64)
         sums = LossSums(*self.world.sum(local_sums).tolist())
-        mean, n = sums.nats / sums.targets, sums.scored_windows
-        text_nats = sums.nats - sums.separator_nats
-        if n < MIN_SCORED_WINDOWS:
-            return WindowLoss(mean, math.nan, math.nan, text_nats)
-        score = sums.scores / n
-        variance = max(0.0, sums.squared_scores - n * score**2) / (n - 1)
-        return WindowLoss(mean, score, math.sqrt(variance / n), text_nats)
+        metrics = {"loss": sums.nats / sums.targets}
+        if self.num_bytes:
+            text_nats = sums.nats - sums.separator_nats
+            metrics["bits_per_byte"] = text_nats / math.log(2) / self.num_bytes
+        n = sums.scored_windows
+        if n >= MIN_SCORED_WINDOWS:
+            score = sums.scores / n
+            variance = max(0.0, sums.squared_scores - n * score**2) / (n - 1)
+            metrics["in_context_score"] = score
+            metrics["in_context_score_se"] = math.sqrt(variance / n)
+        return metrics
 
     @torch.no_grad()
     def local_loss(self, model: GPT) -> LossSums:
@@ -220,22 +219,15 @@ def validation_windows(text: Tokens, config: Config, world: World | None = None)
 def evaluate(model: GPT, splits: Splits, is_last: bool = False) -> dict[str, float]:
     """Measure the validation loss; at the last step of a run the training split's too.
 
-    Returns `val/loss` in nats per token, `val/bits_per_byte` (of a text), `val/in_context_score`
-    with its standard error if it is known, at the last step `train/eval_loss` in nats per token,
-    and on rank 0 the metrics of a task.
+    Returns `Windows.measure` as `val/…`, at the last step `train/eval_loss` in nats per token, and
+    on rank 0 the metrics of a task.
     """
-    validation = splits.validation
-    loss = validation.loss(model)
-    metrics = {"val/loss": loss.mean}
-    if validation.num_bytes:
-        metrics["val/bits_per_byte"] = loss.text_nats / math.log(2) / validation.num_bytes
-    if not math.isnan(loss.in_context_score):
-        metrics["val/in_context_score"] = loss.in_context_score
-        metrics["val/in_context_score_se"] = loss.in_context_score_se
+    metrics = {f"val/{name}": value for name, value in splits.validation.measure(model).items()}
     if is_last:
-        metrics["train/eval_loss"] = splits.training.loss(model).mean
+        metrics["train/eval_loss"] = splits.training.measure(model)["loss"]
     if splits.task:
-        plain_model = validation.world.plain_copy(model)  # None on the other ranks
+        world = splits.validation.world
+        plain_model = world.plain_copy(model)  # None on the other ranks
         metrics |= splits.task.measure(plain_model, is_last) if plain_model else {}
-        validation.world.wait()
+        world.wait()
     return metrics

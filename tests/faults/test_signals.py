@@ -36,16 +36,16 @@ def terminate_in_evaluation(call: int):
     """Return a fault: SIGTERM in the n-th evaluation, whose next window then hangs."""
 
     def fault():
-        calls, loss = iter(range(1, 100)), training.evaluate.Windows.loss
+        calls, measure = iter(range(1, 100)), training.evaluate.Windows.measure
 
         def patched(self, model):
             if next(calls) == call:
                 self.batch_size = 1
                 fault_at_call(training.evaluate, "autocast", 3, send_signals(signal.SIGTERM))()
                 fault_at_call(training.evaluate, "autocast", 4, signal.pause)()
-            return loss(self, model)
+            return measure(self, model)
 
-        training.evaluate.Windows.loss = patched
+        training.evaluate.Windows.measure = patched
 
     return fault
 

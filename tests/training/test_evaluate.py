@@ -113,7 +113,7 @@ def test_each_split_is_measured_on_its_own_tokens():
     metrics = evaluate(model, splits, is_last=True)
     for name, tokens in (("val/loss", text.val), ("train/eval_loss", text.train)):
         windows = Windows(tokens, LETTERS, config_of(10), max_windows=5)
-        assert metrics[name] == windows.loss(model).mean
+        assert metrics[name] == windows.measure(model)["loss"]
     assert metrics["val/loss"] != metrics["train/eval_loss"]
     assert "train/eval_loss" not in evaluate(model, splits)
     sequences = Sequences(np.arange(22).reshape(2, 11), np.ones((2, 10), bool))
@@ -176,7 +176,7 @@ def test_the_in_context_score_is_the_early_minus_the_late_loss_of_each_window():
     assert metrics["val/in_context_score"] == pytest.approx(np.mean(scores), abs=1e-6)
     error = np.std(scores, ddof=1) / 3
     assert metrics["val/in_context_score_se"] == pytest.approx(error, rel=1e-4)
-    is_given = [not math.isnan(make_windows(n * 40 + 1, 40).loss(model)[1]) for n in (7, 8)]
+    is_given = ["in_context_score" in make_windows(n * 40 + 1, 40).measure(model) for n in (7, 8)]
     assert is_given == [False, True]  # with at least 8 windows
 
 
