@@ -147,20 +147,12 @@ def default_settings() -> Iterator[None]:
             settings.callback(torch.set_autocast_enabled, kind, torch.is_autocast_enabled(kind))
             torch.set_autocast_enabled(kind, False)
         settings.callback(torch.set_autocast_cache_enabled, torch.is_autocast_cache_enabled())
-        if is_inside_autocast():  # only the outermost context would empty its cache of weights
-            torch.set_autocast_cache_enabled(False)
+        torch.set_autocast_cache_enabled(False)  # only an outer context would empty it
         if torch.get_default_device().type != "cpu":  # entering one slows down every call of torch
             settings.enter_context(torch.device("cpu"))
         settings.callback(torch.set_default_dtype, torch.get_default_dtype())
         torch.set_default_dtype(torch.float32)
         yield
-
-
-def is_inside_autocast() -> bool:
-    """Return whether this runs in a context of autocast, enabled or not."""
-    depth = torch.autocast_increment_nesting()
-    torch.autocast_decrement_nesting()
-    return depth > 1
 
 
 @contextmanager

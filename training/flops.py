@@ -53,7 +53,7 @@ def model_size(config: GPTConfig) -> tuple[int, int]:
     """
     one_layer, two_layers = (_count_forward(astuple(replace(config, n_layer=n))) for n in (1, 2))
     parameters, flops = (
-        extrapolate(*counts, config.n_layer) for counts in zip(one_layer, two_layers)
+        once + (config.n_layer - 1) * (twice - once) for once, twice in zip(one_layer, two_layers)
     )
     return parameters, 3 * flops // config.block_size
 
@@ -71,11 +71,6 @@ def _count_forward(model_settings: tuple) -> tuple[int, int]:
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH), torch.no_grad():
         model(tokens)
     return parameters, counter.get_total_flops()
-
-
-def extrapolate(once: int, twice: int, n: float) -> int:
-    """Return the n-th value of a linear sequence that begins with `once` and `twice`."""
-    return round(once + (n - 1) * (twice - once))
 
 
 def peak_flops(device: str, precision: str) -> float | None:

@@ -73,33 +73,21 @@ class Muon(Optimizer):
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
         self.dtype = dtype
 
-    def stacks(self) -> list[list[Tensor]]:
-        """Return the matrices by shape."""
-        (group,) = self.param_groups
-        by_shape = defaultdict(list)
-        for p in group["params"]:
-            by_shape[p.shape].append(p)
-        return list(by_shape.values())
-
     @torch.no_grad()
     def step(self) -> None:  # type: ignore[override]  # without torch's closure
         """Update all matrices, and free their gradients."""
+        stacks = defaultdict(list)
+        for p in self.param_groups[0]["params"]:
+            stacks[p.shape].append(p)
+        for stack in stacks.values():
+            self._update(stack)
+
+    def _update(self, stack: list[Tensor]) -> None:
+        """Update this rank's rows of matrices of one shape."""
         (group,) = self.param_groups
-        for stack in self.stacks():
-            rows, columns = stack[0].shape
-            step_size = group["lr"] * math.sqrt(max(1, rows / columns))
-            updates = self.compute_updates(stack).unbind()
-            weights = [local_part(p) for p in stack]
-            torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])
-            torch._foreach_add_(weights, list(updates), alpha=-step_size)
-
-    def compute_updates(self, stack: list[Tensor]) -> Tensor:
-        """Return this rank's rows of the updates of matrices of one shape: (n, rows, columns).
-
-        Their gradients are freed.
-        """
-        momentum = self.param_groups[0]["momentum"]
-        orthogonal_mean_square = 1 / max(stack[0].shape)
+        momentum = group["momentum"]
+        rows, columns = stack[0].shape
+        orthogonal_mean_square = 1 / max(rows, columns)
         for p in stack:
             if not self.state[p]:
                 row_squares = torch.full_like(p[:, :1], orthogonal_mean_square)
@@ -121,7 +109,13 @@ class Muon(Optimizer):
         new_squares = updates.square().mean(dim=-1, keepdim=True)  # (n, rows, 1)
         mean_squares = torch.lerp(torch.stack(squares), new_squares, 1 - ROW_SQUARES_DECAY)
         torch._foreach_copy_(squares, list(mean_squares.unbind()))
-        return updates * (orthogonal_mean_square / mean_squares.clamp(min=MIN_MEAN_SQUARE)).sqrt()
+        updates *= (orthogonal_mean_square / mean_squares.clamp(min=MIN_MEAN_SQUARE)).sqrt()
+
+        # Weight decay and step
+        weights = [local_part(p) for p in stack]
+        step_size = group["lr"] * math.sqrt(max(1, rows / columns))
+        torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])
+        torch._foreach_add_(weights, list(updates.unbind()), alpha=-step_size)
 
 
 class RowAdagrad(Optimizer):
