@@ -164,17 +164,24 @@ def _resolve_mode(mode: str) -> str:
 
 
 def start(config: ResolvedConfig, run_dir: Path, log: Callable[[str], None]) -> Any:
-    """Start a W&B run, offline if the server is slow; None if W&B is disabled or fails."""
+    """Start a W&B run, offline if the server is slow; None if W&B is disabled or fails.
+
+    The function of a sweep agent has opened a run already, which is taken.
+    """
     if config.wandb.mode == "disabled":
         return None
     with tolerate_errors("starting W&B", log):
         mode = _resolve_mode(config.wandb.mode)
         if mode == "disabled":
             return None
-        run = _open_run_of_agent(config, log)
-        if run is None:
+        if wandb.run is not None and "WANDB_SWEEP_ID" in os.environ:
+            run = wandb.run
+            run.config.update(asdict(config), allow_val_change=True)
+            log(f"W&B      logged into the agent's run {run.id}")
+        else:
             run = _start_own(config, run_dir, mode, log)
-        _define_metrics(run)
+        run.define_metric("step")
+        run.define_metric("*", step_metric="step")  # plots every metric over the step
         return run
     return None
 
@@ -193,15 +200,6 @@ def _start_own(config: ResolvedConfig, run_dir: Path, mode: str, log: Callable[[
     with atomic_write(run_dir / ID_FILE) as part:
         part.write_text(run.id)
     return run
-
-
-def _open_run_of_agent(config: ResolvedConfig, log: Callable[[str], None]) -> Any:
-    """Return the run that the function of a sweep agent has opened; None if there is none."""
-    if wandb.run is None or "WANDB_SWEEP_ID" not in os.environ:
-        return None
-    wandb.run.config.update(asdict(config), allow_val_change=True)
-    log(f"W&B      logged into the agent's run {wandb.run.id}")
-    return wandb.run
 
 
 def _initialize(config: ResolvedConfig, run_dir: Path, mode: str) -> Any:
@@ -226,9 +224,3 @@ def _initialize(config: ResolvedConfig, run_dir: Path, mode: str) -> Any:
     )
     sys.exit, sys.excepthook = hooks  # `finish` gets the exit code, and a sweep has many runs
     return run
-
-
-def _define_metrics(run: Any) -> None:
-    """Plot every metric over the step. The summary has the last value of each."""
-    run.define_metric("step")
-    run.define_metric("*", step_metric="step")
