@@ -1,6 +1,7 @@
 """Checkpoints: written completely or not at all, verified by hash before use, never pickled."""
 
 import shutil
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from math import inf
 from pathlib import Path
@@ -25,22 +26,19 @@ from common.checkpoints import (
     write_manifest,
     write_pointer,
 )
-from common.errors import SharedError, UserError
+from common.errors import SharedError
 from common.files import exists, list_folder, sync
 from common.metrics import METRICS, SAMPLES, best_row
 from common.terminal import tolerate_errors
 from data.tokenizer import save_tokenizer
 from data.tokens import Tokens
-from model import GPT
 from training.schedule import is_due
 from training.state import TrainingState
 from training.stopwatch import Stopwatch
 from training.tensors import (
     full_tensor,
-    list_shapes,
     load_values,
-    read_weights,
-    require_same_tensors,
+    read_safetensors,
     save_values,
     shard_like,
 )
@@ -67,10 +65,13 @@ class Checkpoints:
         self.last_step: int | None = None
         self.best_row: dict[str, float] | None = None
 
+    @torch.no_grad()
     def restore(self, manifest: Manifest) -> None:
         """Load the checkpoint of a manifest into the training state and set later ones aside."""
         folder = step_folder(self.run_dir, manifest.step)
-        load_weights(self.state.model, folder / MODEL_FILE)  # each rank reads its own rows
+        weights, _ = read_safetensors(folder / MODEL_FILE)
+        for name, tensor in self.state.model.tensors().items():
+            tensor.copy_(shard_like(tensor, weights[name]))  # each rank its own rows
         load_optimizer_state(self.state.optimizers, self.state.model, folder / OPTIMIZER_FILE)
         self.world.wait()
         self.state.mean_loss.restore(manifest.losses)
@@ -220,11 +221,9 @@ def optimizer_state(optimizers: list[Optimizer], model: nn.Module) -> Iterator[t
 @torch.no_grad()
 def load_optimizer_state(optimizers: list[Optimizer], model: nn.Module, path: Path) -> None:
     """Restore the state that `optimizer_state` returned, bit for bit."""
-    stored: dict[str, dict[str, Any]] = {name: {} for name, _ in model.named_parameters()}
+    stored: dict[str, dict[str, Any]] = defaultdict(dict)
     for key, value in load_values(path).items():
         name, _, field = key.partition("/")
-        if name not in stored:
-            raise UserError(f"{path} has state of {name:.80}, which the model lacks")
         stored[name][field] = value
     names = {p: name for name, p in model.named_parameters()}
     for optimizer in optimizers:
@@ -250,16 +249,3 @@ def _own_part(p: Tensor, state: dict[str, Any]) -> dict[str, Any]:
         field: shard_like(p, value).clone() if isinstance(value, Tensor) else value
         for field, value in state.items()
     }
-
-
-# --- loading --------------------------------------------------------------------------------------
-
-
-@torch.no_grad()
-def load_weights(model: GPT, path: Path) -> None:
-    """Copy weights from a file into a model, or each rank its rows."""
-    tensors = model.tensors()
-    stored = read_weights(path)
-    require_same_tensors(str(path), list_shapes(stored), list_shapes(tensors))
-    for name, tensor in tensors.items():
-        tensor.copy_(shard_like(tensor, stored[name]))
