@@ -80,8 +80,3 @@ def choose_wait_policy(log: Callable[[str], None]) -> None:
         return
     os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
     log(f"note: other programs use {share:.0%} of the processors: waiting threads sleep")
-
-
-def threads_sleep() -> bool:
-    """Return whether threads sleep while they wait, as chosen here or by the user."""
-    return os.environ.get("OMP_WAIT_POLICY", "").upper() == "PASSIVE"

@@ -1,7 +1,6 @@
 """The record of a run: its numbers, failures of its files, and W&B."""
 
 import json
-import queue
 import subprocess
 import sys
 from math import nan
@@ -12,7 +11,6 @@ import pytest
 import wandb
 from conftest import TINY
 
-import training.record
 from cli.config_file import read_config
 from common.errors import UserError
 from common.metrics import METRICS, SAMPLES, is_scored, loss_warning, overfitting, read_rows
@@ -95,12 +93,7 @@ def test_a_resume_keeps_rows_and_snapshots_up_to_its_step_and_removes_later_ones
     assert {path.name for path in (tmp_path / "attention").iterdir()} == kept | {"step_notes.npz"}
 
 
-@pytest.mark.parametrize("policy", ["PASSIVE", None])
-def test_a_run_that_becomes_slow_says_so_once(tiny, tmp_path, capsys, monkeypatch, policy):
-    if policy:
-        monkeypatch.setenv("OMP_WAIT_POLICY", policy)
-    else:
-        monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+def test_a_run_that_becomes_slow_says_so_once(tiny, tmp_path, capsys):
     with Record(tiny, tmp_path) as record:
         for step, duration in enumerate([900, 10, 11, 9, 12, 29, 50, 60]):
             row = {"step": step, "train/ms_per_step": duration}
@@ -108,18 +101,6 @@ def test_a_run_that_becomes_slow_says_so_once(tiny, tmp_path, capsys, monkeypatc
             record.write(row)
     before, after = capsys.readouterr().out.split("note ")
     assert "  50 ms" in before and "  60 ms" in after
-    assert ("resume" in after) == (policy is None)
-
-
-def test_without_a_terminal_a_line_shows_what_takes_long(tiny, tmp_path, monkeypatch):
-    monkeypatch.setattr(training.record, "SILENT_SECONDS", 0.01)
-    record, lines = Record(tiny, tmp_path), queue.Queue()
-    monkeypatch.setattr(record, "log", lines.put)
-    with record:
-        record.print_metrics({"step": 3})
-        record.progress_bar.show_activity("measuring attention")
-        while "3  measuring attention" not in lines.get(timeout=60):
-            pass
 
 
 def test_a_recurring_failure_is_noted_once_and_costs_nothing_else(tiny, tmp_path, capsys):
