@@ -58,7 +58,7 @@ def resolve(config: Config, processes: int, text: Tokens, steps_done: int = 0) -
     memory = process_memory(device, processes)
     shard = config.shard
     if isinstance(shard, str):
-        shard = pick_shard(resolved, processes, memory, _count_processes_here(processes))
+        shard = pick_shard(resolved, processes, memory)
     check_shard(shard, processes)
     resolved = replace(resolved, shard=shard)
     parameters, flops_per_token = model_size(resolved.model)
@@ -141,16 +141,12 @@ def check_shard(shard: int, processes: int) -> None:
         )
 
 
-def _count_processes_here(processes: int) -> int:
-    return int(os.environ.get("LOCAL_WORLD_SIZE", 1)) if processes > 1 else 1
-
-
 def process_memory(device: str, processes: int) -> float | None:
     """Return the bytes of memory of each process, or None if unknown; a CPU's memory is shared."""
     memory = device_memory(device)
-    if memory is None or device != "cpu":
+    if memory is None or device != "cpu" or processes == 1:
         return memory
-    return memory / _count_processes_here(processes)
+    return memory / int(os.environ.get("LOCAL_WORLD_SIZE", 1))
 
 
 def _check_memory(config: ResolvedConfig, parameters: int, memory: float | None) -> None:
@@ -167,44 +163,31 @@ def _check_memory(config: ResolvedConfig, parameters: int, memory: float | None)
         )
 
 
-def pick_shard(
-    config: ResolvedConfig, processes: int, memory: float | None, machine_processes: int
-) -> int:
-    """Return the smallest number of processes over which a sharded model fits the memory in bytes.
-
-    Groups within a machine come first.
-    """
+def pick_shard(config: ResolvedConfig, processes: int, memory: float | None) -> int:
+    """Return the smallest number of processes over which the model fits the memory in bytes."""
     if memory is None:
         return 1
-    divisors = [n for n in range(1, processes + 1) if processes % n == 0]
-    divisors.sort(key=lambda n: (n > machine_processes, n))
-    for shard in divisors:
-        if fits(replace(config, shard=shard), processes, memory):
+    for shard in range(1, processes):
+        if processes % shard == 0 and fits(replace(config, shard=shard), processes, memory):
             return shard
     return processes
 
 
 def fits(config: ResolvedConfig, processes: int, memory: float) -> bool:
     """Return whether the memory of a process in bytes suffices, with some left over."""
-    available = MAX_MEMORY_SHARE * memory - _pytorch_memory(config.device)
-    return memory_bound(config, processes) < available
+    return needed_memory(config, processes) < MAX_MEMORY_SHARE * memory
 
 
-def _pytorch_memory(device: str) -> float:
-    """Return the bytes that PyTorch itself takes of a device's memory."""
-    return PYTORCH_BYTES if device == "cpu" else 0.0
+def needed_memory(config: ResolvedConfig, processes: int) -> float:
+    """Return the most bytes, about, that a process takes: PyTorch's and those of a step."""
+    of_pytorch = PYTORCH_BYTES if config.device == "cpu" else 0.0
+    return memory_bound(config, processes) + of_pytorch
 
 
 def should_compile(device: str, flops: float) -> bool:
     """Return whether a run of this many operations per process is worth compiling, and can be."""
     is_worth_it = flops >= MIN_FLOPS_TO_COMPILE.get(device.partition(":")[0], float("inf"))
     return is_worth_it and has_compiler()
-
-
-def _on_machines() -> str:
-    """Return " on 2 machines" if torchrun started the processes on several, otherwise ""."""
-    machines = int(os.environ.get("GROUP_WORLD_SIZE", 1))
-    return f" on {machines} machines" if machines > 1 else ""
 
 
 def print_run(
@@ -217,7 +200,10 @@ def print_run(
     """Print what is going to be trained, for how long and where."""
     step_tokens = tokens_per_step(config)
     epochs = config.max_steps * step_tokens / len(text.train)
-    machines = f"{processes} processes{_on_machines()}, each " if processes > 1 else ""
+    machines = ""
+    if processes > 1:
+        number = pluralize(int(os.environ.get("GROUP_WORLD_SIZE", 1)), "machine")
+        machines = f"{processes} processes on {number}, each "
     mode = "compiled (takes a minute or two once)" if config.compile else "eager"
     known_epochs = "" if text.task else f", {epochs:,.2f} epochs"
     log(f"model    {pluralize(parameters, 'parameter')}")
@@ -232,7 +218,7 @@ def print_run(
         log(f"peak     {peak / 1e9:,.0f} GFLOP/s in a matrix product (data sheet)")
     available = process_memory(config.device, processes)
     if available and not fits(config, processes, available):
-        needed = memory_bound(config, processes) + _pytorch_memory(config.device)
+        needed = needed_memory(config, processes)
         log(
             f"note     a step needs at most about {needed / 1e9:,.1f} GB of memory; "
             f"{config.device} has {available / 1e9:,.1f} GB"

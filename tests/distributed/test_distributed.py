@@ -102,7 +102,7 @@ def test_shard_auto_takes_the_smallest_number_of_processes_whose_memory_suffices
     config = ResolvedConfig(batch_size=12, accumulate=3, model=GPTConfig(300), precision="fp32")
     needed = {shard: memory_bound(replace(config, shard=shard), 4) for shard in (1, 2, 4)}
     for memory, shard in ((1e9, 1), (None, 1), (needed[2] * 1.2, 2), (1.0, 4)):
-        assert pick_shard(config, 4, memory, machine_processes=2) == shard
+        assert pick_shard(config, 4, memory) == shard
 
 
 def test_a_batch_or_shard_that_the_processes_do_not_divide_is_refused():
