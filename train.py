@@ -4,6 +4,7 @@ python train.py                       the default run, on this Python's own libr
 python train.py --help                what can be set
 """
 
+import shlex
 import sys
 from pathlib import Path
 
@@ -53,7 +54,7 @@ from common.checkpoints import best_saved_row
 from common.errors import UserError
 from common.files import exists
 from common.metrics import METRICS
-from common.text import pluralize, shell_quote
+from common.text import pluralize
 from data.batches import Batches
 from data.tasks.task import Task
 from distributed.world import join
@@ -257,7 +258,7 @@ def train(run: Run) -> float:
             world.check_stop(at_once=has_waited)
     except Stopped as stopped:
         checkpoints.save(step, row, clock, must_succeed=True)
-        command = f"python train.py run_dir={shell_quote(str(checkpoints.run_dir))} resume=true"
+        command = f"python train.py run_dir={shlex.quote(str(checkpoints.run_dir))} resume=true"
         checkpoints.log(f"stopped after {pluralize(step, 'step')}; to resume: {command}")
         raise SystemExit(stopped.exit_status) from None
     except TorchDynamoException as e:

@@ -5,6 +5,7 @@ Does not import torch.
 
 import json
 import re
+import shlex
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -25,7 +26,6 @@ from common.files import (
     sha256_of_file,
     step_name,
 )
-from common.text import shell_quote
 
 Result = TypeVar("Result")
 
@@ -152,7 +152,7 @@ def no_checkpoint(run_dir: Path) -> UserError:
         return UserError(f"{run_dir} {'contains no run' if exists(run_dir) else 'does not exist'}")
     return UserError(
         f"{run_dir} has no checkpoint: the run stopped before its first one, or is not there yet; "
-        f"to start it again, repeat its command with run_dir={shell_quote(str(run_dir))} "
+        f"to start it again, repeat its command with run_dir={shlex.quote(str(run_dir))} "
         "resume=auto"
     )
 

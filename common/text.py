@@ -1,7 +1,5 @@
 """Format numbers and text for the terminal."""
 
-import shlex
-from collections.abc import Iterable
 from math import floor, isfinite, log10
 from unicodedata import category
 
@@ -76,16 +74,3 @@ def printable(text: str, one_line: bool = False) -> str:
         return char.isprintable() or (is_allowed and not one_line)
 
     return "".join(char if is_shown(char) else REPLACEMENT for char in text)
-
-
-def shell_quote(text: str) -> str:
-    """Quote an argument of a shell's command; hidden characters are written as escapes."""
-    if text.isprintable():
-        return shlex.quote(text)
-    chars = (c if c.isprintable() and c not in "\\'" else f"\\U{ord(c):08x}" for c in text)
-    return f"$'{''.join(chars)}'"
-
-
-def shell_command(arguments: Iterable[str]) -> str:
-    """Return the arguments as a command that can be copied into a shell."""
-    return " ".join(map(shell_quote, arguments))

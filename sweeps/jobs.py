@@ -13,6 +13,7 @@ import json
 import logging
 import os
 import re
+import shlex
 import sys
 import time
 import traceback
@@ -47,7 +48,7 @@ from common.terminal import (
     printer,
     replace_unprintable_characters,
 )
-from common.text import pluralize, printable, shell_command
+from common.text import pluralize, printable
 from config import Config, TokenizerConfig
 from data.corpus import open_corpus
 from data.tokens import corpus_fingerprint
@@ -152,7 +153,7 @@ def run_sweep(
         typed = [a for a in command_line.typed if not a.startswith(("resume=", "hydra.sweep.dir="))]
         again = ["python", "train.py", *typed, "resume=auto", f"hydra.sweep.dir={folder}"]
         goes_on = "" if trains_here else ", but jobs that are already submitted go on"
-        print_stderr(f"the sweep was stopped{goes_on}; to resume it:\n{shell_command(again)}")
+        print_stderr(f"the sweep was stopped{goes_on}; to resume it:\n{shlex.join(again)}")
         if is_sweep(folder):
             summarize(folder)
         raise

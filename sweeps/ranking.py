@@ -1,6 +1,7 @@
 """Group runs into variants, and rank them. Does not import torch."""
 
 import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from functools import cached_property
@@ -9,7 +10,6 @@ from statistics import fmean
 
 from common.settings import explain_unused
 from common.statistics import SIGNIFICANCE_LEVEL, Difference, standard_error, welch_difference
-from common.text import shell_command
 from sweeps.runs import RUN, Run
 
 
@@ -163,4 +163,4 @@ def reproduce_command(run: Run) -> str | None:
         for key, value in run.record.settings.items()
         if key != "sweep" and not (key in run.all_settings and explain_unused(run.config, key))
     ]
-    return shell_command(["python", "train.py", *settings])
+    return shlex.join(["python", "train.py", *settings])

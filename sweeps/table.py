@@ -1,6 +1,7 @@
 """Write a sweep's table: sweep.csv, and what the terminal shows of it."""
 
 import csv
+import shlex
 from collections.abc import Sequence
 from math import isfinite, nan, sqrt
 from pathlib import Path
@@ -15,7 +16,7 @@ from rich.text import Text
 from common.files import atomic_write
 from common.statistics import POWER, SIGNIFICANCE_LEVEL, censored_median, seeds_needed
 from common.terminal import printer
-from common.text import format_with_error, pluralize, printable, shell_quote
+from common.text import format_with_error, pluralize, printable
 from sweeps.figures import FIGURES, describe_figure
 from sweeps.ranking import Ranking, Variant, reproduce_command, shorten_number
 from sweeps.runs import Run
@@ -179,10 +180,10 @@ def _footer(folder: Path, ranking: Ranking) -> list[tuple[str, str]]:
             if run.status == "unfinished"
         ]
         if any(run.status != "finished" for run in runs):
-            resume = f"resume=auto hydra.sweep.dir={shell_quote(str(folder))}"
+            resume = f"resume=auto hydra.sweep.dir={shlex.quote(str(folder))}"
             lines.append(("to resume", f"the same command with {resume}"))
     if is_of_sweep and ranking.best_run:
-        run_dir = shell_quote(str(ranking.best_run.path))
+        run_dir = shlex.quote(str(ranking.best_run.path))
         lines += [
             ("best run", f"python explore.py run_dir={run_dir}"),
             ("", f"python sample.py run_dir={run_dir}"),

@@ -5,6 +5,7 @@ import json
 import math
 import os
 import re
+import shlex
 import shutil
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -23,10 +24,10 @@ from rich.table import Column
 
 from cli.config_file import config_yaml
 from common.checkpoints import CONFIG_FILE
-from common.files import atomic_write, list_folder
+from common.files import atomic_write, list_folder, parse_step
 from common.metrics import METRICS, SAMPLES, best_row, loss_warning, read_rows
 from common.terminal import Terminal, printer, tolerate_errors
-from common.text import format_minutes, format_speed, format_with_error, shell_quote
+from common.text import format_minutes, format_speed, format_with_error
 from config import ResolvedConfig
 from training.wandb_record import WandbRecord
 
@@ -191,8 +192,8 @@ def truncate_rows(path: Path, step: int, log: Callable[[str], None]) -> list[dic
 def remove_snapshots_after(folder: Path, step: int) -> None:
     """Remove the snapshots after `step`, from which a resumed run may differ."""
     for path in list_folder(folder, "step_*.*"):
-        number = path.stem.removeprefix("step_")
-        if number.isdecimal() and int(number) > step:
+        number = parse_step(path.stem)
+        if number is not None and number > step:
             path.unlink()
 
 
@@ -229,7 +230,7 @@ def print_summary(
         log(f"time     {', '.join(cost)}")
     if "memory/peak_gib" in rows[-1]:
         log(f"memory   {rows[-1]['memory/peak_gib']:.1f} GiB at its peak")
-    folder = shell_quote(str(run_dir))
+    folder = shlex.quote(str(run_dir))
     log(f"next     python explore.py run_dir={folder}")
     log(f"         python sample.py run_dir={folder}")
 

@@ -3,6 +3,7 @@
 import os
 import re
 import secrets
+import shlex
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
@@ -19,7 +20,6 @@ from common.errors import UserError
 from common.files import atomic_write
 from common.paths import writable_folder
 from common.terminal import error_sentence, tolerate_errors
-from common.text import shell_quote
 from config import ResolvedConfig, WandbConfig
 from training.flops import model_size
 
@@ -193,7 +193,7 @@ def _start_own(config: ResolvedConfig, run_dir: Path, mode: str, log: Callable[[
             run = _initialize(config, run_dir, "online")
     if run is None:
         run = _initialize(config, run_dir, "offline")
-        records = f"{shell_quote(str(run_dir / 'wandb'))}/offline-run-*"
+        records = f"{shlex.quote(str(run_dir / 'wandb'))}/offline-run-*"
         log(f"W&B      recorded offline; upload it with: wandb sync {records}")
     if wandb.run is not None:
         log(f"W&B      a record of its own; your run {wandb.run.id} stays open as it is")
