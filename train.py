@@ -127,10 +127,7 @@ def run_mode(job: cli.Job) -> float:
 
 
 def train_run(job: cli.Job, world: World) -> float:
-    """Train or resume the run of a job, and return its best validation loss.
-
-    All ranks call this together.
-    """
+    """Train or resume the run of a job, and return its best validation loss."""
     log = printer(Terminal())
     config = world.broadcast(job.config)
     opened = run_folder(config) if world.rank == 0 else nullcontext()
@@ -159,10 +156,7 @@ class Run:
 
 @contextmanager
 def prepare(config: Config, world: World, run_dir: Path, progress: Progress) -> Iterator[Run]:
-    """Prepare the text, build or restore the model, open the record; print the summary at the end.
-
-    All ranks call this together.
-    """
+    """Prepare the text, build or restore the model, open the record; print a summary at the end."""
     log = printer(Terminal(quiet=world.rank > 0))
 
     # Text, after the checks of the device and of W&B
@@ -192,9 +186,8 @@ def prepare(config: Config, world: World, run_dir: Path, progress: Progress) -> 
     with world:
         opened: AbstractContextManager[Observer | None] = nullcontext()
         if world.rank == 0:
-            opened = Observer(
-                resolved, run_dir, text, splits.validation, clock, progress.recorded_step
-            )
+            recorded_step = progress.step if progress.manifest else -1
+            opened = Observer(resolved, run_dir, text, splits.validation, clock, recorded_step)
         with opened as observer:
             yield Run(progress, state, checkpoints, batches, splits, clock, observer)
     if observer:
@@ -205,8 +198,7 @@ def prepare(config: Config, world: World, run_dir: Path, progress: Progress) -> 
 def train(run: Run) -> float:
     """Take the remaining steps, and return the best validation loss (nan without one).
 
-    All ranks call this together. After a stop signal it saves the run and raises `SystemExit` with
-    128 + the signal's number.
+    After a stop signal it saves the run and raises `SystemExit` with 128 + the signal's number.
     """
     state, checkpoints, observer, clock = run.state, run.checkpoints, run.observer, run.clock
     config, world = state.config, state.world
@@ -216,7 +208,7 @@ def train(run: Run) -> float:
             clock.switch("train")
             state.compile_ahead(*run.batches.batch(step, world.rank, world.size))
         for step in range(run.progress.first_step, config.max_steps + 1):  # steps taken so far
-            row = run.progress.metrics if step == run.progress.step else {}
+            row = dict(run.progress.metrics) if step == run.progress.step else {}
             snapshot = None
 
             # Step: batch, forward, backward, clip, update

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import count
 from pathlib import Path
@@ -103,34 +103,13 @@ def _names_in(folder: Path) -> set[str]:
 
 @dataclass(frozen=True)
 class Progress:
-    """The checkpoint that a run resumes from; `manifest` is None for a new run.
+    """Where a run stands: at its newest checkpoint, or before its first step."""
 
-    `first_step` is the first step that this process records: that of the checkpoint if it is not
-    recorded yet, otherwise the next one.
-    """
-
-    manifest: Manifest | None = None
-    first_step: int = 0
-
-    @property
-    def step(self) -> int:
-        """Optimizer steps taken."""
-        return self.manifest.step if self.manifest else 0
-
-    @property
-    def recorded_step(self) -> int:
-        """The step up to which the run's record is kept; -1 for a new run."""
-        return self.manifest.step if self.manifest else -1
-
-    @property
-    def metrics(self) -> dict[str, float]:
-        """Metrics of the step that were saved with the checkpoint."""
-        return dict(self.manifest.metrics) if self.manifest else {}
-
-    @property
-    def seconds(self) -> dict[str, float]:
-        """Seconds spent so far, by activity."""
-        return dict(self.manifest.seconds) if self.manifest else {}
+    manifest: Manifest | None = None  # of the checkpoint; None for a new run
+    step: int = 0  # optimizer steps taken
+    first_step: int = 0  # to be recorded: that of the checkpoint if it is not, otherwise the next
+    metrics: dict[str, float] = field(default_factory=dict)  # of the step, from the checkpoint
+    seconds: dict[str, float] = field(default_factory=dict)  # spent so far, by activity
 
 
 def read_progress(config: Config, run_dir: Path, log: Callable[[str], None]) -> Progress:
@@ -138,5 +117,7 @@ def read_progress(config: Config, run_dir: Path, log: Callable[[str], None]) -> 
     if not config.resume or not saved_steps(run_dir):
         return Progress()
     _, manifest = find_checkpoint(run_dir, "last", log)
-    is_recorded = any(row["step"] == manifest.step for row in read_rows(run_dir / METRICS))
-    return Progress(manifest, manifest.step + 1 if is_recorded else manifest.step)
+    step = manifest.step
+    is_recorded = any(row["step"] == step for row in read_rows(run_dir / METRICS))
+    first_step = step + 1 if is_recorded else step
+    return Progress(manifest, step, first_step, manifest.metrics, manifest.seconds)
