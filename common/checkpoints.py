@@ -92,12 +92,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def verify_checkpoint(folder: Path, names: Sequence[str] = CHECKPOINT_FILES) -> Manifest:
-    """Verify the hashes of these files of a checkpoint, and return its manifest.
-
-    Raises:
-        ValueError: If a file is damaged or missing; the message says how.
-        UserError: If the checkpoint is of another format.
-    """
+    """Verify the hashes of these files too, and return the manifest; see `read_manifest`."""
     manifest = read_manifest(folder)
     for name in names:
         try:

@@ -43,10 +43,7 @@ def setting(default: Any, help: str, **limits: Any) -> Any:
 
 
 def check_settings(node: Any, prefix: str = "") -> None:
-    """Raise `UserError` if a setting of a dataclass or its sections violates its declared limits.
-
-    The prefix precedes the settings' names in messages, such as `model.`.
-    """
+    """Raise `UserError` if a setting of a dataclass or its sections violates its limits."""
     for name, field, value in iterate_settings(node, prefix):
         if value is not None:
             _check_value(name, value, field.metadata)

@@ -207,8 +207,7 @@ class Checkpoints:
 def optimizer_state(optimizers: list[Optimizer], model: nn.Module) -> Iterator[tuple[str, Any]]:
     """Yield the complete state of each parameter by name, such as `head.weight/exp_avg`.
 
-    It is whatever the optimizers keep: tensors of any shape, numbers or None. All ranks take it
-    together.
+    It is whatever the optimizers keep: tensors, numbers or None. All ranks take it together.
     """
     names = {p: name for name, p in model.named_parameters()}
     for optimizer in optimizers:

@@ -68,10 +68,7 @@ def pick_precision(precision: str, device: str) -> str:
 
 
 def is_bf16_fast(device: str) -> bool:
-    """Return whether the hardware multiplies bf16 faster than float32.
-
-    This holds for GPUs from compute capability 8, and for processors with AMX or AMD's AVX512-BF16.
-    """
+    """Return whether the hardware multiplies bf16 faster than float32."""
     if device.startswith("cuda"):
         return torch.cuda.get_device_capability(device)[0] >= 8
     if device != "cpu":

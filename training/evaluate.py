@@ -87,10 +87,9 @@ class Windows:
             self.num_bytes = int(target_bytes[has_target & ~is_separator].sum())
 
     def measure(self, model: GPT) -> dict[str, float]:
-        """Return the loss in nats per token, and what else is known; all ranks call this together.
+        """Return the loss and the in-context score, in nats per token, and the bits per byte.
 
-        Of a text these are the bits per byte, of enough windows the in-context score in nats per
-        token and its standard error over windows.
+        All ranks call this together. A score of few windows is not given.
         """
         local_sums = torch.tensor(self.local_loss(model), dtype=torch.float64)
         sums = LossSums(*self.world.sum(local_sums).tolist())

@@ -85,10 +85,7 @@ def peak_flops(device: str, precision: str) -> float | None:
 
 @cache
 def measure_matmul_rate(device: str, precision: str) -> float:
-    """Return the operations per second of the fastest matrix product on a device.
-
-    It is measured once per process, and leaves the random state alone.
-    """
+    """Measure the operations per second of the fastest matrix product on a device."""
     rate = 0.0
     for size in GPU_MATRIX_SIZES if device.startswith("cuda") else CPU_MATRIX_SIZES:
         a = torch.ones(size, size, dtype=DTYPES[precision], device=device)

@@ -41,10 +41,9 @@ def prepare_inputs(
     progress: Progress,
     open_weights: OpenWeights,
 ) -> tuple[StartingWeights, Tokens]:
-    """Open the weights that a run starts from, and prepare its text; all ranks call this together.
+    """Open the weights that a run starts from, prepare its text and count its n-grams.
 
-    The tokenizer is that of the run's checkpoint, or of the model in init_from, or the configured
-    one. N-grams are counted if the model uses them.
+    All ranks call this together.
     """
     console = Terminal(quiet=world.rank > 0)
     log = printer(console)

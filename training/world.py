@@ -96,11 +96,7 @@ class World:
     # --- The model and its gradients --------------------------------------------------------------
 
     def place_model(self, model: GPT, config: ResolvedConfig) -> Callable:
-        """Move a model to the device, compile it if configured, and divide it among the ranks.
-
-        Returns:
-            The function that computes a forward pass in training.
-        """
+        """Move, compile and divide a model as configured; return its forward pass in training."""
         model.to(config.device)
         if self.size == 1 and model.ngrams is not None:
             model.ngrams.sparse = True  # several ranks average dense gradients instead
