@@ -325,37 +325,3 @@ def focus_map_cell(tab, query: int, key: int, T: int) -> None:
     tab.keyboard.press("Escape")
     for press in ["ArrowRight"] * key + ["ArrowUp"] * (T - 1 - query):
         tab.keyboard.press(press)
-
-
-# Colors
-
-MIN_CONTRAST = 4.5  # of text, in the Web Content Accessibility Guidelines 2 (level AA)
-# The color behind an element's text, and that of the text on it.
-READ_TEXT_COLORS = """element => {
-  const context = Object.assign(document.createElement("canvas"), { width: 1, height: 1 })
-    .getContext("2d", { willReadFrequently: true });
-  const paint = color => {
-    context.fillStyle = color;
-    context.fillRect(0, 0, 1, 1);
-    return [...context.getImageData(0, 0, 1, 1).data].slice(0, 3);
-  };
-  const backgrounds = [];
-  for (let e = element; e; e = e.parentElement) {
-    backgrounds.push(getComputedStyle(e).backgroundColor);
-  }
-  let behind;
-  for (const color of backgrounds.toReversed()) behind = paint(color);
-  return [behind, paint(getComputedStyle(element).color)];
-}"""
-
-
-def luminance(rgb) -> np.ndarray:
-    """Relative luminance (…) of sRGB colors (…, 3) from 0 to 255."""
-    share = np.asarray(rgb) / 255
-    linear = np.where(share <= 0.04045, share / 12.92, ((share + 0.055) / 1.055) ** 2.4)
-    return linear @ [0.2126, 0.7152, 0.0722]
-
-
-def contrast(one, other) -> np.ndarray:
-    low, high = np.sort([luminance(one), luminance(other)], axis=0)
-    return (high + 0.05) / (low + 0.05)

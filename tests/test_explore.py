@@ -1,22 +1,14 @@
 """explore.py serves the page of any model, and reports mistakes before it serves."""
 
-import gc
 import shutil
 import signal
-import socket
-import sys
-import weakref
 
 import numpy as np
 import pytest
 from explore_process import SECONDS, exploring
 
 import cli
-import explore
-import glass.live.explorer
 from cli.explore_config import ExploreConfig, translate_model
-from common.terminal import run_main
-from glass.live.server import Server
 
 TEXT = "the glass model attends"
 
@@ -50,34 +42,6 @@ def test_a_mistake_is_one_sentence_before_anything_is_served(
     last = done.stderr.splitlines()[-1]
     assert last.startswith("error: ") and name in last
     assert "Traceback" not in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("ends", "where"), [(MemoryError, "load"), (KeyboardInterrupt, "run")], ids=["load", "run"]
-)
-def test_every_end_in_a_notebook_closes_the_server_and_frees_the_model(
-    finished_run, monkeypatch, ends, where
-):
-    def fail(self):
-        models.append(weakref.ref(self.answer.__self__.session.model))
-        raise ends()
-
-    def load(settings, log, check_canceled):
-        raise ends()
-
-    models = []
-    monkeypatch.setattr(Server, "serve_forever", fail)
-    if where == "load":
-        monkeypatch.setattr(glass.live.explorer, "load_session", load)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    argv = ["explore.py", f"run_dir={finished_run}", "browser=false", f"port={port}"]
-    monkeypatch.setattr(sys, "argv", argv)
-    with pytest.raises(SystemExit) as kept:  # as a notebook keeps the last exception
-        run_main(explore.main, str)
-    gc.collect()
-    socket.create_server(("127.0.0.1", port)).close()
-    assert kept.value.code and [model() for model in models] == [None] * (where == "run")
 
 
 @pytest.mark.slow

@@ -134,21 +134,6 @@ def test_a_mask_reaches_the_attention_of_every_layer(config, T, is_additive, per
 # --- Attention maps -------------------------------------------------------------------------------
 
 
-@few
-@given(config=configs, T=st.integers(1, 16), seed=seeds)
-def test_the_maps_times_the_values_are_the_update_of_fused_attention(config, T, seed):
-    model, tokens = lively(build_model(config), seed), random_tokens(2, T, seed=seed)
-    maps = model.attention_maps(tokens)
-    with torch.no_grad():
-        _, values = model.run_with_cache(tokens, "v", "attention", "residual", "embedding")
-        inputs = [values["embedding", 0], values["residual", 0]]
-        for layer, (A, block, x) in enumerate(zip(maps, model.blocks, inputs)):
-            v = values["v", layer].repeat_interleave(config.n_head // config.kv_heads, dim=1)
-            heads = (A @ v).transpose(1, 2) * gates(block, block.norm_1(x))  # (B, T, H, d_v)
-            update = values["attention", layer]
-            close(block.attention.W_O(heads.flatten(2)), update, atol=1e-5, rtol=1e-5)
-
-
 @pytest.mark.parametrize("is_training", [True, False])
 @pytest.mark.parametrize(
     "look",

@@ -6,6 +6,7 @@ import re
 import signal
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -39,8 +40,8 @@ VARIANTS = ["model.attention_sink=true", "model.smear_keys=true", "model.attenti
 @pytest.mark.parametrize(
     "optim, first, then, more",
     [
-        ("adamw", (2, 1), (2, 2), ["accumulate=4", *NGRAMS]),
-        soak("muon", (4, 2), (2, 1), ["model.tie_embeddings=false"]),
+        ("muon", (2, 1), (2, 2), ["accumulate=4", *NGRAMS]),
+        soak("adamw", (4, 2), (2, 1), ["model.tie_embeddings=false"]),
         soak("muon", (1, 1), (4, 4), ["accumulate=4"]),
         soak("muon", (2, 2), (1, 1), VARIANTS),
     ],
@@ -63,6 +64,7 @@ def small_config(shard: int) -> ResolvedConfig:
         precision="fp32",
         batch_size=8,
         shard=shard,
+        compile=True,
         model=GPTConfig(97, block_size=16, n_layer=3, n_head=2, n_embd=36),
         optim=OptimConfig(name="muon"),
     )
@@ -77,6 +79,7 @@ def random_batch(world: World, batch_size: int = 8) -> tuple[np.ndarray, np.ndar
 @pytest.mark.parametrize("size, shard", [(2, 2), soak(4, 2)])
 def test_each_rank_stores_its_share_of_the_model_and_measures_the_same_loss(tmp_path, size, shard):
     def work(world):
+        torch.compile = partial(torch.compile, backend="eager")  # which traces as any other
         training = build_state(small_config(shard), world)
         loss, norms = train_step(training, 0, *random_batch(world))
         gpt = training.model

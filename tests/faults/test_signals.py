@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from conftest import ROOT, soak
+from conftest import ROOT
 from processes import Process, assert_same_run, fault_at_call, run_to_end, tiny_arguments
 
 import training.device
@@ -143,13 +143,3 @@ def test_ctrl_c_while_torch_is_being_imported_exits_at_once(tmp_path, text_file)
     process.send_signal(signal.SIGINT)
     assert (process.wait(60), process.stderr.read()) == (130, "")
     assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize("command", ["sample.py", soak("explore.py"), soak("-m sweeps")])
-def test_ctrl_c_prints_no_traceback_while_modules_are_imported(command):
-    argv = [sys.executable, "-X", "importtime", *command.split()]
-    process = subprocess.Popen(argv, cwd=ROOT, stderr=subprocess.PIPE, text=True)
-    next(line for line in process.stderr if line.endswith(" common.errors\n"))
-    process.send_signal(signal.SIGINT)
-    assert "Traceback" not in process.stderr.read()
-    assert process.wait() in (-signal.SIGINT, 130)  # which is 130 in a shell

@@ -1,33 +1,25 @@
 """Snapshots: scores often, attention grids seldom, and everything that a score depends on."""
 
-import copy
-import json
-import warnings
 from collections.abc import Callable
-from contextlib import suppress
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from models import few, lively, small
 from processes import rows
 from run_folders import load_run
 from safetensors.torch import load_file
 
-from common.errors import UserError
 from config import AttentionConfig, Config, GPTConfig
 from data.tokenizer import CharTokenizer
 from glass.heads import ablation, analysis, scores, snapshot
 from glass.heads.analysis import ProbeRun, analyze
-from glass.heads.attention_grid import draw_attention_grid
-from glass.heads.capture import save_snapshot
-from glass.heads.findings import summarize, summarize_run
+from glass.heads.findings import summarize
 from glass.heads.metrics import COMPANION_SUFFIXES, flatten, read_latest
 from glass.heads.probes import make_probes
-from glass.page.write import write_page
 from variants import build_model
 
 TOKENIZER = CharTokenizer("abcdefghijklmnopqrstuv\n")
@@ -53,40 +45,6 @@ def make_snapshots(tmp_path, monkeypatch) -> Callable[..., snapshot.Snapshots]:
         return snapshot.Snapshots(config, tmp_path, tokens, (X, Y))
 
     return make
-
-
-@pytest.mark.slow
-@settings(
-    max_examples=settings.default.max_examples // 5,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
-@given(
-    st.sampled_from([name for name, _ in MODEL.named_parameters()]),
-    st.sampled_from([float("nan"), float("inf"), -float("inf"), 1e30]),
-    st.booleans(),
-    st.sampled_from([2, 12]),
-)
-@example("blocks.1.attention.W_Q.weight", float("nan"), False, 12)
-def test_a_model_that_is_not_finite_is_measured_without_warnings_and_shown(
-    make_snapshots, tmp_path, name, value, everywhere, step
-):
-    model = copy.deepcopy(MODEL)
-    with torch.no_grad():
-        weight = model.get_parameter(name).view(-1)
-        weight[: None if everywhere else 1] = value
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        snapshots = make_snapshots()
-        measurements, arrays = snapshots.measure(model, step, None)
-        metrics = flatten(measurements)
-        save_snapshot(snapshots.path(step, ".npz"), step, snapshots.probes, arrays)
-        draw_attention_grid(arrays["text"], snapshots.probes.text_tokens, 1, "a title")
-        with suppress(UserError):
-            snapshots.sample(model)
-        row = json.dumps({"step": step} | metrics)
-        (tmp_path / "metrics.jsonl").write_text(row + "\n")
-        write_page(tmp_path)  # its data is strict JSON
-        summarize_run([json.loads(row)])
 
 
 tiny_models = st.builds(

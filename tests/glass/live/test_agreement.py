@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 from asking import ask
 from hypothesis import given
-from models import in_browser, lively, page_weights, patched_models, random_tokens
+from models import in_browser, lively, page_weights, patched_models, random_tokens, small
 
 from data.tokenizer import CharTokenizer
 from glass.live.session import Session
 from glass.page.write import ExploredModel
+from model import GPT
 from variants import build_model
 
 
@@ -47,6 +48,11 @@ def by_key(name: str, parts: list) -> dict:
     return {part["j"]: np.array([part["effects"], part["kl"]], float) for part in parts}
 
 
+def make_session(model: GPT) -> Session:
+    tokenizer = CharTokenizer("abcdefghijklmnopqrstuvw")
+    return Session(model, tokenizer, ExploredModel("model", model.config))
+
+
 @pytest.mark.slow
 @in_browser
 @given(patched_models())
@@ -60,6 +66,9 @@ def test_the_worker_and_the_model_in_python_agree(engine_tab, drawn):
     own_score = {"layer": 1, "head": 2, "i": 9, "j": 9}
     other_score = {"layer": 0, "head": 0, "i": 5, "j": 2}
     requests = [
+        # The passes read other texts before, so that cached tokens are reused.
+        ("logits", {**text, "ids": ids[:4], "hidden": [2]}),
+        ("read", {**text, "ids": [*ids[:7], 1], "hidden": []}),
         ("logits", text),
         ("maps", text),
         ("read", text),
@@ -75,8 +84,7 @@ def test_the_worker_and_the_model_in_python_agree(engine_tab, drawn):
     ]
     questions = [{"request": name, **parameters} for name, parameters in requests]
     in_page = engine_tab.evaluate("engine.ask", [asdict(config), page_weights(model), questions])
-    explored = ExploredModel("model", config)
-    session = Session(model, CharTokenizer("abcdefghijklmnopqrstuvw"), explored)
+    session = make_session(model)
     for (name, parameters), answer in zip(requests, in_page):
         expected_parts, expected = ask(session, name, **parameters)
         if expected_parts:
@@ -90,3 +98,13 @@ def test_the_worker_and_the_model_in_python_agree(engine_tab, drawn):
         elif name == "read":
             expected["norms"] = expected["norms"].ravel()
         assert_agree(answer, expected, name)
+
+
+def test_both_continue_a_text_with_its_interventions_beyond_the_context(engine_tab):
+    model = lively(build_model(small()))
+    text = {"step": 0, "ids": random_tokens(12).tolist(), "off": ["L1H3"], "hidden": [2, 9]}
+    text |= {"temperature": 0, "maxTokens": 14}
+    question = [asdict(model.config), page_weights(model), [{"request": "continue", **text}]]
+    (in_page,) = engine_tab.evaluate("engine.ask", question)
+    expected, _ = ask(make_session(model), "continue", **text)
+    assert [part["ids"] for part in in_page] == [part["ids"] for part in expected]

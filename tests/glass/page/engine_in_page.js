@@ -1,6 +1,5 @@
 /** Modules of the worker and of the page, where a test reaches them as `engine`. */
 
-import { inkOn, palette } from "../../../glass/page/web/colors.js";
 import { placesRead } from "../../../glass/page/web/decoding.js";
 import { readFrames } from "../../../glass/page/web/frames.js";
 import { PATCH_HANDLERS } from "../../../glass/page/web/patch_requests.js";
@@ -36,8 +35,6 @@ async function ask([config, weights, questions]) {
 window.engine = {
   ask,
   createTokenizer,
-  inkOn,
-  palette,
   placesRead,
   readFrames,
   scoredDiagonals,

@@ -7,22 +7,12 @@ import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
-from models import (
-    captured_with,
-    in_browser,
-    lively,
-    page_configs,
-    page_weights,
-    random_tokens,
-    small,
-)
+from models import in_browser, lively, page_weights, random_tokens, small
 
 from config import MODEL_NUMBERS
 from data.tokenizer import PATTERNS, CharTokenizer, load_tiktoken, train_bpe
 from generation.decoder import cut, window_start
 from glass.heads import scores
-from glass.heads.interventions import Interventions
-from glass.heads.results import Head
 from glass.page.embedded_model import CAN_RUN
 from variants import build_model
 
@@ -30,60 +20,6 @@ from variants import build_model
 def ask(tab, model, *questions: dict) -> list:
     """Return what the page answers to questions about a model, one after the other."""
     return tab.evaluate("engine.ask", [vars(model.config), page_weights(model), questions])
-
-
-def last_logits(model, passed) -> torch.Tensor:
-    with torch.no_grad():
-        return model.head(model.norm(passed.residuals[-1, 0]))  # (T, V)
-
-
-# tests/glass/live/test_agreement.py compares the other answers with those of explore.py.
-@pytest.mark.slow
-@in_browser
-@given(
-    page_configs,
-    st.sampled_from([13, 16]),
-    st.lists(st.tuples(st.integers(0, 1), st.integers(0, 3)), max_size=3),
-    st.lists(st.integers(0, 10), max_size=3, unique=True),
-)
-def test_the_page_computes_what_the_model_computes(engine_tab, config, block_size, off, hidden):
-    config.block_size = block_size
-    model, ids = lively(build_model(config)).double(), random_tokens(12)
-    text = {"ids": ids.tolist(), "off": [f"L{layer}H{head}" for layer, head in off]}
-    text["hidden"] = hidden
-    *_, logits, maps, read, continued = ask(
-        engine_tab,
-        model,
-        # The passes read other texts before, so that cached tokens are reused.
-        {"request": "logits", **text, "ids": text["ids"][:4], "hidden": [2]},
-        {"request": "logits", **text, "ids": [*text["ids"][:7], 1, 1], "hidden": []},
-        {"request": "read", **text, "ids": [*text["ids"][:9], 1], "hidden": [2]},
-        {"request": "logits", **text},
-        {"request": "maps", **text},
-        {"request": "read", **text},
-        {"request": "continue", **text, "temperature": 0, "maxTokens": 14},
-    )
-    heads = tuple(Head(*head) for head in off)
-    passed = captured_with(model, ids, Interventions(heads, tuple(hidden)))
-    expected = last_logits(model, passed)
-
-    # The page computes in float32, as torch does in QK-norm and in rotations.
-    assert np.reshape(logits, (12, -1)) == pytest.approx(expected.numpy(), abs=5e-4, rel=2e-4)
-    weights = passed.weights[:, 0].numpy()
-    assert np.reshape(maps, weights.shape) == pytest.approx(weights, abs=5e-5)
-    losses = torch.nn.functional.cross_entropy(expected[:-1], ids[1:], reduction="none")
-    assert read["losses"][:-1] == pytest.approx(losses.numpy(), abs=5e-4)
-    likeliest = expected.softmax(dim=-1).topk(5).values.numpy()
-    assert np.array(read["chances"])[:, :5] == pytest.approx(likeliest, abs=1e-4)
-
-    written = torch.tensor(continued[-1]["ids"])
-    assert len(written) == 12 + 14 and written[:12].tolist() == ids.tolist()
-    for length in range(12, len(written)):
-        start = window_start(length, block_size)
-        hidden_here = tuple(j - start for j in hidden if j >= start)
-        window = captured_with(model, written[start:length], Interventions(heads, hidden_here))
-        last = last_logits(model, window)[-1]
-        assert last[written[length]] == pytest.approx(last.max().item(), abs=1e-3)
 
 
 def test_the_page_ends_a_text_at_the_end_of_text_token(engine_tab):

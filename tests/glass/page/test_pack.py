@@ -1,7 +1,6 @@
 """Packed maps decode within their promised error; as many snapshots as fit are kept."""
 
 import base64
-import shutil
 import zlib
 from contextlib import nullcontext
 from dataclasses import fields, replace
@@ -12,16 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from models import LaterConfig, small
 from pages import causal, check_maps, explain, make_run, read_back, snapshot, unpack
-from run_folders import SHAPE, TEXT, write_run
 
-from config import MODEL_NUMBERS, GPTConfig
-from glass.heads.capture import save_weights
+from config import MODEL_NUMBERS
 from glass.page import pack
 from glass.page import write as page
-from glass.page.embedded_model import EmbeddedModel, embed_weights, find_model
+from glass.page.embedded_model import EmbeddedModel, embed_weights
 from glass.page.pack import Blobs
 from glass.page.snapshots import PROBES, Snapshot, embed_maps, pack_fitting_predictions
-from variants import build_model
 
 
 def decode(part: str) -> bytes:
@@ -55,19 +51,6 @@ def test_an_unreadable_snapshot_is_left_out_and_counted(tmp_path, content):
     (run / "attention" / "step_00000010.npz").write_bytes(content or other)
     page_content, _ = read_back(page.write_page(run))
     assert page_content["steps"] == [0, 20] and page_content["unreadableSnapshots"] == 1
-
-
-def test_weights_of_another_step_or_shape_are_left_out_and_counted(tmp_path):
-    write_run(tmp_path)
-    (tmp_path / "attention").mkdir()
-    paths = {step: tmp_path / "attention" / f"step_{step:08d}.safetensors" for step in (4, 5, 6)}
-    config = GPTConfig(len(TEXT), **SHAPE)
-    for step in (4, 5):
-        save_weights(paths[step], step, build_model(config))
-    save_weights(paths[6], 6, build_model(replace(config, n_embd=8)))
-    shutil.copy(paths[4], paths[5])
-    weights = embed_weights(find_model(tmp_path, {}), 10**7, Blobs())
-    assert weights["blobs"].keys() == {4} and weights["unreadable"] == 2
 
 
 # What fits

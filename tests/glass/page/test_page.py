@@ -20,7 +20,6 @@ from pages import (
     focus_map_cell,
     make_run,
     move_pointer_away,
-    of_heads,
     read_back,
     read_cell_tooltip,
     snapshot,
@@ -33,7 +32,6 @@ from safetensors.torch import save_file
 
 from common.metrics import read_rows
 from glass.heads.capture import float16_weights
-from glass.heads.findings import Finding
 from glass.page import write as page
 from glass.page.values import metric_curve
 
@@ -211,6 +209,11 @@ def test_the_controls_choose_step_head_input_weighting_and_average(open_page, pa
     tab.wait_for_selector("#large[data-probe=repeated]")
     assert value() == last["repeated"][0, 1, 1, 15, 3]
 
+    tab.check("#exclude-first")
+    wait_until(tab, "location.hash.includes('first=no')")
+    A = last["repeated"][0, 1, 1, 15].astype(float)
+    assert value() == A[3] / A[1:].sum()
+
 
 @pytest.mark.slow
 def test_the_text_highlights_keys_and_queries_of_a_token(open_page, tmp_path):
@@ -293,39 +296,6 @@ def test_scores_emergence_and_training_are_shown(open_page, path):
     assert tab.inner_text("#sample") == "sample 20"
     tab.click("#sample-before")
     assert tab.inner_text("#sample") == "sample 10"
-
-
-@pytest.mark.slow
-def test_a_deep_models_head_grid_fits_the_window_and_the_first_token_can_be_excluded(
-    open_page, tmp_path
-):
-    held = snapshot(L=24, H=4, T=16)
-    maps = held["text"].astype(np.float32)
-    maps[:, :, 1:, 0] += 60  # attention sinks
-    held["text"] = (maps / maps.sum(axis=-1, keepdims=True)).astype(np.float16)
-    scores = of_heads(["induction"], 24, 4, lambda: 0.01) | {"heads/induction/L20H1": 0.8}
-    deep = PROMPTED._replace(config=replace(PROMPTED.config, n_layer=24))
-    finding = Finding("Induction head", "L20H1 copies.", ["L20H1: score 0.80 ± 0.02"], ["L20H1"])
-    path = page.write_prompt_page(
-        tmp_path / "p.html", {"title": "deep"}, held, deep, scores, [finding]
-    )
-    tab = open_page(path, width=1366)
-    assert finding.text in tab.inner_text("#headline")
-    expect_map(tab, heads="L20H1")
-    for part in ("#map", "#text", "#overview-map", "#heads-grid"):
-        box = tab.locator(part).bounding_box()
-        assert box["y"] + min(box["height"], 100) <= 900, part  # in the first window
-    frame = tab.locator("#heads-grid")
-    assert frame.evaluate("e => e.scrollHeight > e.clientHeight && e.scrollTop > 0")
-    inside, head = frame.bounding_box(), tab.locator("[aria-checked=true]").bounding_box()
-    assert inside["y"] <= head["y"] <= inside["y"] + inside["height"]
-
-    tab.check("#exclude-first")
-    wait_until(tab, "location.hash.includes('first=no')")
-    focus_map_cell(tab, 15, 3, 16)
-    query, key, value = read_cell_tooltip(tab)
-    A = held["text"][20, 1, query].astype(np.float64)
-    assert key > 0 and value_within_error(value) == A[key] / A[1:].sum()
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ import pytest
 import torch
 from conftest import wait_until
 from models import lively
-from pages import MIN_CONTRAST, READ_TEXT_COLORS, contrast, expect_map, expect_text, read_back
+from pages import expect_map, expect_text, read_back
 from playwright.sync_api import expect
 from run_folders import load_run
 from safetensors.torch import load_file, save_file
@@ -44,26 +44,6 @@ def page_logits(tab, ids, **interventions) -> np.ndarray:
 def expect_interventions(tab, off: str, hidden: str) -> None:
     """Wait until the text was read with these heads ablated and tokens hidden."""
     tab.wait_for_selector(f'#mean-loss[data-off="{off}"][data-hidden="{hidden}"]', state="attached")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("theme", ["light", "dark"])
-def test_tokens_and_their_losses_are_legible_on_the_colors_of_attention(own, open_page, theme):
-    run, *_ = own
-    tab = open_page(page.write_page(run), color_scheme=theme)
-    tab.fill("#typed", "the glass the glass")
-    tab.click("[role=radio][aria-label='layer 1, head 1']")
-    tab.keyboard.press("x")
-    expect_interventions(tab, "L1H1", "")
-    tokens = tab.locator("#text .token")
-    colors = []
-    for k in range(0, tokens.count(), 3):
-        tokens.nth(k).hover()
-        texts = tab.locator("#text .token, #text small")
-        colors += texts.evaluate_all(f"texts => texts.map({READ_TEXT_COLORS})")
-    behind, ink = np.swapaxes(colors, 0, 1)
-    assert len(np.unique(behind, axis=0)) > 9
-    assert contrast(behind, ink).min() >= MIN_CONTRAST
 
 
 @pytest.mark.slow
@@ -248,21 +228,3 @@ def test_hostile_text_is_inert_and_damaged_weights_leave_the_stored_maps(own, op
     tab.fill("#typed", "the glass")
     wait_until(tab, "document.getElementById('own-text-status').textContent !== ''")
     assert tab.locator("#map canvas").is_visible()
-
-
-@pytest.mark.slow
-def test_a_page_of_a_run_in_progress_waits_for_running_calls(own, open_page):
-    run, _, tokenizer = own
-    config = run / "config.yaml"
-    config.write_text(config.read_text().replace("max_steps: 12", "max_steps: 24"))
-    tab = open_page(page.write_page(run))
-    expect_text(tab, "#alive", "running")
-    call_for_7_seconds = """async ids => {  // twice the time after which the page reloads
-      const end = performance.now() + 7000;
-      while (performance.now() < end) await glass.logits(ids);
-      window.name = "answered";  // survives a reload
-    }"""
-    ids = tokenizer.encode("the glass")
-    with tab.expect_event("load", timeout=60_000):  # the page reloads
-        tab.evaluate(f"ids => void ({call_for_7_seconds})(ids)", ids)
-    assert tab.evaluate("window.name") == "answered"
