@@ -120,7 +120,8 @@ def run_mode(job: cli.Job) -> float:
     """Do what prepare_only, eval_only or dry_run asks for; return the loss, nan without one."""
     config, open_weights = job.config, interop.open_starting_weights
     if config.prepare_only:
-        return modes.prepare_only(config, open_weights)
+        prepare_inputs(config, World(), Path(), Progress(), open_weights)
+        return nan
     if config.eval_only:
         return modes.evaluate_only(config, open_weights)
     return modes.dry_run(config, open_weights, train_step, is_in_sweep=bool(job.swept))

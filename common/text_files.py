@@ -25,7 +25,8 @@ def open_text(source: Path | bytes, name: str) -> Iterator[TextIO]:
     """
     try:
         with _open_bytes(source) as file:
-            content = _decompress(file)
+            is_compressed = file.peek(2)[:2] == GZIP_MAGIC
+            content = gzip.GzipFile(fileobj=file) if is_compressed else file
             if b"\0" in content.peek(HEAD_BYTES):
                 raise UserError(f"{name} is binary or not UTF-8; {ADVICE}")
             yield io.TextIOWrapper(content, encoding="utf-8-sig")
@@ -64,7 +65,3 @@ def _open_bytes(source: Path | bytes) -> io.BufferedReader:
     if isinstance(source, bytes):
         return io.BufferedReader(cast(io.RawIOBase, io.BytesIO(source)))
     return source.open("rb")
-
-
-def _decompress(file: io.BufferedReader) -> gzip.GzipFile | io.BufferedReader:
-    return gzip.GzipFile(fileobj=file) if file.peek(2)[:2] == GZIP_MAGIC else file

@@ -227,7 +227,11 @@ def load_optimizer_state(optimizers: list[Optimizer], model: nn.Module, path: Pa
     names = {p: name for name, p in model.named_parameters()}
     for optimizer in optimizers:
         params = _parameters(optimizer)
-        states = [_own_part(p, stored[names[p]]) for p in params]
+        states = [stored[names[p]] for p in params]
+        for p, state in zip(params, states):
+            for field, value in state.items():
+                if isinstance(value, Tensor):  # this rank's part, in memory of its own
+                    state[field] = shard_like(p, value).clone()
         numbered = {number: state for number, state in enumerate(states) if state}
         groups = optimizer.state_dict()["param_groups"]
         optimizer.load_state_dict({"state": numbered, "param_groups": groups})
@@ -240,11 +244,3 @@ def load_optimizer_state(optimizers: list[Optimizer], model: nn.Module, path: Pa
 
 def _parameters(optimizer: Optimizer) -> list[Tensor]:
     return [p for group in optimizer.param_groups for p in group["params"]]
-
-
-def _own_part(p: Tensor, state: dict[str, Any]) -> dict[str, Any]:
-    """Return this rank's part of the complete state of a parameter, in memory of its own."""
-    return {
-        field: shard_like(p, value).clone() if isinstance(value, Tensor) else value
-        for field, value in state.items()
-    }

@@ -1,4 +1,4 @@
-"""The modes of train.py that do not train: prepare the text, evaluate a model, plan a run."""
+"""The modes of train.py that do not train: evaluate a model, plan a run."""
 
 import time
 from collections.abc import Callable
@@ -38,12 +38,6 @@ MAX_STEP_SECONDS = 5
 MAX_TIMING_SECONDS = 60
 # The first steps are slower, and the fastest of the others was interrupted least by other programs.
 WARM_UP_STEPS, TIMED_STEPS = 2, 5
-
-
-def prepare_only(config: Config, open_weights: OpenWeights) -> float:
-    """Prepare the text of a run without training; return nan, because there is no loss."""
-    prepare_inputs(config, World(), Path(), Progress(), open_weights)
-    return nan
 
 
 def evaluate_only(config: Config, open_weights: OpenWeights) -> float:
