@@ -1,9 +1,8 @@
-"""Parse the command line of train.py: settings, presets and Hydra's options."""
+"""Parse the command line of train.py: settings, presets and options."""
 
 import argparse
 import os
 import re
-import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,28 +44,18 @@ class CommandLine:
 
     typed: list[str]  # all arguments
     settings: list[str]  # KEY=VALUE
-    options: list[str]  # Hydra's options with their values, such as -m
-    is_sweep: bool = False  # -m or --multirun
-    config_dir: str | None = None  # a folder with presets of the user's own
-    is_for_hydra: bool = False  # asks for what Hydra itself prints, such as --cfg job
-
-    @property
-    def arguments(self) -> list[str]:
-        """The arguments as Hydra takes them."""
-        return [*self.settings, *self.options]
+    is_sweep: bool  # -m or --multirun
+    config_dir: str | None  # a folder with presets of the user's own
+    is_shown: bool  # --cfg job: print the configuration
 
 
 def parse_command_line(argv: Sequence[str]) -> CommandLine:
-    """Separate settings from Hydra's options, and quote texts."""
+    """Separate settings from options, and quote texts."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("settings", nargs="*")
     parser.add_argument("--multirun", "-m", action="store_true")
     parser.add_argument("--config-dir", "-cd")
-    parser.add_argument("--cfg", "-c", dest="request", choices=("job", "hydra", "all"))
-    parser.add_argument("--info", "-i", dest="request", nargs="?", const="all")
-    parser.add_argument("--package", "-p")
-    for option in ("--resolve", "--hydra-help", "--version", "--shell-completion", "-sc"):
-        parser.add_argument(option, dest="request", action="store_const", const="all")
+    parser.add_argument("--cfg", "-c", choices=("job",))
     try:
         parsed, unknown = parser.parse_known_intermixed_args(list(argv))
     except argparse.ArgumentError as e:
@@ -83,19 +72,10 @@ def parse_command_line(argv: Sequence[str]) -> CommandLine:
     typed = parsed.settings
     if typed and typed[0] == argv[0]:
         typed = _name_text(typed, parsed.multirun)
-    has_function = any(re.search(r"=\w+\(", argument) for argument in typed)
-    if sys.flags.optimize and parsed.multirun and has_function:
-        raise UserError(
-            "python -O and PYTHONOPTIMIZE break Hydra's functions such as range(): "
-            "leave them out, or list the values"
-        )
-    options = [argument for argument in argv if argument not in parsed.settings]
     by_key = {argument.partition("=")[0]: argument for argument in typed}
-    last_values = list(by_key.values())
-    if parsed.request:
-        return CommandLine(list(argv), last_values, options, is_for_hydra=True)
-    settings = [_check_argument(argument, parsed.multirun) for argument in last_values]
-    return CommandLine(list(argv), settings, options, parsed.multirun, parsed.config_dir)
+    settings = [_check_argument(argument, parsed.multirun) for argument in by_key.values()]
+    is_shown = parsed.cfg is not None
+    return CommandLine(list(argv), settings, parsed.multirun, parsed.config_dir, is_shown)
 
 
 def _name_text(arguments: list[str], is_sweep: bool) -> list[str]:
@@ -103,12 +83,6 @@ def _name_text(arguments: list[str], is_sweep: bool) -> list[str]:
     path, *others = arguments
     if not _is_text(path):
         return arguments
-    for other in others:
-        if other.startswith("data.path=") or ("=" not in other and os.path.lexists(other)):
-            raise UserError(
-                f"{path} and {other} are two texts: give one file or folder, or several by a glob "
-                'in quotes, as data.path="notes/*.md"'
-            )
     value = quote(path) if is_sweep and "," in path else path  # one text, not several
     return ["data=text", f"data.path={value}", *others]
 
@@ -134,10 +108,9 @@ def _check_argument(argument: str, is_sweep: bool) -> str:
     key, _, value = argument.partition("=")
     is_hydras = key.startswith(("hydra.", "hydra/"))
     is_known = is_hydras or key in SETTINGS or key in GROUPS
-    is_known = is_known or ("{" in value and any(name.startswith(f"{key}.") for name in SETTINGS))
     if not value or not is_known or is_nanogpt_setting(argument):
         raise unknown_setting(argument, [*SETTINGS, *GROUPS])
-    if key not in TEXTS and not is_hydras and re.search(r"{" if is_sweep else r"[{[=]", value):
+    if key not in TEXTS and not is_hydras and re.search(r"[{[]", value):
         raise UserError(
             f"{argument} is not one value of {key}: type each setting as a separate KEY=VALUE"
         )

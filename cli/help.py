@@ -127,6 +127,8 @@ def _describe_settings(defaults: object) -> dict[str, dict[str, str]]:
     """Return by section the description of each setting, as it is typed with its default."""
     sections: dict[str, dict[str, str]] = {}
     for name, field, default in iterate_settings(defaults):
+        if name in GROUPS:  # experiment, whose presets are listed
+            continue
         description = field.metadata["help"]
         if choices := field.metadata.get("choices"):
             description += f" ({' | '.join(map(format_value, choices))})"

@@ -3,12 +3,11 @@
 Hydra composes presets and settings, and `Config.check` checks them. Does not import torch.
 """
 
-import re
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, is_dataclass, replace
+from dataclasses import asdict, dataclass, is_dataclass, replace
 
-import hydra
+import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.errors import HydraException
@@ -60,23 +59,19 @@ class Job:
 def read_request(read_model: ReadModel) -> CommandLine | Job:
     """Read the command line before torch is imported; return a run, or a sweep's command line.
 
-    Prints the help or what Hydra is asked for and exits, or exits with status 1 after one sentence
-    about a mistake.
+    Prints the help or the configuration if that is asked for and exits, with status 1 after one
+    sentence about a mistake.
     """
 
     def parse_and_check() -> CommandLine | Job:
         command_line = parse_command_line(sys.argv[1:])
-        if command_line.is_for_hydra:
-            if not command_line.is_sweep:
-                settings = command_line.settings
-                config = _compose_config(settings, command_line.config_dir)
-                settings = [*settings, *find_implied_presets(settings, config)]
-                command_line = replace(command_line, settings=settings)
-            run_hydra(lambda cfg: None, command_line.arguments)  # which calls no job
-            sys.exit()
-        if command_line.is_sweep:
+        if command_line.is_sweep and not command_line.is_shown:
             return command_line
-        return configure(compose_job(command_line.settings, command_line.config_dir), read_model)
+        job = compose_job(command_line.settings, command_line.config_dir)
+        if command_line.is_shown:
+            print(yaml.safe_dump(asdict(job.config), sort_keys=False), end="")
+            sys.exit()
+        return configure(job, read_model)
 
     request = run_main(parse_and_check, lambda: train_help(compose_job([]).config, sys.argv))
     exit_on_stop_signals()
@@ -87,22 +82,10 @@ def read_request(read_model: ReadModel) -> CommandLine | Job:
 
 def read_job(arguments: Sequence[str], read_model: ReadModel) -> Job:
     """Return the configured run that these arguments of train.py describe."""
-    for argument in arguments:
-        if not isinstance(argument, str) or re.search(r"\s[\w.]+=", argument):
-            raise UserError(
-                f'{argument!r} is not one setting: pass each separately, as "max_steps=300"'
-            )
     command_line = parse_command_line(arguments)
-    if command_line.is_sweep or command_line.is_for_hydra:
-        raise UserError(f"{command_line.options[0]} does not describe a single run: leave it out")
+    if command_line.is_sweep or command_line.is_shown:
+        raise UserError("-m and --cfg do not describe a single run: leave them out")
     return configure(compose_job(command_line.settings, command_line.config_dir), read_model)
-
-
-def run_hydra(task: Callable[[DictConfig], object], arguments: list[str]) -> None:
-    """Have Hydra print what an option such as --cfg asks for, or call `task` for each job."""
-    use_preset_files()
-    sys.argv[1:] = arguments
-    hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name="config")(task)()
 
 
 def compose_settings(
