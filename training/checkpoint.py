@@ -32,13 +32,16 @@ from common.metrics import METRICS, SAMPLES, best_row
 from common.terminal import tolerate_errors
 from data.tokenizer import save_tokenizer
 from data.tokens import Tokens
+from model import GPT
 from training.schedule import is_due
 from training.state import TrainingState
 from training.stopwatch import Stopwatch
 from training.tensors import (
     full_tensor,
+    list_shapes,
     load_values,
-    read_safetensors,
+    read_weights,
+    require_same_tensors,
     save_values,
     shard_like,
 )
@@ -65,13 +68,10 @@ class Checkpoints:
         self.last_step: int | None = None
         self.best_row: dict[str, float] | None = None
 
-    @torch.no_grad()
     def restore(self, manifest: Manifest) -> None:
         """Load the checkpoint of a manifest into the training state and set later ones aside."""
         folder = step_folder(self.run_dir, manifest.step)
-        weights, _ = read_safetensors(folder / MODEL_FILE)
-        for name, tensor in self.state.model.tensors().items():
-            tensor.copy_(shard_like(tensor, weights[name]))  # each rank its own rows
+        load_weights(self.state.model, folder / MODEL_FILE)  # each rank reads its own rows
         load_optimizer_state(self.state.optimizers, self.state.model, folder / OPTIMIZER_FILE)
         self.world.wait()
         self.state.mean_loss.restore(manifest.losses)
@@ -244,3 +244,16 @@ def load_optimizer_state(optimizers: list[Optimizer], model: nn.Module, path: Pa
 
 def _parameters(optimizer: Optimizer) -> list[Tensor]:
     return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+# --- loading --------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def load_weights(model: GPT, path: Path) -> None:
+    """Copy weights from a file into a model, or each rank its rows."""
+    tensors = model.tensors()
+    stored = read_weights(path)
+    require_same_tensors(str(path), list_shapes(stored), list_shapes(tensors))
+    for name, tensor in tensors.items():
+        tensor.copy_(shard_like(tensor, stored[name]))

@@ -17,6 +17,7 @@ from common.errors import UserError
 from config import GPTConfig
 from glass.heads.capture import float16_weights, save_weights
 from interop import load
+from training.checkpoint import load_weights
 from training.tensors import read_weights
 from variants import build_model
 
@@ -43,9 +44,13 @@ def test_weights_that_do_not_fit_their_configuration_are_refused_by_name(
     change(tensors)
     save_file(tensors, folder / MODEL_FILE)
     write_manifest(folder, read_manifest(folder))  # with the hashes of today
-    with pytest.raises(UserError) as error:
-        load(tmp_path, "last")
-    assert str(folder / MODEL_FILE) in str(error.value) and name in str(error.value)
+    for read in (
+        lambda: load(tmp_path, "last"),
+        lambda: load_weights(build_model(CONFIG), folder / MODEL_FILE),
+    ):
+        with pytest.raises(UserError) as error:
+            read()
+        assert str(folder / MODEL_FILE) in str(error.value) and name in str(error.value)
 
 
 # --- snapshots ------------------------------------------------------------------------------------
