@@ -175,7 +175,8 @@ def prepare(config: Config, world: World, run_dir: Path, progress: Progress) -> 
     checkpoints = Checkpoints(run_dir, state, text, log)
     if progress.manifest:
         checkpoints.restore(progress.manifest)
-    print_run(log, resolved, state.model.num_parameters(), text, world.size)
+    print_prose = printer(Terminal(quiet=world.rank > 0), wrap=True)
+    print_run(print_prose, resolved, state.model.num_parameters(), text, world.size)
 
     # Batches, evaluation and record
     batches = text.task or Batches(

@@ -4,6 +4,7 @@ import io
 import os
 import re
 import sys
+import textwrap
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -196,11 +197,29 @@ def print_stderr(line: str) -> None:
         print(printable(line), file=sys.stderr, flush=True)
 
 
-def printer(console: Console) -> Callable[[str | Table], None]:
-    """Return a function that prints a table or plain text."""
+def printer(console: Console, wrap: bool = False) -> Callable[[str | Table], None]:
+    """Return a function that prints a table or plain text.
+
+    With `wrap`, a terminal gets lines that are broken at spaces only, so that paths stay whole,
+    and that continue below the text after their label, such as "loss     3.2". Commands, which
+    users copy, are printed without it.
+    """
 
     def log(content: str | Table) -> None:
-        shown = printable(content) if isinstance(content, str) else content
+        shown: Any = content
+        if isinstance(content, str):
+            shown = printable(content)
+            if wrap and console.is_terminal:
+                shown = wrap_at_spaces(shown, console.width)
         console.print(shown, markup=False, highlight=False, soft_wrap=True)
 
     return log
+
+
+def wrap_at_spaces(line: str, width: int) -> str:
+    """Break a line at spaces, and indent its continuation to where the text after its label is."""
+    label = re.match(r"(.*?\s{2,})?", line)
+    indent = " " * len(label[0] if label else "")
+    return textwrap.fill(
+        line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )

@@ -50,7 +50,8 @@ def print_sweep(console: Console, folder: Path, runs: Sequence[Run]) -> None:
         print_line(make_table(ranking, console.width))
     print_line("")
     for name, value in _footer(folder, ranking):
-        print_line(printable(f"{name:<12}{value}", one_line=True))
+        print_value = printer(console, wrap=not value.startswith("python "))
+        print_value(printable(f"{name:<12}{value}", one_line=True))
 
 
 def _format_table(

@@ -124,7 +124,7 @@ def dry_run(
         )
         return nan
     log("\n" + config_yaml(resolved))
-    print_run(log, resolved, parameters, text, processes)
+    print_run(printer(Terminal(), wrap=True), resolved, parameters, text, processes)
     of_device = f" of {available / 1e9:,.1f} GB" if available else ""
     log(
         f"memory   at most about {memory_text}{of_device} for the tensors of a step in each process"

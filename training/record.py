@@ -7,6 +7,7 @@ import os
 import re
 import shlex
 import shutil
+import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import cache
@@ -44,6 +45,7 @@ SHOWN_METRICS: dict[str, Callable[[float], str]] = {
 BAR_METRICS = ("train/loss", "val/loss", "train/ms_per_step", "train/mfu")  # fit 80 columns
 SLOWDOWN = 3  # times the median of the earlier steps, from which on a run reports it once
 MIN_EARLIER_ROWS = 5  # of which the first may contain the compilation
+SILENT_SECONDS = 30  # after which a run without a terminal says what it is doing
 SPEED_SECONDS = 600  # of the last steps, evaluations and snapshots, whose speed gives the time left
 PER_HEAD = re.compile(r"/L\d+H\d+(/|$)")  # W&B gets those of the strongest heads, and tables
 LOSSES = ("train/loss", "val/loss", "val/bits_per_byte")
@@ -66,10 +68,12 @@ class ProgressBar:
             disable=not console.is_terminal,
         )
         self._task = self.progress.add_task("", total=max_steps, completed=step, status="")
+        self._activity = "training"
         self._values: dict[str, str] = {}  # latest formatted value by metric
 
     def advance(self, step: int, values: dict[str, str]) -> None:
         """Show the number of completed steps and the latest formatted values."""
+        self._activity = "training"
         self._values |= values
         status = " ".join(self._values[key] for key in BAR_METRICS if key in self._values)
         self.progress.update(self._task, completed=step, status=status)
@@ -82,7 +86,13 @@ class ProgressBar:
 
     def show_activity(self, activity: str) -> None:
         """Show what the run does between two steps, until the next step."""
+        self._activity = activity
         self.progress.update(self._task, status=f"{activity} …")
+
+    def __str__(self) -> str:
+        task = self.progress.tasks[self._task]
+        width = len(str(task.total))
+        return f"step {task.completed:>{width}}  {self._activity} …  {self.time_left}"
 
 
 class Record:
@@ -105,13 +115,19 @@ class Record:
         self._samples: list[list] = []  # [step, text]
         self.progress_bar = ProgressBar(self.console, config.max_steps, max(0, step))
         self.wandb = WandbRecord(config, run_dir, self.note)
-        self._has_slowed_down = False
+        self._has_slowed_down = self._has_ended = False
+        self._has_printed = threading.Event()
+        self._reporter = threading.Thread(target=self._report_progress, daemon=True)
 
     def __enter__(self) -> "Record":
         self.progress_bar.progress.start()
+        self._reporter.start()
         return self
 
     def __exit__(self, error_type: type[BaseException] | None, *_: object) -> None:
+        self._has_ended = True
+        self._has_printed.set()
+        self._reporter.join()
         self.progress_bar.progress.stop()
         self.wandb.finish(failed=error_type is not None)
 
@@ -128,6 +144,7 @@ class Record:
         if values and shown:
             width = len(str(self.config.max_steps))
             self.log(f"step {row['step']:>{width}}  {'  '.join(shown)}")
+            self._has_printed.set()
         if "train/ms_per_step" in row and self.config.device == "cpu":
             self._note_slow_steps(row["train/ms_per_step"])
 
@@ -142,6 +159,13 @@ class Record:
                 f"note     steps take {slowdown:.0f} times as long as before: close other "
                 "programs, or stop and resume this run, so that its threads sleep while they wait"
             )
+
+    def _report_progress(self) -> None:
+        """Without a terminal, print what the run does if there were no metrics for a while."""
+        while not self._has_ended and not self.console.is_terminal:
+            if not self._has_printed.wait(SILENT_SECONDS):
+                self.log(str(self.progress_bar))
+            self._has_printed.clear()
 
     def write(self, row: dict) -> None:
         """Append a row to metrics.jsonl, and send it to W&B with what else was logged there.
@@ -216,23 +240,23 @@ def print_summary(
     seconds: dict[str, float],
 ) -> None:
     """Print a run's page, losses, strongest finding, time and memory, and what to do next."""
-    log = printer(console)
-    log("")
+    print_line, print_prose = printer(console), printer(console, wrap=True)
+    print_line("")
     page = run_dir / "report.html"
-    log(f"page     {page.absolute().as_uri()}" if page.exists() else f"run      {run_dir}")
+    print_line(f"page     {page.absolute().as_uri()}" if page.exists() else f"run      {run_dir}")
     for line in summarize_losses(rows):
-        log(line)
-    log(f"finding  {findings[0] if findings else 'no attention head stands out yet'}")
+        print_prose(line)
+    print_prose(f"finding  {findings[0] if findings else 'no attention head stands out yet'}")
     if len(findings) > 1:
-        log(f"         {len(findings) - 1} more, and all measurements, on the page")
+        print_prose(f"         {len(findings) - 1} more, and all measurements, on the page")
     cost = [f"{name} {format_minutes(spent)}" for name, spent in seconds.items() if spent >= 1]
     if cost:
-        log(f"time     {', '.join(cost)}")
+        print_prose(f"time     {', '.join(cost)}")
     if "memory/peak_gib" in rows[-1]:
-        log(f"memory   {rows[-1]['memory/peak_gib']:.1f} GiB at its peak")
+        print_prose(f"memory   {rows[-1]['memory/peak_gib']:.1f} GiB at its peak")
     folder = shlex.quote(str(run_dir))
-    log(f"next     python explore.py run_dir={folder}")
-    log(f"         python sample.py run_dir={folder}")
+    print_line(f"next     python explore.py run_dir={folder}")
+    print_line(f"         python sample.py run_dir={folder}")
 
 
 def summarize_losses(rows: list[dict]) -> list[str]:

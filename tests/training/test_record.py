@@ -1,6 +1,7 @@
 """The record of a run: its numbers, failures of its files, and W&B."""
 
 import json
+import queue
 import subprocess
 import sys
 from math import nan
@@ -11,6 +12,7 @@ import pytest
 import wandb
 from conftest import TINY
 
+import training.record
 from cli.config_file import read_config
 from common.errors import UserError
 from common.metrics import METRICS, SAMPLES, is_scored, loss_warning, overfitting, read_rows
@@ -101,6 +103,17 @@ def test_a_run_that_becomes_slow_says_so_once(tiny, tmp_path, capsys):
             record.write(row)
     before, after = capsys.readouterr().out.split("note ")
     assert "  50 ms" in before and "  60 ms" in after
+
+
+def test_without_a_terminal_a_line_shows_what_takes_long(tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr(training.record, "SILENT_SECONDS", 0.01)
+    record, lines = Record(tiny, tmp_path), queue.Queue()
+    monkeypatch.setattr(record, "log", lines.put)
+    with record:
+        record.print_metrics({"step": 3})
+        record.progress_bar.show_activity("measuring attention")
+        while "3  measuring attention" not in lines.get(timeout=60):
+            pass
 
 
 def test_a_recurring_failure_is_noted_once_and_costs_nothing_else(tiny, tmp_path, capsys):
