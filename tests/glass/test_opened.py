@@ -270,13 +270,6 @@ def test_what_is_no_head_or_token_is_refused_in_one_sentence(changes):
         opened.loss(TEXT, **changes)
 
 
-@pytest.mark.parametrize("token", [True, 1.0, None, [1, 2], T])
-def test_what_is_no_predicted_token_is_refused_in_one_sentence(token):
-    opened = glass.open(lively(build_model(small())), TOKENIZER)
-    with pytest.raises(UserError, match=r"^token=[^\n]*$"):
-        opened.head_effects(TEXT, token)
-
-
 @pytest.mark.parametrize(
     "ask, value",
     [

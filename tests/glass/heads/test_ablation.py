@@ -8,14 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from models import captured_with, configs, few, lively, random_tokens, small, smeared_configs
 
-from glass.heads import ablation
 from glass.heads.ablation import (
     ablate_heads,
     head_importance,
     iterate_head_effects,
     iterate_token_effects,
     measure_head_effects,
-    measure_token_effects,
 )
 from glass.heads.capture import ForwardPass, capture
 from glass.heads.interventions import Interventions
@@ -68,19 +66,6 @@ def test_effects_are_those_of_whole_passes_with_one_more_intervention(config, in
         if not any(interventions):
             of_text = measure_head_effects(model, forward)[head]
             assert of_text[:-1] == pytest.approx(increase, abs=1e-9) and np.isnan(of_text[-1])
-
-
-@pytest.mark.parametrize("max_tokens", [1, 100])
-def test_effects_do_not_depend_on_the_size_of_a_pass(monkeypatch, max_tokens):
-    model = lively(build_model(small(n_kv_head=2, block_size=64)))
-    forward = capture_text(model, random_tokens(40))
-    token_effects = measure_token_effects(model, forward)
-    head_effects = measure_head_effects(model, forward)
-    monkeypatch.setattr(ablation, "MAX_TOKENS_PER_PASS", max_tokens)
-    for effects, expected in zip(measure_token_effects(model, forward), token_effects):
-        assert np.allclose(effects, expected, atol=2e-5, equal_nan=True)
-    effects = measure_head_effects(model, forward)
-    assert np.allclose(effects, head_effects, atol=2e-5, equal_nan=True)
 
 
 @pytest.fixture(params=[1, 2, 4])
