@@ -12,7 +12,7 @@ from common.errors import UserError
 from common.files import exists, is_folder
 from common.paths import expand_model_name
 from common.settings import format_value, iterate_settings
-from config import HUB_MODEL, Config
+from config import Config
 
 Log = Callable[[str], None]
 
@@ -71,7 +71,7 @@ def continue_run(run: Config, requested: Config, typed: Sequence[str], log: Log)
     Raises:
         UserError: A setting would change that the run keeps.
     """
-    if _is_same_on_hub(run.init_from, requested.init_from):
+    if run.init_from and run.init_from.startswith(f"{requested.init_from}@"):  # on the hub
         requested = replace(requested, init_from=run.init_from)
     requested = absolute_paths(requested)
     if "data.path" in typed and run.data.source == "stdlib":
@@ -96,13 +96,6 @@ def continue_run(run: Config, requested: Config, typed: Sequence[str], log: Log)
         for key in changed:
             log(f"note: {key} changes from {old[key]} to {new[key]} from here on")
     return config
-
-
-def _is_same_on_hub(pinned: str | None, name: str | None) -> bool:
-    """Return whether a name without a commit is that of a model of the hub with its commit."""
-    if not name or not HUB_MODEL.fullmatch(pinned or "") or HUB_MODEL.fullmatch(name):
-        return False
-    return name.partition("@")[0] == str(pinned).partition("@")[0]
 
 
 # --- the model that a run starts from -------------------------------------------------------------

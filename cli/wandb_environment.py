@@ -12,7 +12,7 @@ import yaml
 
 from cli.command_line import quote
 from common.errors import UserError
-from common.settings import convert_value, iterate_settings, show_value
+from common.settings import show_value
 from common.terminal import error_sentence
 from config import Config
 
@@ -58,23 +58,16 @@ def check_agent(config: Config, overrides: Sequence[str]) -> None:
     try:
         chosen = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
         chosen.pop("wandb_version", None)
-        values = {key: entry["value"] for key, entry in chosen.items()}
+        values = {key: str(entry["value"]) for key, entry in chosen.items()}
     except Exception as e:  # W&B reports what it cannot read
         reason = error_sentence(e)
         raise UserError(
             f"WANDB_SWEEP_PARAM_PATH={path} cannot be read ({reason}): unset it"
         ) from None
-    settings = {name: (field, value) for name, field, value in iterate_settings(config)}
     for key, value in values.items():
-        has_value = f"{key}={value}" in overrides  # a preset, such as optim=muon
-        if key in settings:
-            field, current = settings[key]
-            is_typed = f"{key}={quote(str(value))}" in overrides  # a path, which has been expanded
-            has_value = convert_value(key, field, value) == current or (value and is_typed)
-        if has_value:
-            continue
-        raise UserError(
-            f"the W&B agent chose {key}={show_value(value)}, but this run was started without "
-            "it: end the sweep's command with ${args_no_hyphens}, as wandb_sweep.yaml does, or set "
-            "wandb.mode=disabled"
-        )
+        if not {f"{key}={value}", f"{key}={quote(value)}"} & set(overrides):
+            raise UserError(
+                f"the W&B agent chose {key}={show_value(value)}, but this run was started without "
+                "it: end the sweep's command with ${args_no_hyphens}, as wandb_sweep.yaml does, or "
+                "set wandb.mode=disabled"
+            )

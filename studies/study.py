@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from itertools import pairwise, product
-from math import ceil, inf, isfinite, nan
+from math import ceil, inf, isfinite
 from operator import attrgetter, gt, lt
 from pathlib import Path
 from statistics import fmean
@@ -37,7 +37,7 @@ from config import Config
 
 START, END = "start", "end"
 STEP = "step"
-REPRODUCED, NOT_REPRODUCED, UNDECIDED = "reproduced", "not reproduced", "undecided"
+VERDICTS = NOT_REPRODUCED, UNDECIDED, REPRODUCED = "not reproduced", "undecided", "reproduced"
 MIN_SEEDS = 5  # in which both quantities of a difference were measured
 # Standard errors inside its bounds from which a claim is reproduced (with 5 seeds, p < 0.01 by
 # Student's t), and outside from which it is not.
@@ -62,8 +62,7 @@ class Event(NamedTuple):
     def find(self, rows: Sequence[dict]) -> dict:
         """Return the row of metrics.jsonl at which it happened, or {}."""
         is_past = gt if self.side == "above" else lt
-        names = [name for name in (self.metric, self.threshold) if isinstance(name, str)]
-        measured = [row for row in rows if all(name in row for name in names)]
+        measured = [row for row in rows if self.metric in row]
         past = [
             is_past(row[self.metric], row.get(self.threshold, self.threshold)) for row in measured
         ]
@@ -99,42 +98,6 @@ class Comparison(NamedTuple):
         distinct = zip(*(pair for pair in pairs if pair[0] != pair[1]))
         return f"{shared}: {' − '.join(map(', '.join, distinct))}"
 
-    def judge(
-        self, first: dict[int, float], second: dict[int, float], n_runs: int
-    ) -> tuple[str, str]:
-        """Return the verdict and its reason, from both quantities by seed in runs of `n_runs`."""
-        share = ""
-        if self.first.arm == self.second.arm:
-            pairs = [(first[seed], second[seed]) for seed in first if seed in second]
-            difference = paired_difference([a for a, _ in pairs], [b for _, b in pairs])
-            n_seeds = len(pairs)
-            n_within = sum(self.at_least <= a - b <= self.at_most for a, b in pairs)
-            low, high = proportion_interval(n_within, n_runs)
-            share = f"; {n_within} of {n_runs} seeds ({low:.0%} to {high:.0%})"
-        else:
-            n_seeds = min(len(first), len(second))
-            difference = welch_difference([*first.values()], [*second.values()])
-        if n_seeds < MIN_SEEDS:
-            return UNDECIDED, f"unknown ({pluralize(n_seeds, 'seed')}, but {MIN_SEEDS} are needed)"
-
-        value = difference.value
-        above, below = value - self.at_least, self.at_most - value
-        bound = f"at least {self.at_least:g}" if above < below else f"at most {self.at_most:g}"
-        errors = difference._replace(value=min(above, below)).in_errors
-        size = abs(errors)
-        reason = (
-            f"{format_with_error(value, difference.error)}, {bound}: "
-            f"{size:.{0 if size >= 10 else 1}f} SE {'inside' if errors > 0 else 'outside'}{share}"
-        )
-        if errors >= MIN_ERRORS:
-            return REPRODUCED, reason
-        if errors <= -MIN_ERRORS_TO_REFUTE:
-            return NOT_REPRODUCED, reason
-        times = (MIN_ERRORS if errors > 0 else MIN_ERRORS_TO_REFUTE) / (size or inf)
-        if 1 < times < 10:
-            reason += f"; about {ceil(n_seeds * times**2)} seeds would decide"
-        return UNDECIDED, reason
-
 
 class Claim(NamedTuple):
     """A claim that is reproduced if every difference is within its bounds."""
@@ -142,6 +105,11 @@ class Claim(NamedTuple):
     text: str
     comparisons: Sequence[Comparison]
     needs: Sequence[tuple[str, str]] = ()  # (event, arm): it must have happened in most seeds
+
+    @property
+    def quantities(self) -> list[Quantity]:
+        """The quantities that are compared."""
+        return [quantity for each in self.comparisons for quantity in (each.first, each.second)]
 
 
 class Study(NamedTuple):
@@ -163,9 +131,8 @@ class Study(NamedTuple):
 
     @property
     def quantities(self) -> list[Quantity]:
-        """The quantities that are compared."""
-        comparisons = [each for claim in self.claims for each in claim.comparisons]
-        return [quantity for each in comparisons for quantity in (each.first, each.second)]
+        """The quantities that the claims compare."""
+        return [quantity for claim in self.claims for quantity in claim.quantities]
 
 
 class Results:
@@ -188,20 +155,48 @@ class Results:
 
     def judge(self, claim: Claim) -> tuple[str, list[str]]:
         """Return the verdict on a claim, the worst of its comparisons, and the reasons."""
-        quantities = [each for pair in claim.comparisons for each in (pair.first, pair.second)]
-        events = [(each.at, each.arm) for each in quantities if each.at in self.study.events]
+        events = [(each.at, each.arm) for each in claim.quantities if each.at in self.study.events]
         for event, arm in (*claim.needs, *events):
             count, total = len(self.values(Quantity(STEP, arm, event))), len(self.arms[arm])
             if 2 * count <= total:
                 return UNDECIDED, [f"{arm}: {event} in only {count} of {total} seeds"]
-        verdicts, reasons = [], []
-        for each in claim.comparisons:
-            values = self.values(each.first), self.values(each.second)
-            verdict, reason = each.judge(*values, n_runs=len(self.arms[each.first.arm]))
-            verdicts.append(verdict)
-            reasons.append(f"{each.name} = {reason}")
-        worst = next(v for v in (NOT_REPRODUCED, UNDECIDED, REPRODUCED) if v in verdicts)
-        return worst, reasons
+        verdicts, reasons = zip(*map(self.judge_comparison, claim.comparisons))
+        return min(verdicts, key=VERDICTS.index), [*reasons]
+
+    def judge_comparison(self, comparison: Comparison) -> tuple[str, str]:
+        """Return the verdict on one comparison, and its reason."""
+        first, second, at_least, at_most = comparison
+        a, b, share = self.values(first), self.values(second), ""
+        if first.arm == second.arm:
+            seeds, n_runs = [seed for seed in a if seed in b], len(self.arms[first.arm])
+            difference = paired_difference([a[s] for s in seeds], [b[s] for s in seeds])
+            n_within = sum(at_least <= a[s] - b[s] <= at_most for s in seeds)
+            low, high = proportion_interval(n_within, n_runs)
+            share = f"; {n_within} of {n_runs} seeds ({low:.0%} to {high:.0%})"
+            n_seeds = len(seeds)
+        else:
+            difference = welch_difference([*a.values()], [*b.values()])
+            n_seeds = min(len(a), len(b))
+        reason = f"{comparison.name} = "
+        if n_seeds < MIN_SEEDS:
+            count = pluralize(n_seeds, "seed")
+            return UNDECIDED, f"{reason}unknown ({count}, but {MIN_SEEDS} are needed)"
+
+        above, below = difference.value - at_least, at_most - difference.value
+        bound = f"at least {at_least:g}" if above < below else f"at most {at_most:g}"
+        errors = difference._replace(value=min(above, below)).in_errors
+        is_inside, size = errors > 0, abs(errors)
+        reason += (
+            f"{format_with_error(difference.value, difference.error)}, {bound}: "
+            f"{size:.{0 if size >= 10 else 1}f} SE {'inside' if is_inside else 'outside'}{share}"
+        )
+        needed = MIN_ERRORS if is_inside else MIN_ERRORS_TO_REFUTE
+        if size >= needed:
+            return REPRODUCED if is_inside else NOT_REPRODUCED, reason
+        if size > needed / 10:
+            n_deciding = ceil(n_seeds * (needed / size) ** 2)
+            reason += f"; about {n_deciding} seeds would decide"
+        return UNDECIDED, reason
 
     def text(self) -> str:
         """Return the tables, and the verdict on each claim with its reasons."""
@@ -267,7 +262,7 @@ class Results:
 
     def _draw_chart(self, pen: ImageDraw.ImageDraw, metric: str, left: int, top: int) -> None:
         runs = [
-            (color, [row for row in rows if isfinite(row.get(metric, nan))])
+            (color, [row for row in rows if metric in row])
             for color, runs in zip(COLORS, self.arms.values())
             for rows in runs.values()
         ]

@@ -66,8 +66,11 @@ def make_study(*claims: Claim) -> Study:
 
 
 def judge(comparison, first: Sequence[float], second: Sequence[float]) -> str:
-    values = dict(enumerate(first)), dict(enumerate(second))
-    return comparison.judge(*values, n_runs=len(first))[0]
+    arms: dict[str, dict[int, list[dict]]] = {"a": {}, "b": {}}
+    for quantity, values in ((comparison.first, first), (comparison.second, second)):
+        for seed, value in enumerate(values):
+            arms[quantity.arm].setdefault(seed, [{}])[0][quantity.metric] = value
+    return Results(make_study(), arms).judge_comparison(comparison)[0]
 
 
 def test_a_verdict_needs_five_seeds():
