@@ -43,4 +43,6 @@ def test_the_mean_is_the_validation_loss_of_the_text():
     model = lively(GPT(small(vocab_size=3)))
     config = Config(model=model.config, device="cpu", precision="fp32")
     windows = Windows(np.array(IDS), ALPHABET, config)
-    assert score_tokens(model, IDS).mean() == pytest.approx(windows.loss(model).mean, abs=1e-6)
+    assert score_tokens(model, IDS).mean() == pytest.approx(
+        windows.measure(model)["loss"], abs=1e-6
+    )

@@ -77,7 +77,8 @@ def test_a_checkpoint_of_nanogpt_is_trained_from_and_no_code_in_it_runs(
     trained, tokenizer, _ = load_run("run")
     assert tokenizer.vocab_size == shape["vocab_size"] and trained.config.mlp == "gelu"
     text = prepare(DataConfig("text", str(text_file)), TokenizerConfig("char"))
-    loss = Windows(text.val, text.tokenizer, read_config(Path("run/config.yaml"))).loss(model).mean
+    windows = Windows(text.val, text.tokenizer, read_config(Path("run/config.yaml")))
+    loss = windows.measure(model)["loss"]
     assert read_rows(Path("run/metrics.jsonl"))[0]["val/loss"] == pytest.approx(loss, rel=1e-6)
 
     # Without its text, or with other contents, it is refused
