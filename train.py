@@ -18,7 +18,6 @@ if __name__ == "__main__":
     end_on_interrupt()  # without a traceback from an import below
 
 import cli
-from cli.wandb_environment import claim_one_run
 from common.terminal import Terminal, error_sentence, exit_on_error, printer, tolerate_errors
 from common.torchrun import process_rank
 from config import Config, ResolvedConfig
@@ -162,8 +161,8 @@ def prepare(config: Config, world: World, run_dir: Path, progress: Progress) -> 
 
     # Text, after the checks of the device and of W&B
     device.pick_device(config.device, world.size)
-    if world.rank == 0 and check_wandb(config.wandb) != "disabled":
-        claim_one_run(run_dir)
+    if world.rank == 0:
+        check_wandb(config.wandb)
     world.wait()
     initial, text = prepare_inputs(config, world, run_dir, progress, interop.open_starting_weights)
     resolved = resolve(config, world.size, text, progress.step) if world.rank == 0 else None

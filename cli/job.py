@@ -166,7 +166,7 @@ def configure(job: Job, read_model: ReadModel, log: Log = print) -> Job:
         if config.init_from:
             config = adopt(config, job.keys, read_model(config.init_from), log)
     config.check()
-    for key in job.keys:
+    for key in [*job.keys, "data.path"]:  # which a preset may set
         if key in SETTINGS and (reason := explain_unused(config, key, job.swept)):
             raise UserError(reason)
     for mode, read in READ_BY_MODE.items():
@@ -176,8 +176,6 @@ def configure(job: Job, read_model: ReadModel, log: Log = print) -> Job:
                 f"{show_value(ignored[0])} has no effect with {mode}=true: leave one of them out"
             )
     if config.data.path:
-        if reason := explain_unused(config, "data.path", job.swept):  # a preset may set it
-            raise UserError(reason)
         require_path(config.data.path)
     check_agent(config, job.overrides)
     return replace(job, config=config)

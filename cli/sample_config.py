@@ -6,6 +6,7 @@ from common.errors import UserError
 from common.settings import LARGEST_SEED, Above, setting
 from config import Hardware, LoadConfig
 
+ONE_TEXT = {"interactive": (False,)}
 GENERATED = {"score": (None,)}  # a text is generated, not scored
 DRAWN = GENERATED | {"temperature": Above(0)}  # its tokens are drawn at random
 
@@ -18,10 +19,10 @@ class SampleConfig(Hardware, LoadConfig):
         None,
         "text to continue; -: read it from stdin; null: begin a new text",
         literal=True,
-        only_with={"interactive": (False,)},
+        only_with=ONE_TEXT,
     )
     prompt_file: str | None = setting(
-        None, "continue the text of this file", only_with={"interactive": (False,)}
+        None, "continue the text of this file", only_with=ONE_TEXT | {"prompt": (None,)}
     )
     interactive: bool = setting(
         False, "continue one typed prompt after the other; Ctrl-C stops a text, Ctrl-D quits"
@@ -30,7 +31,7 @@ class SampleConfig(Hardware, LoadConfig):
         None,
         "score this file instead (loss, bits per byte; attention=PATH.html shows the loss of each "
         "token); -: read it from stdin",
-        only_with={"interactive": (False,)},
+        only_with=ONE_TEXT | {"prompt": (None,), "prompt_file": (None,)},
     )
     max_new_tokens: int = setting(
         500, "maximum number of tokens to generate", ge=1, le=10**9, only_with=GENERATED
@@ -71,7 +72,7 @@ class SampleConfig(Hardware, LoadConfig):
     attention: str | None = setting(
         None,
         "PATH.html: write, or replace, a page of the first text's attention",
-        only_with={"interactive": (False,)},
+        only_with=ONE_TEXT,
     )
     seed: int = setting(
         1337, "random seed; equal seeds give equal texts", ge=0, le=LARGEST_SEED, only_with=DRAWN
@@ -80,10 +81,6 @@ class SampleConfig(Hardware, LoadConfig):
     def check(self) -> None:
         """Raise `UserError` if a value is out of bounds or settings contradict each other."""
         super().check()
-        texts = ("prompt", "prompt_file", "score")
-        used = [f"{name}=" for name in texts if getattr(self, name) is not None]
-        if len(used) > 1:
-            raise UserError(f"{' and '.join(used)} exclude each other: leave one out")
         if self.attention is not None and not self.attention.endswith(".html"):
             raise UserError(f"attention={self.attention} must end in .html")
         if self.attention is not None and self.precision != "auto":

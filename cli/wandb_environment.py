@@ -18,8 +18,6 @@ from config import Config
 
 # Variables that name one run. W&B ignores WANDB_RESUME, because a run is always started to resume.
 ONE_RUN = ("WANDB_RUN_ID", "WANDB_NAME", "WANDB_FORK_FROM", "WANDB_RESUME_FROM")
-# The folders of this process's runs, by the variables and values that named them.
-_claimed: dict[tuple[str, str | None], Path] = {}
 
 
 def refuse_in_sweep() -> None:
@@ -27,19 +25,6 @@ def refuse_in_sweep() -> None:
     for variable in ONE_RUN:
         if os.environ.get(variable):
             raise UserError(f"{variable} is for one run, but a sweep has several: unset it")
-
-
-def claim_one_run(run_dir: Path) -> None:
-    """Raise `UserError` if a variable names a run that another folder of this process has."""
-    for variable in ONE_RUN:
-        value = os.environ.get(variable)
-        first = _claimed.get((variable, value), run_dir).absolute()
-        if value and first.exists() and first != run_dir.absolute():
-            raise UserError(
-                f"{variable}={value} was already used by the run in {first}: unset it to start "
-                "another"
-            )
-        _claimed[variable, value] = run_dir.absolute()
 
 
 def check_agent(config: Config, overrides: Sequence[str]) -> None:

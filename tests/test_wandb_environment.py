@@ -8,7 +8,7 @@ from conftest import TINY
 
 import cli
 from cli.command_line import parse_command_line
-from cli.wandb_environment import ONE_RUN, claim_one_run
+from cli.wandb_environment import ONE_RUN
 from common.errors import UserError
 from sweeps.jobs import run_sweep
 
@@ -66,19 +66,13 @@ def test_what_an_agent_chose_does_not_matter_if_nothing_is_recorded(agent):
 
 
 @pytest.mark.parametrize("variable", ONE_RUN)
-def test_a_variable_for_one_run_is_refused_for_several(
+def test_a_variable_for_one_run_is_refused_in_a_sweep(
     offline_wandb, variable, monkeypatch, tmp_path
 ):
     monkeypatch.setenv(variable, "mine?_step=1" if variable.endswith("FROM") else "mine")
-    claim_one_run(tmp_path / "refused")  # which leaves no folder
-    (tmp_path / "first").mkdir()
-    claim_one_run(tmp_path / "first")
-    claim_one_run(tmp_path / "first")  # resumed
-    with pytest.raises(UserError, match=variable):
-        claim_one_run(tmp_path / "second")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=variable):
         configure = partial(cli.configure, read_model=pytest.fail)
         sweep = parse_command_line(["-m", "seed=1,2", "wandb.mode=offline"])
         run_sweep(sweep, configure, pytest.fail, report=pytest.fail)
-    assert [*tmp_path.iterdir()] == [tmp_path / "first"]
+    assert not [*tmp_path.iterdir()]
