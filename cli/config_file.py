@@ -13,23 +13,21 @@ from omegaconf import OmegaConf
 from common.checkpoints import CONFIG_FILE, Manifest, open_checkpoint
 from common.errors import UserError
 from common.files import ordinary_file
-from common.settings import check_settings, iterate_settings, show_value
+from common.settings import check_settings, iterate_settings
 from common.terminal import error_sentence
 from config import HUB_MODEL, Config
 
 MAX_CONFIG_BYTES = 1 << 20
-# Settings that config.yaml lacked in its first format → the format that added them, and the value
-# with which a run does what it did before. A new setting needs an entry, with the next format:
-# stored configurations are never filled up with defaults, which may change.
-ADDED_SETTINGS: dict[str, tuple[int, Any]] = {
-    "experiment": (2, None),
-    "model.mlp_ratio": (2, None),
-    "optim.muon_lr_multiple": (2, 5.0),
-    "optim.warmup_share": (2, 0.05),
+# Settings that config.yaml lacked once → the value with which a run does what it did before. A new
+# setting needs an entry: stored configurations are never filled up with defaults, which may change.
+ADDED_SETTINGS: dict[str, Any] = {
+    "experiment": None,
+    "model.mlp_ratio": None,
+    "optim.muon_lr_multiple": 5.0,
+    "optim.warmup_share": 0.05,
 }
-FIRST_FORMAT = 1  # of a configuration without a number
-CONFIG_FORMAT = max((added_in for added_in, _ in ADDED_SETTINGS.values()), default=FIRST_FORMAT)
 REMOVED_SETTINGS = (
+    "format",
     "data.encoding",
     "data.lines",
     "data.pairs",
@@ -76,7 +74,7 @@ def parse_config(text: str) -> Config:
     """Return the configuration that `config_yaml` has written, which has every setting.
 
     Raises:
-        Exception: Of many classes, if the text is damaged or of a later format.
+        Exception: Of many classes, if the text is damaged or of a later version.
     """
     # Anchors can expand without bound.
     if "&" in text and any(isinstance(token, yaml.AnchorToken) for token in yaml.scan(text)):
@@ -84,22 +82,13 @@ def parse_config(text: str) -> Config:
     saved = yaml.safe_load(text)
     if not isinstance(saved, dict):
         raise UserError("it has no settings: restore the file")
-    saved_format = saved.pop("format", FIRST_FORMAT)
-    if saved_format not in range(FIRST_FORMAT, CONFIG_FORMAT + 1):
-        raise UserError(
-            f"it has the format {show_value(saved_format)}, but this version reads formats up to "
-            f"{CONFIG_FORMAT}: use the version that wrote it"
-        )
     for key, _, _ in iterate_settings(Config()):
         section, name = _find_section(saved, key)
-        if name in section:
-            continue
-        added_in, value = ADDED_SETTINGS.get(key, (FIRST_FORMAT, None))
-        if added_in <= saved_format:
+        if name not in section and key not in ADDED_SETTINGS:
             raise UserError(f"it lacks {key}: restore the file, or use the version that wrote it")
-        section[name] = value
-    if saved_format == FIRST_FORMAT:
-        _convert_first_format(saved)
+        section.setdefault(name, ADDED_SETTINGS.get(key))
+    if "warmup_steps" in saved["optim"]:
+        _convert_sizes(saved)
     for key in REMOVED_SETTINGS:
         section, name = _find_section(saved, key)
         section.pop(name, None)
@@ -107,11 +96,11 @@ def parse_config(text: str) -> Config:
     return OmegaConf.to_object(OmegaConf.merge(schema, _escape_texts(saved)))
 
 
-def _convert_first_format(saved: dict) -> None:
-    """Give a file of the first format the settings that stand for those that it has."""
+def _convert_sizes(saved: dict) -> None:
+    """Give a file of the first versions, which held sizes, the shares that stand for them."""
     saved["experiment"] = "finetune" if saved["init_from"] else None
     optim, steps = saved["optim"], saved["max_steps"]
-    warmup = optim.get("warmup_steps")
+    warmup = optim["warmup_steps"]
     optim["warmup_share"] = (steps // 20 if warmup is None else warmup) / steps
     if muon_lr := optim.get("muon_lr"):
         optim["muon_lr_multiple"] = muon_lr / optim["lr"]
@@ -143,8 +132,7 @@ def absolute_paths(config: Config) -> Config:
 
 def config_yaml(config: Config) -> str:
     """Return the text of config.yaml, which `read_config` reads from any folder."""
-    saved = {"format": CONFIG_FORMAT} | asdict(absolute_paths(config))
-    return yaml.safe_dump(saved, sort_keys=False)
+    return yaml.safe_dump(asdict(absolute_paths(config)), sort_keys=False)
 
 
 def _escape_texts(node: Any) -> Any:

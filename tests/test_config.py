@@ -9,10 +9,8 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from omegaconf.errors import OmegaConfBaseException
 
-from cli import config_file
 from cli.config_file import (
     ADDED_SETTINGS,
-    CONFIG_FORMAT,
     REMOVED_SETTINGS,
     absolute_paths,
     config_yaml,
@@ -112,7 +110,7 @@ def test_any_text_and_number_is_read_back_equal(text, lr, seed, tmp_path_factory
     assert read_back(config, tmp_path_factory.mktemp("run")) == absolute_paths(config)
 
 
-# A file of the first format, as the version wrote it that had no number for it.
+# A file of the first versions.
 FIRST = (ROOT / "tests" / "config_format_1.yaml").read_text(encoding="utf-8")
 
 
@@ -143,7 +141,7 @@ def test_a_new_setting_is_in_the_table_with_the_value_of_older_runs():
     ("steps", "warmup", "lr", "muon_lr"),
     [(2000, None, 6e-3, None), (130, 0, 0.03, 0.1), (59, 9, 1, 3)],
 )
-def test_a_run_of_the_first_format_keeps_its_schedule(steps, warmup, lr, muon_lr):
+def test_a_run_of_the_first_versions_keeps_its_schedule(steps, warmup, lr, muon_lr):
     content = yaml.safe_load(FIRST)
     content["optim"] |= {"warmup_steps": warmup, "lr": lr, "muon_lr": muon_lr}
     optim = parse_config(yaml.safe_dump(content | {"max_steps": steps})).optim
@@ -160,22 +158,13 @@ def test_a_configuration_that_lacks_a_setting_is_refused_by_name():
             assert key in str(error.value)
 
 
-def test_a_later_setting_has_the_old_value_in_files_of_an_earlier_format_only(monkeypatch):
-    newest = CONFIG_FORMAT + 1
-    monkeypatch.setitem(config_file.ADDED_SETTINGS, "model.norm", (newest, "rmsnorm"))
-    monkeypatch.setattr(config_file, "CONFIG_FORMAT", newest)
-    text, lacks = config_yaml(parse_config(FIRST)), {"model.norm": None}
-    assert parse_config(changed_file(text)).model.norm == "layernorm"
-    assert parse_config(changed_file(FIRST, **lacks)).model.norm == "rmsnorm"
-    assert parse_config(changed_file(text, **lacks, format=newest - 1)).model.norm == "rmsnorm"
-    for wrong, named in (
-        (changed_file(text, **lacks), "model.norm"),
-        (changed_file(text, format=newest + 1), f"{newest + 1}"),
-        (changed_file(text, format="two"), "two"),
-        (changed_file(text, typo=1), "typo"),
-    ):
-        with pytest.raises((UserError, OmegaConfBaseException), match=named):
-            parse_config(wrong)
+def test_a_later_setting_has_the_old_value_and_an_unknown_one_is_refused(monkeypatch):
+    monkeypatch.setitem(ADDED_SETTINGS, "model.norm", "rmsnorm")
+    text = config_yaml(parse_config(FIRST))
+    assert parse_config(text).model.norm == "layernorm"
+    assert parse_config(changed_file(text, **{"model.norm": None})).model.norm == "rmsnorm"
+    with pytest.raises(OmegaConfBaseException, match="typo"):
+        parse_config(changed_file(text, typo=1))
 
 
 def test_settings_that_older_versions_had_are_ignored():
