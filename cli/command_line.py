@@ -73,7 +73,7 @@ def parse_command_line(argv: Sequence[str]) -> CommandLine:
     if typed and typed[0] == argv[0]:
         typed = _name_text(typed, parsed.multirun)
     by_key = {argument.partition("=")[0]: argument for argument in typed}
-    settings = [_check_argument(argument, parsed.multirun) for argument in by_key.values()]
+    settings = [check_argument(argument, parsed.multirun) for argument in by_key.values()]
     is_shown = parsed.cfg is not None
     return CommandLine(list(argv), settings, parsed.multirun, parsed.config_dir, is_shown)
 
@@ -103,7 +103,7 @@ def _groups_with(name: str) -> list[str]:
     return [path.parent.name for path in sorted(CONFIGS.glob("*/*.yaml")) if path.stem == name]
 
 
-def _check_argument(argument: str, is_sweep: bool) -> str:
+def check_argument(argument: str, is_sweep: bool) -> str:
     """Return KEY=VALUE as Hydra takes it: a text is quoted, unless a sweep has several of them."""
     key, _, value = argument.partition("=")
     is_hydras = key.startswith(("hydra.", "hydra/"))

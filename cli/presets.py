@@ -36,6 +36,7 @@ def _check_preset(path: Path, group: str) -> None:
     if is_global and not re.match(rf"\s*{GLOBAL_PACKAGE}\b", text):
         raise UserError(f"{path} must begin with the line {GLOBAL_PACKAGE}")
     for name, value in _iterate_values(content, "" if is_global else f"{group}."):
+        name = name.removeprefix("hydra.sweeper.params.")
         if name in TEXTS and isinstance(value, (int, float)):  # 007 is 7, and off is false
             raise UserError(
                 f"{path}: {name} is a text, but YAML reads its value as {format_value(value)}: put "

@@ -79,11 +79,6 @@ def describe_figure(name: str) -> Figure:
     return BY_NAME.get(name) or Figure(name, heading, heading, is_large=is_time)
 
 
-def is_on_page(name: str) -> bool:
-    """True if the page shows a figure; the other scores of heads are lines in its charts."""
-    return name in BY_NAME or name.startswith("task/")
-
-
 def summarize_run(run_dir: Path, config: Config | None, rows: list[dict]) -> dict[str, float]:
     """Compute the figures of a run that sweep.csv has as columns, as far as they were measured.
 

@@ -19,21 +19,23 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice, product
+from functools import partial
+from itertools import islice
 from math import isfinite, nan
 from pathlib import Path
 
 from filelock import FileLock
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra._internal.hydra import Hydra
 from hydra._internal.utils import create_config_search_path
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import ChoiceSweep, Override
+from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig
 
 import cli
-from cli.command_line import CONFIGS, TEXTS, quote
+from cli.command_line import CONFIGS, check_argument, quote
 from cli.config_file import PER_COMMAND, absolute_paths
 from cli.wandb_environment import refuse_in_sweep
 from common.checkpoints import saved_steps
@@ -56,14 +58,13 @@ from sweeps.page import write_results
 from sweeps.ranking import name_settings
 from sweeps.runs import (
     FAILURE,
-    JOB_FILE,
+    SWEEP_FILE,
     JobRecord,
     Run,
     format_settings,
     is_sweep,
     read_record,
     read_sweep,
-    require_sweep,
     write_record,
 )
 from sweeps.table import print_sweep
@@ -85,9 +86,8 @@ class SweepPlan:
 
     folder: Path
     start_folder: Path  # where the command was started; relative paths begin there
-    config_dir: str | None  # --config-dir, which the jobs' commands repeat
-    swept: Sequence[str]  # keys of the settings that differ between the jobs
     jobs: dict[tuple[str, ...], cli.Job]  # of a grid, by their overrides
+    compose_drawn: Callable[[Sequence[str]], cli.Job]  # a job whose values a sweeper has drawn
     configure: Configure
     train: Train
 
@@ -117,15 +117,18 @@ def run_sweep(
     Raises:
         UserError: If a value of a setting is impossible, or every job is; then nothing is written.
     """
+    from training.device import pick_device  # imports torch
+    from training.wandb_record import check_wandb
+
     search_path = create_config_search_path(str(CONFIGS))
     if command_line.config_dir:
         presets = expand_home("--config-dir", command_line.config_dir)
         search_path.prepend("command-line", str(presets.absolute()), anchor="schema")
     loader = JobLoader(search_path)
-    composed, overrides = sweep_settings(command_line, loader)
+    composed, settings = sweep_settings(command_line, loader)
     is_grid = composed.hydra.sweeper._target_.endswith(".BasicSweeper")
     folder = find_sweep(composed.hydra.sweep.dir, resume=composed.resume == "auto")
-    all_jobs = compose_jobs(overrides, command_line.config_dir, is_grid)
+    all_jobs = compose_jobs(settings, command_line.config_dir, is_grid)
     if composed.dry_run:
         placed = (place_job(folder, job) for job in all_jobs)
         preview_jobs(placed, lambda job: train(configure(job)))
@@ -134,37 +137,36 @@ def run_sweep(
     trains_here = composed.hydra.launcher._target_.endswith((".BasicLauncher", ".JoblibLauncher"))
 
     def check_job(job: cli.Job) -> None:
-        job = configure(place_job(folder, job), log=lambda line: None)
-        check_machine(job.config, trains_here)
+        config = configure(place_job(folder, job), log=lambda line: None).config
+        if trains_here:
+            pick_device(config.device)
+        if check_wandb(config.wandb) != "disabled":
+            refuse_in_sweep()
 
     require_possible_job(jobs, check_job)
     folder = folder or new_run_dir("sweep")
     folder.mkdir(parents=True, exist_ok=True)
+    (folder / SWEEP_FILE).touch()
     jobs_of_grid = {tuple(job.overrides): job for job in jobs if is_grid}
-    start, swept = Path.cwd(), jobs[0].swept
-    plan = SweepPlan(folder, start, command_line.config_dir, swept, jobs_of_grid, configure, train)
+    compose_drawn = partial(_compose_job, config_dir=command_line.config_dir, swept=jobs[0].swept)
+    plan = SweepPlan(folder, Path.cwd(), jobs_of_grid, compose_drawn, configure, train)
     count = f"{pluralize(len(jobs), 'job')}, " if is_grid else ""
     printer(Terminal())(f"sweep    {count}in {folder}")
 
     is_stopped = False
     try:
-        launch(command_line, plan, loader)
+        launch(settings, plan, loader)
     except SystemExit:
         typed = [a for a in command_line.typed if not a.startswith(("resume=", "hydra.sweep.dir="))]
         again = ["python", "train.py", *typed, "resume=auto", f"hydra.sweep.dir={folder}"]
-        goes_on = "" if trains_here else ", but jobs that are already submitted go on"
-        print_stderr(f"the sweep was stopped{goes_on}; to resume it:\n{shlex.join(again)}")
-        if is_sweep(folder):
-            summarize(folder)
+        print_stderr(f"the sweep was stopped; to resume it:\n{shlex.join(again)}")
+        summarize(folder)
         raise
     except Exception as e:  # jobs report their own errors: this one is of what starts them
-        if not is_sweep(folder):
-            raise UserError(
-                f"no job could be started in {folder} ({error_sentence(e)}): correct the settings "
-                "of hydra.launcher and hydra.sweeper"
-            ) from None
         is_stopped = True
-        print_stderr(f"error: {error_sentence(e)}")
+        print_stderr(
+            f"error: {error_sentence(e)}: correct the settings of hydra.launcher and hydra.sweeper"
+        )
     runs = summarize(folder)
     print_sweep(Terminal(), folder, runs)
     report(folder)
@@ -172,21 +174,21 @@ def run_sweep(
         sys.exit(1)
 
 
-def launch(command_line: cli.CommandLine, plan: SweepPlan, loader: ConfigLoaderImpl) -> None:
+def launch(settings: Sequence[Override], plan: SweepPlan, loader: ConfigLoaderImpl) -> None:
     """Have Hydra's sweeper and launcher call `run_job` for each job, here or in other processes."""
     # For jobs in processes of their own, which may start anywhere
     paths = [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")]
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     os.environ.setdefault("WANDB_RUN_GROUP", plan.folder.name)
     logging.getLogger("hydra_plugins").setLevel(logging.CRITICAL)  # jobs report their own failures
-    settings = [s for s in command_line.settings if not s.startswith("hydra.sweep.dir=")]
-    settings.append(f"hydra.sweep.dir={quote(str(plan.folder))}")
+    typed = [str(s.input_line) for s in settings if s.key_or_group != "hydra.sweep.dir"]
+    typed.append(f"hydra.sweep.dir={quote(str(plan.folder))}")
 
     def run_hydra_job(_: DictConfig) -> float | None:
         return run_job(HydraConfig.get().overrides.task, plan)
 
     hydra = Hydra(task_name="train", config_loader=loader)
-    hydra.multirun("config", run_hydra_job, settings, with_log_configuration=False)
+    hydra.multirun("config", run_hydra_job, typed, with_log_configuration=False)
 
 
 # --- the jobs before they start -------------------------------------------------------------------
@@ -201,78 +203,50 @@ def sweep_settings(
     constant = [str(o.input_line) for o in typed if not o.is_sweep_override()]
     composed = cli.compose_settings(constant, command_line.config_dir)
     params = composed.hydra.sweeper.get("params") or {}
-    settings = {key: f"{key}={value}" for key, value in params.items()} | {
-        override.key_or_group: override.input_line
-        for override in typed
-        if not override.key_or_group.startswith("hydra")
-    }
-    overrides = parser.parse_overrides(list(settings.values()))
-    for override in overrides:
-        _check_texts(override)
-    return composed, overrides
-
-
-def _check_texts(override: Override) -> None:
-    """Raise `UserError` if YAML or Hydra's grammar has changed a text, as 007 to 7."""
-    value = override.value()
-    texts = value.list if isinstance(value, ChoiceSweep) else [value]
-    if override.key_or_group in TEXTS and any(isinstance(text, (int, float)) for text in texts):
-        raise UserError(
-            f"{override.input_line} has a number, true or false where a text is needed: put each "
-            f"text in quotes; in a preset, {override.key_or_group}: \"'007','008'\""
-        )
+    preset = [check_argument(f"{key}={value}", is_sweep=True) for key, value in params.items()]
+    settings = [*parser.parse_overrides(preset), *typed]
+    return composed, list({setting.key_or_group: setting for setting in settings}.values())
 
 
 def compose_jobs(
-    overrides: Sequence[Override], config_dir: str | None, is_grid: bool
+    settings: Sequence[Override], config_dir: str | None, is_grid: bool
 ) -> Iterator[cli.Job]:
-    """Compose the jobs of a grid; if a sweeper draws values, some with the ends of its intervals.
+    """Compose the jobs of a grid; if a sweeper draws values, jobs that have each of them once.
 
     Raises:
         UserError: If a value cannot work, whatever the others are.
     """
+    overrides = [o for o in settings if not o.key_or_group.startswith("hydra")]
     swept = [str(override.key_or_group) for override in overrides if override.is_sweep_override()]
-    jobs = product(*(_values(override, is_grid) for override in overrides))
-    for job in jobs if is_grid else islice(jobs, MAX_CHECKED_JOBS):
+    jobs = BasicSweeper.split_arguments(overrides, None)[0] if is_grid else _draw_jobs(overrides)
+    if not jobs:
+        raise UserError(f"{' or '.join(swept)} has no values: give it some")
+    for job in jobs:
         yield _compose_job(job, config_dir, swept)
+
+
+def _draw_jobs(overrides: Sequence[Override]) -> list[list[str]]:
+    """Return settings of jobs in which each value occurs, and both ends of each interval."""
+    columns = []
+    for override in overrides:
+        if not override.is_sweep_override():
+            values = [override.get_value_element_as_str()]
+        elif override.is_discrete_sweep():
+            values = list(islice(override.sweep_string_iterator(), MAX_CHECKED_JOBS))
+        else:
+            values = [str(override.value().start), str(override.value().end)]
+        columns.append([f"{override.get_key_element()}={value}" for value in values])
+    count = max(map(len, columns), default=1)
+    return [[values[number % len(values)] for values in columns] for number in range(count)]
 
 
 def _compose_job(overrides: Sequence[str], config_dir: str | None, swept: Sequence[str]) -> cli.Job:
     return replace(cli.compose_job(list(overrides), config_dir), swept=swept)
 
 
-def _values(override: Override, is_grid: bool) -> list[str]:
-    """Return a setting with each of its values, as KEY=VALUE; of an interval, its ends."""
-    if not override.is_sweep_override():
-        values = [override.get_value_element_as_str()]
-    elif override.is_discrete_sweep():
-        values = list(override.sweep_string_iterator())
-    elif is_grid:
-        raise UserError(
-            f"{override.input_line} needs a sweeper that draws values: add hydra/sweeper=optuna"
-        )
-    else:
-        interval = override.value()
-        values = [str(interval.start), str(interval.end)]
-    if not values:
-        raise UserError(f"{override.input_line} has no values: give it some")
-    return [f"{override.get_key_element()}={value}" for value in values]
-
-
-def check_machine(config: Config, trains_here: bool) -> None:
-    """Raise `UserError` if W&B's settings, or the device if it trains here, do not work."""
-    from training.device import pick_device  # imports torch
-    from training.wandb_record import check_wandb
-
-    if trains_here:
-        pick_device(config.device)
-    if check_wandb(config.wandb) != "disabled":
-        refuse_in_sweep()
-
-
 def require_possible_job(jobs: Sequence[cli.Job], check: Callable[[cli.Job], None]) -> None:
     """Raise the first error of `check` if no job passes; one seed stands for all."""
-    one_per_row = {hash_row(job): job for job in jobs}
+    one_per_row = {hash_settings(job, "seed"): job for job in jobs}
     refusals = []
     for job in islice(one_per_row.values(), MAX_CHECKED_JOBS):
         try:
@@ -292,7 +266,7 @@ def preview_jobs(jobs: Iterable[cli.Job], train: Train) -> None:
     lines: dict[tuple[str, int], str] = {}
     for number, job in enumerate(jobs, 1):
         title, output = name_job(f"{number}", job), io.StringIO()
-        remaining = hash_row(job), count_steps(job.config.run_dir)
+        remaining = hash_settings(job, "seed"), count_steps(job.config.run_dir)
         try:
             if remaining not in lines:
                 with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
@@ -322,8 +296,7 @@ def run_job(overrides: Sequence[str], plan: SweepPlan) -> float | None:
     """
     os.chdir(plan.start_folder)  # Hydra (hydra.job.chdir) or a launcher may have left it
     replace_unprintable_characters()  # in the process that a launcher has started
-    job = plan.jobs.get(tuple(overrides))
-    job = job or _compose_job(overrides, plan.config_dir, plan.swept)
+    job = plan.jobs.get(tuple(overrides)) or plan.compose_drawn(overrides)
     number = HydraConfig.get().job.num + 1
     title = name_job(f"{number}/{len(plan.jobs)}" if plan.jobs else f"{number}", job)
     path = find_job_folder(plan.folder, job)
@@ -353,10 +326,9 @@ def run_job(overrides: Sequence[str], plan: SweepPlan) -> float | None:
 
     gc.collect()  # reference cycles of the job may hold its model
     with contextlib.suppress(UserError, OSError):  # the summary at the end reports it again
+        (path / FAILURE).unlink(missing_ok=True)
         if failure:
             (path / FAILURE).write_text(failure, encoding="utf-8", errors="backslashreplace")
-        else:
-            (path / FAILURE).unlink(missing_ok=True)
         summarize(plan.folder)
         if not failure:
             print_line(f"{title}  {loss:.4f} val/loss  {time.time() - start:.0f} s")
@@ -376,9 +348,8 @@ def prepare_job(job: cli.Job, path: Path, plan: SweepPlan) -> cli.Job:
     record, text = read_record(path), hash_text(configured.config)
     max_steps = job.config.max_steps
     if steps_taken and text != record.text:
-        state = "has begun" if steps_taken < record.schedule[-1][1] else "is finished"
         raise UserError(
-            f"it {state} on another text than the one there now: restore that text, or train on "
+            "it was trained on another text than the one there now: restore that text, or train on "
             "this one with another hydra.sweep.dir"
         )
     if max_steps < steps_taken:
@@ -399,14 +370,12 @@ def hash_text(config: Config) -> str:
 
 def name_job(number: str, job: cli.Job) -> str:
     """Return the number and the swept settings of a job for the terminal."""
-    return printable(f"{number}  {name_settings(_typed_settings(job, job.swept))}", one_line=True)
+    return printable(f"{number}  {name_settings(_swept_settings(job))}", one_line=True)
 
 
-def _typed_settings(job: cli.Job, keys: Sequence[str]) -> dict[str, str]:
-    """Return settings by their keys, as they were composed; presets as they were typed."""
-    typed = {key: override.partition("=")[2] for key, override in zip(job.keys, job.overrides)}
-    settings = typed | format_settings(job.config)
-    return {key: settings[key] for key in keys}
+def _swept_settings(job: cli.Job) -> dict[str, str]:
+    settings = describe_job(job)
+    return {key: settings[key] for key in job.swept}
 
 
 # --- what a job is --------------------------------------------------------------------------------
@@ -426,17 +395,19 @@ def hash_settings(job: cli.Job, *ignored: str) -> str:
     return hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:HASH_DIGITS]
 
 
-def hash_row(job: cli.Job) -> str:
-    """Return the hash that the jobs share which differ only by the seed."""
-    return hash_settings(job, "seed")
+def describe_job(job: cli.Job) -> dict[str, str]:
+    """Return every setting of a job as it was composed, and its presets as they were typed."""
+    presets = {"--config-dir": job.config_dir} if job.config_dir else {}
+    typed = {key: override.partition("=")[2] for key, override in zip(job.keys, job.overrides)}
+    return presets | typed | format_settings(job.config)
 
 
 def record_job(job: cli.Job) -> JobRecord:
     """Return the record of a job that has not begun; its paths are absolute."""
-    presets = {"--config-dir": job.config_dir} if job.config_dir else {}
-    keys = [key for key in job.keys if key != "resume"]
-    absolute = replace(job, config=absolute_paths(job.config))
-    return JobRecord(hash_row(job), job.config.seed, presets | _typed_settings(absolute, keys))
+    settings = describe_job(replace(job, config=absolute_paths(job.config)))
+    keys = [key for key in ("--config-dir", *job.keys) if key in settings]
+    typed = [key for key in keys if key not in ("resume", "sweep")]
+    return JobRecord(hash_settings(job), hash_settings(job, "seed"), settings, typed)
 
 
 # --- the sweep's folder ---------------------------------------------------------------------------
@@ -464,7 +435,7 @@ def find_job_folder(folder: Path, job: cli.Job) -> Path:
     for path in list_folder(folder):
         if path.name.endswith(ending) and is_folder(path):
             return path
-    settings = _typed_settings(job, job.swept)
+    settings = _swept_settings(job)
     name = ",".join(f"{key}={settings[key]}" for key in sorted(settings)) or "job"
     return folder / f"{name_part(name)}{ending}"
 
@@ -480,8 +451,7 @@ def find_sweep(typed: str, resume: bool) -> Path | None:
         return None
     folder = expand_home("hydra.sweep.dir", typed)
     require_output_folder(f"hydra.sweep.dir={typed}", folder)
-    others = [path for path in list_folder(folder) if not _may_precede_first_job(path)]
-    if others and not is_sweep(folder):
+    if list_folder(folder) and not is_sweep(folder):
         raise UserError(
             f"hydra.sweep.dir={folder} is not empty and holds no sweep of this version of "
             "GlassGPT: choose another folder"
@@ -494,20 +464,8 @@ def find_sweep(typed: str, resume: bool) -> Path | None:
     return folder
 
 
-def _may_precede_first_job(path: Path) -> bool:
-    """Return whether a sweep that was killed before its first job was recorded may leave a path."""
-    if not is_folder(path):
-        return path.name == "multirun.yaml"  # Hydra's
-    return {inside.name for inside in list_folder(path)} <= {
-        JOB_LOCK,
-        LOG_FILE,
-        f".{JOB_FILE}.part",
-    }
-
-
 def summarize(folder: Path) -> list[Run]:
     """Write sweep.csv and sweep.html from the runs in the folder, one process at a time."""
-    require_sweep(folder)  # before a lock file is left in a folder of something else
     with FileLock(folder / ".lock"):
         runs = read_sweep(folder)
         write_results(folder, runs)

@@ -11,16 +11,15 @@ from common.terminal import print_stderr, tolerate_errors
 from glass.heads.metrics import read_head_values
 from glass.page.html import write_html
 from glass.page.values import finite_number, metric_curve
-from sweeps.figures import describe_figure, is_on_page
-from sweeps.ranking import Ranking, Variant, reproduce_command
-from sweeps.runs import Run
+from sweeps.figures import BY_NAME, describe_figure
+from sweeps.ranking import Ranking, Variant, name_settings, reproduce_command
+from sweeps.runs import RUN, Run
 from sweeps.table import (
     conclusion,
     figure_names,
     format_cell,
     format_steps,
     setting_columns,
-    summarize_figure,
     write_csv,
 )
 
@@ -46,7 +45,12 @@ def write_results(folder: Path, runs: Sequence[Run]) -> None:
 def write_sweep_page(folder: Path, ranking: Ranking) -> Path:
     """Write sweep.html or comparison.html from the runs as they are now, and return its path."""
     variants, best = ranking.variants, ranking.best_run
-    figures = [name for name in figure_names(variants, ranking.metric) if is_on_page(name)]
+    # The other scores of heads are lines in the charts
+    figures = [
+        name
+        for name in figure_names(variants, ranking.metric)
+        if name in BY_NAME or name.startswith("task/")
+    ]
     losses = LOSS_CURVES[ranking.metric]
     content = {
         "title": folder.resolve().name,
@@ -59,8 +63,7 @@ def write_sweep_page(folder: Path, ranking: Ranking) -> Path:
         "losses": losses,
         "averagedScores": AVERAGED_SCORES,
         "runs": [
-            _run_data(folder, run, figures, losses)
-            | {"setting": index, "title": _title(run, variant)}
+            _run_data(folder, run, figures, losses) | {"setting": index}
             for index, variant in enumerate(variants)
             for run in variant.runs
         ],
@@ -70,7 +73,7 @@ def write_sweep_page(folder: Path, ranking: Ranking) -> Path:
 
 def _figure_data(name: str, variants: Sequence[Variant]) -> dict:
     figure = describe_figure(name)
-    summaries = [summarize_figure(variant, name) for variant in variants]
+    summaries = [variant.summarize(name) for variant in variants]
     return {
         "name": name,
         "title": figure.title,
@@ -81,17 +84,13 @@ def _figure_data(name: str, variants: Sequence[Variant]) -> dict:
     }
 
 
-def _title(run: Run, variant: Variant) -> str:
-    seed = f"seed={run.settings['seed']}" if "seed" in run.settings else ""
-    return f"{variant.name} {seed}".strip() or run.name
-
-
 def _run_data(folder: Path, run: Run, figures: Sequence[str], losses: Iterable[str]) -> dict:
     page = run.path / "report.html"
     rows = [{"step": row["step"], **_scores_of_row(row)} for row in run.rows]
     scores = dict.fromkeys(score for row in rows for score in row if score != "step")
     return {
         "name": run.name,
+        "title": run.settings.get(RUN) or name_settings(run.settings) or run.name,
         "page": _relative_url(folder, page) if exists(page) else None,
         "label": run.settings.get("seed", "page"),
         "status": run.status,

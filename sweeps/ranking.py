@@ -8,8 +8,10 @@ from functools import cached_property
 from math import isfinite, nan
 from statistics import fmean
 
+from cli.command_line import SETTINGS
 from common.settings import explain_unused
-from common.statistics import SIGNIFICANCE_LEVEL, Difference, standard_error, welch_difference
+from common.statistics import censored_median, standard_error
+from sweeps.figures import describe_figure
 from sweeps.runs import RUN, Run
 
 
@@ -39,14 +41,15 @@ class Variant:
         """Return a figure of each measured run that has it."""
         return [run.figures[figure] for run in self.measured if figure in run.figures]
 
-    def mean(self, figure: str) -> float:
-        """Return the mean of a figure over the measured runs, or nan if none has it."""
-        values = self.values(figure)
-        return fmean(values) if values else nan
+    def summarize(self, figure: str) -> tuple[float, float]:
+        """Return the mean of a figure and its standard error, nan if that is unknown.
 
-    def error(self, figure: str) -> float:
-        """Return the standard error of the mean, or nan with fewer than two measured runs."""
-        return standard_error(self.values(figure))
+        Of times of emergence it is the median, with runs without an emergence last.
+        """
+        if describe_figure(figure).is_time:
+            return censored_median([run.figures.get(figure) for run in self.measured]), nan
+        values = self.values(figure)
+        return fmean(values) if values else nan, standard_error(values)
 
 
 class Ranking:
@@ -60,9 +63,8 @@ class Ranking:
     @cached_property
     def metric(self) -> str:
         """The metric that ranks the runs: the loss, or bits per byte if vocabularies differ."""
-        vocabularies = {
-            (config.tokenizer.name, config.model.vocab_size) for config in self._trained_configs
-        }
+        configs = [run.config for run in self.runs if run.config and run.rows]
+        vocabularies = {(config.tokenizer.name, config.model.vocab_size) for config in configs}
         return "val/loss" if len(vocabularies) < 2 else "val/bits_per_byte"
 
     @cached_property
@@ -71,14 +73,13 @@ class Ranking:
 
         The rules of a generated text come from the seed, in which compared runs may differ.
         """
-        trained = [(run.config, run.record.text) for run in self.runs if run.config and run.rows]
-        texts = {(astuple(config.data), text) for config, text in trained}
-        seeds = {config.seed for config, _ in trained if config.data.source == "synthetic"}
-        return len(texts) > 1 or (self.compares_runs and len(seeds) > 1)
-
-    @property
-    def _trained_configs(self) -> list:
-        return [run.config for run in self.runs if run.config and run.rows]
+        texts = set()
+        for run in self.runs:
+            if run.config and run.rows:
+                data = run.config.data
+                has_rules = self.compares_runs and data.source == "synthetic"
+                texts.add((astuple(data), run.record.text, has_rules and run.config.seed))
+        return len(texts) > 1
 
     @cached_property
     def variants(self) -> list[Variant]:
@@ -86,28 +87,20 @@ class Ranking:
 
         If no loss ranks the runs, their variants keep the order of the runs.
         """
-        variants: dict[tuple, Variant] = {}
+        variants: dict[object, Variant] = {}
         for run in self.runs:
             settings = dict(run.settings)
             if not self.compares_runs:
                 settings.pop("seed", None)
-            variant = variants.setdefault(
-                (run.row, *sorted(settings.items())), Variant(settings, [])
-            )
-            variant.runs.append(run)
+            row = run.name if self.compares_runs else run.row
+            variants.setdefault(row, Variant(settings, [])).runs.append(run)
 
         def order(variant: Variant) -> tuple:
-            mean = variant.mean(self.metric)
+            mean, _ = variant.summarize(self.metric)
             return not variant.measured, not isfinite(mean), mean if isfinite(mean) else 0
 
         ordered = list(variants.values())
         return ordered if self.has_several_texts else sorted(ordered, key=order)
-
-    @property
-    def lacks_error_estimate(self) -> bool:
-        """True if one of the two best variants has a single finished run."""
-        best_two = self.variants[:2]
-        return len(best_two) > 1 and any(len(variant.finished) == 1 for variant in best_two)
 
     @cached_property
     def best_run(self) -> Run | None:
@@ -118,23 +111,6 @@ class Ranking:
             run for run in self.variants[0].measured if isfinite(run.figures.get(self.metric, nan))
         ]
         return min(candidates, key=lambda run: run.figures[self.metric], default=None)
-
-    @property
-    def lead(self) -> Difference:
-        """The mean of the second-best variant minus that of the best."""
-        best, second = self.variants[:2]
-        return welch_difference(second.values(self.metric), best.values(self.metric))
-
-    @property
-    def tied_variant(self) -> Variant | None:
-        """The second-best variant if the best one does not beat it significantly.
-
-        It is tied unless Welch's t-test finds p < `SIGNIFICANCE_LEVEL`, which accounts for the
-        number of seeds.
-        """
-        if len(self.variants) < 2:
-            return None
-        return self.variants[1] if self.lead.p_value >= SIGNIFICANCE_LEVEL else None
 
 
 def name_settings(settings: dict[str, str]) -> str:
@@ -159,8 +135,8 @@ def reproduce_command(run: Run) -> str | None:
     if len(run.record.schedule) != 1 or run.failure:
         return None
     settings = [
-        f"{key}={value}"
-        for key, value in run.record.settings.items()
-        if key != "sweep" and not (key in run.all_settings and explain_unused(run.config, key))
+        f"{key}={run.record.settings[key]}"
+        for key in run.record.typed
+        if not (run.config and key in SETTINGS and explain_unused(run.config, key))
     ]
     return shlex.join(["python", "train.py", *settings])

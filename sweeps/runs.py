@@ -1,12 +1,11 @@
 """Read runs from their folders: the jobs of a sweep, and any others. Does not import torch."""
 
 import json
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 
-from cli.config_file import PER_COMMAND, read_config
+from cli.config_file import read_config
 from common.checkpoints import CONFIG_FILE
 from common.errors import UserError
 from common.files import atomic_write, exists, is_folder, list_folder, read_json_object
@@ -16,12 +15,11 @@ from common.terminal import error_sentence, explain_error
 from config import Config
 from sweeps.figures import summarize_run
 
+SWEEP_FILE = "multirun.yaml"  # in a sweep's folder: what its jobs share, which Hydra writes
 JOB_FILE = "job.json"  # in a job's folder: its record
 FAILURE = "failure.txt"  # in a job's folder: why its last attempt failed or was refused
 # A pseudo-setting of compared runs: the name of each, so that each is a variant of its own.
 RUN = "run"
-# Settings whose differences do not distinguish jobs: of the command, and of a sweep's presets.
-NO_COLUMNS = (*PER_COMMAND, "sweep", "--config-dir")
 SHOWN_HASH_DIGITS = 8
 
 
@@ -29,18 +27,19 @@ SHOWN_HASH_DIGITS = 8
 class JobRecord:
     """What a sweep records of a job when it starts."""
 
-    row: str = ""  # hash of its settings without the seed; "" of a run outside of a sweep
-    seed: int = 0
-    settings: dict[str, str] = field(default_factory=dict)  # everything typed
+    hash: str = ""  # of its settings; "" of a run outside of a sweep
+    row: str = ""  # hash of its settings without the seed
+    settings: dict[str, str] = field(default_factory=dict)  # as composed; presets as typed
+    typed: list[str] = field(default_factory=list)  # keys of the settings that were typed
     # The step from which each max_steps has counted: more than one if the job was extended.
-    schedule: list[tuple[int, int]] = field(default_factory=list)
+    schedule: list[list[int]] = field(default_factory=list)
     text: str = ""  # hash of its text; "" if it is generated
 
     def continued(self, steps_taken: int, max_steps: int) -> "JobRecord":
         """Return the record of the job when it goes on to `max_steps`."""
-        schedule = [(first, steps) for first, steps in self.schedule if first < steps_taken]
+        schedule = [[first, steps] for first, steps in self.schedule if first < steps_taken]
         if not schedule or schedule[-1][1] != max_steps:
-            schedule.append((steps_taken, max_steps))
+            schedule.append([steps_taken, max_steps])
         return replace(self, schedule=schedule)
 
     @property
@@ -80,11 +79,6 @@ class Run:
     def steps(self) -> int:
         """Number of steps that it has taken."""
         return self.rows[-1]["step"] if self.rows else 0
-
-    @cached_property
-    def all_settings(self) -> dict[str, str]:
-        """Every setting by its key, as a user would type it; {} without a configuration."""
-        return format_settings(self.config) if self.config else {}
 
     @cached_property
     def figures(self) -> dict[str, float]:
@@ -136,76 +130,55 @@ def write_record(path: Path, record: JobRecord) -> None:
 def read_record(path: Path) -> JobRecord:
     """Read the record of a job from its folder."""
     try:
-        content = read_json_object(path / JOB_FILE)
-        content["schedule"] = [(int(first), int(steps)) for first, steps in content["schedule"]]
-        return JobRecord(**content)
-    except (ValueError, KeyError, TypeError) as e:
+        return JobRecord(**read_json_object(path / JOB_FILE))
+    except (ValueError, TypeError) as e:
         raise UserError(
             f"{path / JOB_FILE} cannot be read ({error_sentence(e)}): remove this job"
         ) from None
 
 
-def job_folders(folder: Path) -> list[Path]:
-    """Return the folders of a sweep's jobs, sorted by their names."""
-    return [p for p in list_folder(folder) if is_folder(p) and exists(p / JOB_FILE)]
-
-
 def is_sweep(folder: Path) -> bool:
-    """Return whether a sweep has started a job in this folder."""
-    return bool(job_folders(folder))
-
-
-def require_sweep(folder: Path) -> None:
-    """Raise `UserError` unless a sweep has started a job in this folder."""
-    if not is_sweep(folder):
-        raise UserError(
-            f"{folder} is not the folder of a sweep: give one that python train.py -m … has printed"
-        )
+    """Return whether a sweep has begun in this folder."""
+    return exists(folder / SWEEP_FILE)
 
 
 def read_sweep(folder: Path) -> list[Run]:
-    """Read the runs of a sweep, sorted by the names of their folders.
+    """Read the runs of a sweep, sorted by the names of their folders. Copies of a job count once.
 
-    Copies of a job count once. A row of the table holds runs that differ only by the seed, of one
-    text and one number of steps: they have the same values of all settings, however typed.
+    A row of the table holds runs that differ only by the seed, of one text and one number of steps:
+    they have the same values of all settings, however typed.
     """
-    require_sweep(folder)
-    distinct: dict[object, Run] = {}
-    for path in job_folders(folder):
-        run = read_run(path)
-        identity = (run.record.row, run.record.seed) if run.record.row else path
-        other = distinct.setdefault(identity, run)
-        if (run.status == "finished", run.steps) > (other.status == "finished", other.steps):
-            distinct[identity] = run
+    distinct: dict[str, Run] = {}
+    for path in list_folder(folder):
+        if is_folder(path) and exists(path / JOB_FILE):
+            run = read_run(path)
+            name = run.record.hash or path.name
+            other = distinct.setdefault(name, run)
+            if (run.status == "finished", run.steps) > (other.status == "finished", other.steps):
+                distinct[name] = run
     runs = list(distinct.values())
 
-    typed = (key for run in runs for key in run.record.settings)
-    columns = [key for key in dict.fromkeys([*typed, "max_steps", "text"]) if key not in NO_COLUMNS]
+    shown = [run.record.settings | _conditions(run.record) for run in runs]
+    typed = dict.fromkeys(key for run in runs for key in run.record.typed)
+    columns = {**typed, "max_steps": None}
+    are_extended = any(len(run.record.schedule) > 1 for run in runs)
+    keys = [
+        key
+        for key in columns
+        if len({settings[key] for settings in shown if key in settings}) > 1
+        or (key == "max_steps" and are_extended)
+    ]
     texts = {run.row[:2] for run in runs if run.record.schedule}
-    if len(texts) == len({row for row, _ in texts}):  # the same text in all calls
-        columns.remove("text")
-    rows: dict[tuple, dict[str, str]] = {}
-    values = [
-        rows.setdefault(run.row, _shown_settings(run, columns)) | {"seed": str(run.record.seed)}
-        for run in runs
-    ]
-    keys = [key for key in columns if len({shown[key] for shown in values if key in shown}) > 1]
-    if "max_steps" not in keys and any(len(run.record.schedule) > 1 for run in runs):
-        keys.append("max_steps")
+    if len(texts) > len({row for row, _ in texts}):  # it was replaced between two calls
+        keys.append("text")
     return [
-        replace(run, settings={key: shown.get(key, "") for key in keys})
-        for run, shown in zip(runs, values)
+        replace(run, settings={key: settings.get(key, "") for key in keys})
+        for run, settings in zip(runs, shown)
     ]
 
 
-def _shown_settings(run: Run, columns: Sequence[str]) -> dict[str, str]:
-    """Return the values of a run in the columns of the table, as far as they are known."""
-    settings = run.all_settings | run.record.settings
-    wanted = settings.get("tokenizer.vocab_size", "null")
-    size = run.config and run.config.model.vocab_size
-    if size and wanted != "null" and size < int(wanted):  # the text is too short
-        settings["tokenizer.vocab_size"] = f"{size} of {wanted}"
-    if run.record.schedule:
-        settings |= {"max_steps": run.record.length, "text": run.record.text[:SHOWN_HASH_DIGITS]}
-    # Presets are known only where they are typed: the same settings may have been typed elsewhere.
-    return {key: settings.get(key, "") for key in columns if run.config or key in settings}
+def _conditions(record: JobRecord) -> dict[str, str]:
+    """Return the number of steps and the text of a job that has begun."""
+    if not record.schedule:
+        return {}
+    return {"max_steps": record.length, "text": record.text[:SHOWN_HASH_DIGITS]}

@@ -3,7 +3,7 @@
 import csv
 import shlex
 from collections.abc import Sequence
-from math import isfinite, nan, sqrt
+from math import isfinite, sqrt
 from pathlib import Path
 from statistics import harmonic_mean
 
@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from common.files import atomic_write
-from common.statistics import POWER, SIGNIFICANCE_LEVEL, censored_median, seeds_needed
+from common.statistics import POWER, SIGNIFICANCE_LEVEL, seeds_needed, welch_difference
 from common.terminal import printer
 from common.text import format_with_error, pluralize, printable
 from sweeps.figures import FIGURES, describe_figure
@@ -54,19 +54,6 @@ def print_sweep(console: Console, folder: Path, runs: Sequence[Run]) -> None:
         print_value(printable(f"{name:<12}{value}", one_line=True))
 
 
-def _format_table(
-    columns: Sequence[str], rows: Sequence[Sequence[str]], n_text_columns: int
-) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-    for index, heading in enumerate(columns):
-        is_text = index < n_text_columns
-        text = Text(printable(heading, one_line=True))
-        table.add_column(text, justify="left" if is_text else "right", no_wrap=not is_text)
-    for row in rows:
-        table.add_row(*(Text(printable(cell, one_line=True)) for cell in row))
-    return table
-
-
 def make_table(ranking: Ranking, width: int) -> Table:
     """Build the table of the measured variants, best first, with as many figures as fit.
 
@@ -95,8 +82,19 @@ def make_table(ranking: Ranking, width: int) -> Table:
             break
         columns.append(column)
 
-    headings, *rows = zip(*columns)
-    return _format_table(headings, rows, n_text_columns)
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    for index, (heading, *_) in enumerate(columns):
+        is_text = index < n_text_columns
+        table.add_column(
+            _plain(heading), justify="left" if is_text else "right", no_wrap=not is_text
+        )
+    for row in list(zip(*columns))[1:]:
+        table.add_row(*map(_plain, row))
+    return table
+
+
+def _plain(cell: str) -> Text:
+    return Text(printable(cell, one_line=True))
 
 
 def setting_columns(variants: Sequence[Variant]) -> list[list[str]]:
@@ -126,22 +124,12 @@ def _table_width(columns: Sequence[Sequence[str]]) -> int:
     return sum(max(map(cell_len, column)) + COLUMN_GAP for column in columns) - COLUMN_GAP
 
 
-def summarize_figure(variant: Variant, name: str) -> tuple[float, float]:
-    """Return a variant's mean of a figure and its standard error, nan if that is unknown.
-
-    Of times of emergence it is the median, with runs without an emergence last.
-    """
-    if describe_figure(name).is_time:
-        return censored_median([run.figures.get(name) for run in variant.measured]), nan
-    return variant.mean(name), variant.error(name)
-
-
 def format_cell(variant: Variant, name: str) -> str:
     """Format a variant's mean of a figure, with its standard error and how many runs have it."""
     values, figure = variant.values(name), describe_figure(name)
     if not values:
         return "–"
-    mean, error = summarize_figure(variant, name)
+    mean, error = variant.summarize(name)
     text = figure.format(mean, error if isfinite(error) and error else None)
     if figure.is_time and not isfinite(mean):
         text = "–"
@@ -162,34 +150,28 @@ def _format_share(count: int, total: int) -> str:
 
 def _footer(folder: Path, ranking: Ranking) -> list[tuple[str, str]]:
     """Return the (name, value) lines below the table: the best run, failures and what is next."""
-    runs, is_of_sweep = ranking.runs, not ranking.compares_runs
     page = folder / f"{ranking.file_name}.html"
     lines = [
         ("page", page.absolute().as_uri()),
         ("table", str(page.with_suffix(".csv"))),
+        *conclusion(ranking),
     ]
-    lines += conclusion(ranking)
-    lines += [
-        ("refused" if run.status == "finished" else "failed", f"{run.name}: {run.failure}")
-        for run in runs
-        if run.failure
-    ]
-    if is_of_sweep:
-        lines += [
-            ("unfinished", f"{run.name}: {pluralize(run.steps, 'step')}")
-            for run in runs
-            if run.status == "unfinished"
-        ]
-        if any(run.status != "finished" for run in runs):
-            resume = f"resume=auto hydra.sweep.dir={shlex.quote(str(folder))}"
-            lines.append(("to resume", f"the same command with {resume}"))
-    if is_of_sweep and ranking.best_run:
-        run_dir = shlex.quote(str(ranking.best_run.path))
-        lines += [
-            ("best run", f"python explore.py run_dir={run_dir}"),
-            ("", f"python sample.py run_dir={run_dir}"),
-        ]
-        if command := reproduce_command(ranking.best_run):
+    for run in ranking.runs:
+        if run.failure:
+            name = "refused" if run.status == "finished" else "failed"
+            lines.append((name, f"{run.name}: {run.failure}"))
+        elif run.status == "unfinished" and not ranking.compares_runs:
+            lines.append(("unfinished", f"{run.name}: {pluralize(run.steps, 'step')}"))
+    if ranking.compares_runs:
+        return lines
+    if any(run.status != "finished" for run in ranking.runs):
+        resume = f"resume=auto hydra.sweep.dir={shlex.quote(str(folder))}"
+        lines.append(("to resume", f"the same command with {resume}"))
+    if best := ranking.best_run:
+        run_dir = shlex.quote(str(best.path))
+        lines.append(("best run", f"python explore.py run_dir={run_dir}"))
+        lines.append(("", f"python sample.py run_dir={run_dir}"))
+        if command := reproduce_command(best):
             lines.append(("reproduce", command))
     return lines
 
@@ -204,22 +186,22 @@ def conclusion(ranking: Ranking) -> list[tuple[str, str]]:
     if ranking.compares_runs:
         note = "each row is one run, so there is no error estimate"
         return [("lowest", best.name), ("note", note)] if len(ranking.runs) > 1 else []
-    if ranking.lacks_error_estimate:
+    if not best.name:  # only the seed differs
+        return []
+    second = next(iter(ranking.variants[1:]), best)
+    if second is not best and 1 in (len(best.finished), len(second.finished)):
         return [
             ("lowest", best.name),
             ("note", "with one seed there is no error estimate, so no setting is declared best"),
             ("", "(add seed=1,2,3)"),
         ]
-    if not best.name:  # only the seed differs
-        return []
-    tied = ranking.tied_variant
-    if tied is None:
+    difference = welch_difference(second.values(ranking.metric), best.values(ranking.metric))
+    if second is best or not difference.p_value >= SIGNIFICANCE_LEVEL:
         return [("best", best.name)]
-    difference = ranking.lead
     by = format_with_error(difference.value, difference.error)
     p = f"p = {difference.p_value:.2g}"
-    lines = [("best", f"{best.name}, but {tied.name} is not distinguishable ({by}, {p})")]
-    spread = difference.error * sqrt(harmonic_mean([len(v.finished) for v in (best, tied)]) / 2)
+    lines = [("best", f"{best.name}, but {second.name} is not distinguishable ({by}, {p})")]
+    spread = difference.error * sqrt(harmonic_mean([len(v.finished) for v in (best, second)]) / 2)
     if needed := seeds_needed(difference.value, spread):
         test = f"p < {SIGNIFICANCE_LEVEL} with probability {POWER:.0%}"
         lines.append(("", f"a difference of this size needs {needed:,} seeds per setting ({test})"))

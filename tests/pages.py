@@ -19,7 +19,7 @@ from config import Config, GPTConfig, TokenizerConfig, WandbConfig
 from glass.page import pack
 from glass.page.embedded_model import EmbeddedModel
 from sweeps.jobs import name_part
-from sweeps.runs import FAILURE, JobRecord, write_record
+from sweeps.runs import FAILURE, SWEEP_FILE, JobRecord, write_record
 
 HOSTILE = [
     "</script><script>window.hacked=1</script>",
@@ -206,7 +206,8 @@ def make_job(
     run.mkdir(parents=True)
     settings = {"max_steps": "20", **settings}
     row = str({key: value for key, value in settings.items() if key != "seed"})
-    record = JobRecord(row, int(settings.get("seed", 1)), settings)
+    record = JobRecord(run.name, row, {"seed": "1", **settings}, list(settings))
+    (folder / SWEEP_FILE).touch()
     if final is None:
         write_record(run, record)
         return run
