@@ -365,7 +365,7 @@ def hash_text(config: Config) -> str:
     """Return the hash of a job's text, which its tokenizer does not change; "" if generated."""
     if config.data.source == "synthetic":
         return ""
-    return corpus_fingerprint(open_corpus(config.data), TokenizerConfig())
+    return corpus_fingerprint(open_corpus(config.data), TokenizerConfig())[:HASH_DIGITS]
 
 
 def name_job(number: str, job: cli.Job) -> str:

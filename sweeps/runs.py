@@ -20,7 +20,6 @@ JOB_FILE = "job.json"  # in a job's folder: its record
 FAILURE = "failure.txt"  # in a job's folder: why its last attempt failed or was refused
 # A pseudo-setting of compared runs: the name of each, so that each is a variant of its own.
 RUN = "run"
-SHOWN_HASH_DIGITS = 8
 
 
 @dataclass(frozen=True)
@@ -158,7 +157,10 @@ def read_sweep(folder: Path) -> list[Run]:
                 distinct[name] = run
     runs = list(distinct.values())
 
-    shown = [run.record.settings | _conditions(run.record) for run in runs]
+    shown = [run.record.settings | {"text": run.record.text} for run in runs]
+    for run, settings in zip(runs, shown):
+        if run.record.schedule:
+            settings["max_steps"] = run.record.length
     typed = dict.fromkeys(key for run in runs for key in run.record.typed)
     columns = {**typed, "max_steps": None}
     are_extended = any(len(run.record.schedule) > 1 for run in runs)
@@ -175,10 +177,3 @@ def read_sweep(folder: Path) -> list[Run]:
         replace(run, settings={key: settings.get(key, "") for key in keys})
         for run, settings in zip(runs, shown)
     ]
-
-
-def _conditions(record: JobRecord) -> dict[str, str]:
-    """Return the number of steps and the text of a job that has begun."""
-    if not record.schedule:
-        return {}
-    return {"max_steps": record.length, "text": record.text[:SHOWN_HASH_DIGITS]}

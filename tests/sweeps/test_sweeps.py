@@ -270,7 +270,7 @@ def test_runs_of_a_row_have_one_text_and_one_number_of_steps_and_a_copy_counts_o
         "20, then 30 from step 10",
         "20",
     ]
-    assert [settings["text"] for settings in shown] == ["", "", "", "01234567"]
+    assert [settings["text"] for settings in shown] == ["", "", "", "0123456789ab"]
     ranking = Ranking(read_sweep(tmp_path))
     assert len(ranking.variants) == 3 and ranking.best_run is None  # of several texts
 
