@@ -70,21 +70,13 @@ def parse_command_line(argv: Sequence[str]) -> CommandLine:
             "use python train.py -m"
         )
     typed = parsed.settings
-    if typed and typed[0] == argv[0]:
-        typed = _name_text(typed, parsed.multirun)
+    if typed and typed[0] == argv[0] and _is_text(typed[0]):
+        path = quote(typed[0]) if parsed.multirun and "," in typed[0] else typed[0]  # one text
+        typed = ["data=text", f"data.path={path}", *typed[1:]]
     by_key = {argument.partition("=")[0]: argument for argument in typed}
     settings = [check_argument(argument, parsed.multirun) for argument in by_key.values()]
     is_shown = parsed.cfg is not None
     return CommandLine(list(argv), settings, parsed.multirun, parsed.config_dir, is_shown)
-
-
-def _name_text(arguments: list[str], is_sweep: bool) -> list[str]:
-    """Translate the path of a text in the first place to data=text data.path=PATH."""
-    path, *others = arguments
-    if not _is_text(path):
-        return arguments
-    value = quote(path) if is_sweep and "," in path else path  # one text, not several
-    return ["data=text", f"data.path={value}", *others]
 
 
 def _is_text(argument: str) -> bool:

@@ -80,8 +80,6 @@ def parse_config(text: str) -> Config:
     if "&" in text and any(isinstance(token, yaml.AnchorToken) for token in yaml.scan(text)):
         raise ValueError("it contains YAML anchors, which runs do not write")
     saved = yaml.safe_load(text)
-    if not isinstance(saved, dict):
-        raise UserError("it has no settings: restore the file")
     for key, _, _ in iterate_settings(Config()):
         section, name = _find_section(saved, key)
         if name not in section and key not in ADDED_SETTINGS:
@@ -111,7 +109,7 @@ def _find_section(saved: dict, key: str) -> tuple[dict, str]:
     section, _, name = key.rpartition(".")
     node = saved.get(section) if section else saved
     if not isinstance(node, dict):
-        raise UserError(f"it lacks the section {section}: restore the file")
+        raise UserError(f"it lacks {key}: restore the file")
     return node, name
 
 

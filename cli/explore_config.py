@@ -12,11 +12,6 @@ from config import Hardware, LoadConfig
 class ExploreConfig(Hardware, LoadConfig):
     """Settings of `explore.py`."""
 
-    checkpoint: str = setting(
-        "best",
-        "checkpoint to load: best, last, or a step number; reloading the page loads the one that "
-        "is then the best or the last",
-    )
     prompt: str | None = setting(
         None, "text that the page shows first; null: an example", literal=True
     )

@@ -110,28 +110,22 @@ def compose_settings(
 
 
 def compose_job(overrides: list[str], config_dir: str | None = None) -> Job:
-    """Compose the job that these overrides describe, and check the bounds of its settings."""
-    config = _compose_config(overrides, config_dir)
-    if implied := find_implied_presets(overrides, config):
-        config = _compose_config([*overrides, *implied], config_dir)
-    return Job(config, overrides, config_dir)
+    """Compose the job that these overrides describe, and check the bounds of its settings.
 
-
-def find_implied_presets(overrides: Sequence[str], config: Config) -> list[str]:
-    """Return the presets that a typed path and a typed model imply.
-
-    A path implies data=text unless another source is chosen, and a pretrained model implies
+    A typed path implies data=text unless another source is chosen, and a pretrained model implies
     experiment=finetune unless an experiment is typed.
     """
-    keys = {override.partition("=")[0] for override in overrides}
-    if not keys & {"data.path", "init_from"}:
-        return []
+    job = Job(_compose_config(overrides, config_dir), overrides, config_dir)
+    keys, data, init_from = {*job.keys}, job.config.data, job.config.init_from
     implied = []
-    if config.data.path and config.data.source == "stdlib" and not keys & {"data", "data.source"}:
+    has_source = bool(keys & {"data", "data.source"}) or data.source != "stdlib"
+    if "data.path" in keys and data.path and not has_source:
         implied.append("data=text")
-    if config.init_from and "experiment" not in keys and is_pretrained(config.init_from):
+    if "init_from" in keys and init_from and "experiment" not in keys and is_pretrained(init_from):
         implied.append(f"experiment={FINE_TUNING}")
-    return implied
+    if implied:
+        job = replace(job, config=_compose_config([*overrides, *implied], config_dir))
+    return job
 
 
 def _compose_config(overrides: list[str], config_dir: str | None) -> Config:
@@ -184,8 +178,7 @@ def configure(job: Job, read_model: ReadModel, log: Log = print) -> Job:
 def _request_to(run: Config, config: Config, job: Job) -> Config:
     """Return what is requested of a run, with the typed presets as its experiment changes them."""
     presets = [key for key in job.keys if _is_section(key)]
-    is_other = run.experiment not in (None, config.experiment) and "experiment" not in job.keys
-    if presets and is_other:
+    if presets and run.experiment and "experiment" not in job.keys:
         overrides = [*job.overrides, f"experiment={run.experiment}"]
         composed = _compose_config(overrides, job.config_dir)
         for key in presets:

@@ -37,7 +37,7 @@ def test_a_mistake_is_one_sentence_before_anything_is_served(
     finished_run, command, tmp_path, argv, name
 ):
     shutil.copytree(finished_run, tmp_path / "run")
-    done = command("explore.py", "browser=false", *argv)
+    done = command("explore.py", *argv, "browser=false")
     assert (done.returncode, done.stdout) == (1, "")
     last = done.stderr.splitlines()[-1]
     assert last.startswith("error: ") and name in last
