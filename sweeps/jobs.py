@@ -165,7 +165,8 @@ def run_sweep(
     except Exception as e:  # jobs report their own errors: this one is of what starts them
         is_stopped = True
         print_stderr(
-            f"error: {error_sentence(e)}: correct the settings of hydra.launcher and hydra.sweeper"
+            f"error: Hydra ended the sweep ({error_sentence(e)}): correct the settings of "
+            "hydra.launcher and hydra.sweeper"
         )
     runs = summarize(folder)
     print_sweep(Terminal(), folder, runs)
