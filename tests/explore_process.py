@@ -18,7 +18,7 @@ class Explorer(Process):
     """A process that runs `python explore.py ARGV` and serves its page."""
 
     def __init__(self, folder: Path, *argv: str, **more):
-        super().__init__(folder, "port=0", "browser=false", *argv, script="explore.py", **more)
+        super().__init__(folder, *argv, "port=0", "browser=false", script="explore.py", **more)
         self.wait_for(self.out, lines=1)
         self.address = self.out.read_text().strip()
 
