@@ -24,7 +24,7 @@ from cli.continuation import (
     is_pretrained,
 )
 from cli.help import train_help
-from cli.presets import check_presets
+from cli.presets import use_preset_files
 from cli.wandb_environment import check_agent
 from common.errors import UserError
 from common.paths import expand_home, expand_model_name, require_path
@@ -92,10 +92,10 @@ def compose_settings(
     overrides: list[str], config_dir: str | None = None, name: str = "config"
 ) -> DictConfig:
     """Have Hydra compose presets and quoted overrides; the result includes Hydra's own settings."""
+    use_preset_files()
     if config_dir is not None:
-        folder = expand_home("--config-dir", config_dir).absolute()
-        check_presets(folder)
-        overrides = [*overrides, f"hydra.searchpath=[{quote(f'file://{folder}')}]"]
+        folder = quote(f"file://{expand_home('--config-dir', config_dir).absolute()}")
+        overrides = [*overrides, f"hydra.searchpath=[{folder}]"]
     with initialize_config_dir(str(CONFIGS), version_base="1.3"):
         try:
             return compose(name, overrides, return_hydra_config=True)

@@ -305,6 +305,7 @@ BAD_PRESETS = [
     ("experiment/bad.yaml", GLOBAL + "defaults:\n  - bad\n", ["defaults"]),
     ("experiment/bad.yaml", GLOBAL.encode() + "# café\n".encode("latin-1"), ["UTF-8"]),
     ("experiment/bad.yaml", "seed: 1\n", [GLOBAL.strip()]),
+    ("experiment/bad.yml", GLOBAL + "seed: 1\n", ["bad.yaml"]),
     ("model/bad.yaml", "n_layers: 2\n", ["n_layers"]),
     # A text that YAML reads as another value
     ("experiment/bad.yaml", GLOBAL + "run_dir: 20261128_0310\n", ["run_dir", "quotes"]),
