@@ -99,6 +99,7 @@ class ModelConfig:
         None,
         "hidden width of the MLP as a multiple of n_embd; null: 4, or 8/3 for swiglu",
         gt=0,
+        le=1000,
         only_with=MLP | {"model.mlp_hidden": (None,)},
     )
     mlp_hidden: int | None = setting(

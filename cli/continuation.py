@@ -87,7 +87,8 @@ def continue_run(run: Config, requested: Config, typed: Sequence[str], log: Log)
     changed = [key for key in old if old[key] != new[key] and key not in PER_COMMAND]
     immutable = IMMUTABLE_IN_EVALUATION if config.eval_only else IMMUTABLE_ON_RESUME
     for key in changed:
-        if key.startswith(immutable):
+        is_unknown = key == "experiment" and run.experiment is None  # of an earlier version's run
+        if key.startswith(immutable) and not is_unknown:
             raise UserError(
                 f"{key} is {old[key]} in run_dir={requested.run_dir}, which keeps it, but "
                 f"{new[key]} was requested: leave it out, or start a new run"

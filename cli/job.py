@@ -180,7 +180,13 @@ def _request_to(run: Config, config: Config, job: Job) -> Config:
     presets = [key for key in job.keys if _is_section(key)]
     if presets and run.experiment and "experiment" not in job.keys:
         overrides = [*job.overrides, f"experiment={run.experiment}"]
-        composed = _compose_config(overrides, job.config_dir)
+        try:
+            composed = _compose_config(overrides, job.config_dir)
+        except UserError as e:
+            raise UserError(
+                f"{e}; run_dir={config.run_dir} was started with experiment={run.experiment}: if "
+                "it is a preset of your own, add --config-dir"
+            ) from None
         for key in presets:
             config = config.with_value(key, getattr(composed, key))
     return config

@@ -190,6 +190,7 @@ def _resolve_defaults(config: GPTConfig) -> GPTConfig:
         head_dim=config.key_dim,
         value_head_dim=config.value_dim,
         mlp_hidden=max(1, config.hidden_dim),  # a model without an MLP is refused by its kind
+        mlp_ratio=None,
         vocab_multiple=None,
         rope_trained=None if config.rope_factor == 1 else config.rope_trained,
     )

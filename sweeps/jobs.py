@@ -171,6 +171,11 @@ def run_sweep(
     runs = summarize(folder)
     print_sweep(Terminal(), folder, runs)
     report(folder)
+    refused = [run for run in runs if run.failure and run.status == "finished"]
+    for run in refused:  # which says nothing about the run itself
+        (run.path / FAILURE).unlink()
+    if refused:
+        summarize(folder)
     if is_stopped or any(run.failure or run.status != "finished" for run in runs):
         sys.exit(1)
 
@@ -455,7 +460,7 @@ def find_sweep(typed: str, resume: bool) -> Path | None:
     if list_folder(folder) and not is_sweep(folder):
         raise UserError(
             f"hydra.sweep.dir={folder} is not empty and holds no sweep of this version of "
-            "GlassGPT: choose another folder"
+            "GlassGPT: choose another folder; python -m sweeps FOLDER out=NEW compares its runs"
         )
     if is_sweep(folder) and not resume:
         raise UserError(

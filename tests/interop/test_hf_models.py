@@ -129,6 +129,7 @@ def test_a_head_in_the_file_is_used(offset, tmp_path):
         LLAMA_SHAPE | {"qk_norm": True, "n_kv_head": 2},
         LLAMA_SHAPE | {"qk_norm": True, "norm_embedding": True},
         LLAMA_SHAPE | {"norm_embedding": True, "tie_embeddings": False},
+        LLAMA_SHAPE | {"mlp_ratio": 2.75},
     ],
     ids=str,
 )

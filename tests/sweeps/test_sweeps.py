@@ -358,6 +358,13 @@ def test_a_begun_job_continues_only_on_its_text_and_to_no_fewer_steps(copy, text
     assert read_record(path) == record
 
 
+def test_a_refused_call_leaves_finished_jobs_as_they_are(copy, sweep, text_file):
+    before = read_sweep(copy)
+    argv = ["model.n_kv_head=2", "seed=1,2", *small_jobs(text_file), f"hydra.sweep.dir={copy}"]
+    status, _ = sweep(*argv, "resume=auto", "max_steps=3", job=pytest.fail)
+    assert status == 1 and read_sweep(copy) == before
+
+
 @pytest.mark.slow
 def test_a_stopped_sweep_is_saved_and_resumes(swept, tmp_path, text_file):
     argv = ["-m", "model.n_kv_head=2,1", "seed=1", *small_jobs(text_file), "hydra.sweep.dir=sweep"]
