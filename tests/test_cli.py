@@ -396,7 +396,8 @@ def test_the_shares_of_a_preset_follow_what_is_typed():
 
 @pytest.mark.slow
 def test_a_resumed_run_keeps_its_configuration_except_for_typed_settings(tmp_path, capsys):
-    kept = Config(model=ModelConfig(vocab_size=77, n_layer=3), tokenizer=TokenizerConfig("char"))
+    shape = ModelConfig(vocab_size=77, n_layer=3)
+    kept = Config(experiment="default", model=shape, tokenizer=TokenizerConfig("char"))
     write_configuration(tmp_path, kept)
     config = configured(f"run_dir={tmp_path}", "resume=true", "max_steps=5000", "optim.lr=0.5")
     assert (config.model, config.max_steps) == (kept.model, 5000)
@@ -413,6 +414,11 @@ def test_a_resumed_run_keeps_its_configuration_except_for_typed_settings(tmp_pat
             configured(f"run_dir={tmp_path}", "resume=true", setting)
         assert all(name in str(error.value) for name in names)
     assert configured(f"run_dir={tmp_path / 'new'}", "resume=auto").model.n_layer == 3
+
+    # A run of an earlier version has no record of its experiment
+    write_configuration(tmp_path, replace(kept, experiment=None))
+    old = configured(f"run_dir={tmp_path}", "resume=true", "experiment=speedrun")
+    assert old.model == shape and "experiment changes from null" in capsys.readouterr().out
 
 
 @pytest.mark.slow
