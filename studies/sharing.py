@@ -1,4 +1,4 @@
-"""What do fewer key/value heads cost at equal head size, and at an equal size of the cache?"""
+"""Compare fewer key/value heads at an equal head size, and at an equal size of the cache."""
 
 from studies.study import Claim, Event, Quantity, Study, main
 

@@ -92,7 +92,7 @@ class Comparison(NamedTuple):
 
     @property
     def name(self) -> str:
-        """What both quantities have in common, and in what they differ."""
+        """The fields that both quantities share, and those in which they differ."""
         pairs = list(zip(self.first, self.second))
         shared = ", ".join(first for first, second in pairs if first == second)
         distinct = zip(*(pair for pair in pairs if pair[0] != pair[1]))

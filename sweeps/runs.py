@@ -24,7 +24,7 @@ RUN = "run"
 
 @dataclass(frozen=True)
 class JobRecord:
-    """What a sweep records of a job when it starts."""
+    """The record of a job, written when it starts."""
 
     hash: str = ""  # of its settings; "" of a run outside of a sweep
     row: str = ""  # hash of its settings without the seed
@@ -71,7 +71,7 @@ class Run:
 
     @property
     def row(self) -> tuple[str, str, str]:
-        """What the runs in a row of a sweep's table share: settings, text and number of steps."""
+        """The settings, text and number of steps, which the runs in a row of a table share."""
         return self.record.row, self.record.text, self.record.length
 
     @property

@@ -103,7 +103,7 @@ def _names_in(folder: Path) -> set[str]:
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a run stands: at its newest checkpoint, or before its first step."""
+    """The progress of a run: at its newest checkpoint, or before its first step."""
 
     manifest: Manifest | None = None  # of the checkpoint; None for a new run
     step: int = 0  # optimizer steps taken
