@@ -1,7 +1,21 @@
 """Statistics over the seeds of an experiment: errors, tests, and times that may be censored."""
 
 from collections.abc import Sequence
-from math import atan, ceil, comb, cos, exp, hypot, inf, isfinite, lgamma, nan, pi, sqrt
+from math import (
+    atan,
+    ceil,
+    comb,
+    copysign,
+    exp,
+    inf,
+    isfinite,
+    isinf,
+    isnan,
+    lgamma,
+    nan,
+    pi,
+    sqrt,
+)
 from statistics import NormalDist, fmean, median, stdev
 from typing import NamedTuple
 
@@ -10,7 +24,8 @@ import numpy as np
 # The test for which `seeds_needed` plans: the two-sided level, and the probability to pass it.
 SIGNIFICANCE_LEVEL = 0.05
 POWER = 0.8
-INTEGRATION_STEPS = 1000  # even, for Simpson's rule
+INTEGRATION_POINTS = 10_001
+BISECTIONS = 50
 
 
 class Difference(NamedTuple):
@@ -24,7 +39,7 @@ class Difference(NamedTuple):
     def in_errors(self) -> float:
         """The difference in units of its standard error: Student's t."""
         if self.error == 0:
-            return inf if self.value > 0 else -inf if self.value else 0.0
+            return copysign(inf, self.value) if self.value else 0.0
         return self.value / self.error
 
     @property
@@ -42,24 +57,28 @@ def standard_error(values: Sequence[float]) -> float:
 
 def ratio(numerators: np.ndarray, denominators: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return Σ numerators / Σ denominators over the last axis, and its standard error."""
-    n, total = denominators.shape[-1], denominators.sum(axis=-1)
+    n = np.float64(denominators.shape[-1])
+    total = denominators.sum(axis=-1)
     with np.errstate(invalid="ignore", divide="ignore"):
         share = numerators.sum(axis=-1) / total
-        squares = ((numerators - share[..., None] * denominators) ** 2).sum(axis=-1)
-        return share, np.sqrt(squares * n / np.float64(n - 1)) / np.abs(total)
+        residuals = numerators - share[..., None] * denominators
+        error = np.sqrt((residuals**2).sum(axis=-1) * n / (n - 1)) / np.abs(total)
+    return share, error
 
 
 def welch_difference(first: Sequence[float], second: Sequence[float]) -> Difference:
     """Return the mean of `first` minus that of `second`, for independent samples (Welch 1947)."""
     if not first or not second:
         return Difference(nan, nan, nan)
-    errors = standard_error(first), standard_error(second)
-    error = hypot(*errors)
-    degrees = nan
-    if error > 0:
-        shares = [(e / error) ** 4 / (len(v) - 1) for e, v in zip(errors, (first, second))]
-        degrees = 1 / sum(shares)
-    return Difference(fmean(first) - fmean(second), error, degrees)
+    difference = fmean(first) - fmean(second)
+    first_variance = standard_error(first) ** 2
+    second_variance = standard_error(second) ** 2
+    variance = first_variance + second_variance
+    if not variance > 0:
+        return Difference(difference, sqrt(variance), nan)
+    spread_of_variance = first_variance**2 / (len(first) - 1)
+    spread_of_variance += second_variance**2 / (len(second) - 1)
+    return Difference(difference, sqrt(variance), variance**2 / spread_of_variance)
 
 
 def paired_difference(first: Sequence[float], second: Sequence[float]) -> Difference:
@@ -70,18 +89,20 @@ def paired_difference(first: Sequence[float], second: Sequence[float]) -> Differ
 
 
 def two_sided_p(t: float, degrees: float) -> float:
-    """Return the probability that |Student's t| is at least |t|."""
-    if not isfinite(t):
-        return 0.0 if abs(t) == inf else nan
-    if not degrees > 0:
+    """Return the probability that |Student's t| is at least |t|.
+
+    With t = √degrees · tan(angle), its density is proportional to cos(angle) ** (degrees - 1).
+    """
+    if isinf(t):
+        return 0.0
+    if isnan(t):
+        return nan
+    if not degrees > 0:  # unknown, because the values have no error
         return nan if t else 1.0
-    start = atan(abs(t) / sqrt(degrees))
-    width = (pi / 2 - start) / INTEGRATION_STEPS
-    weights = [1, *(4, 2) * (INTEGRATION_STEPS // 2 - 1), 4, 1]  # Simpson's rule
-    heights = [max(0.0, cos(start + k * width)) ** (degrees - 1) for k in range(len(weights))]
-    tail = width / 3 * sum(w * h for w, h in zip(weights, heights))
+    angles = np.linspace(atan(abs(t) / sqrt(degrees)), pi / 2, INTEGRATION_POINTS)
+    tail = np.trapezoid(np.cos(angles) ** (degrees - 1), angles)
     half = exp(lgamma(degrees / 2) - lgamma((degrees + 1) / 2)) * sqrt(pi) / 2
-    return min(1.0, tail / half)
+    return min(1.0, float(tail) / half)
 
 
 def proportion_interval(count: int, total: int) -> tuple[float, float]:
@@ -89,19 +110,31 @@ def proportion_interval(count: int, total: int) -> tuple[float, float]:
 
     Reference: Clopper and Pearson 1934, "The use of confidence or fiducial limits".
     """
-
-    def solve(min_count: int, probability: float) -> float:
-        """Return the proportion at which `min_count` or more successes have this probability."""
-        low, high = 0.0, 1.0
-        for _ in range(50):
-            p = (low + high) / 2
-            counts = range(min_count, total + 1)
-            reached = sum(comb(total, k) * p**k * (1 - p) ** (total - k) for k in counts)
-            low, high = (p, high) if reached < probability else (low, p)
-        return high
-
     tail = SIGNIFICANCE_LEVEL / 2
-    return solve(count, tail), solve(count + 1, 1 - tail)
+    low = _find_proportion(count, total, tail)
+    high = _find_proportion(count + 1, total, 1 - tail)
+    return low, high
+
+
+def _find_proportion(min_count: int, total: int, probability: float) -> float:
+    """Return the proportion at which `min_count` or more successes have this probability."""
+    low = 0.0
+    high = 1.0
+    for _ in range(BISECTIONS):
+        middle = (low + high) / 2
+        if _probability_of_at_least(min_count, total, middle) < probability:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+def _probability_of_at_least(min_count: int, total: int, proportion: float) -> float:
+    """Return the probability of `min_count` or more successes in independent trials."""
+    return sum(
+        comb(total, count) * proportion**count * (1 - proportion) ** (total - count)
+        for count in range(min_count, total + 1)
+    )
 
 
 def censored_median(times: Sequence[float | None]) -> float:
@@ -109,7 +142,9 @@ def censored_median(times: Sequence[float | None]) -> float:
 
     It is inf unless more than half have happened. The mean of those that have would be too early.
     """
-    return median(inf if time is None else time for time in times) if times else nan
+    if not times:
+        return nan
+    return median(inf if time is None else time for time in times)
 
 
 def seeds_needed(difference: float, spread: float) -> int | None:
@@ -122,6 +157,7 @@ def seeds_needed(difference: float, spread: float) -> int | None:
     """
     if not difference or not isfinite(difference) or not isfinite(spread):
         return None
-    z = NormalDist().inv_cdf(1 - SIGNIFICANCE_LEVEL / 2)
-    ratio = (z + NormalDist().inv_cdf(POWER)) * spread / difference
-    return max(2, ceil(2 * ratio**2 + z**2 / 4))
+    z_level = NormalDist().inv_cdf(1 - SIGNIFICANCE_LEVEL / 2)
+    z_power = NormalDist().inv_cdf(POWER)
+    spread_per_difference = (z_level + z_power) * spread / difference
+    return max(2, ceil(2 * spread_per_difference**2 + z_level**2 / 4))
