@@ -257,7 +257,7 @@ def write_score(config: SampleConfig, model: GPT, tokenizer: Tokenizer, text: st
     """
     from data.tokenizer import normal_form_note, start_token
     from generation.scoring import score_tokens
-    from glass.heads.probes import spell_tokens
+    from glass.heads.measure.probes import spell_tokens
 
     text_ids = tokenizer.encode(text)
     if not text_ids:
@@ -320,10 +320,10 @@ def _write_attention(
     file: str, model: GPT, tokenizer: Tokenizer, tokens: list[int], facts: dict[str, Any]
 ) -> None:
     """Write a page of every head's attention; `facts` are those of `write_prompt_page`."""
-    from glass.heads.analysis import analyze
-    from glass.heads.capture import float16_weights
-    from glass.heads.findings import summarize
-    from glass.heads.metrics import flatten
+    from glass.heads.measure.analysis import analyze
+    from glass.heads.measure.capture import float16_weights
+    from glass.heads.say.findings import summarize
+    from glass.heads.say.metrics import flatten
     from glass.page.embedded_model import EmbeddedModel
     from glass.page.pack import PackedWeights, pack_weights
     from glass.page.write import write_prompt_page

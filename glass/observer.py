@@ -13,18 +13,18 @@ from common.text import pluralize
 from config import ResolvedConfig
 from data.tokenizer import save_tokenizer
 from data.tokens import Tokens
-from glass.heads.attention_grid import draw_attention_grid
-from glass.heads.capture import in_float32, save_snapshot, save_weights
-from glass.heads.findings import summarize_run
-from glass.heads.metrics import (
+from glass.heads.measure.capture import in_float32, save_snapshot, save_weights
+from glass.heads.measure.snapshot import ABLATION_TOKENS, Snapshots
+from glass.heads.measure.stored_weights import prune_stored_weights
+from glass.heads.say.attention_grid import draw_attention_grid
+from glass.heads.say.findings import summarize_run
+from glass.heads.say.metrics import (
     composition_table,
     flatten,
     head_table,
     highest_scores,
     read_latest,
 )
-from glass.heads.snapshot import ABLATION_TOKENS, Snapshots
-from glass.heads.stored_weights import prune_stored_weights
 from glass.page.write import write_page
 from kernels import exact_float32
 from model import GPT

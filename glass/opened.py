@@ -8,14 +8,14 @@ import numpy as np
 from common.errors import UserError, not_one_of
 from common.text import VISIBLE_SPACES, pluralize
 from data.tokenizer import Tokenizer
-from glass.arguments import Heads, Positions, Text, read_ids, read_predicted
-from glass.heads import analysis
-from glass.heads.ablation import measure_token_effects
-from glass.heads.capture import capture, in_float32
-from glass.heads.interventions import read_interventions
-from glass.heads.patching import Contrast
-from glass.heads.probes import spell_tokens
-from glass.heads.results import Measurements
+from glass.heads.measure import analysis
+from glass.heads.measure.ablation import measure_token_effects
+from glass.heads.measure.arguments import Heads, Positions, Text, read_ids, read_predicted
+from glass.heads.measure.capture import capture, in_float32
+from glass.heads.measure.interventions import read_interventions
+from glass.heads.measure.patching import Contrast
+from glass.heads.measure.probes import spell_tokens
+from glass.heads.measure.results import Measurements
 from glass.labeled import Labeled
 from glass.reading import Reading, max_tokens, to_float32
 from model import GPT
@@ -152,7 +152,7 @@ class Opened:
     def measure_heads(self, text: Text, log: Callable[[str], None] = print) -> Measurements:
         """Measure the scores of every head on random tokens, as frequent as predicted here.
 
-        `glass.heads.findings.summarize` states what they show.
+        `glass.heads.say.findings.summarize` states what they show.
         """
         model, ids = in_float32(self.model), self._encode(text)
         stages = analysis.measure_heads(model, self.tokenizer, capture(model, np.array([ids])))

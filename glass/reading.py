@@ -12,12 +12,12 @@ from common.errors import UserError
 from config import GPTConfig
 from generation.sampling import NON_FINITE_PREDICTIONS
 from generation.scoring import max_logit_rows
-from glass.heads.ablation import iterate_head_effects
-from glass.heads.capture import ForwardPass, allocate_pass, output_gram, record, value_norms
-from glass.heads.interventions import Interventions
-from glass.heads.logit_attribution import PREDICTED_TOKENS
-from glass.heads.patching import Contrast, Patch, Patching, measure_logit_difference
-from glass.heads.results import Head
+from glass.heads.measure.ablation import iterate_head_effects
+from glass.heads.measure.capture import ForwardPass, allocate_pass, output_gram, record, value_norms
+from glass.heads.measure.interventions import Interventions
+from glass.heads.measure.logit_attribution import PREDICTED_TOKENS
+from glass.heads.measure.patching import Contrast, Patch, Patching, measure_logit_difference
+from glass.heads.measure.results import Head
 from kernels import in_float32_or_finer
 from model import GPT
 

@@ -15,7 +15,7 @@ from common.files import list_folder
 from common.metrics import best_row, is_scored
 from common.text import format_fixed, format_magnitude, format_with_error
 from config import MIN_BF16_DECODING_WIDTH, Config
-from glass.heads.metrics import read_head_values
+from glass.heads.say.metrics import read_head_values
 
 SCORES_WITH_TIMING = ("previous_token", "induction")  # the heads that in-context copying needs
 

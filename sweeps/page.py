@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 from common.files import exists
 from common.terminal import print_stderr, tolerate_errors
-from glass.heads.metrics import read_head_values
+from glass.heads.say.metrics import read_head_values
 from glass.page.html import write_html
 from glass.page.values import finite_number, metric_curve
 from sweeps.figures import BY_NAME, describe_figure

@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 
 from config import GPTConfig
-from glass.heads.capture import capture
-from glass.heads.interventions import NO_INTERVENTIONS
+from glass.heads.measure.capture import capture
+from glass.heads.measure.interventions import NO_INTERVENTIONS
 from variants import build_model
 
 # Fewer examples than usual, for tests that build a model for each.

@@ -128,7 +128,7 @@ def make_run(
 
 
 def explain(step=0, prefix="", words=None) -> dict:
-    """What `glass.heads.logit_attribution.explain_predictions` gives, made up."""
+    """What `glass.heads.measure.logit_attribution.explain_predictions` gives, made up."""
     L, H, T = 2, 4, 16
     rng = np.random.default_rng(step + len(prefix))
     token_effect = np.tril(rng.normal(size=(T, T)), -1).astype(np.float32)

@@ -1,1 +1,1 @@
-"""Measure what each attention head of a model does, and report it as findings."""
+"""Attention heads: measure what they do, and say what was measured."""

@@ -15,7 +15,7 @@ from common.paths import expand_model_name
 from common.terminal import tolerate_errors
 from common.text import REPLACEMENT, format_magnitude
 from data.tokenizer import Tokenizer, normal_form_note
-from glass.heads.interventions import read_interventions
+from glass.heads.measure.interventions import read_interventions
 from glass.live.frames import encode_error, encode_frame
 from glass.live.parameters import Parameters, check_text, read_parameters
 from glass.live.requests import MODEL_REQUESTS, TOKENIZER_REQUESTS

@@ -7,7 +7,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from common.errors import UserError
 from common.text import pluralize
 from config import GPTConfig
-from glass.heads.patching import Patch, parse_patch
+from glass.heads.measure.patching import Patch, parse_patch
 from glass.reading import max_tokens
 
 # Error messages quote numbers, so their size is limited here; the model and the text bound them.

@@ -17,20 +17,20 @@ from common.errors import UserError
 from data.tokenizer import encode_prompt
 from generation.decoder import cut, window_start
 from generation.sampling import Sampling, draw_tokens
-from glass.heads import analysis
-from glass.heads.ablation import iterate_token_effects
-from glass.heads.capture import capture, in_float32
-from glass.heads.findings import summarize
-from glass.heads.interventions import Interventions
-from glass.heads.logit_attribution import (
+from glass.heads.measure import analysis
+from glass.heads.measure.ablation import iterate_token_effects
+from glass.heads.measure.capture import capture, in_float32
+from glass.heads.measure.interventions import Interventions
+from glass.heads.measure.logit_attribution import (
     PREDICTED_TOKENS,
     attribute_logits,
     find_promoted_tokens,
 )
-from glass.heads.metrics import flatten
-from glass.heads.patching import Contrast, Patching
-from glass.heads.results import Head
-from glass.heads.score_attribution import attribute_score
+from glass.heads.measure.patching import Contrast, Patching
+from glass.heads.measure.results import Head
+from glass.heads.measure.score_attribution import attribute_score
+from glass.heads.say.findings import summarize
+from glass.heads.say.metrics import flatten
 from glass.live.parameters import Parameters
 from glass.live.session import Session
 from glass.page.write import describe_scores

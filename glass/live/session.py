@@ -5,8 +5,8 @@ from functools import lru_cache
 from pathlib import Path
 
 from data.tokenizer import Tokenizer
-from glass.heads.interventions import NO_INTERVENTIONS, Interventions
-from glass.heads.probes import spell_token
+from glass.heads.measure.interventions import NO_INTERVENTIONS, Interventions
+from glass.heads.measure.probes import spell_token
 from glass.page.write import ExploredModel
 from glass.reading import Reading
 from model import GPT

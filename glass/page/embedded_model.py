@@ -12,8 +12,8 @@ from common.checkpoints import CONFIG_FILE, TOKENIZER_FILE
 from common.errors import UserError
 from common.files import read_json_object
 from config import GPTConfig
-from glass.heads.metrics import read_emergence
-from glass.heads.stored_weights import list_stored_weights, order_by_importance
+from glass.heads.measure.stored_weights import list_stored_weights, order_by_importance
+from glass.heads.say.metrics import read_emergence
 from glass.page.pack import Blobs, PackedWeights, pack_weights, to_base64
 from training.tensors import read_weights, tensor_shapes
 

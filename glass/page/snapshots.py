@@ -10,7 +10,7 @@ import numpy as np
 from numpy.lib.npyio import NpzFile
 
 from common.files import list_folder, parse_step
-from glass.heads.stored_weights import order_by_importance
+from glass.heads.measure.stored_weights import order_by_importance
 from glass.page.pack import Blobs, Packed, pack_maps, pack_predictions
 
 PROBES = ("text", "repeated")

@@ -22,8 +22,8 @@ from common.metrics import (
 )
 from common.settings import format_value, iterate_settings
 from config import GPTConfig
-from glass.heads.findings import Finding, format_emergence, summarize_run
-from glass.heads.metrics import SNAPSHOT_PREFIXES, read_emergence
+from glass.heads.say.findings import Finding, format_emergence, summarize_run
+from glass.heads.say.metrics import SNAPSHOT_PREFIXES, read_emergence
 from glass.page.embedded_model import EmbeddedModel, embed_weights, find_model
 from glass.page.html import embed_json, expand_template, format_html, write_html
 from glass.page.pack import Blobs

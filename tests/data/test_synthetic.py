@@ -14,7 +14,7 @@ from data.synthetic import generate_tokens, make_task
 from data.tasks.markov import walk
 from data.tasks.task import BATCH, CHARACTERS
 from data.tokenizer import CharTokenizer
-from glass.heads.probes import make_probes
+from glass.heads.measure.probes import make_probes
 
 EVERY_TASK = pytest.mark.parametrize("task", list(TASK_SYMBOLS))
 seeds, steps = st.integers(0, 2**63 - 1), st.integers(0, 10**9)

@@ -13,7 +13,7 @@ from common.errors import UserError
 from config import GPTConfig, ResolvedConfig
 from data.tokenizer import CharTokenizer
 from generation.scoring import score_tokens
-from glass.heads.analysis import analyze
+from glass.heads.measure.analysis import analyze
 from training.checkpoint import Checkpoints
 from training.nonfinite import NonFiniteGuard, PendingCheck, check_finite_weights
 from training.optimizers import clip_gradients

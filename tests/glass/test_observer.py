@@ -14,7 +14,7 @@ import wandb
 from models import lively, small
 from processes import assert_same_run, run_to_end, tiny_arguments
 
-import glass.heads.snapshot
+import glass.heads.measure.snapshot
 import glass.page.write
 from config import AttentionConfig, ResolvedConfig, WandbConfig
 from data.tokenizer import CharTokenizer
@@ -78,7 +78,7 @@ def test_a_signal_interrupts_a_snapshot_and_it_is_recorded_once(
     windows = Windows(ids[:500], tokenizer, config)
     with Observer(config, tmp_path, text, windows, clock, recorded_step=-1) as observer:
         with monkeypatch.context() as patch, pytest.raises(Stopped), World() as world:
-            patch.setattr(glass.heads.snapshot.Snapshots, "sample", stop)
+            patch.setattr(glass.heads.measure.snapshot.Snapshots, "sample", stop)
             with world.interruptible():
                 observer.snapshot(model, 4)
             world.check_stop()

@@ -14,9 +14,9 @@ from models import VOCAB_SIZE, captured_with, configs, few, lively, small
 import glass
 from common.errors import UserError
 from data.tokenizer import CharTokenizer
-from glass.heads.analysis import analyze
-from glass.heads.interventions import Interventions
-from glass.heads.results import Head, parse_head
+from glass.heads.measure.analysis import analyze
+from glass.heads.measure.interventions import Interventions
+from glass.heads.measure.results import Head, parse_head
 from glass.labeled import Labeled
 from variants import build_model
 

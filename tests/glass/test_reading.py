@@ -15,9 +15,9 @@ from models import (
     smeared_configs,
 )
 
-from glass.heads.capture import ForwardPass
-from glass.heads.interventions import Interventions
-from glass.heads.results import Head
+from glass.heads.measure.capture import ForwardPass
+from glass.heads.measure.interventions import Interventions
+from glass.heads.measure.results import Head
 from glass.reading import Reading
 from variants import build_model
 

@@ -24,7 +24,7 @@ from tokenizers import Regex, Tokenizer, pre_tokenizers, trainers
 from tokenizers import models as library_models
 
 from common.errors import UserError
-from glass.heads.analysis import analyze
+from glass.heads.measure.analysis import analyze
 from interop import find_model, load, load_hf, save_gguf
 from interop.gguf_file import parse_header
 from interop.gguf_tokenizer import (

@@ -15,7 +15,7 @@ from torch import Tensor
 from common.checkpoints import MODEL_FILE, read_manifest, step_folder, write_manifest
 from common.errors import UserError
 from config import GPTConfig
-from glass.heads.capture import float16_weights, save_weights
+from glass.heads.measure.capture import float16_weights, save_weights
 from interop import load
 from training.checkpoint import load_weights
 from training.tensors import read_weights

@@ -16,7 +16,7 @@ from processes import (
     tiny_arguments,
 )
 
-import glass.heads.snapshot
+import glass.heads.measure.snapshot
 import training.device
 from common.checkpoints import find_checkpoint, write_manifest
 from common.metrics import snapshot_steps
@@ -64,7 +64,7 @@ def test_extra_snapshots_are_the_same_after_a_stop(
     tiny: Config, train_in_process, tmp_path, monkeypatch
 ):
     tiny.attention.check_every = 1
-    monkeypatch.setattr(glass.heads.snapshot, "MIN_CHANGE", 2e-5)
+    monkeypatch.setattr(glass.heads.measure.snapshot, "MIN_CHANGE", 2e-5)
     train_in_process(tiny)
     snapshots = snapshot_steps(rows(tiny.run_dir))
     assert {0, 6, 12} < set(snapshots)

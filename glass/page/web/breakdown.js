@@ -15,7 +15,7 @@ function meanOutputRow(E, V, C) {
 }
 
 /**
- * Break down the prediction after token i (glass/heads/logit_attribution.py does the same): the loss
+ * Break down the prediction after token i (glass/heads/measure/logit_attribution.py does the same): the loss
  * after each block, and what each component adds to the logit of each target, centered over the
  * vocabulary.
  *

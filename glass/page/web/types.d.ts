@@ -99,7 +99,7 @@ interface ScoredText {
   vocabSize: number;
 }
 
-/** As glass/heads/findings.py states it. */
+/** As glass/heads/say/findings.py states it. */
 interface Finding {
   title: string; // the phenomenon: "Induction head"
   text: string; // sentences that explain it

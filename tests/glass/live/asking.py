@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import torch
 
-from glass.heads.interventions import read_interventions
+from glass.heads.measure.interventions import read_interventions
 from glass.live.parameters import check_text, read_parameters
 from glass.live.requests import MODEL_REQUESTS, TOKENIZER_REQUESTS
 from glass.live.session import Session

@@ -14,9 +14,9 @@ from models import VOCAB_SIZE, captured_with, configs, few, lively, random_token
 from common.errors import UserError
 from data.tokenizer import CharTokenizer
 from generation.decoder import window_start
-from glass.heads.capture import capture, value_norms
-from glass.heads.interventions import NO_INTERVENTIONS, Interventions
-from glass.heads.results import Head
+from glass.heads.measure.capture import capture, value_norms
+from glass.heads.measure.interventions import NO_INTERVENTIONS, Interventions
+from glass.heads.measure.results import Head
 from glass.live.requests import MODEL_REQUESTS, TOKENIZER_REQUESTS
 from glass.live.session import Session
 from glass.page.write import ExploredModel, render_explore_page

@@ -19,7 +19,7 @@ from pages import (
     snapshot,
 )
 
-from glass.heads.findings import Finding
+from glass.heads.say.findings import Finding
 from glass.page import write as page
 from sweeps.page import write_sweep_page
 from sweeps.ranking import Ranking

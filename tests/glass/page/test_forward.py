@@ -12,7 +12,7 @@ from models import in_browser, lively, page_weights, random_tokens, small
 from config import MODEL_NUMBERS
 from data.tokenizer import PATTERNS, CharTokenizer, load_tiktoken, train_bpe
 from generation.decoder import cut, window_start
-from glass.heads import scores
+from glass.heads.measure import scores
 from glass.page.embedded_model import CAN_RUN
 from variants import build_model
 

@@ -31,7 +31,7 @@ from run_folders import load_run
 from safetensors.torch import save_file
 
 from common.metrics import read_rows
-from glass.heads.capture import float16_weights
+from glass.heads.measure.capture import float16_weights
 from glass.page import write as page
 from glass.page.values import metric_curve
 

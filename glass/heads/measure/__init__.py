@@ -1,0 +1,1 @@
+"""Look into a model: measure what each attention head does."""

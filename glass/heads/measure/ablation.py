@@ -1,0 +1,217 @@
+"""Ablations: measure how the loss changes without a head's output, or without a token.
+
+Each effect is measured by running the model; earlier layers and tokens are not recomputed.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from generation.scoring import max_logit_rows, token_losses
+from glass.heads.measure import scores
+from glass.heads.measure.capture import ForwardPass, next_tokens, rerun
+from glass.heads.measure.interventions import (
+    NO_INTERVENTIONS,
+    Interventions,
+    chain_taps,
+    mask_hidden,
+    replace_heads,
+)
+from glass.heads.measure.results import Estimates
+from kernels import autocast, in_float32_or_finer
+from model import GPT
+
+MAX_TOKENS_PER_PASS = 4096
+# A pass recomputes all tokens after its first hidden one. Hiding a quarter as many tokens in one
+# pass limits this; with fewer than 8 hidden tokens the overhead of a pass dominates.
+RECOMPUTED_PER_HIDDEN_TOKEN = 4
+MIN_HIDDEN_TOKENS = 8
+
+
+def rows_per_pass(model: GPT, length: int) -> int:
+    """Return the maximum number of rows of `length` tokens in one batch."""
+    return max(1, min(MAX_TOKENS_PER_PASS, max_logit_rows(model)) // length)
+
+
+# --- head ablation --------------------------------------------------------------------------------
+
+
+class HeadAblation(NamedTuple):
+    """Losses in nats of W windows of T tokens, with and without each head; nan without a target."""
+
+    loss: np.ndarray  # of the unchanged model, (W, T)
+    loss_without_head: np.ndarray  # with the output of one head zeroed, (L, H, W, T)
+
+
+@torch.no_grad()
+def ablate_heads(model: GPT, x: Tensor, y: Tensor, precision: str = "fp32") -> HeadAblation:
+    """Compute the losses for inputs x and targets y (W, T), with and without each head."""
+    losses, losses_without = [], []
+    with autocast(x.device.type, precision):
+        for tokens, targets in zip(x[:, None], y[:, None]):  # (1, T)
+            _, values = model.run_with_cache(tokens, "embedding", "residual")
+            residuals = list(values.values())  # L + 1 of (1, T, C)
+            losses.append(token_losses(model, residuals[-1], targets))
+            by_layer = _iterate_losses_without_heads(model, tokens, targets, residuals)
+            losses_without.append(torch.stack(list(by_layer)))  # (L, H, T)
+    return HeadAblation(
+        torch.cat(losses).cpu().numpy(), torch.stack(losses_without, dim=2).cpu().numpy()
+    )
+
+
+def head_importance(ablation: HeadAblation) -> Estimates:
+    """Compute the increase (L, H) of the mean loss in nats/token when a head's output is zeroed.
+
+    Reference: Michel et al. 2019, "Are Sixteen Heads Really Better than One?".
+    """
+    difference = ablation.loss_without_head.astype(np.float64) - ablation.loss
+    increases = np.nansum(difference, axis=-1)  # (L, H, W)
+    return scores.ratio(increases, (~np.isnan(ablation.loss)).sum(axis=-1))
+
+
+@torch.no_grad()
+def measure_head_effects(model: GPT, forward: ForwardPass) -> np.ndarray:
+    """Measure the loss increase (L, H, T) in nats after each token without each head; last: nan."""
+    targets, residuals = next_tokens(forward.tokens), list(forward.residuals)
+    by_layer = _iterate_losses_without_heads(model, forward.tokens, targets, residuals)
+    increases = torch.stack(list(by_layer)) - token_losses(model, residuals[-1], targets)
+    return increases.cpu().numpy()
+
+
+@torch.no_grad()
+def iterate_head_effects(
+    model: GPT,
+    forward: ForwardPass,
+    i: int,
+    target: int,
+    interventions: Interventions = NO_INTERVENTIONS,
+) -> Iterator[np.ndarray]:
+    """Yield, for each layer, the loss increases (H,) in nats of `target` without each of its heads.
+
+    The target is predicted after token i. `forward` ran with the same `interventions`, whose hidden
+    tokens are at most i.
+    """
+    forward = forward.first_tokens(i + 1)
+    tokens, residuals = forward.tokens, list(forward.residuals)
+    targets = torch.tensor([[target]], device=tokens.device)
+    loss = token_losses(model, residuals[-1][:, -1:], targets)  # (1, 1)
+    by_layer = _iterate_losses_without_heads(model, tokens, targets, residuals, interventions)
+    for losses in by_layer:
+        yield (losses - loss)[:, 0].cpu().numpy()
+
+
+def _iterate_losses_without_heads(
+    model: GPT,
+    tokens: Tensor,
+    targets: Tensor,
+    residuals: Sequence[Tensor],
+    interventions: Interventions = NO_INTERVENTIONS,
+) -> Iterator[Tensor]:
+    """Yield, for each layer, the losses (H, n) of the last n tokens with each head zeroed.
+
+    `tokens` is (1, T), `targets` (1, n). `residuals` has the layers' inputs (1, T, C).
+    """
+    T, n = tokens.shape[1], targets.shape[1]
+    mask = mask_hidden(interventions.is_hidden(T, tokens.device))
+    for layer in range(model.config.n_layer):
+        losses = []
+        for heads in torch.arange(model.config.n_head)[:, None].split(rows_per_pass(model, T)):
+            taps = chain_taps(replace_heads(layer, heads.tolist(), 0.0), interventions.taps())
+            with model.evaluating():
+                x = model.run_blocks(tokens, mask=mask, taps=taps, entry=(layer, residuals[layer]))
+            losses.append(token_losses(model, x[:, -n:], targets.expand(len(x), -1)))
+        yield torch.cat(losses)
+
+
+# --- attention knockout of tokens -----------------------------------------------------------------
+
+
+@torch.no_grad()
+def measure_token_effects(
+    model: GPT,
+    forward: ForwardPass,
+    interventions: Interventions = NO_INTERVENTIONS,
+    first: int = 0,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Measure how each prediction of one text depends on each earlier token (attention knockout).
+
+    Returns the increase of the loss, and KL(p ‖ p with token j hidden), (T, T) each, in nats. In
+    row i is the effect on the prediction after token i of hiding token j from later queries: 0 if
+    j ≥ i. Tokens before `first` are neither hidden nor explained: nan, as is the loss after the
+    last token, whose target is unknown. `forward` ran with the `interventions`.
+
+    Reference: Geva et al. 2023, "Dissecting Recall of Factual Associations".
+    """
+    T = forward.tokens.shape[1]
+    dtype = torch.promote_types(forward.residuals.dtype, torch.float32)
+    effects = torch.full((2, T, T), torch.nan, dtype=dtype).numpy()
+    effects[:, first:, first:] = 0
+    for hidden, loss, kl in iterate_token_effects(model, forward, interventions, first):
+        effects[:, hidden.start + 1 :, hidden.start : hidden.stop] = loss, kl
+    effects[0, -1] = np.nan
+    return effects[0], effects[1]
+
+
+@torch.no_grad()
+def iterate_token_effects(
+    model: GPT,
+    forward: ForwardPass,
+    interventions: Interventions = NO_INTERVENTIONS,
+    first: int = 0,
+) -> Iterator[tuple[range, np.ndarray, np.ndarray]]:
+    """Yield effects like `measure_token_effects`, the last tokens first, under `interventions`.
+
+    Yields R tokens hidden in turn, and their effects on the loss and on the prediction (KL) after
+    each of the S tokens that follow the first of them, (S, R) each. The last loss is nan.
+    """
+    tokens, T = forward.tokens, forward.tokens.shape[1]
+    log_p = _log_probabilities(model, forward.residuals[-1, 0, first:])  # (T - first, V)
+    targets = next_tokens(tokens)[0]  # (T,)
+    positions = torch.arange(T, device=tokens.device)
+    for hidden in reversed(list(_plan_passes(model, first, T))):
+        after = hidden.start + 1
+        is_hidden = positions == positions[hidden.start : hidden.stop, None]  # (R, T)
+        is_hidden[:, list(interventions.hidden)] = True
+        start = 0 if model.config.smear_keys else after  # smeared keys cannot be continued
+        x = rerun(model, forward, start, taps=interventions.taps(), is_hidden=is_hidden)
+        x = x[:, after - start :]
+        log_q = _log_probabilities(model, x)  # (R, S, V)
+        effects = _compare_predictions(log_p[after - first :], log_q, targets[after:])
+        effects[0, -1] = torch.nan
+        loss, kl = effects.cpu().numpy()
+        yield hidden, loss, kl
+
+
+def _plan_passes(model: GPT, start: int, length: int) -> Iterator[range]:
+    while start < length - 1:
+        recomputed = length - start - 1
+        rows = min(
+            rows_per_pass(model, recomputed),
+            max(MIN_HIDDEN_TOKENS, recomputed // RECOMPUTED_PER_HIDDEN_TOKEN),
+        )
+        hidden = range(start, min(length - 1, start + rows))
+        yield hidden
+        start = hidden.stop
+
+
+def _compare_predictions(log_p: Tensor, log_q: Tensor, targets: Tensor) -> Tensor:
+    """Return the loss increase and the KL divergence, stacked (2, S, R), in nats.
+
+    `log_p` (S, V) is of the unchanged text; row r of `log_q` (R, S, V) hides the r-th token.
+    """
+    R, S, _ = log_q.shape
+    ids = targets.clamp(min=0)[:, None]  # (S, 1)
+    loss = log_p.gather(1, ids)[:, 0] - log_q.gather(2, ids.expand(R, -1, 1))[..., 0]  # (R, S)
+    p = log_p.exp()
+    kl = (p * log_p).sum(-1) - torch.einsum("sv,rsv->rs", p, log_q)  # (R, S)
+    # A token affects only predictions after later ones. The first one follows the second token.
+    offsets = torch.arange(max(R, S), device=log_q.device)
+    is_unaffected = offsets[:S] < offsets[:R, None]  # (R, S)
+    return torch.stack((loss, kl)).masked_fill(is_unaffected, 0).mT
+
+
+def _log_probabilities(model: GPT, x: Tensor) -> Tensor:
+    return in_float32_or_finer(model.head(model.norm(x))).log_softmax(dim=-1)

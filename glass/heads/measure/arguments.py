@@ -1,0 +1,84 @@
+"""Read what a caller in Python gives: texts or token ids, names of heads, numbers of tokens."""
+
+from collections.abc import Callable, Iterable
+from reprlib import repr as quote
+from typing import Any
+
+from common.errors import UserError
+from common.text import pluralize
+from config import GPTConfig
+from glass.heads.measure.results import Head, parse_head
+
+Text = str | int | Iterable[int]  # or its token ids, also as an array or a tensor (T,) or (1, T)
+Heads = str | Head | Iterable[str | Head]
+Positions = int | Iterable[int]
+
+
+def read_ids(
+    name: str, text: Text, encode: Callable[[str], list[int]], vocab_size: int
+) -> list[int]:
+    """Return the token ids of a text, or those that are given.
+
+    Raises:
+        UserError: There is more than one text, or something that is no token of the vocabulary.
+    """
+    values = list_values(text)
+    if values in ([], [""]):
+        raise UserError(f"{name}='' is empty: use a text of at least one token")
+    if len(values) == 1 and isinstance(values[0], str):
+        values = encode(values[0])
+    for value in values:
+        if type(value) is not int or not 0 <= value < vocab_size:
+            raise UserError(
+                f"{name} has {quote(value)}, which is not a token id: use one text, or whole "
+                f"numbers from 0 to {vocab_size - 1}"
+            )
+    return values
+
+
+def read_heads(off: Heads, config: GPTConfig) -> tuple[Head, ...]:
+    """Return the heads of one name, or of several, in order."""
+    last = Head(config.n_layer - 1, config.n_head - 1)
+    heads = set()
+    for value in [off] if isinstance(off, Head) else list_values(off):
+        is_name = isinstance(value, str | Head)
+        head = parse_head(str(value)) if is_name else None
+        if head is None or head.layer > last.layer or head.number > last.number:
+            raise UserError(f"off={quote(value)} is not a head of this model: use L0H0 to {last}")
+        heads.add(head)
+    return tuple(sorted(heads))
+
+
+def read_positions(hidden: Positions, length: int) -> tuple[int, ...]:
+    """Return the numbers of tokens of a text with `length` tokens, in order."""
+    values = list_values(hidden)
+    for value in values:
+        if type(value) is not int or not 0 <= value < length:
+            raise UserError(
+                f"hidden={quote(value)} is not a token of this text: use whole numbers from 0 to "
+                f"{length - 1}"
+            )
+    return tuple(sorted(set(values)))
+
+
+def read_predicted(token: int, length: int) -> int:
+    """Return the number of a predicted token, which may be given as counted from the end."""
+    values = list_values(token)
+    is_one = len(values) == 1 and type(values[0]) is int
+    if not is_one or values[0] % length == 0 or not -length < values[0] < length:
+        raise UserError(
+            f"token={quote(token)} is not the number of a predicted token: the text has "
+            f"{pluralize(length, 'token')}, and token 0 is never predicted"
+        )
+    return values[0] % length
+
+
+def list_values(given: Any) -> list:
+    """Return the values of an iterable, or of the only row of a table, as Python's types."""
+    if hasattr(given, "tolist"):
+        given = given.tolist()
+    if isinstance(given, str | bytes) or not isinstance(given, Iterable):
+        return [given]
+    values = [value.tolist() if hasattr(value, "tolist") else value for value in given]
+    has_one_row = len(values) == 1 and isinstance(values[0], list)
+    return values[0] if has_one_row else values

@@ -1,0 +1,97 @@
+"""Interventions on a forward pass: heads that are replaced or ablated, and hidden tokens."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from config import GPTConfig
+from glass.heads.measure.arguments import Heads, Positions, read_heads, read_positions
+from glass.heads.measure.results import Head
+from model import Taps, tap
+
+
+class Interventions(NamedTuple):
+    """Changes of a forward pass over one text.
+
+    A hidden token is masked from all later queries, in all layers and heads, and from later
+    n-grams.
+    """
+
+    ablated: tuple[Head, ...] = ()  # heads whose output is set to zero
+    hidden: tuple[int, ...] = ()  # tokens hidden from all later ones
+
+    def taps(self) -> Taps:
+        """Return the taps that ablate the heads."""
+        taps: Taps = {}
+        for layer in {head.layer for head in self.ablated}:
+            numbers = [head.number for head in self.ablated if head.layer == layer]
+            taps |= replace_heads(layer, [numbers], 0.0)
+        return taps
+
+    def is_hidden(self, length: int, device: torch.device) -> Tensor | None:
+        """Return which of `length` tokens are hidden, boolean (1, T); None if none is."""
+        if not self.hidden:
+            return None
+        is_hidden = torch.zeros(1, length, dtype=torch.bool, device=device)
+        is_hidden[0, [j for j in self.hidden if j < length]] = True
+        return is_hidden
+
+
+NO_INTERVENTIONS = Interventions()
+
+
+def read_interventions(
+    off: Heads, hidden: Positions, length: int, config: GPTConfig
+) -> Interventions:
+    """Read the ablated heads and the hidden tokens of a text.
+
+    Raises:
+        UserError: The model lacks a head, or the text a token.
+    """
+    return Interventions(read_heads(off, config), read_positions(hidden, length))
+
+
+def replace_heads(layer: int, heads: Sequence[Sequence[int]], values: Tensor | float) -> Taps:
+    """Return the tap that replaces the outputs of some heads of a layer.
+
+    Args:
+        layer: Layer of the heads.
+        heads: Numbers of the heads to replace: heads[r] in row r of a batch; a single list
+            applies to all rows. A batch of one row is expanded to a row for each list.
+        values: Outputs that replace those of the heads, broadcast to (B, T, H, d_v).
+    """
+
+    def replace(y: Tensor) -> Tensor:
+        is_replaced = torch.zeros(len(heads), y.shape[2], dtype=torch.bool, device=y.device)
+        for row, numbers in enumerate(heads):
+            is_replaced[row, list(numbers)] = True
+        return torch.where(is_replaced[:, None, :, None], values, y)
+
+    return {("heads", layer): replace}
+
+
+def mask_hidden(is_hidden: Tensor | None, start: int = 0) -> Tensor | None:
+    """Return the mask (R, 1, T - start, T) of queries from `start` on; None: causal.
+
+    In row r, no later query may attend to a token that is hidden, `is_hidden` (R, T).
+    """
+    if is_hidden is None:
+        return None
+    positions = torch.arange(is_hidden.shape[1], device=is_hidden.device)
+    queries = positions[start:, None]  # (S, 1)
+    return (positions < queries) & ~is_hidden[:, None, None] | (positions == queries)
+
+
+def chain_taps(*some: Taps) -> Taps:
+    """Return taps that apply those of each argument, one after the other."""
+    keys = {key for taps in some for key in taps}
+    return {key: partial(_apply_all, [taps for taps in some if key in taps], key) for key in keys}
+
+
+def _apply_all(chained: list[Taps], key: tuple[str, int], value: Tensor) -> Tensor:
+    for taps in chained:
+        value = tap(taps, *key, value)
+    return value

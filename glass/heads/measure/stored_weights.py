@@ -1,0 +1,76 @@
+"""Store the weights of snapshots, with which the page runs the model. Does not import torch."""
+
+from bisect import bisect_left
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from common.files import list_folder, parse_step
+from glass.heads.measure.results import Head
+
+MAX_STORED_BYTES = 250_000_000  # of a run's folder, for the weights of its snapshots
+# The weights of the newest snapshots are never removed: a head may be emerging there, which is
+# known only at the next snapshot.
+NEWEST_SNAPSHOTS = 4
+# Scores whose emergence is followed step by step; the first one that has emerged in a run counts.
+FOLLOWED_SCORES = ("induction", "previous_token", "duplicate_token")
+# Places of those steps, relative to the snapshot at which the head emerged.
+FOLLOWED_SNAPSHOTS = (0, -1, 1, -2, 2, -3)
+
+
+def list_stored_weights(folder: Path) -> dict[int, Path]:
+    """Return the files with weights in a folder of snapshots, in the order of their steps."""
+    files = list_folder(folder, "step_*.safetensors")
+    steps = {step: path for path in files if (step := parse_step(path.stem)) is not None}
+    return dict(sorted(steps.items()))
+
+
+def order_by_importance(
+    steps: list[int], emerged: Mapping[str, Mapping[Head, int]], best_step: int | None = None
+) -> list[int]:
+    """Order steps by importance, so that the first ones are the best choice.
+
+    The order is: the nearest to `best_step`, the last, the first, six around the emergence of the
+    first induction head (or of another head of `FOLLOWED_SCORES`), the emergence of other heads,
+    then evenly spaced ones.
+    """
+    preferred = _steps_of_emergence(steps, emerged)
+    if steps and best_step is not None:
+        nearest = min(steps, key=lambda step: abs(step - best_step))
+        preferred = list(dict.fromkeys([nearest, *preferred]))
+    left, is_preferred = np.array(steps, dtype=np.float64), np.isin(steps, preferred)
+    removed: list[int] = []
+    while len(removed) < len(steps) - len(preferred):
+        gaps = left[2:] - left[:-2]  # between the neighbors of each step but the first and last
+        k = 1 + int(np.where(is_preferred[1:-1], np.inf, gaps).argmin())
+        removed.append(int(left[k]))
+        left, is_preferred = np.delete(left, k), np.delete(is_preferred, k)
+    return [*preferred, *reversed(removed)]
+
+
+def _steps_of_emergence(steps: list[int], emerged: Mapping[str, Mapping[Head, int]]) -> list[int]:
+    indices = [len(steps) - 1, 0]
+    followed = next((score for score in FOLLOWED_SCORES if score in emerged), None)
+    if followed:
+        first = bisect_left(steps, min(emerged[followed].values()))
+        indices += [first + place for place in FOLLOWED_SNAPSHOTS]
+    for step in sorted(step for heads in emerged.values() for step in heads.values()):
+        indices += [bisect_left(steps, step), bisect_left(steps, step) - 1]
+    return list(dict.fromkeys(steps[k] for k in indices if 0 <= k < len(steps)))
+
+
+def prune_stored_weights(
+    folder: Path, emerged: Mapping[str, Mapping[Head, int]], best_step: int | None = None
+) -> None:
+    """Remove the weights of the least important snapshots until `MAX_STORED_BYTES` are left."""
+    paths = list_stored_weights(folder)
+    sizes = {step: path.lstat().st_size for step, path in paths.items()}
+    room = MAX_STORED_BYTES
+    if sum(sizes.values()) <= room:
+        return
+    newest = [*paths][-NEWEST_SNAPSHOTS:]
+    for step in dict.fromkeys([*newest, *order_by_importance([*paths], emerged, best_step)]):
+        room -= sizes[step]
+        if room < 0 and step not in newest:
+            paths[step].unlink()

@@ -1,0 +1,1 @@
+"""State and draw what was measured of attention heads."""

@@ -1,0 +1,141 @@
+"""Snapshots: scores often, attention grids seldom, and everything that a score depends on."""
+
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from models import few, lively, small
+from processes import rows
+from run_folders import load_run
+from safetensors.torch import load_file
+
+from config import AttentionConfig, Config, GPTConfig
+from data.tokenizer import CharTokenizer
+from glass.heads.measure import ablation, analysis, scores, snapshot
+from glass.heads.measure.analysis import ProbeRun, analyze
+from glass.heads.measure.probes import make_probes
+from glass.heads.say.findings import summarize
+from glass.heads.say.metrics import COMPANION_SUFFIXES, flatten, read_latest
+from variants import build_model
+
+TOKENIZER = CharTokenizer("abcdefghijklmnopqrstuv\n")
+IDS = np.random.default_rng(0).integers(0, 23, 2000)
+X, Y = (torch.from_numpy(IDS[first : first + 320]).view(10, 32) for first in (0, 1))
+MODEL = lively(build_model(small(block_size=32, position="rope")))
+
+
+@pytest.fixture
+def make_snapshots(tmp_path, monkeypatch) -> Callable[..., snapshot.Snapshots]:
+    """A function that makes the `Snapshots` of a run of 12 steps."""
+    monkeypatch.setattr(snapshot, "SAMPLE_TOKENS", 8)
+
+    def make(every: int = 2, picture_every: int = 0, batch_size: int = 4) -> snapshot.Snapshots:
+        config = Config(
+            model=MODEL.config,
+            max_steps=12,
+            batch_size=batch_size,
+            precision="fp32",
+            attention=AttentionConfig(every=every, picture_every=picture_every),
+        )
+        tokens = SimpleNamespace(train=IDS, val=IDS[:500], tokenizer=TOKENIZER, task=None)
+        return snapshot.Snapshots(config, tmp_path, tokens, (X, Y))
+
+    return make
+
+
+tiny_models = st.builds(
+    GPTConfig,
+    vocab_size=st.integers(1, 6),
+    block_size=st.integers(2, 8),
+    n_layer=st.integers(1, 2),
+    n_head=st.sampled_from([1, 2]),
+    n_embd=st.just(8),
+    position=st.sampled_from(["learned", "rope"]),
+    ngrams=st.sampled_from([0, 2, 5]),
+    ngram_rows=st.integers(1, 3),
+)
+
+
+@few
+@given(tiny_models, st.lists(st.integers(0, 5), min_size=2, max_size=20))
+def test_models_and_texts_of_any_size_can_be_measured(config, ids):
+    model, tokenizer = build_model(config), CharTokenizer("ACGTN\n"[: config.vocab_size])
+    text = np.array(ids) % config.vocab_size
+    run = ProbeRun(model, make_probes(text, text, tokenizer, config.block_size, seed=0))
+    assert np.isfinite(run.measure(0, run.score_heads()).scores["entropy"].mean).all()
+    analysis = analyze(model, tokenizer, text.tolist(), lambda line: None)
+    assert analysis.arrays["text"].shape[-1] == min(len(text), config.block_size)
+    summarize(analysis)
+
+
+@pytest.mark.parametrize(
+    ("picture_every", "expected"), [(0, [0, 2, 4, 8, 12]), (4, [0, 4, 8, 12]), (10, [0, 10, 12])]
+)
+def test_grids_are_due_at_both_ends_and_regularly_or_at_each_doubling(
+    make_snapshots, picture_every, expected
+):
+    snapshots = make_snapshots(2, picture_every)
+    assert [step for step in range(13) if snapshots.is_grid_due(step)] == expected
+
+
+def test_the_highest_prefix_matching_score_is_that_of_all_measurements():
+    probes = make_probes(IDS, IDS[:500], TOKENIZER, 32, seed=0)
+    scored = ProbeRun(MODEL, probes).score_heads()["induction"].mean
+    assert analysis.highest_induction_score(MODEL, probes) == pytest.approx(scored.max(), abs=1e-6)
+
+
+@pytest.mark.parametrize(("change", "expected"), [(0.0, False), (0.04, False), (-0.06, True)])
+def test_a_changed_prefix_matching_score_asks_for_a_snapshot(make_snapshots, change, expected):
+    snapshots = make_snapshots()
+    highest = analysis.highest_induction_score(MODEL, snapshots.probes)
+    others = [{"step": 0, "heads/induction/L0H0": 9.0}, {"step": 3, "val/loss": 2.0}]
+    last = {"step": 2, "heads/induction/L1H0": highest + change, "heads/induction/L0H1": -1.0}
+    before = torch.random.get_rng_state()
+    previous = read_latest([others[0], last, others[1]])
+    assert snapshots.has_changed(MODEL, previous) == expected
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert not snapshots.has_changed(MODEL, None)
+    previous = read_latest([{"step": 0, "heads/sink/L0H0": 0.5}])
+    assert not snapshots.has_changed(MODEL, previous)
+
+
+def test_an_extra_snapshot_measures_the_heads_but_explains_no_predictions(make_snapshots):
+    snapshots = make_snapshots(2, batch_size=4096)
+    extra, regular = (snapshots.measure(MODEL, step, None) for step in (3, 6))
+    assert flatten(extra[0]).keys() == flatten(regular[0]).keys()
+    assert ["token_effect" in arrays for _, arrays in (extra, regular)] == [False, True]
+
+
+def test_every_score_and_its_error_can_be_recomputed_from_the_file(finished_run):
+    model, _, _ = load_run(finished_run)
+    for row in rows(finished_run):
+        path = finished_run / "attention" / f"step_{row['step']:08d}.npz"
+        if not path.exists():
+            continue
+        arrays = np.load(path)
+        model.load_state_dict(load_file(path.with_suffix(".safetensors")), strict=False)
+        maps = (
+            model.attention_maps(torch.from_numpy(arrays[f"{name}_ids"])).numpy()
+            for name in ("window", "repeated", "control")
+        )
+        readings = scores.readings(*maps, arrays["repeated_periods"])
+        recomputed = {name: scores.mean_and_error(values) for name, values in readings.items()}
+        assert len(arrays["repeated"][0]) == len(arrays["control"][0]) >= 16
+        if row["step"] == 12:
+            losses = ablation.HeadAblation(
+                arrays["validation_loss"], arrays["validation_loss_without_head"]
+            )
+            recomputed["importance"] = ablation.head_importance(losses)
+        for name, (means, errors) in recomputed.items():
+            rounding = 0.05 if "distance" in name else 2e-3  # of weights in float16
+            for (layer, head), mean in np.ndenumerate(means):
+                key = f"L{layer}H{head}"
+                assert row[f"heads/{name}/{key}"] == pytest.approx(mean, abs=rounding)
+                if not name.endswith(COMPANION_SUFFIXES):
+                    error = row[f"heads/{name}_se/{key}"]
+                    assert error == pytest.approx(errors[layer, head], abs=rounding)
+    assert "heads/importance_se/L0H0" in row

@@ -1,0 +1,33 @@
+"""Which snapshots keep their weights in the folder of a run."""
+
+from itertools import pairwise
+
+import pytest
+
+from glass.heads.measure import stored_weights
+from glass.heads.measure.results import Head
+from glass.heads.measure.stored_weights import (
+    list_stored_weights,
+    prune_stored_weights,
+)
+
+
+@pytest.mark.parametrize("emergence", [None, 4, 50, 98])
+def test_a_folder_keeps_as_many_weights_as_allowed_and_those_around_emergence(
+    tmp_path, monkeypatch, emergence
+):
+    monkeypatch.setattr(stored_weights, "MAX_STORED_BYTES", 2000)
+    emerged = {}
+    for step in range(100):
+        (tmp_path / f"step_{step:08d}.safetensors").write_bytes(bytes(100))
+        (tmp_path / f"step_{step:08d}.npz").touch()
+        if emergence is not None and step > emergence:  # it is known at the next snapshot
+            emerged = {"induction": {Head(1, 0): emergence}}
+        prune_stored_weights(tmp_path, emerged)
+        kept = [*list_stored_weights(tmp_path)]
+        assert len(kept) == min(step + 1, 20)
+        assert kept[0] == 0 and kept[-4:] == [*range(max(0, step - 3), step + 1)]
+    if emergence is not None:
+        assert {*range(emergence - 2, min(99, emergence + 2) + 1)} <= {*kept}
+    assert max(after - before for before, after in pairwise(kept)) <= 25
+    assert len([*tmp_path.glob("*.npz")]) == 100

@@ -1,0 +1,300 @@
+"""Findings hold at the latest snapshot and are statistically significant."""
+
+import math
+import re
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from glass.heads.measure.circuit import find_induction_circuit
+from glass.heads.measure.results import Head
+from glass.heads.say.findings import Finding, summarize_run
+from glass.heads.say.metrics import read_measurements
+
+INDUCTION_HEAD, PREVIOUS_TOKEN_HEAD = Head(3, 2), Head(1, 3)
+
+
+def make_rows() -> list[dict]:
+    """Metrics of four snapshots of a run in which an induction head forms."""
+
+    def row(step: int, gain: float) -> dict:
+        return {
+            "step": step,
+            "probe/copying_gain": gain,
+            "probe/copying_gain_se": 0.05,
+            "heads/induction/L3H2": gain / 4,
+            "heads/induction_se/L3H2": 0.01,
+        }
+
+    rows = [row(0, 0.0), row(900, 0.4), row(1000, 1.9), row(1100, 2.5)]
+    rows[-1] |= {
+        "heads/copying/L3H2": 0.9,
+        "heads/copying_se/L3H2": 0.04,
+        "emerged/induction/L3H2": 1000,
+        "heads/previous_token/L1H3": 0.7,
+        "heads/previous_token_se/L1H3": 0.01,
+        "emerged/previous_token/L1H3": 900,
+        "composition/induction/L3H2/keys/L1H3": 0.94,
+        "composition/induction_se/L3H2/keys/L1H3": 0.02,
+        "composition/induction/L3H2/keys/embedding": 0.99,
+        "composition/induction_se/L3H2/keys/embedding": 0.01,
+        "heads/importance/L3H2": 0.37,
+        "heads/importance_se/L3H2": 0.04,
+        "heads/importance/L0H0": 0.02,
+        "heads/importance_se/L0H0": 0.04,
+        "circuit/L1H3": 1,
+        "circuit/L3H2": 1,
+        "faithfulness/circuit_and_layer_0": 1.05,
+        "faithfulness_se/circuit_and_layer_0": 0.04,
+        "faithfulness/sufficient": 0.93,
+        "faithfulness_se/sufficient": 0.02,
+        "sufficient/L1H3": 1,
+        "sufficient/L3H2": 1,
+        "emerged/sink/L2H0": 900,
+        "heads/sink/L2H0": 0.9,
+        "heads/sink_se/L2H0": 0.01,
+    }
+    return rows
+
+
+def find(rows: list[dict], title: str) -> Finding | None:
+    """Return the first finding whose title begins like this."""
+    return next((one for one in summarize_run(rows) if one.title.startswith(title)), None)
+
+
+def test_an_induction_head_is_reported_with_its_circuit():
+    findings = summarize_run(make_rows())
+    assert [(finding.title, finding.heads) for finding in findings] == [
+        ("Induction head", ["L3H2"]),
+        ("Sufficient heads", ["L1H3", "L3H2"]),
+        ("Most important head", ["L3H2"]),
+        ("Previous-token head", ["L1H3"]),
+        ("Attention sink", ["L2H0"]),
+    ]
+    circuit = find_induction_circuit(read_measurements(make_rows()[-1]))
+    assert circuit == [PREVIOUS_TOKEN_HEAD, INDUCTION_HEAD]
+    first, *others = findings
+    for figure in ("L3H2", "L1H3", "layer 0", "at least 97%", "between steps 900 and 1,000"):
+        assert figure in first.text
+    details = "; ".join(first.details)
+    for figure in ("2.50 ± 0.05", "0.62 ± 0.01", "0.90 ± 0.04", "94 ± 2%", "keys"):
+        assert figure in details
+    assert "93 ± 2%" in others[0].text and "the other 14 heads" in others[0].text
+    assert "0.37 ± 0.04" in others[1].text and "0.90 ± 0.01" in others[-1].details[0]
+    assert summarize_run([{"step": 3, "train/loss": 2.0}]) == []
+
+
+@pytest.mark.parametrize(
+    ("error_key", "title", "text"),
+    [
+        ("probe/copying_gain_se", "Induction head", "copying gain"),
+        ("heads/induction_se/L3H2", "Induction head", "L3H2"),
+        ("heads/importance_se/L3H2", "Most important head", "L3H2"),
+        ("faithfulness_se/circuit_and_layer_0", "Induction head", "layer 0"),
+        ("composition/induction_se/L3H2/keys/L1H3", "Induction head", "reads from"),
+        ("heads/sink_se/L2H0", "Attention sink", "L2H0"),
+        ("faithfulness_se/sufficient", "Sufficient heads", "L3H2"),
+    ],
+)
+def test_nothing_is_reported_without_a_small_standard_error(error_key, title, text):
+    assert text in str(find(make_rows(), title))
+    for error in (None, math.nan, 0.0, 9.0):
+        rows = make_rows()
+        rows[-1][error_key] = error
+        if error is None:
+            del rows[-1][error_key]
+        assert text not in str(find(rows, title))
+
+
+def score(kind: str, head: str, value: float, error: float = 0.01) -> dict[str, float]:
+    """Metrics of a head's score."""
+    return {f"heads/{kind}/{head}": value, f"heads/{kind}_se/{head}": error}
+
+
+def kept(name: str, share: float, error: float) -> dict[str, float]:
+    """Metrics of the share of the copying gain that a set of heads keeps."""
+    return {f"faithfulness/{name}": share, f"faithfulness_se/{name}": error}
+
+
+def composition(place: str, share: float, error: float = 0.01) -> dict[str, float]:
+    """Metrics of a share of the induction head's score, such as at "keys/L2H0"."""
+    prefix = "composition/induction"
+    return {f"{prefix}/L3H2/{place}": share, f"{prefix}_se/L3H2/{place}": error}
+
+
+LOST = {"lost/induction/L3H2": 1050, "probe/copying_gain": 0.02}
+LOST_LATER = {"emerged/induction/L0H1": 100, "lost/induction/L0H1": 1050}
+ALL_HEADS = {f"sufficient/{Head(*index)}": 1 for index in np.ndindex(4, 4)}
+EQUAL = score("importance", "L2H0", 0.36) | score("importance", "L2H1", 0.36)
+SECOND_HEAD = score("induction", "L3H3", 0.6) | {"emerged/induction/L3H3": 1000}
+THIRD_HEAD = score("induction", "L3H1", 0.3) | {"emerged/induction/L3H1": 1000}
+SINKS = {
+    key: value
+    for head, attention in enumerate((0.8, 0.7, 0.6, 0.3, 0.2))
+    for key, value in (
+        score("sink", f"L0H{head}", attention) | {f"emerged/sink/L0H{head}": 900}
+    ).items()
+}
+
+# Changes of the metrics; the title of a finding; what it and its headline say; what they do not
+# say. None: there is no such metric or finding.
+CASES = [
+    (LOST, "Lost: induction head", ["L3H2", "from step 1,000 to step 1,050"], ["nan"]),
+    (LOST, "Induction head", None, []),
+    (LOST | LOST_LATER, "Lost", ["L0H1", "step 100 "], ["L3H2"]),  # it passed longest
+    (composition("values/L1H3", 0.99), "Induction", ["in its keys", "from the previous"], []),
+    (composition("queries/L1H3", 0.99), "Induction", ["in its queries"], ["in its keys"]),
+    (composition("keys/L2H0", 0.99), "Induction", ["the previous-token head L1H3"], ["L2H0"]),
+    (kept("circuit", 0.85, 0.01), "Induction", ["L1H3 and L3H2 keep 85 ± 1%"], ["layer 0"]),
+    (
+        kept("circuit", 0.75, 0.01),
+        "Induction",
+        ["L1H3, L3H2 and layer 0 keep at least 97%"],
+        ["75", "105"],
+    ),
+    (kept("circuit", 0.97, 0.03), "Induction", ["97 ± 3%"], ["all"]),
+    (kept("circuit", 1.08, 0.04), "Induction", ["all of"], ["108"]),
+    (kept("circuit", 1.2, 0.3), "Induction", ["at least 60%"], ["120"]),
+    (kept("circuit", 0.9, 0.21), "Induction", [], ["copying gain without"]),  # perhaps below half
+    (kept("sufficient", 0.85, 0.03), "Sufficient", ["85 ± 3%"], []),
+    (kept("sufficient", 0.83, 0.03), "Sufficient", None, []),  # significantly below 90%
+    (composition("keys/L1H3", 1.03), "Induction", ["all of the score"], ["103"]),
+    (score("importance", "L2H2", 0.3, 0.05), "Most important heads", ["L3H2", "L2H2"], []),
+    (score("importance", "L2H2", 0.1), "Most important head", ["L3H2"], ["L2H2"]),
+    (EQUAL | score("importance", "L2H2", 0.36), "Most important", None, []),  # too many
+    (ALL_HEADS, "Sufficient", None, []),  # nothing is left out
+    ({}, "Induction", ["head: L3H2, emerged between steps 900 and 1,000"], []),
+    (SECOND_HEAD, "Induction heads", ["Emerged between steps 900 and 1,000"], ["L3H3 emerged"]),
+    (score("induction", "L3H2", 0.51, 0.02), "Induction", ["in part"], []),
+    (score("induction", "L3H2", 0.55, 0.02), "Induction", [], ["in part"]),
+    (
+        SECOND_HEAD | THIRD_HEAD | score("induction", "L3H2", 0.62, 0.07),
+        "Induction heads",
+        ["L3H3 attends", "L3H2, the strongest of 3 induction heads, does so in part"],
+        [],
+    ),
+    (SECOND_HEAD | {"emerged/induction/L3H3": 0}, "Induction", ["L3H2 emerged"], ["L3H3 emerged"]),
+    ({"emerged/induction/L3H2": 0}, "Induction head", [], ["merged"]),  # it was pretrained
+    (
+        SINKS,
+        "Attention sink",
+        ["sink: 6 heads", "6 of 6", "2 of them", "0.90 ± 0.01", "0.20 ± 0.01"],
+        ["0.80 ±"],
+    ),
+]
+
+
+@pytest.mark.parametrize(("changes", "title", "said", "unsaid"), CASES)
+def test_what_is_said_follows_from_the_metrics(changes, title, said, unsaid):
+    rows = make_rows()
+    rows[-1] = {key: value for key, value in (rows[-1] | changes).items() if value is not None}
+    found = find(rows, title)
+    assert (found is None) == (said is None)
+    text = f"{found.headline}\n{found}" if found else ""
+    assert all(one in text for one in said or [])
+    assert not any(one in text for one in unsaid)
+
+
+@given(st.floats(0.3, 2), st.floats(0.001, 0.3))
+def test_a_stated_share_is_at_most_all_and_above_half_whatever_its_error(share, error):
+    rows = make_rows()
+    for name in ("circuit", "circuit_and_layer_0", "sufficient"):
+        rows[-1] |= kept(name, share, error)
+    rows[-1] |= composition("keys/L1H3", share, error) | {"sufficient/L2H0": 1}
+    text = "; ".join(map(str, summarize_run(rows)))
+    stated = r"(?:all|at least (\d+)%|([\d.]+)(?: ± [\d.]+)?%) of the (score|in-context)"
+    for least, estimate, whole in re.findall(stated, text):
+        lowest = share - 2 * error
+        assert float(estimate) <= 100 if estimate else float(least or 100) <= 100 * lowest
+        assert lowest >= 0.5 or whole == "score"
+
+
+def student_t_quantile(probability: float, freedom: int) -> float:
+    """Return the quantile of Student's t distribution from its density."""
+    t = np.linspace(0, 50, 500_001)
+    density = (1 + t**2 / freedom) ** (-(freedom + 1) / 2)
+    mass = density.cumsum()  # of positive values, which have half of the probability
+    return float(t[np.searchsorted(mass / mass[-1], 2 * probability - 1)])
+
+
+@pytest.mark.parametrize("head_count", [1, 2, 3, 8, 51])
+@pytest.mark.parametrize("factor", [0.995, 1.005])
+def test_a_share_is_compared_with_the_largest_by_chance_of_all_queries_and_keys(head_count, factor):
+    rows = make_rows()
+    for number in range(1, head_count):
+        rows[-1] |= score("induction", f"L2H{number}", 0.0)
+    comparisons = len(["queries", "keys"] * head_count)
+    errors = student_t_quantile(1 - 0.05 / comparisons, freedom=15)  # of 16 readings
+    rows[-1] |= composition("keys/L1H3", 0.94, 0.94 / errors * factor)
+    reads_from = "reads from the previous-token head L1H3" in str(find(rows, "Induction head"))
+    assert reads_from == (factor < 1)
+
+
+@pytest.mark.parametrize("head_count", [1, 2, 3, 8, 51])
+@pytest.mark.parametrize("factor", [0.995, 1.005])
+def test_importance_is_compared_with_the_largest_by_chance_of_all_heads(head_count, factor):
+    row = {"step": 1}
+    for number in range(head_count):
+        row |= score("importance", f"L0H{number}", 0.0)
+    errors = student_t_quantile(1 - 0.05 / head_count, freedom=15)
+    row |= score("importance", "L0H0", 0.3, 0.3 / errors * factor)
+    assert bool(summarize_run([row])) == (factor < 1)
+
+
+def rows_of_gains(gains: list[float], error: float = 0.05) -> list[dict]:
+    """Metrics of snapshots every 100 steps of a run without an induction head."""
+    return [
+        {
+            "step": 100 * number,
+            "heads/induction/L0H0": 0.0,
+            "heads/induction_se/L0H0": 0.01,
+            "probe/copying_gain": gain,
+            "probe/copying_gain_se": error,
+        }
+        for number, gain in enumerate(gains)
+    ]
+
+
+def date_of_gain(rows: list[dict]) -> str:
+    """Return when the copying gain was first reported, as its finding states it."""
+    return str(find(rows, "Beginning of in-context copying") or "").partition("The gain passed")[2]
+
+
+@given(st.lists(st.floats(-1, 9), min_size=2, max_size=30))
+def test_the_date_of_a_copying_gain_never_moves(gains):
+    """Whatever follows: the gain may grow, as it does for hundreds of steps, or shrink."""
+    rows = rows_of_gains(gains)
+    dates = {date_of_gain(rows[:count]) for count in range(1, 1 + len(rows))}
+    assert len(dates - {""}) <= 1
+
+
+def test_a_copying_gain_is_dated_from_the_first_of_two_snapshots_that_report_it():
+    gains = [0.0, 0.3, 0.0, 0.3, 0.9, 1.8, 2.7, 3.1]  # significant alone at step 100
+    assert "steps 200 and 300" in date_of_gain(rows_of_gains(gains))
+    assert find(rows_of_gains(gains[:2]), "Beginning").heads == []
+    assert date_of_gain(rows_of_gains(gains[:2])) == ""
+    assert "steps 300 and 400" in date_of_gain(rows_of_gains(gains, error=0.2))
+    assert date_of_gain(rows_of_gains([2.5, 2.5])) == ""  # before training
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "error", "is_learned"),
+    [
+        (0.011, 0.004, False),  # repeated tokens cost 6.8 nats, 1.9 less than others
+        (0.55, 0.04, False),
+        (0.55, 0.02, True),
+        (1.0, 0.0, True),
+        (0.0, 0.0, False),
+        (0.9, math.nan, False),
+    ],
+)
+def test_copying_is_learned_only_if_half_of_the_repeats_are_predicted(accuracy, error, is_learned):
+    rows = make_rows()
+    rows[-1] |= {"probe/repeated_loss": 6.76, "probe/repeated_loss_se": 0.05}
+    rows[-1] |= {"probe/repeated_accuracy": accuracy, "probe/repeated_accuracy_se": error}
+    del rows[-1]["emerged/induction/L3H2"]
+    first = summarize_run(rows)[0]
+    assert first.title.startswith("Beginning") == (not is_learned)
+    assert "6.76 ± 0.05" in str(first) and f"{100 * accuracy:.0f}" in str(first)
