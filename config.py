@@ -11,7 +11,6 @@ from dataclasses import MISSING, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from common.checkpoints import check_checkpoint
 from common.errors import UserError, not_one_of
 from common.files import exists
 from common.paths import expand_model_name
@@ -600,7 +599,9 @@ class LoadConfig(ModelSource):
     def check(self) -> None:
         """Raise `UserError` if a value is out of bounds or settings contradict each other."""
         check_settings(self)
-        check_checkpoint(self.checkpoint)
+        is_step = self.checkpoint.isascii() and self.checkpoint.isdigit()
+        if self.checkpoint not in ("best", "last") and not is_step:
+            raise UserError(f"checkpoint={self.checkpoint} must be best, last or a step number")
         if self.run_dir is not None and self.init_from is not None:
             raise UserError("run_dir= and init_from= exclude each other: leave one out")
         if self.run_dir is not None and not exists(

@@ -23,8 +23,8 @@ from contextlib import closing
 
 import cli
 from cli.explore_config import ExploreConfig, translate_model
-from common.checkpoints import find_newest_run
 from common.terminal import print_stderr, run_main
+from run.checkpoints import find_newest_run
 
 
 def main() -> None:

@@ -27,14 +27,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TextIO
 
 import cli
-from cli.config_file import read_config
 from cli.sample_config import SampleConfig
-from common.checkpoints import CONFIG_FILE, find_newest_run
 from common.errors import UserError
 from common.paths import expand_home, require_output_file
 from common.terminal import error_sentence, is_terminal, print_stderr, run_main
 from common.text import format_speed, pluralize, printable
 from common.text_files import MAX_CHARS, is_jsonl, normalize_text, open_text, read_at_once
+from run.checkpoints import CONFIG_FILE, find_newest_run
+from run.config_file import read_config
 
 if TYPE_CHECKING:  # importing torch takes a second, so that the command line is checked first
     from data.tokenizer import Tokenizer

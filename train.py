@@ -49,10 +49,8 @@ from torch._dynamo.exc import TorchDynamoException
 from torch.profiler import record_function
 
 import interop
-from common.checkpoints import best_saved_row
 from common.errors import UserError
 from common.files import exists
-from common.metrics import METRICS
 from common.text import pluralize
 from data.batches import Batches
 from data.tasks.task import Task
@@ -60,6 +58,8 @@ from distributed.world import join
 from glass.observer import Observer
 from glass.page.write import write_page
 from kernels import autocast
+from run.checkpoints import best_saved_row
+from run.losses import METRICS
 from studies.study import report_sweep
 from sweeps import jobs
 from training import device, modes

@@ -35,9 +35,9 @@ from benchmarks.harness import (
     read_options,
     run_command,
 )
-from common.metrics import read_rows
 from data.tokens import prepare
 from interop import read_starting_model
+from run.losses import read_rows
 
 # nanoGPT's published losses with these recipes; the first on the whole validation split.
 PUBLISHED_LOSSES = {"nanogpt_cpu": 1.886, "nanogpt_gpu": 1.4697}

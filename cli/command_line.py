@@ -9,13 +9,13 @@ from pathlib import Path
 
 import yaml
 
-from cli.config_file import escape_interpolation
-from common.checkpoints import contains_run
 from common.errors import UserError, did_you_mean
 from common.paths import existing_form, expand_home
 from common.settings import iterate_settings
 from common.torchrun import is_under_torchrun
 from config import Config
+from run.checkpoints import contains_run
+from run.config_file import escape_interpolation
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 GROUPS = tuple(sorted(folder.name for folder in CONFIGS.iterdir() if folder.is_dir()))

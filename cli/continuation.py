@@ -6,13 +6,13 @@ from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
 
-from cli.config_file import PER_COMMAND, absolute_paths, read_run_config
-from common.checkpoints import MANIFEST_FILE, contains_run, find_run, no_checkpoint, saved_steps
 from common.errors import UserError
 from common.files import exists, is_folder
 from common.paths import expand_model_name
 from common.settings import format_value, iterate_settings
 from config import Config
+from run.checkpoints import MANIFEST_FILE, contains_run, find_run, no_checkpoint, saved_steps
+from run.config_file import PER_COMMAND, absolute_paths, read_run_config
 
 Log = Callable[[str], None]
 

@@ -1,1 +1,1 @@
-"""Helpers that every module may use: errors, settings, files, metric rows, text."""
+"""Helpers that know nothing about GlassGPT: errors, settings, files, text."""

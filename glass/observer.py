@@ -6,9 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from common.checkpoints import TOKENIZER_FILE
 from common.files import atomic_write
-from common.metrics import best_row
 from common.text import pluralize
 from config import ResolvedConfig
 from data.tokenizer import save_tokenizer
@@ -28,6 +26,8 @@ from glass.heads.say.metrics import (
 from glass.page.write import write_page
 from kernels import exact_float32
 from model import GPT
+from run.checkpoints import TOKENIZER_FILE
+from run.losses import best_row
 from training.evaluate import Windows
 from training.flops import memory_metrics, tokens_until
 from training.profiling import StepProfiler

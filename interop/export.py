@@ -11,7 +11,6 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from common.checkpoints import HF_CONFIG_FILE
 from common.errors import UserError
 from common.files import list_folder
 from common.paths import require_output_folder
@@ -22,6 +21,7 @@ from interop.settings import config_to_hf, find_counterpart
 from interop.tokenizer_export import export_tokenizer
 from kernels import rms_norm
 from model import GPT
+from run.checkpoints import HF_CONFIG_FILE
 from training.tensors import tensor_shapes
 
 # Our normalization of queries and keys without gains adds nothing to the variance, transformers'

@@ -6,7 +6,6 @@ from pathlib import Path
 
 from torch import Tensor
 
-from common.checkpoints import HF_CONFIG_FILE
 from common.errors import UserError
 from common.files import exists
 from common.terminal import print_stderr
@@ -23,6 +22,7 @@ from data.tokenizer import Tokenizer, load_tiktoken
 from interop.external import ExternalModel
 from interop.names import WRAPPER_PREFIX
 from interop.settings import config_from_hf
+from run.checkpoints import HF_CONFIG_FILE
 from training.tensors import open_safetensors
 
 WEIGHTS_FILE = "model.safetensors"

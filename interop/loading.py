@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from common.checkpoints import CONFIG_FILE, HF_CONFIG_FILE, MANIFEST_FILE, find_run
 from common.errors import UserError
 from common.files import exists, is_folder, read_start
 from common.paths import expand_model_name
@@ -20,6 +19,7 @@ from interop.gguf_file import GGUF_MAGIC, GGUFFile
 from interop.nanogpt import NanoGPTFile
 from interop.stored import RunCheckpoint, StoredModel, open_copied_checkpoint, open_run
 from model import GPT
+from run.checkpoints import CONFIG_FILE, HF_CONFIG_FILE, MANIFEST_FILE, find_run
 from training.inputs import StartingWeights
 
 TORCH_MAGICS = (b"PK\3\4", b"\x80\2")  # zip, and the pickles of older versions

@@ -8,8 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cli.config_file import read_config
-from common.checkpoints import (
+from common.errors import UserError
+from common.files import exists
+from config import GPTConfig
+from data.tokenizer import Tokenizer, load_tokenizer
+from model import GPT
+from run.checkpoints import (
     CONFIG_FILE,
     MODEL_FILE,
     TOKENIZER_FILE,
@@ -18,11 +22,7 @@ from common.checkpoints import (
     saved_steps,
     verify_checkpoint,
 )
-from common.errors import UserError
-from common.files import exists
-from config import GPTConfig
-from data.tokenizer import Tokenizer, load_tokenizer
-from model import GPT
+from run.config_file import read_config
 from training.nonfinite import check_finite_weights
 from training.tensors import (
     list_shapes,

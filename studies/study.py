@@ -18,11 +18,8 @@ from typing import Literal, NamedTuple
 
 from PIL import Image, ImageDraw, ImageFont
 
-from cli.config_file import read_config
-from common.checkpoints import CONFIG_FILE
 from common.errors import UserError
 from common.files import atomic_write, exists, is_folder, list_folder
-from common.metrics import METRICS, read_rows
 from common.paths import expand_home
 from common.statistics import (
     censored_median,
@@ -34,6 +31,9 @@ from common.statistics import (
 from common.terminal import Terminal, print_stderr, printer, run_main, tolerate_errors
 from common.text import format_with_error, pluralize
 from config import Config
+from run.checkpoints import CONFIG_FILE
+from run.config_file import read_config
+from run.losses import METRICS, read_rows
 
 START, END = "start", "end"
 STEP = "step"

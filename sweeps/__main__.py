@@ -18,12 +18,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from cli.command_line import SETTINGS
-from cli.config_file import PER_COMMAND
-from common.checkpoints import contains_run
 from common.errors import UserError
 from common.files import exists, is_folder, list_folder
 from common.paths import expand_home, require_output_folder
 from common.terminal import Terminal, run_main
+from run.checkpoints import contains_run
+from run.config_file import PER_COMMAND
 from sweeps.jobs import summarize
 from sweeps.page import write_results
 from sweeps.runs import JOB_FILE, RUN, Run, format_settings, is_sweep, read_run

@@ -12,10 +12,10 @@ from pathlib import Path
 from safetensors import safe_open
 
 from common.files import list_folder
-from common.metrics import best_row, is_scored
 from common.text import format_fixed, format_magnitude, format_with_error
 from config import MIN_BF16_DECODING_WIDTH, Config
 from glass.heads.say.metrics import read_head_values
+from run.losses import best_row, is_scored
 
 SCORES_WITH_TIMING = ("previous_token", "induction")  # the heads that in-context copying needs
 

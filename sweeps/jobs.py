@@ -36,9 +36,7 @@ from omegaconf import DictConfig
 
 import cli
 from cli.command_line import CONFIGS, check_argument, quote
-from cli.config_file import PER_COMMAND, absolute_paths
 from cli.wandb_environment import refuse_in_sweep
-from common.checkpoints import saved_steps
 from common.errors import UserError
 from common.files import is_folder, list_folder
 from common.paths import expand_home, require_output_folder
@@ -54,6 +52,8 @@ from common.text import pluralize, printable
 from config import Config, TokenizerConfig
 from data.corpus import open_corpus
 from data.tokens import corpus_fingerprint
+from run.checkpoints import saved_steps
+from run.config_file import PER_COMMAND, absolute_paths
 from sweeps.page import write_results
 from sweeps.ranking import name_settings
 from sweeps.runs import (

@@ -5,14 +5,14 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 
-from cli.config_file import read_config
-from common.checkpoints import CONFIG_FILE
 from common.errors import UserError
 from common.files import atomic_write, exists, is_folder, list_folder, read_json_object
-from common.metrics import METRICS, read_rows
 from common.settings import format_value, iterate_settings
 from common.terminal import error_sentence, explain_error
 from config import Config
+from run.checkpoints import CONFIG_FILE
+from run.config_file import read_config
+from run.losses import METRICS, read_rows
 from sweeps.figures import summarize_run
 
 SWEEP_FILE = "multirun.yaml"  # in a sweep's folder: what its jobs share, which Hydra writes

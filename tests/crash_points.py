@@ -23,7 +23,7 @@ from typing import NamedTuple
 import pytest
 from processes import KILL, Process, pointer, rows, rows_without_times, same_tensors, tiny_arguments
 
-from common.checkpoints import saved_steps
+from run.checkpoints import saved_steps
 
 needs_strace = pytest.mark.skipif(not shutil.which("strace"), reason="no strace")
 CALLS = [

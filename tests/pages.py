@@ -13,11 +13,11 @@ import pytest
 from conftest import wait_for_frames
 from safetensors.numpy import save_file
 
-from cli.config_file import config_yaml
-from common.metrics import read_rows
 from config import Config, GPTConfig, TokenizerConfig, WandbConfig
 from glass.page import pack
 from glass.page.embedded_model import EmbeddedModel
+from run.config_file import config_yaml
+from run.losses import read_rows
 from sweeps.jobs import name_part
 from sweeps.runs import FAILURE, SWEEP_FILE, JobRecord, write_record
 

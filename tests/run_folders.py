@@ -7,8 +7,12 @@ import torch
 from models import lively
 from safetensors.torch import save_file
 
-from cli.config_file import config_yaml
-from common.checkpoints import (
+from config import Config, GPTConfig, ModelConfig, TokenizerConfig
+from data.tokenizer import CharTokenizer, Tokenizer, save_tokenizer
+from interop.loading import open_model
+from interop.stored import RunCheckpoint
+from model import GPT
+from run.checkpoints import (
     CHECKPOINT_FILES,
     CONFIG_FILE,
     MODEL_FILE,
@@ -19,11 +23,7 @@ from common.checkpoints import (
     write_manifest,
     write_pointer,
 )
-from config import Config, GPTConfig, ModelConfig, TokenizerConfig
-from data.tokenizer import CharTokenizer, Tokenizer, save_tokenizer
-from interop.loading import open_model
-from interop.stored import RunCheckpoint
-from model import GPT
+from run.config_file import config_yaml
 from variants import build_model
 
 SHAPE = {"block_size": 32, "n_layer": 1, "n_head": 2, "n_embd": 16}

@@ -18,7 +18,6 @@ from run_folders import write_configuration, write_run
 
 import cli
 from cli.command_line import CONFIGS, GROUPS, NANOGPT, SETTINGS, parse_command_line
-from cli.config_file import absolute_paths
 from cli.sample_config import SampleConfig
 from common.errors import UserError
 from common.settings import iterate_settings
@@ -26,6 +25,7 @@ from common.terminal import explain_error
 from config import Config, GPTConfig, ModelConfig, TokenizerConfig
 from data.tokenizer import CharTokenizer
 from interop import read_starting_model, save_hf
+from run.config_file import absolute_paths
 from variants import build_model
 
 ROOT = Path(__file__).parents[1]

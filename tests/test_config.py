@@ -9,7 +9,11 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from omegaconf.errors import OmegaConfBaseException
 
-from cli.config_file import (
+from cli.sample_config import SampleConfig
+from common.errors import UserError
+from common.settings import iterate_settings
+from config import Config, GPTConfig
+from run.config_file import (
     ADDED_SETTINGS,
     REMOVED_SETTINGS,
     absolute_paths,
@@ -17,10 +21,6 @@ from cli.config_file import (
     parse_config,
     read_config,
 )
-from cli.sample_config import SampleConfig
-from common.errors import UserError
-from common.settings import iterate_settings
-from config import Config, GPTConfig
 
 
 def changed(config, values):
@@ -133,7 +133,7 @@ def test_a_new_setting_is_in_the_table_with_the_value_of_older_runs():
     recorded = {f"{section}.{name}" for section in sections for name in sections[section]}
     recorded |= content.keys() - sections.keys()
     settings = {name for name, _, _ in iterate_settings(Config())}
-    assert settings - recorded == ADDED_SETTINGS.keys(), "see ADDED_SETTINGS in cli/config_file.py"
+    assert settings - recorded == ADDED_SETTINGS.keys(), "see ADDED_SETTINGS in run/config_file.py"
     assert recorded - settings <= set(REMOVED_SETTINGS)
 
 

@@ -10,11 +10,11 @@ from processes import rows, run_to_end, tiny_arguments
 
 import interop.__main__
 import sample
-from cli.config_file import read_config
 from cli.sample_config import SampleConfig
 from common.errors import UserError
 from common.paths import expand_home, expand_model_name
 from config import Config
+from run.config_file import read_config
 from sweeps import jobs
 from training.run_folder import run_folder
 

@@ -7,8 +7,8 @@ import pytest
 from conftest import TINY, soak
 from processes import rows
 
-from cli.config_file import read_config
-from common.metrics import best_row, read_rows
+from run.config_file import read_config
+from run.losses import best_row, read_rows
 from training.record import describe_task
 
 pytestmark = pytest.mark.slow

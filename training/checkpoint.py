@@ -12,8 +12,13 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from cli.config_file import config_yaml
-from common.checkpoints import (
+from common.errors import SharedError
+from common.files import exists, list_folder, sync
+from common.terminal import tolerate_errors
+from data.tokenizer import save_tokenizer
+from data.tokens import Tokens
+from model import GPT
+from run.checkpoints import (
     CONFIG_FILE,
     MODEL_FILE,
     OPTIMIZER_FILE,
@@ -26,13 +31,8 @@ from common.checkpoints import (
     write_manifest,
     write_pointer,
 )
-from common.errors import SharedError
-from common.files import exists, list_folder, sync
-from common.metrics import METRICS, SAMPLES, best_row
-from common.terminal import tolerate_errors
-from data.tokenizer import save_tokenizer
-from data.tokens import Tokens
-from model import GPT
+from run.config_file import config_yaml
+from run.losses import METRICS, SAMPLES, best_row
 from training.schedule import is_due
 from training.state import TrainingState
 from training.stopwatch import Stopwatch

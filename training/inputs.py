@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 import torch
 
-from common.checkpoints import TOKENIZER_FILE, Manifest, step_folder
 from common.errors import UserError
 from common.terminal import Terminal, printer
 from common.text import pluralize
@@ -16,6 +15,7 @@ from data.synthetic import generate_tokens
 from data.tokenizer import Tokenizer, load_tokenizer
 from data.tokens import Tokens, open_tokens, prepare
 from model import GPT
+from run.checkpoints import TOKENIZER_FILE, Manifest, step_folder
 from training.nonfinite import check_finite_weights
 from training.run_folder import Progress
 from training.world import World

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
-from cli.config_file import config_yaml
 from common.terminal import Terminal, printer
 from common.text import format_magnitude, format_minutes, pluralize
 from common.torchrun import count_processes
 from config import Config, ResolvedConfig
+from run.config_file import config_yaml
 from training import device
 from training.evaluate import Splits, evaluate, validation_windows
 from training.flops import estimate_step_seconds, model_size, tokens_per_step

@@ -9,14 +9,14 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from common.checkpoints import Manifest, contains_run, find_checkpoint, saved_steps
 from common.errors import UserError
 from common.files import exists, list_folder
-from common.metrics import METRICS, read_rows
 from common.paths import require_output_folder
 from common.text import pluralize
 from common.torchrun import count_processes
 from config import Config
+from run.checkpoints import Manifest, contains_run, find_checkpoint, saved_steps
+from run.losses import METRICS, read_rows
 
 # Seconds that a run of several processes waits for the lock, because the process that held it
 # before a restart may have been on a machine that was lost. NFS releases it after 90 by default.

@@ -7,10 +7,8 @@ from pathlib import Path
 import torch
 
 from cli.explore_config import ExploreConfig
-from common.checkpoints import preferred_steps
 from common.errors import UserError
 from common.files import exists
-from common.metrics import METRICS, read_rows
 from common.paths import expand_model_name
 from common.terminal import tolerate_errors
 from common.text import REPLACEMENT, format_magnitude
@@ -26,6 +24,8 @@ from glass.reading import max_tokens
 from interop import find_model
 from interop.stored import RunCheckpoint
 from kernels import DTYPES
+from run.checkpoints import preferred_steps
+from run.losses import METRICS, read_rows
 from training.device import describe, pick_device, pick_threads
 
 PROMPT_TOKENS = 32  # of a run's text that are shown first

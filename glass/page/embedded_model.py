@@ -7,14 +7,14 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cli.config_file import read_config
-from common.checkpoints import CONFIG_FILE, TOKENIZER_FILE
 from common.errors import UserError
 from common.files import read_json_object
 from config import GPTConfig
 from glass.heads.measure.stored_weights import list_stored_weights, order_by_importance
 from glass.heads.say.metrics import read_emergence
 from glass.page.pack import Blobs, PackedWeights, pack_weights, to_base64
+from run.checkpoints import CONFIG_FILE, TOKENIZER_FILE
+from run.config_file import read_config
 from training.tensors import read_weights, tensor_shapes
 
 # Values of settings that the page's JavaScript computes. A model with other values or settings is

@@ -8,18 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from cli.config_file import read_config
-from common.checkpoints import CONFIG_FILE
-from common.metrics import (
-    METRICS,
-    SAMPLES,
-    best_row,
-    is_scored,
-    loss_warning,
-    overfitting,
-    read_rows,
-    snapshot_steps,
-)
 from common.settings import format_value, iterate_settings
 from config import GPTConfig
 from glass.heads.say.findings import Finding, format_emergence, summarize_run
@@ -35,6 +23,18 @@ from glass.page.snapshots import (
     pack_fitting_predictions,
 )
 from glass.page.values import clip_text, finite_number, metric_curve, thin
+from run.checkpoints import CONFIG_FILE
+from run.config_file import read_config
+from run.losses import (
+    METRICS,
+    SAMPLES,
+    best_row,
+    is_scored,
+    loss_warning,
+    overfitting,
+    read_rows,
+    snapshot_steps,
+)
 
 MAX_PAGE_BYTES = 24_500_000
 MAX_CURVE_POINTS = 1500

@@ -20,9 +20,9 @@ import distributed.world
 import training.checkpoint
 import training.device
 import training.evaluate
-from common.checkpoints import find_checkpoint
 from common.errors import UserError
 from config import Config, GPTConfig, OptimConfig, ResolvedConfig
+from run.checkpoints import find_checkpoint
 from train import train_step
 from training.memory import memory_bound
 from training.plan import check_batch_size, check_shard, pick_shard

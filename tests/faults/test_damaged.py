@@ -32,8 +32,10 @@ from safetensors.torch import load_file
 
 import training.device
 import training.evaluate
-from cli.config_file import read_config
-from common.checkpoints import (
+from common.errors import UserError
+from common.terminal import explain_error
+from data.tokens import Tokens, prepare
+from run.checkpoints import (
     CHECKPOINT_FILES,
     CHECKPOINT_FORMAT,
     MANIFEST_FILE,
@@ -42,9 +44,7 @@ from common.checkpoints import (
     saved_steps,
     seal,
 )
-from common.errors import UserError
-from common.terminal import explain_error
-from data.tokens import Tokens, prepare
+from run.config_file import read_config
 
 # --- damaged files --------------------------------------------------------------------------------
 

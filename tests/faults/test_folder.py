@@ -21,7 +21,7 @@ from processes import (
 )
 
 import training.device
-from common.checkpoints import find_checkpoint
+from run.checkpoints import find_checkpoint
 
 pytestmark = pytest.mark.slow
 

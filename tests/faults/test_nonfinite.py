@@ -8,12 +8,12 @@ import torch
 from processes import assert_same_run, rows, run_to_end, tiny_arguments
 
 import model
-from common.checkpoints import find_checkpoint
 from common.errors import UserError
 from config import GPTConfig, ResolvedConfig
 from data.tokenizer import CharTokenizer
 from generation.scoring import score_tokens
 from glass.heads.measure.analysis import analyze
+from run.checkpoints import find_checkpoint
 from training.checkpoint import Checkpoints
 from training.nonfinite import NonFiniteGuard, PendingCheck, check_finite_weights
 from training.optimizers import clip_gradients

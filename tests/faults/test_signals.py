@@ -12,8 +12,8 @@ from processes import Process, assert_same_run, fault_at_call, run_to_end, tiny_
 import training.device
 import training.evaluate
 import training.world
-from common.checkpoints import find_checkpoint
 from common.signals import STOP_SIGNALS
+from run.checkpoints import find_checkpoint
 from training.world import World
 
 pytestmark = pytest.mark.slow

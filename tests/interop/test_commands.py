@@ -8,8 +8,8 @@ from hf_models import SENTENCE, max_difference, transformers, write_model_and_to
 from processes import run_to_end
 from run_folders import load_run
 
-from common.metrics import read_rows
 from data.tokenizer import encode_prompt
+from run.losses import read_rows
 
 EXPORT = "interop/__main__.py"
 QUICK = [

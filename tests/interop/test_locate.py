@@ -18,12 +18,12 @@ import cli
 import interop
 from cli.explore_config import ExploreConfig
 from cli.sample_config import SampleConfig
-from common.checkpoints import MANIFEST_FILE, MODEL_FILE, find_newest_run
 from common.errors import UserError
 from config import GPTConfig
 from glass.live.explorer import load_session
 from interop import save_gguf
 from interop.__main__ import main as export
+from run.checkpoints import MANIFEST_FILE, MODEL_FILE, find_newest_run
 from sample import sample
 from variants import build_model
 

@@ -9,14 +9,14 @@ from models import lively
 from processes import run_to_end
 from run_folders import load_run
 
-from cli.config_file import read_config
 from common.errors import UserError
-from common.metrics import read_rows
 from config import DataConfig, GPTConfig, TokenizerConfig
 from data.tokens import prepare
 from interop import find_model, load, open_starting_weights
 from interop.names import map_tensors
 from model import GPT
+from run.config_file import read_config
+from run.losses import read_rows
 from training.evaluate import Windows
 from training.tensors import tensor_shapes
 from variants import build_model

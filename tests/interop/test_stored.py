@@ -12,11 +12,11 @@ from run_folders import SHAPE, TEXT, write_run
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from common.checkpoints import MODEL_FILE, read_manifest, step_folder, write_manifest
 from common.errors import UserError
 from config import GPTConfig
 from glass.heads.measure.capture import float16_weights, save_weights
 from interop import load
+from run.checkpoints import MODEL_FILE, read_manifest, step_folder, write_manifest
 from training.checkpoint import load_weights
 from training.tensors import read_weights
 from variants import build_model

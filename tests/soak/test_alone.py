@@ -6,7 +6,7 @@ import pytest
 from conftest import TINY
 from processes import Process, drop_privileges, rows, tiny_arguments
 
-from cli.config_file import read_config
+from run.config_file import read_config
 
 BARE_ENVIRONMENT = {
     "PATH": "",

@@ -15,10 +15,10 @@ from PIL import Image
 
 import train
 from cli.command_line import parse_command_line
-from cli.config_file import config_yaml
 from cli.job import Job, compose_job
 from common.errors import UserError
 from config import Config
+from run.config_file import config_yaml
 from studies.study import (
     END,
     NOT_REPRODUCED,

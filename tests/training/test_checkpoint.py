@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 from run_folders import load_run, write_run
 
-from common.checkpoints import MODEL_FILE, find_checkpoint, open_checkpoint
 from common.errors import UserError
+from run.checkpoints import MODEL_FILE, find_checkpoint, open_checkpoint
 
 
 @pytest.fixture

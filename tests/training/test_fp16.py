@@ -11,9 +11,9 @@ from models import random_tokens, small
 from processes import assert_same_run, copy_after_8_steps, rows
 from ranks import in_ranks
 
-from common.checkpoints import read_manifest
 from common.errors import UserError
 from config import OptimConfig, ResolvedConfig
+from run.checkpoints import read_manifest
 from train import train_step
 from training import loss_scale
 from training.loss_scale import MIN_LOSS_SCALE, LossScaler

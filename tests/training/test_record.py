@@ -13,12 +13,12 @@ import wandb
 from conftest import TINY
 
 import training.record
-from cli.config_file import read_config
 from common.errors import UserError
-from common.metrics import METRICS, SAMPLES, is_scored, loss_warning, overfitting, read_rows
 from common.settings import iterate_settings
 from common.text import format_with_error
 from config import WandbConfig
+from run.config_file import read_config
+from run.losses import METRICS, SAMPLES, is_scored, loss_warning, overfitting, read_rows
 from training.record import Record
 from training.wandb_record import check_wandb
 

@@ -18,9 +18,9 @@ from processes import (
 
 import glass.heads.measure.snapshot
 import training.device
-from common.checkpoints import find_checkpoint, write_manifest
-from common.metrics import snapshot_steps
 from config import Config
+from run.checkpoints import find_checkpoint, write_manifest
+from run.losses import snapshot_steps
 
 pytestmark = pytest.mark.slow
 

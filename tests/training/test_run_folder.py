@@ -7,8 +7,8 @@ import pytest
 from run_folders import write_run
 
 from common.errors import UserError
-from common.metrics import METRICS
 from config import Config
+from run.losses import METRICS
 from training.run_folder import ALLOWED_BEFORE_START, check_run_folder, read_progress
 
 RESUMED = Config(resume=True)

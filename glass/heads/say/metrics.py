@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from common.metrics import is_scored
 from glass.heads.measure.emergence import THRESHOLD_SHARES
 from glass.heads.measure.results import (
     CompositionShare,
@@ -19,6 +18,7 @@ from glass.heads.measure.results import (
     Measurements,
     parse_head,
 )
+from run.losses import is_scored
 
 # Prefixes of the metrics that snapshots measure.
 SNAPSHOT_PREFIXES = ("heads/", "emerged/", "lost/", "composition/", "probe/", "faithfulness")

@@ -13,12 +13,12 @@ from run_folders import TEXT, load_run, write_run
 
 from cli.explore_config import ExploreConfig
 from cli.sample_config import SampleConfig
-from common.checkpoints import MODEL_FILE, step_folder
 from data.tokenizer import PATTERNS, BPETokenizer, CharTokenizer
 from glass.live.explorer import EXAMPLE_PROMPT, Explorer, find_prompt, load_session
 from glass.live.requests import MODEL_REQUESTS
 from interop import find_model, save_hf
 from interop.stored import RunCheckpoint
+from run.checkpoints import MODEL_FILE, step_folder
 from variants import build_model
 
 SECONDS = 60  # that no answer of a passing test takes, on a busy machine

@@ -30,10 +30,10 @@ from playwright.sync_api import expect
 from run_folders import load_run
 from safetensors.torch import save_file
 
-from common.metrics import read_rows
 from glass.heads.measure.capture import float16_weights
 from glass.page import write as page
 from glass.page.values import metric_curve
+from run.losses import read_rows
 
 
 def test_a_run_that_has_only_begun_has_a_page(tmp_path):

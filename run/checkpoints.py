@@ -134,13 +134,6 @@ def find_run(path: Path) -> tuple[Path | None, str | None]:
     return (path, None) if contains_run(path) else (None, None)
 
 
-def check_checkpoint(which: str) -> None:
-    """Raise `UserError` unless the setting `checkpoint` is "best", "last" or a step."""
-    is_step = which.isascii() and which.isdigit()
-    if which not in ("best", "last") and not is_step:
-        raise UserError(f"checkpoint={which} must be best, last or a step number")
-
-
 def no_checkpoint(run_dir: Path) -> UserError:
     """Build the error for a folder without a checkpoint."""
     if not contains_run(run_dir):

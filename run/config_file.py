@@ -10,12 +10,12 @@ from typing import Any
 import yaml
 from omegaconf import OmegaConf
 
-from common.checkpoints import CONFIG_FILE, Manifest, open_checkpoint
 from common.errors import UserError
 from common.files import ordinary_file
 from common.settings import check_settings, iterate_settings
 from common.terminal import error_sentence
 from config import HUB_MODEL, Config
+from run.checkpoints import CONFIG_FILE, Manifest, open_checkpoint
 
 MAX_CONFIG_BYTES = 1 << 20
 # Settings that config.yaml lacked once → the value with which a run does what it did before. A new

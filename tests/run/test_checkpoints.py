@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from common.checkpoints import (
+from run.checkpoints import (
     CHECKPOINT_FILES,
     MANIFEST_FILE,
     Manifest,
