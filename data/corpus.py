@@ -15,13 +15,8 @@ from common.text import pluralize, replace_surrogates
 from common.text_files import is_jsonl, open_text, read_at_once
 from config import DataConfig
 from data.cache import cache_root
-from data.sources import (
-    download_dataset,
-    download_shakespeare,
-    find_stdlib_files,
-    find_text_files,
-    require_text_file,
-)
+from data.downloads import download_dataset, download_shakespeare
+from data.sources import find_stdlib_files, find_text_files, require_text_file
 
 PIECE_CHARS = 1 << 20  # bounds the memory of a piece to a few megabytes
 # Places that no splitting pattern joins, in reversed text: a line end before a letter or a digit,

@@ -17,8 +17,10 @@ from corpora import documents, ignore, refuse_to_log, text_corpus
 
 from common.errors import UserError
 from config import DataConfig
+from data import downloads
 from data.corpus import open_corpus
-from data.sources import download_shakespeare, find_stdlib_files, find_text_files
+from data.downloads import download_shakespeare
+from data.sources import find_stdlib_files, find_text_files
 
 
 @pytest.fixture(autouse=True)
@@ -181,16 +183,17 @@ def serve(monkeypatch):
     return serve
 
 
-def test_shakespeare_is_downloaded_once_and_again_if_it_is_damaged(serve, cache):
+def test_shakespeare_is_downloaded_once_and_again_if_it_is_damaged(serve, cache, monkeypatch):
+    monkeypatch.setattr(downloads, "SHAKESPEARE_SHA256", DIGEST)
     requested, log = serve(TEXT), []
     for _ in range(2):
-        file = download_shakespeare(log.append, sha256=DIGEST)
+        file = download_shakespeare(log.append)
         assert file.read_bytes() == TEXT
     assert len(requested) == 1
     (line,) = log
     assert requested[0] in line
     file.write_text("half a")
-    assert download_shakespeare(ignore, sha256=DIGEST).read_bytes() == TEXT
+    assert download_shakespeare(ignore).read_bytes() == TEXT
     assert len(requested) == 2
     assert not list(cache.glob("*.part"))
 

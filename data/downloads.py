@@ -1,0 +1,85 @@
+"""Download tiny Shakespeare, or a Hugging Face dataset, into the cache."""
+
+import hashlib
+import json
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+
+from common.errors import UserError
+from common.files import sha256_of_file, sync
+from common.paths import expand_home
+from data.cache import KEY_LENGTH, cache_root, locked_build_folder
+from data.sources import Selection, find_files
+
+SHAKESPEARE_URL = (
+    "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
+)
+SHAKESPEARE_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
+MAX_SHAKESPEARE_BYTES = 4_000_000  # another page in its place may be endless
+TIMEOUT_SECONDS = 20
+
+
+def download_shakespeare(log: Callable[[str], None]) -> Path:
+    """Return tiny Shakespeare's file in the cache, downloaded unless its hash is right."""
+    file = cache_root() / "tinyshakespeare.txt"
+    with locked_build_folder(SHAKESPEARE_SHA256[:KEY_LENGTH], log) as build_folder:
+        if file.exists() and sha256_of_file(file) == SHAKESPEARE_SHA256:
+            return file
+        log(f"downloading tiny Shakespeare from {SHAKESPEARE_URL}")
+        try:
+            with urllib.request.urlopen(SHAKESPEARE_URL, timeout=TIMEOUT_SECONDS) as response:
+                text = response.read(MAX_SHAKESPEARE_BYTES)
+            digest = hashlib.sha256(text).hexdigest()
+            if digest != SHAKESPEARE_SHA256:
+                raise ValueError(f"its sha256 is {digest} instead of {SHAKESPEARE_SHA256}")
+        except Exception as e:  # networks raise errors of many classes
+            raise UserError(
+                f"tiny Shakespeare could not be downloaded ({e}); download {SHAKESPEARE_URL} by "
+                "hand and set data.path=FILE"
+            ) from None
+        part = build_folder / file.name
+        part.write_bytes(text)
+        return part.replace(file)
+
+
+def download_dataset(name: str, subset: str | None, split: str, log: Callable[[str], None]) -> Path:
+    """Convert a dataset of the hub, or of a local folder, to a .jsonl file in the cache, once."""
+    folder = expand_home("data.name", name)
+    key = _hash_dataset(name, subset, split, folder)
+    file = cache_root() / f"{key}.jsonl"
+    with locked_build_folder(key, log) as build_folder:
+        if file.exists():
+            return file
+        log(f"downloading {name} (kept in {cache_root()})")
+        path = str(folder) if folder.is_dir() else name
+        try:  # downloads are kept in the library's own cache, where an interrupted one continues
+            from datasets import load_dataset
+
+            rows = load_dataset(path, subset, split=split, cache_dir=str(build_folder))
+        except ImportError:
+            raise UserError(
+                "data=hf needs the library datasets, which is not installed; run "
+                "pip install datasets"
+            ) from None
+        except Exception as e:  # the library and those below it raise errors of many classes
+            reason = " ".join(str(e.__cause__ or e).split())
+            raise UserError(
+                f"data.name={name} cannot be read ({reason}); correct data.name, data.subset or "
+                "data.split, or without a network set data.name=FOLDER"
+            ) from None
+        part = build_folder / "part.jsonl"
+        rows.to_json(part, force_ascii=False)
+        sync(part)
+        return part.replace(file)
+
+
+def _hash_dataset(name: str, subset: str | None, split: str, folder: Path) -> str:
+    """Return the hash of a dataset; a changed folder is another dataset."""
+    stamps = []
+    if folder.is_dir():
+        for path in sorted(filter(Path.is_file, find_files(folder, Selection()))):
+            state = path.stat()
+            stamps.append((path.as_posix(), state.st_size, state.st_mtime_ns))
+    identity = json.dumps([name, subset, split, stamps])
+    return hashlib.sha256(identity.encode()).hexdigest()[:KEY_LENGTH]
