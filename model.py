@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -18,8 +19,6 @@ from torch.utils.checkpoint import checkpoint
 import kernels  # the same arithmetic in fewer calls and less memory
 from common.errors import UserError
 from config import GPTConfig
-from generation.decoder import KVCache
-from generation.sampling import generate
 
 INIT_STD = 0.02  # of GPT-2 (Radford et al. 2019)
 # Llama 3.1 stretches a wavelength that makes fewer than ROPE_LOW turns in `rope_trained` tokens by
@@ -140,6 +139,81 @@ def rotate(x: Tensor, rotary: Tensor) -> Tensor:
     """Turn the pairs (x_i, x_{i + d_k/2}) of x (…, d_k) by the angles of `rotary` (2, …, d_k)."""
     cos, sin = rotary.to(x.dtype)
     return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, dims=-1), sin)
+
+
+class KVCache:
+    """Preallocated keys and values of the tokens read so far, and these tokens.
+
+    For d_k = d_v = d, it holds 2 · n_layer · B · G · length · d numbers: H/G times fewer than
+    multi-head attention needs.
+
+    Reference: Shazeer 2019, "Fast Transformer Decoding"; Ainslie et al. 2023, "GQA".
+    """
+
+    def __init__(
+        self,
+        config: GPTConfig,
+        batch_size: int,
+        length: int | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        """Allocate an empty cache for B sequences of at most `length` tokens; None: block_size."""
+        capacity = length or config.block_size
+        shape = (config.n_layer, batch_size, config.kv_heads, capacity)  # (L, B, G, capacity)
+        self.keys = torch.empty(*shape, config.key_dim, device=device, dtype=dtype)
+        self.values = torch.empty(*shape, config.value_dim, device=device, dtype=dtype)
+        self.tokens = torch.empty(batch_size, capacity, device=device, dtype=torch.int64)
+        self.length = 0  # number of tokens that the cache holds in every layer
+
+    @classmethod
+    def for_model(cls, model: "GPT", batch_size: int, length: int | None = None) -> "KVCache":
+        """Allocate an empty cache for a model, on its device and in its precision.
+
+        On a CPU it is float32 at least, in which attention is much faster than in bf16 (LOG.md).
+        `length` is its capacity in tokens, cut to block_size; None: block_size.
+        """
+        weight, block_size = model.token_embedding.weight, model.config.block_size
+        dtype = weight.dtype
+        if weight.device.type == "cpu":
+            dtype = torch.promote_types(dtype, torch.float32)
+        return cls(
+            model.config, batch_size, min(block_size, length or block_size), weight.device, dtype
+        )
+
+    @property
+    def capacity(self) -> int:
+        """Number of tokens that fit."""
+        return self.keys.shape[3]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the keys and values."""
+        return self.keys.nbytes + self.values.nbytes
+
+    @property
+    def previous_tokens(self) -> Tensor:
+        """Ids (B, length) of the tokens that the cache holds."""
+        return self.tokens.narrow(1, 0, self.length)
+
+    def append(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Store keys (B, G, T, d_k) and values (B, G, T, d_v) of T new tokens in one layer.
+
+        `length` does not change until `advance` is called, when every layer has stored them.
+
+        Returns:
+            All keys (B, G, length + T, d_k) and values (B, G, length + T, d_v) of the layer.
+        """
+        keys, values, T = self.keys[layer], self.values[layer], k.shape[2]
+        keys.narrow(2, self.length, T).copy_(k)
+        values.narrow(2, self.length, T).copy_(v)
+        return keys.narrow(2, 0, self.length + T), values.narrow(2, 0, self.length + T)
+
+    def advance(self, tokens: Tensor) -> None:
+        """Add tokens (B, T), whose keys and values every layer has stored, to the cache."""
+        T = tokens.shape[1]
+        self.tokens.narrow(1, self.length, T).copy_(tokens)
+        self.length += T
 
 
 class SelfAttention(nn.Module):
@@ -358,7 +432,6 @@ class GPT(nn.Module):
     Reference: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners".
     """
 
-    generate = generate
     checkpoint_activations = False  # True: training computes each block again in its backward pass
 
     def __init__(
@@ -512,6 +585,12 @@ class GPT(nn.Module):
             loss = kernels.cross_entropy(logits.flatten(0, 1), targets.flatten())
             logits = logits.detach()  # compiled code would add zeros of their size to the gradient
         return logits[..., : self.config.vocab_size] if padding else logits, loss
+
+    def generate(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Continue prompts: `generation.generate` of this model, which takes the same arguments."""
+        from generation import generate
+
+        return generate(self, *args, **kwargs)
 
     def check_tokens(self, tokens: Tensor) -> None:
         """Raise `ValueError` unless tokens are ids (B, T) of the vocabulary."""

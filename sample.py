@@ -181,8 +181,9 @@ def _read_prompt_line(mark: str) -> str:
 def write_texts(config: SampleConfig, model: GPT, tokenizer: Tokenizer, prompt: str) -> str:
     """Write `num_samples` texts to stdout, and return a summary of speed and KV cache."""
     from data.tokenizer import encode_prompt, normal_form_note
-    from generation.decoder import Decoder, KVCache, window_start
+    from generation.decoder import Decoder, window_start
     from generation.sampling import Sampling, draw_batch, stream_text
+    from model import KVCache
 
     prompt_ids = encode_prompt(tokenizer, prompt)
     if note := normal_form_note(tokenizer, prompt):

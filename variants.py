@@ -15,8 +15,16 @@ import kernels
 from common.errors import UserError
 from common.text import pluralize
 from config import GPTConfig, ModelConfig
-from generation.decoder import KVCache
-from model import GPT, SelfAttention, Taps, attention_weights, causal_mask, rotate, tap
+from model import (
+    GPT,
+    KVCache,
+    SelfAttention,
+    Taps,
+    attention_weights,
+    causal_mask,
+    rotate,
+    tap,
+)
 
 SMEAR_START = 2.0  # a key's own share in its smeared key begins at σ(2) = 88%
 # Sink logits are this times their parameters, so that they grow as fast as queries × keys.

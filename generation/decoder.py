@@ -1,19 +1,15 @@
-"""Cached decoding: the key/value cache, and a model's next-token logits in few calls."""
+"""Cached decoding: a model's next-token logits in few calls."""
 
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 import kernels
-from config import GPTConfig
-
-if TYPE_CHECKING:
-    from model import GPT, Block
+from model import GPT, Block, KVCache
 
 Layer = Callable[[Tensor], Tensor]
 
@@ -29,81 +25,6 @@ FAST_SETTINGS = {
 }
 
 
-class KVCache:
-    """Preallocated keys and values of the tokens read so far, and these tokens.
-
-    For d_k = d_v = d, it holds 2 · n_layer · B · G · length · d numbers: H/G times fewer than
-    multi-head attention needs.
-
-    Reference: Shazeer 2019, "Fast Transformer Decoding"; Ainslie et al. 2023, "GQA".
-    """
-
-    def __init__(
-        self,
-        config: GPTConfig,
-        batch_size: int,
-        length: int | None = None,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        """Allocate an empty cache for B sequences of at most `length` tokens; None: block_size."""
-        capacity = length or config.block_size
-        shape = (config.n_layer, batch_size, config.kv_heads, capacity)  # (L, B, G, capacity)
-        self.keys = torch.empty(*shape, config.key_dim, device=device, dtype=dtype)
-        self.values = torch.empty(*shape, config.value_dim, device=device, dtype=dtype)
-        self.tokens = torch.empty(batch_size, capacity, device=device, dtype=torch.int64)
-        self.length = 0  # number of tokens that the cache holds in every layer
-
-    @classmethod
-    def for_model(cls, model: "GPT", batch_size: int, length: int | None = None) -> "KVCache":
-        """Allocate an empty cache for a model, on its device and in its precision.
-
-        On a CPU it is float32 at least, in which attention is much faster than in bf16 (LOG.md).
-        `length` is its capacity in tokens, cut to block_size; None: block_size.
-        """
-        weight, block_size = model.token_embedding.weight, model.config.block_size
-        dtype = weight.dtype
-        if weight.device.type == "cpu":
-            dtype = torch.promote_types(dtype, torch.float32)
-        return cls(
-            model.config, batch_size, min(block_size, length or block_size), weight.device, dtype
-        )
-
-    @property
-    def capacity(self) -> int:
-        """Number of tokens that fit."""
-        return self.keys.shape[3]
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the keys and values."""
-        return self.keys.nbytes + self.values.nbytes
-
-    @property
-    def previous_tokens(self) -> Tensor:
-        """Ids (B, length) of the tokens that the cache holds."""
-        return self.tokens.narrow(1, 0, self.length)
-
-    def append(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Store keys (B, G, T, d_k) and values (B, G, T, d_v) of T new tokens in one layer.
-
-        `length` does not change until `advance` is called, when every layer has stored them.
-
-        Returns:
-            All keys (B, G, length + T, d_k) and values (B, G, length + T, d_v) of the layer.
-        """
-        keys, values, T = self.keys[layer], self.values[layer], k.shape[2]
-        keys.narrow(2, self.length, T).copy_(k)
-        values.narrow(2, self.length, T).copy_(v)
-        return keys.narrow(2, 0, self.length + T), values.narrow(2, 0, self.length + T)
-
-    def advance(self, tokens: Tensor) -> None:
-        """Add tokens (B, T), whose keys and values every layer has stored, to the cache."""
-        T = tokens.shape[1]
-        self.tokens.narrow(1, self.length, T).copy_(tokens)
-        self.length += T
-
-
 class Decoder:
     """Next-token logits of a model with a cache, equal to those of `GPT.forward`.
 
@@ -112,7 +33,7 @@ class Decoder:
     """
 
     @torch.no_grad()
-    def __init__(self, model: "GPT", batch_size: int, length: int | None = None) -> None:
+    def __init__(self, model: GPT, batch_size: int, length: int | None = None) -> None:
         """Bind the weights, partly as copies: create a new decoder after they change."""
         self.model = model
         self.cache = KVCache.for_model(model, batch_size, length)
@@ -164,7 +85,7 @@ class Decoder:
 class DecoderLayer:
     """A block as functions with its weights and its part of the cache."""
 
-    def __init__(self, block: "Block", cache: KVCache) -> None:
+    def __init__(self, block: Block, cache: KVCache) -> None:
         self.config = block.attention.config
         self.keys, self.values = cache.keys[block.layer], cache.values[block.layer]
         self.qkv = block.attention.join_projections()

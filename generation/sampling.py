@@ -19,10 +19,10 @@ from torch import Tensor
 
 from common.errors import UserError
 from generation.decoder import Decoder
+from model import GPT
 
 if TYPE_CHECKING:
     from data.tokenizer import Tokenizer
-    from model import GPT
 
 NON_FINITE_PREDICTIONS = (
     "the model's predictions are not finite numbers, because its weights are damaged or its "
@@ -55,7 +55,7 @@ class Sampling:
 
 
 def generate(
-    model: "GPT",
+    model: GPT,
     tokens: Tensor,
     max_new_tokens: int,
     temperature: float = 1.0,

@@ -1,9 +1,6 @@
 """Compute the loss of each token of a text, measured as the validation loss is."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -13,9 +10,7 @@ from torch import Tensor
 from common.errors import UserError
 from generation.sampling import NON_FINITE_PREDICTIONS
 from kernels import in_float32_or_finer
-
-if TYPE_CHECKING:
-    from model import GPT
+from model import GPT
 
 TOKENS_AT_ONCE = 8192  # in a forward pass: enough to keep a processor busy
 LOGITS_AT_ONCE = 1 << 25  # 128 MB in float32

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from models import LaterConfig, configs, few, lively, random_tokens, seeds, small
 
 from common.errors import UserError
-from generation.decoder import Decoder, KVCache
+from generation.decoder import Decoder
+from model import KVCache
 from variants import build_model
 
 close = torch.testing.assert_close

@@ -30,8 +30,8 @@ from cli.command_line import CONFIGS, parse_command_line
 from common.errors import UserError
 from common.text import format_magnitude
 from config import Config, GPTConfig, TokenizerConfig
-from generation import KVCache
 from interop import read_starting_model
+from model import KVCache
 from sweeps import jobs as sweep_jobs
 from sweeps import page as sweep_page
 from sweeps.figures import kv_cache_bytes

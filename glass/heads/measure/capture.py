@@ -14,7 +14,6 @@ from safetensors.torch import save as safetensors_bytes
 from torch import Tensor
 
 from common.files import atomic_write
-from generation import KVCache
 from generation.scoring import max_logit_rows, token_losses
 from glass.heads.measure.interventions import (
     NO_INTERVENTIONS,
@@ -24,7 +23,7 @@ from glass.heads.measure.interventions import (
 )
 from glass.heads.measure.probes import Probes
 from kernels import in_float32_or_finer
-from model import GPT, SelfAttention, Taps, tap
+from model import GPT, KVCache, SelfAttention, Taps, tap
 from training.tensors import make_stamp
 
 PATTERNS = ("text", "repeated", "control")  # arrays of attention patterns, saved as float16
