@@ -38,10 +38,9 @@ def export_tokenizer(tokenizer: Tokenizer, block_size: int) -> dict[str, str]:
             settings[role] = tokenizer.special[id]
     if tokenizer.chat_template:
         settings["chat_template"] = tokenizer.chat_template
-    settings_json = json.dumps(settings, indent=1)
     return {
         HF_TOKENIZER_FILE: describe_for_library(tokenizer),
-        HF_TOKENIZER_CONFIG_FILE: settings_json,
+        HF_TOKENIZER_CONFIG_FILE: json.dumps(settings, indent=1),
     }
 
 
@@ -71,28 +70,12 @@ def _characters_to_library(tokenizer: CharTokenizer) -> Library:
 
 
 def _bpe_to_library(tokenizer: BPETokenizer) -> Library:
-    # Spell every token in the byte-level alphabet
-    character_of = {byte: character for character, byte in byte_level_alphabet().items()}
-    ids = {tokenizer.token_bytes(id): id for id in range(tokenizer.vocab_size)}
-    ids.pop(b"", None)  # special tokens and unused ids
-    name_of = {token: "".join(character_of[byte] for byte in token) for token in ids}
-
-    # Build the library's tokenizer
-    pairs = [pair for token in ids if (pair := _find_last_merge(token, ids))]
-    merges = [(name_of[left], name_of[right]) for left, right in pairs]
-    vocabulary = {name_of[token]: id for token, id in ids.items()}
-    vocabulary |= {name: id for id, name in tokenizer.special.items()}
-    library = Library(models.BPE(vocabulary, merges, ignore_merges=True))
-    library.decoder = decoders.ByteLevel()
-    library.add_special_tokens(
-        [AddedToken(name, special=True, normalized=False) for name in tokenizer.special.values()]
-    )
-
-    # Split texts by the same pattern; {1,3}+ is possessive in tiktoken, and repeated in the library
-    pattern = re.sub(r"(\{\d+(,\d*)?\})\+", r"\1", tokenizer.pattern)
+    tokens = {tokenizer.token_bytes(id): id for id in range(tokenizer.vocab_size)}
+    tokens.pop(b"", None)  # special tokens and unused ids
+    library = _build_bpe(tokens, tokenizer.special)
     try:
-        library.pre_tokenizer = byte_level_split(pattern)
-        is_equal = all(_encode_alike(library, tokenizer, token) for token in ids)
+        library.pre_tokenizer = byte_level_split(_pattern_of_library(tokenizer.pattern))
+        is_equal = all(_encode_alike(library, tokenizer, token) for token in tokens)
     except Exception:  # the library cannot read the pattern
         is_equal = False
     if not is_equal:
@@ -104,7 +87,38 @@ def _bpe_to_library(tokenizer: BPETokenizer) -> Library:
     return library
 
 
+def _build_bpe(tokens: dict[bytes, int], special: dict[int, str]) -> Library:
+    """Build a tokenizer from the ids of tokens and the names of special tokens, without a split."""
+    # The library spells every token in the byte-level alphabet
+    character_of = {byte: character for character, byte in byte_level_alphabet().items()}
+    name_of = {token: "".join(character_of[byte] for byte in token) for token in tokens}
+    vocabulary = {name_of[token]: id for token, id in tokens.items()}
+    vocabulary |= {name: id for id, name in special.items()}
+
+    merges = []
+    for token in tokens:
+        if parts := _find_last_merge(token, tokens):
+            left, right = parts
+            merges.append((name_of[left], name_of[right]))
+
+    library = Library(models.BPE(vocabulary, merges, ignore_merges=True))
+    library.decoder = decoders.ByteLevel()
+    library.add_special_tokens(
+        [AddedToken(name, special=True, normalized=False) for name in special.values()]
+    )
+    return library
+
+
+def _pattern_of_library(pattern: str) -> str:
+    """Return tiktoken's splitting pattern as the library reads it.
+
+    {1,3}+ is a possessive quantifier in tiktoken, and a repeated one in the library.
+    """
+    return re.sub(r"(\{\d+(,\d*)?\})\+", r"\1", pattern)
+
+
 def _encode_alike(library: Library, tokenizer: BPETokenizer, token: bytes) -> bool:
+    """Return whether a text with this token becomes the same tokens with both tokenizers."""
     word = token.decode(errors="replace")
     text = f"{word} 12345 'sX\n\n  \t{word}"
     return library.encode(text).ids == tokenizer.encode(text)
@@ -119,12 +133,11 @@ def _find_last_merge(token: bytes, ranks: dict[bytes, int]) -> tuple[bytes, byte
     parts = [token[i : i + 1] for i in range(len(token))]
     unmergeable = len(ranks)
     while len(parts) > 2:
-        merges = [
-            (ranks.get(left + right, unmergeable), i)
-            for i, (left, right) in enumerate(pairwise(parts))
-        ]
-        rank, i = min(merges)
+        joined = [left + right for left, right in pairwise(parts)]
+        joined_ranks = [ranks.get(part, unmergeable) for part in joined]
+        rank = min(joined_ranks)
         if rank == unmergeable:
             break
-        parts[i : i + 2] = [parts[i] + parts[i + 1]]
+        first = joined_ranks.index(rank)
+        parts[first : first + 2] = [joined[first]]
     return (parts[0], parts[1]) if len(parts) == 2 else None
