@@ -16,8 +16,8 @@ from glass.heads.measure.interventions import read_interventions
 from glass.heads.measure.patching import Contrast
 from glass.heads.measure.probes import spell_tokens
 from glass.heads.measure.results import Measurements
+from glass.heads.measure.text_pass import TextPass, max_tokens, to_float32
 from glass.labeled import Labeled
-from glass.reading import Reading, max_tokens, to_float32
 from model import GPT
 from training.device import default_settings
 
@@ -43,25 +43,25 @@ class Opened:
     @default_settings()
     def loss(self, text: Text, off: Heads = (), hidden: Positions = ()) -> Labeled:
         """Return the loss of each token but the first, (T - 1,) in nats."""
-        reading = self._read(text, off, hidden)
-        predicted = {"token": self._label_tokens(reading)[1:]}
-        return Labeled("loss in nats", reading.losses()[:-1], predicted)
+        text_pass = self._read(text, off, hidden)
+        predicted = {"token": self._label_tokens(text_pass)[1:]}
+        return Labeled("loss in nats", text_pass.losses()[:-1], predicted)
 
     @default_settings()
     def logits(self, text: Text, off: Heads = (), hidden: Positions = ()) -> Labeled:
         """Return the logits after each token, (T, V)."""
-        reading = self._read(text, off, hidden)
+        text_pass = self._read(text, off, hidden)
         vocabulary = self._spell(range(self.model.head.out_features))
-        axes = {"after": self._label_tokens(reading), "next token": vocabulary}
-        return Labeled("logit", to_float32(reading.logits()), axes)
+        axes = {"after": self._label_tokens(text_pass), "next token": vocabulary}
+        return Labeled("logit", to_float32(text_pass.logits()), axes)
 
     @default_settings()
     def patterns(self, text: Text, off: Heads = (), hidden: Positions = ()) -> Labeled:
         """Return the attention pattern of every head, (L, H, T, T)."""
-        reading = self._read(text, off, hidden)
-        tokens = self._label_tokens(reading)
+        text_pass = self._read(text, off, hidden)
+        tokens = self._label_tokens(text_pass)
         axes = {**self._label_heads(), "query": tokens, "key": tokens}
-        return Labeled("attention weight", to_float32(reading.forward.weights[:, 0]), axes)
+        return Labeled("attention weight", to_float32(text_pass.forward.weights[:, 0]), axes)
 
     @default_settings()
     def head_effects(
@@ -72,10 +72,10 @@ class Opened:
         hidden: Positions = (),
     ) -> Labeled:
         """Return by how much ablating each head raises the loss of a token, (L, H) in nats."""
-        reading = self._read(text, off, hidden)
-        token = read_predicted(token, reading.length)
-        effects = np.stack(list(reading.head_effects(token - 1)))
-        name = f"increase of the loss of {self._label_tokens(reading)[token]} in nats"
+        text_pass = self._read(text, off, hidden)
+        token = read_predicted(token, text_pass.length)
+        effects = np.stack(list(text_pass.head_effects(token - 1)))
+        name = f"increase of the loss of {self._label_tokens(text_pass)[token]} in nats"
         return Labeled(name, effects, self._label_heads())
 
     @default_settings()
@@ -85,9 +85,9 @@ class Opened:
         The table (T - 1, T - 1) has a row for each predicted token, from the second on, and a
         column for each hidden one, without the last.
         """
-        reading = self._read(text, off, hidden)
-        effects, _ = measure_token_effects(self.model, reading.forward, reading.interventions)
-        tokens = self._label_tokens(reading)
+        text_pass = self._read(text, off, hidden)
+        effects, _ = measure_token_effects(self.model, text_pass.forward, text_pass.interventions)
+        tokens = self._label_tokens(text_pass)
         axes = {"token": tokens[1:], "hidden": tokens[:-1]}
         return Labeled("increase of the loss in nats", effects[:-1, :-1], axes)
 
@@ -162,28 +162,28 @@ class Opened:
         limit = max_tokens(self.model.config)
         return analysis.encode_end(self.model, self.tokenizer, text, limit, name)
 
-    def _read(self, text: Text, off: Heads, hidden: Positions, name: str = "text") -> Reading:
+    def _read(self, text: Text, off: Heads, hidden: Positions, name: str = "text") -> TextPass:
         """Run the model on a text anew, because its weights may have changed."""
         ids = self._encode(text, name)
         interventions = read_interventions(off, hidden, len(ids), self.model.config)
-        reading = Reading(self.model, interventions.ablated)
-        reading.read(ids, interventions.hidden)
-        return reading
+        text_pass = TextPass(self.model, interventions.ablated)
+        text_pass.read(ids, interventions.hidden)
+        return text_pass
 
     def _find_id(
-        self, name: str, token: str | int | None, reading: Reading, other_than: int | None = None
+        self, name: str, token: str | int | None, text_pass: TextPass, other_than: int | None = None
     ) -> int:
-        """Return the id of a token, or of the likeliest next one of a reading."""
+        """Return the id of a token, or of the likeliest next one after a text."""
         if token is None:
-            likeliest = reading.logits(-1)[0].topk(2).indices.tolist()
+            likeliest = text_pass.logits(-1)[0].topk(2).indices.tolist()
             return next(id for id in likeliest if id != other_than)
         ids = read_ids(name, token, self.tokenizer.encode, self.model.config.vocab_size)
         if len(ids) != 1:
             raise UserError(f"{name}={quote(token)} has {pluralize(len(ids), 'token')}: use one")
         return ids[0]
 
-    def _label_tokens(self, reading: Reading) -> list[str]:
-        tokens = self._spell(reading.forward.tokens[0].tolist())
+    def _label_tokens(self, text_pass: TextPass) -> list[str]:
+        tokens = self._spell(text_pass.forward.tokens[0].tolist())
         return [f"T{place} {token}" for place, token in enumerate(tokens)]
 
     def _label_heads(self) -> dict[str, list[str]]:

@@ -14,13 +14,13 @@ from common.terminal import tolerate_errors
 from common.text import REPLACEMENT, format_magnitude
 from data.tokenizer import Tokenizer, normal_form_note
 from glass.heads.measure.interventions import read_interventions
+from glass.heads.measure.text_pass import max_tokens
 from glass.live.frames import encode_error, encode_frame
 from glass.live.parameters import Parameters, check_text, read_parameters
 from glass.live.requests import MODEL_REQUESTS, TOKENIZER_REQUESTS
 from glass.live.session import Session
 from glass.page.snapshots import list_snapshots
 from glass.page.write import ExploredModel, read_scores, render_explore_page
-from glass.reading import max_tokens
 from interop import find_model
 from interop.stored import RunCheckpoint
 from kernels import DTYPES
@@ -99,8 +99,8 @@ class Explorer:
         config, ids = session.model.config, parameters.ids
         check_text(parameters, session.explored.step, config)
         interventions = read_interventions(parameters.off, parameters.hidden, len(ids), config)
-        reading = session.read(ids, interventions)
-        answer = MODEL_REQUESTS[parameters.request](session, parameters, reading)
+        text_pass = session.read(ids, interventions)
+        answer = MODEL_REQUESTS[parameters.request](session, parameters, text_pass)
         if isinstance(answer, Iterator):
             for part in answer:
                 yield encode_frame("part", part)

@@ -8,7 +8,7 @@ from common.errors import UserError
 from common.text import pluralize
 from config import GPTConfig
 from glass.heads.measure.patching import Patch, parse_patch
-from glass.reading import max_tokens
+from glass.heads.measure.text_pass import max_tokens
 
 # Error messages quote numbers, so their size is limited here; the model and the text bound them.
 Number = Annotated[int, Field(ge=0, le=2**63 - 1)]

@@ -29,12 +29,12 @@ from glass.heads.measure.logit_attribution import (
 from glass.heads.measure.patching import Contrast, Patching
 from glass.heads.measure.results import Head
 from glass.heads.measure.score_attribution import attribute_score
+from glass.heads.measure.text_pass import TextPass, max_tokens, to_float32
 from glass.heads.say.findings import summarize
 from glass.heads.say.metrics import flatten
 from glass.live.parameters import Parameters
 from glass.live.session import Session
 from glass.page.write import describe_scores
-from glass.reading import Reading, max_tokens, to_float32
 from kernels import in_float32_or_finer
 
 Parts = Iterator[dict[str, Any]]
@@ -61,38 +61,38 @@ def token_texts(session: Session, parameters: Parameters) -> list[str]:
     return [texts[id] for id in parameters.ids]
 
 
-def read(session: Session, parameters: Parameters, reading: Reading) -> dict[str, Any]:
+def read(session: Session, parameters: Parameters, text_pass: TextPass) -> dict[str, Any]:
     """Return predictions and value norms.
 
     With interventions, the likeliest tokens without them follow in `next`, and `was` has the
     predictions without them.
     """
-    _, next_ids = reading.predict()  # (T, 5)
+    _, next_ids = text_pass.predict()  # (T, 5)
     was = None
-    if any(reading.interventions):
+    if any(text_pass.interventions):
         plain = session.read(parameters.ids)
         next_ids = torch.cat((next_ids, plain.predict()[1]), dim=1)  # (T, 10)
         was = _predictions(plain, next_ids)
-    norms, largest = reading.measure_norms()
+    norms, largest = text_pass.measure_norms()
     return {
         "norms": to_float32(norms),
         "largest": largest,
         "next": next_ids.tolist(),
-        **_predictions(reading, next_ids),
+        **_predictions(text_pass, next_ids),
         "was": was,
         "words": session.spell_tokens(next_ids.flatten().tolist()),
     }
 
 
-def _predictions(reading: Reading, ids: Tensor) -> dict[str, Any]:
+def _predictions(text_pass: TextPass, ids: Tensor) -> dict[str, Any]:
     """Return the probabilities of some next tokens (T, k), and the loss after each token."""
-    chances = reading.log_probabilities(ids).exp()
-    return {"chances": chances.tolist(), "losses": reading.losses()}
+    chances = text_pass.log_probabilities(ids).exp()
+    return {"chances": chances.tolist(), "losses": text_pass.losses()}
 
 
-def patterns(session: Session, parameters: Parameters, reading: Reading) -> Parts:
+def patterns(session: Session, parameters: Parameters, text_pass: TextPass) -> Parts:
     """Yield the attention weights of some heads as lower triangles, row after row, in float16."""
-    weights = reading.forward.weights[:, 0].flatten(0, 1)  # (L · H, T, T)
+    weights = text_pass.forward.weights[:, 0].flatten(0, 1)  # (L · H, T, T)
     T = len(parameters.ids)
     rows, columns = torch.tril_indices(T, T, device=weights.device)
     heads_per_part = max(1, MAX_PART_BYTES // (2 * len(rows)))
@@ -102,26 +102,26 @@ def patterns(session: Session, parameters: Parameters, reading: Reading) -> Part
         yield {"heads": heads, "maps": maps.half().cpu().numpy()}
 
 
-def logits(session: Session, parameters: Parameters, reading: Reading) -> np.ndarray:
+def logits(session: Session, parameters: Parameters, text_pass: TextPass) -> np.ndarray:
     """Return the logits (T, V)."""
-    return to_float32(reading.logits())
+    return to_float32(text_pass.logits())
 
 
-def maps(session: Session, parameters: Parameters, reading: Reading) -> np.ndarray:
+def maps(session: Session, parameters: Parameters, text_pass: TextPass) -> np.ndarray:
     """Return the attention weights (L, H, T, T)."""
-    return to_float32(reading.forward.weights[:, 0])
+    return to_float32(text_pass.forward.weights[:, 0])
 
 
-def continue_text(session: Session, parameters: Parameters, reading: Reading) -> Parts:
+def continue_text(session: Session, parameters: Parameters, text_pass: TextPass) -> Parts:
     """Continue the text token by token up to its end, which the last part may say.
 
     Beyond `max_tokens` it is cut as a `Decoder` cuts it.
     """
     ids, maximum = list(parameters.ids), max_tokens(session.model.config)
     first = 0 if ids[0] == session.tokenizer.begin_of_text else None  # place that is never cut
-    ablated, hidden = reading.interventions
+    ablated, hidden = text_pass.interventions
 
-    @torch.inference_mode(False)  # later requests change the reading's tensors in place
+    @torch.inference_mode(False)  # later requests change the pass's tensors in place
     @torch.no_grad()
     def next_logits(tokens: torch.Tensor) -> torch.Tensor:
         places = torch.arange(tokens.shape[1])[None]  # (1, T)
@@ -141,10 +141,10 @@ def continue_text(session: Session, parameters: Parameters, reading: Reading) ->
         yield {"ids": list(ids)}
 
 
-def break_down(session: Session, parameters: Parameters, reading: Reading) -> dict[str, Any]:
+def break_down(session: Session, parameters: Parameters, text_pass: TextPass) -> dict[str, Any]:
     """Return the logit lens and the direct logit attribution of the prediction after token i."""
     i, (layer, number) = parameters.i, parameters.of
-    forward = reading.forward.first_tokens(i + 2)
+    forward = text_pass.forward.first_tokens(i + 2)
     attribution = attribute_logits(session.model, forward, first=i)
     predicted = [id for id in attribution.predicted_ids[i].tolist() if id >= 0]
     targets = [*parameters.ids[i + 1 : i + 2], *predicted[:1]][:1] + predicted
@@ -161,18 +161,18 @@ def break_down(session: Session, parameters: Parameters, reading: Reading) -> di
     }
 
 
-def head_effects(session: Session, parameters: Parameters, reading: Reading) -> Parts:
+def head_effects(session: Session, parameters: Parameters, text_pass: TextPass) -> Parts:
     """Yield the loss increase in nats of the token after i without each head (zero ablation)."""
     i, H = parameters.i, session.model.config.n_head
     if i + 1 >= len(parameters.ids):
         raise UserError(f"i={i} is the last token: no token follows")
-    for layer, nats in enumerate(reading.head_effects(i)):
+    for layer, nats in enumerate(text_pass.head_effects(i)):
         yield {"heads": list(range(layer * H, (layer + 1) * H)), "nats": nats.astype(np.float32)}
 
 
-def token_effects(session: Session, parameters: Parameters, reading: Reading) -> Parts:
+def token_effects(session: Session, parameters: Parameters, text_pass: TextPass) -> Parts:
     """Yield, for each token j, the effects of hiding it on the later predictions, in nats."""
-    forward, interventions = reading.forward, reading.interventions
+    forward, interventions = text_pass.forward, text_pass.interventions
     for hidden, loss, kl in iterate_token_effects(session.model, forward, interventions):
         for row in reversed(range(len(hidden))):
             if hidden[row] not in interventions.hidden:
@@ -183,12 +183,12 @@ def token_effects(session: Session, parameters: Parameters, reading: Reading) ->
                 }
 
 
-def explain_score(session: Session, parameters: Parameters, reading: Reading) -> list[dict]:
+def explain_score(session: Session, parameters: Parameters, text_pass: TextPass) -> list[dict]:
     """Return the terms of one attention score."""
     i, j, head = parameters.i, parameters.j, Head(parameters.layer, parameters.head)
     if j > i:
         raise UserError(f"token {i} attends to no later token: j={j}")
-    forward, hidden = reading.forward, reading.interventions.hidden
+    forward, hidden = text_pass.forward, text_pass.interventions.hidden
     terms = attribute_score(session.model, forward, head, i, j, hidden)
     if len(terms) <= MAX_SCORE_TERMS:
         return [term._asdict() for term in terms]
@@ -198,15 +198,15 @@ def explain_score(session: Session, parameters: Parameters, reading: Reading) ->
     return [*kept, {"query": "others", "key": "others", "value": rest}]
 
 
-def contrast(session: Session, parameters: Parameters, reading: Reading) -> dict[str, Any]:
+def contrast(session: Session, parameters: Parameters, text_pass: TextPass) -> dict[str, Any]:
     """Return the three runs' logit differences and the patched run's likeliest next tokens."""
-    corrupted, patching = _patch(session, parameters, reading)
+    corrupted, patching = _patch(session, parameters, text_pass)
     probabilities = in_float32_or_finer(patching.logits()).softmax(dim=-1)  # (V,)
     top = probabilities.topk(min(PREDICTED_TOKENS, len(probabilities)))
     next_ids = top.indices.tolist()
 
     return {
-        "clean": reading.logit_difference(patching.contrast),
+        "clean": text_pass.logit_difference(patching.contrast),
         "corrupted": corrupted.logit_difference(patching.contrast),
         "patched": patching.value(),
         "next": [{"id": id, "chance": chance} for id, chance in zip(next_ids, top.values.tolist())],
@@ -214,26 +214,28 @@ def contrast(session: Session, parameters: Parameters, reading: Reading) -> dict
     }
 
 
-def patch_cells(session: Session, parameters: Parameters, reading: Reading) -> Parts:
+def patch_cells(session: Session, parameters: Parameters, text_pass: TextPass) -> Parts:
     """Yield, for each cell, the logit difference with its activation and those kept patched."""
-    _, patching = _patch(session, parameters, reading)
+    _, patching = _patch(session, parameters, text_pass)
     is_residual = parameters.kind == "residual"
     measured = patching.patch_residuals() if is_residual else patching.patch_components()
     for cells, values in measured:
         yield {"cells": cells.tolist(), "values": values.astype(np.float32)}
 
 
-def _patch(session: Session, parameters: Parameters, reading: Reading) -> tuple[Reading, Patching]:
+def _patch(
+    session: Session, parameters: Parameters, text_pass: TextPass
+) -> tuple[TextPass, Patching]:
     """Run the corrupted text, and the patched one."""
-    corrupted = session.read(parameters.corrupted, reading.interventions, "corrupted")
-    source, base = reading, corrupted
+    corrupted = session.read(parameters.corrupted, text_pass.interventions, "corrupted")
+    source, base = text_pass, corrupted
     if parameters.direction == "noising":
         source, base = base, source
     answer = Contrast(parameters.i, parameters.answer, parameters.wrong)
     return corrupted, source.patch_into(base, answer, parameters.patched)
 
 
-def measure_heads(session: Session, parameters: Parameters, reading: Reading) -> Iterator[str]:
+def measure_heads(session: Session, parameters: Parameters, text_pass: TextPass) -> Iterator[str]:
     """Measure the scores of all heads for the page; yield the name of each of the two stages."""
     model = in_float32(session.model)
     text = capture(model, np.array([parameters.ids]))
@@ -248,7 +250,7 @@ TOKENIZER_REQUESTS: dict[str, Callable[[Session, Parameters], Any]] = {
     "tokenTexts": token_texts,
 }
 
-MODEL_REQUESTS: dict[str, Callable[[Session, Parameters, Reading], Any]] = {
+MODEL_REQUESTS: dict[str, Callable[[Session, Parameters, TextPass], Any]] = {
     "read": read,
     "patterns": patterns,
     "logits": logits,

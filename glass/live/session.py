@@ -7,11 +7,11 @@ from pathlib import Path
 from data.tokenizer import Tokenizer
 from glass.heads.measure.interventions import NO_INTERVENTIONS, Interventions
 from glass.heads.measure.probes import spell_token
+from glass.heads.measure.text_pass import TextPass
 from glass.page.write import ExploredModel
-from glass.reading import Reading
 from model import GPT
 
-MAX_READINGS = 3  # cached passes, such as those with and without interventions
+MAX_PASSES = 3  # cached passes, such as those with and without interventions
 
 
 class Session:
@@ -37,8 +37,8 @@ class Session:
         self.model, self.tokenizer = model.eval(), tokenizer
         self.explored = explored
         self.followed = followed
-        self._find_reading = lru_cache(MAX_READINGS)(
-            lambda ablated, has_hidden, role: Reading(model, ablated)
+        self._find_pass = lru_cache(MAX_PASSES)(
+            lambda ablated, has_hidden, role: TextPass(model, ablated)
         )
 
         def check(*_: object) -> None:  # a closure is not copied with the model
@@ -52,15 +52,15 @@ class Session:
         ids: Sequence[int],
         interventions: Interventions = NO_INTERVENTIONS,
         role: str = "",
-    ) -> Reading:
+    ) -> TextPass:
         """Run the model on a text, or on what has changed since a text that is cached.
 
         The result is valid until the next call with the same role.
         """
         ablated, hidden = interventions
-        reading = self._find_reading(ablated, bool(hidden), role)
-        reading.read(ids, hidden)
-        return reading
+        text_pass = self._find_pass(ablated, bool(hidden), role)
+        text_pass.read(ids, hidden)
+        return text_pass
 
     def spell_tokens(self, ids: Iterable[int]) -> dict[int, str]:
         """Return the text of each of some tokens, by id."""

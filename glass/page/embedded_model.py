@@ -43,7 +43,7 @@ class EmbeddedModel(NamedTuple):
     weights: Mapping[int, Callable[[], PackedWeights | None]]
 
 
-def find_model(
+def find_embedded_model(
     run_dir: Path, latest: dict[str, float], opening_step: int | None = None
 ) -> EmbeddedModel | None:
     """Return a run's model with its stored weights; None if it cannot be read.

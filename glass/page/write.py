@@ -12,7 +12,7 @@ from common.settings import format_value, iterate_settings
 from config import GPTConfig
 from glass.heads.say.findings import Finding, format_emergence, summarize_run
 from glass.heads.say.metrics import SNAPSHOT_PREFIXES, read_emergence
-from glass.page.embedded_model import EmbeddedModel, embed_weights, find_model
+from glass.page.embedded_model import EmbeddedModel, embed_weights, find_embedded_model
 from glass.page.html import embed_json, expand_template, format_html, write_html
 from glass.page.pack import Blobs
 from glass.page.snapshots import (
@@ -111,7 +111,7 @@ def write_page(run_dir: Path) -> Path:
         "scored": _head_metrics(rows),
         "findings": [finding._asdict() for finding in summarize_run(rows)],
     }
-    model = find_model(run_dir, latest, opening_step)
+    model = find_embedded_model(run_dir, latest, opening_step)
     snapshots = list_snapshots(run_dir)
     return _write_with_attention(run_dir / "report.html", content, snapshots, PROBES, model)
 

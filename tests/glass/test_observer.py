@@ -29,7 +29,7 @@ pytestmark = pytest.mark.slow
 ERRORS = [TypeError("a type"), MemoryError(), KeyError("key"), OSError("no number")]
 PLACES = [  # a run reaches each of these although the ones before fail
     [(observer, "draw_attention_grid"), (observer, "save_weights"), (observer, "summarize_run")],
-    [(wandb, "Image"), (glass.page.write, "find_model")],
+    [(wandb, "Image"), (glass.page.write, "find_embedded_model")],
 ]
 
 

@@ -20,6 +20,6 @@ def ask(session: Session, name: str, **parameters):
         return [], TOKENIZER_REQUESTS[name](session, checked)
     check_text(checked, session.explored.step, config)
     interventions = read_interventions(checked.off, checked.hidden, len(checked.ids), config)
-    reading = session.read(checked.ids, interventions)
-    answer = MODEL_REQUESTS[name](session, checked, reading)
+    text_pass = session.read(checked.ids, interventions)
+    answer = MODEL_REQUESTS[name](session, checked, text_pass)
     return (list(answer), None) if isinstance(answer, Iterator) else ([], answer)

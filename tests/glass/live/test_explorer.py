@@ -150,7 +150,7 @@ def test_a_request_waits_for_the_one_before_and_ends_when_its_client_is_gone(exp
 
 
 def test_measuring_heads_gives_way_to_other_requests(explorer, monkeypatch):
-    def measure_forever(session, parameters, reading):
+    def measure_forever(session, parameters, text_pass):
         while True:
             session.model(torch.tensor([parameters.ids]))
             yield "a stage"

@@ -17,10 +17,10 @@ from generation.decoder import window_start
 from glass.heads.measure.capture import capture, value_norms
 from glass.heads.measure.interventions import NO_INTERVENTIONS, Interventions
 from glass.heads.measure.results import Head
+from glass.heads.measure.text_pass import MAX_ATTENTION_WEIGHTS, max_tokens
 from glass.live.requests import MODEL_REQUESTS, TOKENIZER_REQUESTS
 from glass.live.session import Session
 from glass.page.write import ExploredModel, render_explore_page
-from glass.reading import MAX_ATTENTION_WEIGHTS, max_tokens
 from model import GPT
 from variants import build_model
 

@@ -25,7 +25,7 @@ MAX_ATTENTION_WEIGHTS = 1 << 26  # of one text in all heads: 256 MB in float32
 CAPACITY_STEP = 64  # tokens by which the buffers of a pass grow
 
 
-class Reading:
+class TextPass:
     """The forward pass over the text that a model has read last, and measurements of it.
 
     Some heads are ablated. `read` computes only from the first token that differs on, also after a
@@ -146,9 +146,9 @@ class Reading:
         return measure_logit_difference(self.model, x, contrast).item()
 
     def patch_into(
-        self, base: "Reading", contrast: Contrast, kept: Sequence[Patch] = ()
+        self, base: "TextPass", contrast: Contrast, kept: Sequence[Patch] = ()
     ) -> Patching:
-        """Return the patching of activations of this reading into `base`.
+        """Return the patching of activations of this pass into `base`.
 
         Both must have been read with the same interventions.
         """

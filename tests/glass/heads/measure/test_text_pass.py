@@ -1,4 +1,4 @@
-"""Interventions on a pass, and readings of edited texts against a fresh pass over each."""
+"""Interventions on a pass, and passes of edited texts against a fresh pass over each."""
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ from models import (
 from glass.heads.measure.capture import ForwardPass
 from glass.heads.measure.interventions import Interventions
 from glass.heads.measure.results import Head
-from glass.reading import Reading
+from glass.heads.measure.text_pass import TextPass
 from variants import build_model
 
 edits = st.lists(
@@ -55,14 +55,14 @@ def test_no_head_attends_to_a_hidden_token_and_ablated_heads_write_nothing(confi
 @given(configs | smeared_configs, ablations, edits)
 def test_an_edited_text_has_the_activations_of_a_fresh_pass(config, ablated, edits):
     model, ids = lively(build_model(config)).double(), []
-    reading = Reading(model, ablated)
+    text_pass = TextPass(model, ablated)
     for kept, added, hidden in edits:
         ids = (ids[:kept] + added)[: config.block_size] or [0]
         hidden = sorted(j for j in hidden if j < len(ids))
-        reading.read(ids, hidden)
+        text_pass.read(ids, hidden)
         interventions = Interventions(tuple(ablated), tuple(hidden))
-        assert reading.interventions == interventions
-        assert_same_pass(reading.forward, captured_with(model, ids, interventions))
+        assert text_pass.interventions == interventions
+        assert_same_pass(text_pass.forward, captured_with(model, ids, interventions))
 
 
 @pytest.mark.parametrize(
@@ -71,34 +71,34 @@ def test_an_edited_text_has_the_activations_of_a_fresh_pass(config, ablated, edi
 def test_a_pass_has_the_precision_of_capture(dtype, tolerance):
     config = small(position="rope", n_kv_head=2, ngrams=3, ngram_rows=600)
     model, ids = lively(build_model(config)).to(dtype), random_tokens(16).tolist()
-    reading = Reading(model)
+    text_pass = TextPass(model)
     for length in (5, 6, 16):
         captured = captured_with(model, ids[:length])
-        reading.read(ids[:length])
-        assert_same_pass(reading.forward, captured, tolerance)
+        text_pass.read(ids[:length])
+        assert_same_pass(text_pass.forward, captured, tolerance)
 
 
 def test_long_texts_keep_what_was_cached_when_the_buffers_grow():
     model, ids = lively(build_model(small(block_size=200))), random_tokens(200).tolist()
-    reading = Reading(model)
+    text_pass = TextPass(model)
     for length in (1, 64, 65, 190, 3, 200):
         captured = captured_with(model, ids[:length])
-        reading.read(ids[:length])
-        assert_same_pass(reading.forward, captured, 1e-5)
-    assert reading.first_changed == 3
+        text_pass.read(ids[:length])
+        assert_same_pass(text_pass.forward, captured, 1e-5)
+    assert text_pass.first_changed == 3
 
 
 def test_a_pass_that_was_interrupted_leaves_no_trace():
-    reading = Reading(lively(build_model(small())))
-    reading.read(range(10))
+    text_pass = TextPass(lively(build_model(small())))
+    text_pass.read(range(10))
 
     def interrupt(block, inputs):
         raise InterruptedError
 
-    hook = reading.model.blocks[1].register_forward_pre_hook(interrupt)
+    hook = text_pass.model.blocks[1].register_forward_pre_hook(interrupt)
     with hook, pytest.raises(InterruptedError):
-        reading.read([0, 1, 2, 3, 9, 9, 9, 9, 9, 9], [1])
+        text_pass.read([0, 1, 2, 3, 9, 9, 9, 9, 9, 9], [1])
     ids = [0, 1, 2, 3, 9, 9, 9, 4]
-    reading.read(ids)
-    assert_same_pass(reading.forward, captured_with(reading.model, ids), 1e-5)
-    assert reading.first_changed == 2  # the interrupted pass hid token 1
+    text_pass.read(ids)
+    assert_same_pass(text_pass.forward, captured_with(text_pass.model, ids), 1e-5)
+    assert text_pass.first_changed == 2  # the interrupted pass hid token 1
