@@ -5,7 +5,7 @@ docs/scaling.md compares the bound with measured peaks.
 
 from dataclasses import replace
 
-from config import ResolvedConfig
+from config import GPTConfig, ResolvedConfig
 from kernels import DTYPES, MAX_FLOAT32_LOGITS, SHORT_ATTENTION_MAX_TOKENS
 from training.flops import model_size
 
@@ -31,52 +31,89 @@ NUMBERS_PER_LOGIT = 2
 
 def memory_bound(config: ResolvedConfig, processes: int) -> float:
     """Return the most bytes, about, that the tensors of each process take in a training step."""
-    model, table = config.model, 0
-    if processes == 1 and model.ngrams > 1:  # whose gradient has only the rows that occur
-        table = _table_bytes(config)
-        model = replace(model, ngram_rows=1)
-    one_layer, two_layers = (model_size(replace(model, n_layer=n))[0] for n in (1, 2))
-    block = two_layers - one_layer
-    outside = one_layer - block
-    parameters = outside + model.n_layer * block
+    table_bytes = 0
+    if processes == 1 and config.model.ngrams > 1:  # whose gradient has only the rows that occur
+        table_bytes = _table_bytes(config)
+        config = replace(config, model=replace(config.model, ngram_rows=1))
+    kept = _count_kept_numbers(config)
+    update = _count_update(config, processes)
+    activations = _count_activations(config, processes)
+    return table_bytes + FLOAT32_BYTES * (kept + max(update, activations))
 
-    needed = NUMBERS_PER_PARAMETER * parameters / config.shard
+
+def _count_parameters(model: GPTConfig) -> tuple[int, int]:
+    """Count the parameters of a block, and those outside of the blocks."""
+    one_layer, _ = model_size(replace(model, n_layer=1))
+    two_layers, _ = model_size(replace(model, n_layer=2))
+    block = two_layers - one_layer
+    return block, one_layer - block
+
+
+def _count_kept_numbers(config: ResolvedConfig) -> float:
+    """Count the numbers of the weights, gradients and moments that a process has at once."""
+    block, outside = _count_parameters(config.model)
+    parameters = outside + config.model.n_layer * block
+    kept = NUMBERS_PER_PARAMETER * parameters / config.shard
     if config.shard > 1:
-        needed += GATHERED_BLOCKS * block + GATHERED_OUTSIDE * outside
-    elif config.precision != "fp32":
-        needed += parameters / 2  # copies in 16 bits
-    update = 0.0
+        return kept + GATHERED_BLOCKS * block + GATHERED_OUTSIDE * outside
+    copies = 0.0 if config.precision == "fp32" else parameters / 2  # in 16 bits
+    return kept + copies
+
+
+def _count_update(config: ResolvedConfig, processes: int) -> float:
+    """Count the numbers that a step makes of the gradients."""
+    block, outside = _count_parameters(config.model)
+    updates = NUMBERS_PER_UPDATE * (outside + config.model.n_layer * block)
     if config.optim.name == "muon":  # gathers whole matrices
-        update = NUMBERS_PER_UPDATE * parameters
-    elif processes > 1:
-        update = NUMBERS_PER_UPDATE * parameters / config.shard
-    needed += max(update, _count_activations(config, processes))
-    return table + FLOAT32_BYTES * needed
+        return updates
+    return updates / config.shard if processes > 1 else 0.0
 
 
 def _count_activations(config: ResolvedConfig, processes: int) -> float:
     """Count the numbers in float32 that the backward pass needs at most."""
-    model, device = config.model, config.device.partition(":")[0]
+    model = config.model
     tokens = config.micro_batch_size(processes) * model.block_size
-    size = DTYPES[config.precision].itemsize / FLOAT32_BYTES
-    heads = model.n_head * max(model.key_dim, model.value_dim)
-    layer = (1 + size) / 2 * NUMBERS_PER_CHANNEL * (model.n_embd + heads)
-    layer += size * NUMBERS_PER_HIDDEN_CHANNEL * model.hidden_dim
-    is_short = size < 1 and model.block_size <= SHORT_ATTENTION_MAX_TOKENS
-    if device != "cuda" and (is_short or model.dropout > 0):  # otherwise a kernel recomputes them
-        layer += size * NUMBERS_PER_ATTENTION_WEIGHT * model.n_head * model.block_size
-    logits = tokens * (model.vocab_size + model.vocab_padding)
-    in_float32 = min(logits, MAX_FLOAT32_LOGITS.get(device, logits))
+    layer = _count_layer(config)
+    kept_of_layer = model.n_embd if config.checkpoint_activations else layer
+    layers = model.n_layer * kept_of_layer + layer  # and the one that computes
 
-    kept = model.n_layer * (model.n_embd if config.checkpoint_activations else layer)
-    return tokens * (kept + layer) + NUMBERS_PER_LOGIT * (size * logits + in_float32)
+    logits = tokens * (model.vocab_size + model.vocab_padding)
+    most_in_float32 = MAX_FLOAT32_LOGITS.get(_device_type(config), logits)
+    in_float32 = min(logits, most_in_float32)
+    return tokens * layers + NUMBERS_PER_LOGIT * (_size(config) * logits + in_float32)
+
+
+def _count_layer(config: ResolvedConfig) -> float:
+    """Count the numbers in float32 that the backward pass needs of a token in one layer."""
+    model = config.model
+    size = _size(config)
+    heads = model.n_head * max(model.key_dim, model.value_dim)
+    channels = NUMBERS_PER_CHANNEL * (model.n_embd + heads) * (1 + size) / 2
+    hidden_channels = NUMBERS_PER_HIDDEN_CHANNEL * model.hidden_dim * size
+    weights = 0.0
+    is_short = size < 1 and model.block_size <= SHORT_ATTENTION_MAX_TOKENS
+    is_written_out = is_short or model.dropout > 0
+    if is_written_out and _device_type(config) != "cuda":  # otherwise a kernel recomputes them
+        weights = NUMBERS_PER_ATTENTION_WEIGHT * model.n_head * model.block_size * size
+    return channels + hidden_channels + weights
+
+
+def _size(config: ResolvedConfig) -> float:
+    """Return the size of an activation relative to a number in float32."""
+    return DTYPES[config.precision].itemsize / FLOAT32_BYTES
+
+
+def _device_type(config: ResolvedConfig) -> str:
+    return config.device.partition(":")[0]
 
 
 def _table_bytes(config: ResolvedConfig) -> int:
     """Return the bytes of a table of n-grams and of its sparse gradients in one process."""
     model = config.model
+    row_bytes = KEY_BYTES + FLOAT32_BYTES * (model.ngram_dim + 1)
+    gradient_row_bytes = KEY_BYTES + FLOAT32_BYTES * model.ngram_dim
     rows = model.ngram_rows or 0
-    used = min(rows, config.micro_batch_size() * model.block_size * (model.ngrams - 1))
+    lookups = config.micro_batch_size() * model.block_size * (model.ngrams - 1)
     # The gradient keeps the rows of each micro-batch, and is copied to add them up
-    gradient = 2 * config.accumulate * used * (KEY_BYTES + FLOAT32_BYTES * model.ngram_dim)
-    return rows * (KEY_BYTES + FLOAT32_BYTES * (model.ngram_dim + 1)) + gradient
+    gradient_rows = 2 * config.accumulate * min(rows, lookups)
+    return rows * row_bytes + gradient_rows * gradient_row_bytes
