@@ -1,7 +1,7 @@
 """Answer the page's requests about a model.
 
 A function returns the answer, or yields parts. Those that run the model get the text of the request
-as it was read. Requests of the same name in glass/page/web/requests.js mean the same.
+as it was read. Requests of the same name in glass/page/web/engine/requests.js mean the same.
 """
 
 import random

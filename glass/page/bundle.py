@@ -7,7 +7,7 @@ order of their imports.
 import re
 from pathlib import Path
 
-# The only forms that glass/page/web uses: named imports of files beside the importing one, and
+# The only forms that glass/page/web uses: named imports of files by their relative path, and
 # exports of declarations whose binding never changes.
 IMPORT = re.compile(r'^import (?:\{([^}]*)\} from )?"(\.[^"]+\.js)";\n', re.MULTILINE)
 EXPORT = re.compile(r"^export ((?:async )?function\*?|class|const) (\$|\w+)", re.MULTILINE)
@@ -30,10 +30,14 @@ def _add_module(path: Path, scripts: dict[Path, str]) -> None:
         _add_module(imported, scripts)
         if names:
             names = names.replace(" as ", ": ")
-            bindings.append(f"const {{{names}}} = module_{imported.stem};\n")
+            bindings.append(f"const {{{names}}} = {_module_name(imported)};\n")
     exports = ", ".join(name for _, name in EXPORT.findall(source))
     body = EXPORT.sub(r"\1 \2", IMPORT.sub("", source))
     scripts[path] = (
-        f"const module_{path.stem} = (() => {{\n"
+        f"const {_module_name(path)} = (() => {{\n"
         f"{''.join(bindings)}{body}return {{ {exports} }};\n}})();\n"
     )
+
+
+def _module_name(path: Path) -> str:
+    return f"module_{path.parent.name}_{path.stem}"

@@ -11,7 +11,7 @@ from glass.page.bundle import bundle
 
 CONNECTIONS = "{connections}"  # in a template: what its content security policy lets a page send
 WEB_FOLDER = Path(__file__).parent / "web"
-INCLUDE = re.compile(r"(?:/\*|<!--) (\w+\.(?:html|css|js)) (?:\*/|-->)\n")
+INCLUDE = re.compile(r"(?:/\*|<!--) ([\w/]+\.(?:html|css|js)) (?:\*/|-->)\n")
 
 
 def write_html(path: Path, template: str, content: dict[str, Any], blobs: Sequence[str]) -> Path:

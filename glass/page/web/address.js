@@ -3,8 +3,9 @@
  * so that a view can be bookmarked and sent.
  */
 
-import { $ } from "./dom.js";
-import { headName, parseHead } from "./labels.js";
+import { $ } from "./base/dom.js";
+import { headName, parseHead } from "./base/labels.js";
+import { describeChoices, readChoices } from "./patching/state.js";
 import {
   currentProbe,
   currentStep,
@@ -19,8 +20,7 @@ import {
   snapToStop,
   steps,
   wanted,
-} from "./page_state.js";
-import { describeChoices, readChoices } from "./patching_state.js";
+} from "./state/page_state.js";
 
 const MAX_TEXT_LENGTH = 20_000; // characters of the reader's text in the address
 const WRITE_DELAY = 150; // milliseconds; browsers limit how often an address changes

@@ -1,8 +1,8 @@
 /** What all pages have: the title and the theme. */
 
-import { isDark } from "./colors.js";
-import { $ } from "./dom.js";
-import { printableName } from "./format.js";
+import { $ } from "./base/dom.js";
+import { printableName } from "./base/format.js";
+import { isDark } from "./charts/colors.js";
 
 const THEME_KEY = "glassgpt-theme";
 

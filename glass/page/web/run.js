@@ -1,25 +1,16 @@
 /** Entry of a run's page and of a prompt's page: sets up all views and connects them. */
 
 import { readAddress, writeAddress, writeAddressNow } from "./address.js";
-import { drawAttention, setUpMaps } from "./attention_map.js";
-import { decodeAttention, decodePredictions } from "./cells.js";
-import { setUpContinuing } from "./continuing.js";
-import { setUpControls, showStep, updateControls } from "./controls.js";
-import { $, button } from "./dom.js";
-import { isModelBusy } from "./engine.js";
-import { mostAffectedToken, strongestInductionEvent } from "./events.js";
-import { drawFindings } from "./findings.js";
-import { followRun, reloadPage, restoreScroll } from "./follow_run.js";
-import { describeTokens, formatCount, formatNumber, pluralize } from "./format.js";
+import { $, button } from "./base/dom.js";
+import { describeTokens, formatCount, formatNumber, pluralize } from "./base/format.js";
+import { MIN_DEEP_LAYERS, parseHead } from "./base/labels.js";
+import { explainTerms } from "./base/terms.js";
+import { isModelBusy } from "./client/client.js";
 import { setTitle, setUpTheme } from "./frame.js";
-import { focusSelectedHead, revealSelectedHead, setUpHeadGrid } from "./head_grid.js";
-import { headNames, measuredIndices, metricAt, scoreNames } from "./head_metrics.js";
-import { drawHeads } from "./heads.js";
-import { drawHideButton, drawInterventions, setUpInterventions } from "./interventions.js";
-import { MIN_DEEP_LAYERS, parseHead } from "./labels.js";
-import { drawLosses } from "./losses.js";
-import { measureSmallModel, setUpMeasuring } from "./measuring.js";
-import { fillField, readOwnText, setUpOwnText } from "./own_text.js";
+import { drawPatching, setUpPatching, updatePatching } from "./patching/view.js";
+import { decodeAttention, decodePredictions } from "./state/cells.js";
+import { mostAffectedToken, strongestInductionEvent } from "./state/events.js";
+import { headNames, measuredIndices, metricAt, scoreNames } from "./state/head_metrics.js";
 import {
   chooseHead,
   currentProbe,
@@ -39,14 +30,23 @@ import {
   steps,
   wanted,
   wantsOwnText,
-} from "./page_state.js";
-import { drawPatching, setUpPatching, updatePatching } from "./patching_view.js";
-import { drawPinnedToken } from "./pinned_token.js";
-import { drawPrediction } from "./prediction_view.js";
-import { explainPinnedCell } from "./score_attribution_view.js";
-import { explainTerms } from "./terms.js";
-import { drawHighlights, textLength } from "./text_view.js";
-import { drawTraining, setUpTraining, totalSeconds } from "./training.js";
+} from "./state/page_state.js";
+import { drawAttention, setUpMaps } from "./views/attention_map.js";
+import { setUpContinuing } from "./views/continuing.js";
+import { setUpControls, showStep, updateControls } from "./views/controls.js";
+import { drawFindings } from "./views/findings.js";
+import { followRun, reloadPage, restoreScroll } from "./views/follow_run.js";
+import { focusSelectedHead, revealSelectedHead, setUpHeadGrid } from "./views/head_grid.js";
+import { drawHeads } from "./views/heads.js";
+import { drawHideButton, drawInterventions, setUpInterventions } from "./views/interventions.js";
+import { drawLosses } from "./views/losses.js";
+import { measureSmallModel, setUpMeasuring } from "./views/measuring.js";
+import { fillField, readOwnText, setUpOwnText } from "./views/own_text.js";
+import { drawPinnedToken } from "./views/pinned_token.js";
+import { drawPrediction } from "./views/prediction_view.js";
+import { explainPinnedCell } from "./views/score_attribution_view.js";
+import { drawHighlights, textLength } from "./views/text_view.js";
+import { drawTraining, setUpTraining, totalSeconds } from "./views/training.js";
 
 const MIN_INDUCTION_SCORE = 0.15; // below this the page opens on a previous-token head
 const MANY_HEADS = 14; // more heads than this take the full width of the page
@@ -232,6 +232,8 @@ function connectViews() {
   on("cell", explainPinnedCell);
   on("cell", writeAddress);
   on("cell", updatePatching);
+  on("patching", writeAddress);
+  on("patching", updatePatching);
   on("wanted", showWanted);
   on("selected", updateControls);
   on("selected", drawAll);

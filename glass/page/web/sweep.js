@@ -1,12 +1,12 @@
 /** The page of a sweep: its result, its failures, and the other sections. */
 
-import { $, bdi, el } from "./dom.js";
-import { pluralize, printable } from "./format.js";
+import { $, bdi, el } from "./base/dom.js";
+import { pluralize, printable } from "./base/format.js";
 import { setTitle, setUpTheme } from "./frame.js";
-import { drawLossCurves, drawScoreCurves } from "./sweep_curves.js";
-import { allSettings, data, runs, setUpLegend, showPinned } from "./sweep_data.js";
-import { drawFigure, setUpFigure } from "./sweep_figure.js";
-import { showTable } from "./sweep_table.js";
+import { drawLossCurves, drawScoreCurves } from "./sweep/curves.js";
+import { allSettings, data, runs, setUpLegend, showPinned } from "./sweep/data.js";
+import { drawFigure, setUpFigure } from "./sweep/figure.js";
+import { showTable } from "./sweep/table.js";
 
 /** Show what the sweep has found, and the command that trains the best run again. */
 function showResult() {

@@ -68,8 +68,8 @@ type Handler = (
 
 // ---- what a run's page shows
 
-type Cells = import("./cells.js").Cells;
-type Predictions = import("./cells.js").Predictions;
+type Cells = import("./state/cells.js").Cells;
+type Predictions = import("./state/cells.js").Predictions;
 
 /** A text on which attention was captured. */
 interface Probe {

@@ -1,11 +1,11 @@
 /** Modules of the worker and of the page, where a test reaches them as `engine`. */
 
-import { placesRead } from "../../../glass/page/web/decoding.js";
-import { readFrames } from "../../../glass/page/web/frames.js";
-import { PATCH_HANDLERS } from "../../../glass/page/web/patch_requests.js";
-import { HANDLERS, models, passes, session } from "../../../glass/page/web/requests.js";
-import { scoredDiagonals } from "../../../glass/page/web/token_effect.js";
-import { createTokenizer } from "../../../glass/page/web/tokenizer.js";
+import { readFrames } from "../../../glass/page/web/client/frames.js";
+import { placesRead } from "../../../glass/page/web/engine/decoding.js";
+import { PATCH_HANDLERS } from "../../../glass/page/web/engine/patch_requests.js";
+import { HANDLERS, models, passes, session } from "../../../glass/page/web/engine/requests.js";
+import { createTokenizer } from "../../../glass/page/web/engine/tokenizer.js";
+import { scoredDiagonals } from "../../../glass/page/web/views/token_effect.js";
 
 const toPlain = value => {
   if (ArrayBuffer.isView(value)) return [...value];

@@ -1,0 +1,44 @@
+/** Lists of named values with bars. */
+
+import { button, el } from "../base/dom.js";
+import { formatSigned, pluralize } from "../base/format.js";
+
+/**
+ * Create a list with bars to either side of zero; with a `format`, values are positive and bars start
+ * at the left.
+ *
+ * @param {Bar[]} bars
+ */
+export function barList(bars, format = null) {
+  const largest = Math.max(1e-9, ...bars.map(({ value }) => Math.abs(value) || 0));
+  const items = bars.map(({ name, value, detail = "", pick }) => {
+    const width = ((50 * Math.abs(value || 0)) / largest).toFixed(1);
+    const className = value < 0 ? "negative" : "positive";
+    return el(
+      "li",
+      {},
+      pick ? button({ onclick: pick }, name) : el("span", {}, name),
+      el("i", { className, style: `--w: ${width}%` }),
+      el("b", {}, (format ?? formatSigned)(value)),
+      el("span", { className: "quiet" }, detail),
+    );
+  });
+  return el("ol", { className: format ? "bars plain" : "bars" }, ...items);
+}
+
+/**
+ * Return the largest values as bars, and one bar for the sum of all others. Zeros are left out: they
+ * belong to components that the model does not have or that are ablated.
+ */
+export function largestBars(bars, maxCount) {
+  const nonzero = bars.filter(({ value }) => value !== 0);
+  const ordered = nonzero.sort((a, b) => Math.abs(b.value) - Math.abs(a.value));
+  const others = ordered.slice(maxCount);
+  if (!others.length) return ordered;
+  const rest = { name: pluralize(others.length, "other"), value: sumOfValues(others) };
+  return [...ordered.slice(0, maxCount), rest];
+}
+
+export function sumOfValues(bars) {
+  return bars.reduce((sum, { value }) => sum + value, 0);
+}

@@ -1,0 +1,85 @@
+/** The model in the Python process that served the page (explore.py): requests over HTTP. */
+
+import { emit } from "../state/page_state.js";
+import { readFrames } from "./frames.js";
+
+/**
+ * Post a request to `ask`, beside the page's address.
+ *
+ * @param {object} message - The request's name and its parameters.
+ * @param {AbortSignal} signal
+ * @returns {Promise<ReadableStream<Uint8Array>>} The frames of the answer.
+ */
+async function post(message, signal) {
+  let response = null;
+  try {
+    response = await fetch("ask", { method: "POST", body: JSON.stringify(message), signal });
+  } catch {
+    throw new Error(
+      "the program explore.py is not running any more: start it again, and open the address that it prints",
+    );
+  }
+  if (response.ok) return response.body;
+  throw new Error((await response.text()).trim());
+}
+
+/**
+ * Return the answer in a stream of frames, and pass its parts on.
+ *
+ * @param {ReadableStream<Uint8Array>} stream
+ * @param {(part: any) => void} onPart
+ */
+async function readAnswer(stream, onPart) {
+  for await (const frame of readFrames(stream)) {
+    if ("answer" in frame) return frame.answer;
+    if ("error" in frame) {
+      throw Object.assign(new Error(frame.error.message), { name: frame.error.name });
+    }
+    onPart(frame.part);
+  }
+  throw new Error(
+    "the connection to explore.py broke before the answer was complete: see its terminal",
+  );
+}
+
+/**
+ * Return a transport that asks the server of the page.
+ *
+ * @returns {Transport}
+ */
+export function createServerTransport() {
+  /** Requests that are not answered yet: their names, and what aborts them. */
+  const pending = new Set();
+
+  /** @type {Transport["send"]} */
+  async function send(request, parameters = {}, onPart = () => {}) {
+    const controller = new AbortController();
+    const entry = { request, controller };
+    pending.add(entry);
+    try {
+      const stream = await post({ request, ...parameters }, controller.signal);
+      return await readAnswer(stream, onPart);
+    } catch (error) {
+      if (controller.signal.aborted) return undefined;
+      if (error.name === "StepChanged") emit("stepChanged");
+      throw error;
+    } finally {
+      pending.delete(entry);
+    }
+  }
+
+  return {
+    send,
+    cancel(request) {
+      for (const entry of pending) {
+        if (entry.request === request) entry.controller.abort();
+      }
+    },
+    isBusy: () => pending.size > 0,
+
+    describeFailure(error) {
+      const { message } = error;
+      return `${message[0].toUpperCase()}${message.slice(1)}${message.endsWith(".") ? "" : "."}`;
+    },
+  };
+}

@@ -1,0 +1,214 @@
+/**
+ * The data embedded in a run's page, what the reader has selected, and the events that views follow.
+ *
+ * Views import this module; it imports no view.
+ */
+
+import { $ } from "../base/dom.js";
+
+/** The page's data, as glass/page/write.py writes it. */
+export const data = JSON.parse($("data").textContent);
+
+/** Steps at which heads were scored, and one column of values per metric of a head. */
+export const scoredSteps = data.scored.steps;
+export const columns = data.scored.columns;
+
+const shape = data.shape ?? shapeFromMetrics();
+export const L = shape[0];
+export const H = shape[1];
+
+export const groups = data.groups && H % data.groups === 0 ? data.groups : H;
+
+/** Whether the model's heads have sink logits, so that the weights on tokens sum to less than 1. */
+export const hasSink = Boolean(data.modelConfig?.attention_sink);
+
+/** What the model is validated on. */
+export const validationName = data.config?.some(
+  ([name, value]) => name === "data.source" && value === "synthetic",
+)
+  ? "held-out sequences"
+  : "validation text";
+
+export const hasMlps = data.modelConfig?.mlp !== "none";
+
+/** Steps of the slider. */
+export const steps = data.steps.length ? data.steps : scoredSteps;
+
+/** Whether the model runs in the Python process that served the page (explore.py). */
+export const hasServer = Boolean(data.server);
+
+/** Steps of the slider at which the model can run: the server's, or those with weights in the page. */
+export const runnableSteps = steps.filter(step => hasServer || step in (data.weights?.blobs ?? {}));
+
+/** The largest number of tokens that the model reads at once, and the token that is never cut off. */
+export const textLimit = {
+  maxTokens: data.server?.maxTokens ?? data.modelConfig?.block_size,
+  beginOfText: data.server?.beginOfText,
+};
+
+/**
+ * The index of the step on which the page opens: the nearest to the best one if the model overfits,
+ * else the newest.
+ */
+export const openingIndex = nearestIndex(data.openingStep ?? Number.POSITIVE_INFINITY);
+
+/** What the reader has selected. */
+export const selection = {
+  step: openingIndex, // index into `steps`
+  layer: 0,
+  head: 0,
+  probe: 0, // index into `data.probes`
+  averageHeads: false,
+  weightByValues: false,
+  excludeFirst: false,
+  showTokenEffect: false,
+  token: null, // token that is highlighted: the hovered one, else the pinned one
+  pinned: null, // token that stays highlighted
+  pinnedCell: null, // [query, key] of the cell that was clicked
+  isHeadChosen: false, // true: by the reader; false: by the page
+  isTokenChosen: false, // pinned or unpinned by the reader
+  target: 0, // next token of the prediction breakdown: 0 the true one, k the k-th likeliest
+};
+
+/**
+ * The step and the input that the reader wants to see. They become the selection when they have been
+ * loaded, so that the slider, the titles and all values always belong to the same step.
+ */
+export const wanted = {
+  step: selection.step,
+  probe: selection.probe,
+  pin: null, // token to pin then
+};
+
+/** What is on display: the attention of one probe and step, and its predictions, if measured. */
+export const display = {
+  /** @type {Cells | null} */
+  attention: null,
+  /** @type {Predictions | null} */
+  predictions: null,
+};
+
+/** The probe that the reader types. Its arrays follow the text (views/own_text.js). */
+export const ownText = {
+  name: "your text",
+  period: null,
+  tokenEffects: [],
+  maps: [],
+  tokens: [],
+  ids: [],
+  T: 0,
+  allIds: [], // of the whole text, of which `ids` are read
+  places: [], // of `ids` in it
+  off: [], // names of ablated heads
+  hidden: [], // places of the tokens hidden from all later ones
+  view: null,
+  predictions: null,
+};
+
+/** Return [layers, heads] as far as the names of metrics tell. */
+function shapeFromMetrics() {
+  const heads = Object.keys(columns)
+    .map(key => /L(\d+)H(\d+)$/.exec(key))
+    .filter(Boolean);
+  return [1, 2].map(k => Math.max(0, ...heads.map(match => Number(match[k]) + 1)));
+}
+
+/** Return the index of the step of the slider that is nearest to a step. */
+function nearestIndex(step) {
+  const distance = k => Math.abs(Math.min(step, steps.at(-1)) - steps[k]);
+  return [...steps.keys()].reduce((a, b) => (distance(b) < distance(a) ? b : a), 0);
+}
+
+export const currentStep = () => steps[selection.step] ?? 0;
+
+/** @returns {Probe} The selected one. */
+export const currentProbe = () => data.probes[selection.probe];
+
+export const isOwnText = () => currentProbe() === ownText;
+
+export const wantsOwnText = () => data.probes[wanted.probe] === ownText;
+
+export const wantedStep = () => steps[wanted.step] ?? 0;
+
+/**
+ * Return the indices of the steps at which the wanted input can be shown: the model reads the
+ * reader's own text only at the steps at which it can run.
+ */
+export const wantedStops = () =>
+  [...steps.keys()].filter(k => !wantsOwnText() || runnableSteps.includes(steps[k]));
+
+/** Return which maps are read: one head's, or their average if `head` is null. */
+export const selectedMaps = () => ({
+  layer: selection.layer,
+  head: selection.averageHeads ? null : selection.head,
+  weightByValues: selection.weightByValues,
+});
+
+// ---- events
+
+/** @type {Record<string, (() => void)[]>} */
+const listeners = {}; // of head, token, pin, cell, patching, wanted, selected, draw and stepChanged
+
+export function on(event, listener) {
+  listeners[event] ??= [];
+  listeners[event].push(listener);
+}
+
+export function emit(event) {
+  for (const listener of listeners[event] ?? []) listener();
+}
+
+export function chooseHead(layer, head) {
+  Object.assign(selection, { layer, head, isHeadChosen: true });
+  emit("head");
+}
+
+/** Load probe k and then select it. */
+export function chooseProbe(k) {
+  if (k === wanted.probe) return;
+  wanted.probe = k;
+  chooseStep(wanted.step);
+}
+
+/** Load step k of the slider, or the nearest at which the wanted input can be shown; select it. */
+export function chooseStep(k) {
+  snapToStop(k);
+  emit("wanted");
+}
+
+/** Want the step at an index, or the nearest one at which the wanted input can be shown. */
+export function snapToStop(k) {
+  const nearer = (a, b) => (Math.abs(b - k) < Math.abs(a - k) ? b : a);
+  wanted.step = wantedStops().reduce(nearer, wantedStops()[0] ?? k);
+}
+
+/** Select what the reader wanted, now that `loaded` is its attention and its predictions. */
+export function selectWanted(loaded) {
+  Object.assign(selection, { step: wanted.step, probe: wanted.probe });
+  Object.assign(display, loaded);
+}
+
+export function keepSelection() {
+  Object.assign(wanted, { step: selection.step, probe: selection.probe, pin: null });
+}
+
+/** Highlight token i; null: the pinned token, if there is one. */
+export function highlightToken(i) {
+  selection.token = i ?? selection.pinned;
+  emit("token");
+}
+
+/** Pin token i, or unpin it if it is pinned. */
+export function togglePin(i) {
+  const pinned = selection.pinned === i ? null : i;
+  Object.assign(selection, { pinned, isTokenChosen: true, target: 0 });
+  highlightToken(i);
+  emit("pin");
+}
+
+/** Pin query token i and explain its attention to key token j. */
+export function pinCell(i, j) {
+  Object.assign(selection, { pinned: i, pinnedCell: [i, j], isTokenChosen: true, target: 0 });
+  highlightToken(i);
+  emit("cell");
+}

@@ -1,0 +1,75 @@
+/** The model continues the reader's text. */
+
+import { $ } from "../base/dom.js";
+import { ask, cancel, describeFailure, send } from "../client/client.js";
+import { findHidden, placesRead } from "../engine/decoding.js";
+import { chooseProbe, data, ownText, textLimit, wantedStep } from "../state/page_state.js";
+import { encodeTyped, readOwnText } from "./own_text.js";
+
+const CONTINUED_TOKENS = 20;
+
+let isContinuing = false;
+
+/** Let the model continue the text; if it is doing that, stop it. */
+async function continueText() {
+  if (isContinuing) {
+    cancel("continue");
+    return;
+  }
+  isContinuing = true;
+  $("continue").textContent = "Stop";
+  chooseProbe(data.probes.indexOf(ownText));
+  let isComplete = false;
+  try {
+    isComplete = await generate();
+  } catch (error) {
+    $("own-text-status").textContent = describeFailure(error);
+  }
+  isContinuing = false;
+  $("continue").textContent = "Continue";
+  await readOwnText();
+  if (isComplete) {
+    const status = $("own-text-status");
+    status.textContent = `The model ended the text. ${status.textContent}`;
+  }
+}
+
+/** Write tokens of the model after the text, and return whether it ended the text. */
+async function generate() {
+  const temperature = readTemperature();
+  const typedIds = await encodeTyped();
+  const written = $("typed").value ? typedIds : []; // an empty text has a token that starts it
+  const places = placesRead(typedIds, textLimit, true);
+  const hidden = findHidden(ownText.hidden, places);
+  const ids = places.map(place => typedIds[place]);
+  const input = { ids, step: wantedStep(), hidden, temperature, maxTokens: CONTINUED_TOKENS };
+  let shown = Promise.resolve();
+  let isComplete = false;
+  const onPart = part => {
+    isComplete = part.isComplete ?? false;
+    const continued = [...written, ...part.ids.slice(ids.length)];
+    shown = shown.then(() => show(continued));
+  };
+  await ask({ request: "continue", ...input }, { onPart });
+  await shown;
+  return isComplete;
+}
+
+async function show(ids) {
+  $("typed").value = await send("decode", { ids });
+  $("typed").scrollTop = $("typed").scrollHeight;
+}
+
+/** Return the temperature, and write it into its field as it is used: within the bounds. */
+function readTemperature() {
+  const { valueAsNumber, defaultValue, min, max } = $("temperature");
+  const typed = Number.isFinite(valueAsNumber) ? valueAsNumber : Number(defaultValue);
+  const temperature = Math.min(Number(max), Math.max(Number(min), typed));
+  $("temperature").value = temperature;
+  return temperature;
+}
+
+export function setUpContinuing() {
+  $("continue").onclick = continueText;
+  $("temperature").onchange = readTemperature;
+}

@@ -1,0 +1,172 @@
+/**
+ * The section with the scores of all heads, their course over training, emergence and composition.
+ */
+
+import { $, el } from "../base/dom.js";
+import { formatCount, formatInCell, formatWithError } from "../base/format.js";
+import { headName } from "../base/labels.js";
+import { SCORES, scoreLabel, term } from "../base/terms.js";
+import { valueLine } from "../base/tooltip.js";
+import { CellGrid } from "../charts/cell_grid.js";
+import { isDark, linearColorIndex } from "../charts/colors.js";
+import { drawLineChart } from "../charts/line_chart.js";
+import {
+  emergences,
+  hasComposition,
+  headNames,
+  isShare,
+  maxScore,
+  measuredIndices,
+  metricAt,
+  scoreAt,
+  scoreNames,
+  snapshotIndex,
+} from "../state/head_metrics.js";
+import { chooseHead, data, H, L, scoredSteps, selection, steps } from "../state/page_state.js";
+import { drawComposition } from "./composition.js";
+import { drawEmergence } from "./emergence.js";
+import { headCells } from "./head_cells.js";
+
+const COLORS = ["c1", "c2", "c3", "c4", "c5", "c6", "c7"];
+/** Scores between -1 and 1, whose color scale has two ends. */
+const SIGNED_SCORES = ["copying"];
+
+/** The scores that have a color of their own, those of emerged heads included. */
+const coloredScores = [
+  ...new Set([...scoreNames.filter(isShare), ...emergences.map(({ score }) => score)]),
+];
+
+/** @type {Record<string, {grid: CellGrid, caption: HTMLElement}>} */
+const scoreTables = {};
+/** What the score tables were last drawn for. Choosing another head changes none of them. */
+let drawnFor = "";
+/** The score of every head beside the attention map. @type {CellGrid | null} */
+let overview = null;
+
+const scoreColor = score => COLORS[coloredScores.indexOf(score) % COLORS.length];
+
+/** Return at which step, or on which tokens, the heads were scored. */
+function describeScored() {
+  if (data.kind === "run") return `at step ${formatCount(steps[selection.step] ?? 0)}`;
+  return data.maxSteps ? `at step ${formatCount(scoredSteps[0])}` : "on random tokens";
+}
+
+export function drawHeads() {
+  $("heads").hidden = !scoreNames.length;
+  if ($("heads").hidden) return;
+  // Whether these are shown decides how wide the charts are.
+  $("emergence").hidden = !emergences.length;
+  $("composition").hidden = !hasComposition;
+  $("scored-at").textContent = describeScored();
+
+  const circumstances = [selection.step, isDark(), $("scores").clientWidth, devicePixelRatio];
+  const isOutdated = circumstances.join() !== drawnFor;
+  drawnFor = circumstances.join();
+  if (isOutdated) {
+    $("scores").style.setProperty("--heads", H);
+    scoreNames.forEach(drawScoreTable);
+  }
+  drawTrajectory();
+  if (isOutdated && emergences.length) drawEmergence($("emergence"), coloredScores, scoreColor);
+  if (hasComposition) drawComposition($("composition"));
+}
+
+/** Draw the scores of the chosen head over the steps of training. */
+function drawTrajectory() {
+  const scores = scoreNames.filter(score => measuredIndices[score].length > 1 && isShare(score));
+  const series = scores.map(score => {
+    const indices = measuredIndices[score];
+    const values = indices.map(k => scoreAt(score, selection.layer, selection.head, k));
+    return {
+      name: scoreLabel(score),
+      color: scoreColor(score),
+      xs: indices.map(k => scoredSteps[k]),
+      ys: values.map(({ value }) => value),
+      errors: values.map(({ error }) => error),
+    };
+  });
+  drawLineChart($("trajectory"), {
+    title: `Scores of ${headName(selection.layer, selection.head)} during training, ± one standard error`,
+    height: 240,
+    currentStep: steps[selection.step],
+    includes: [0, 1],
+    series,
+  });
+}
+
+/** Draw a score of all heads as a table of colored cells. */
+function drawScoreTable(score) {
+  scoreTables[score] ??= createScoreTable(score);
+  const { grid, caption } = scoreTables[score];
+  caption.textContent = scoreCaption(score);
+  grid.draw(scoreCells(score));
+}
+
+function createScoreTable(score) {
+  const label = scoreLabel(score);
+  const explanation = SCORES[score]?.explanation;
+  // Not in the tab order: its cells say what the score means.
+  const heading = explanation ? Object.assign(term(label, explanation), { tabIndex: -1 }) : label;
+  const host = el("div", { className: "cells" });
+  const caption = el("span", { className: "quiet" });
+  const figcaption = el("figcaption", {}, el("h3", {}, heading), caption);
+  $("scores").append(el("figure", { "data-score": score }, figcaption, host));
+  return { grid: new CellGrid(host, `${label} of every head`), caption };
+}
+
+/** Return the range of a score's colors: "0 to 1", "0 to 12 tokens". */
+function scoreCaption(score) {
+  const k = snapshotIndex(score);
+  const low = SIGNED_SCORES.includes(score) ? "−1" : "0";
+  const unit = SCORES[score]?.unit;
+  const range = `${low} to ${Number(maxScore(score).toPrecision(2))}${unit ? ` ${unit}` : ""}`;
+  const isMeasuredOnce = measuredIndices[score].length === 1 && data.kind === "run";
+  const when = isMeasuredOnce ? `, at step ${formatCount(scoredSteps[k])}` : "";
+  const unknown = headNames.filter(name => metricAt(`heads/${score}/${name}`, k) === null);
+  const isPartial = unknown.length > 0 && unknown.length < headNames.length;
+  return range + when + (score === "copying" && isPartial ? ", induction heads only" : "");
+}
+
+/** @returns {GridContent} */
+function scoreCells(score) {
+  const k = snapshotIndex(score);
+  const max = maxScore(score);
+  const signed = SIGNED_SCORES.includes(score);
+  const read = (layer, head) => scoreAt(score, layer, head, k);
+  return {
+    ...headCells(360),
+    signed,
+    level: (layer, head) => {
+      const { value } = read(layer, head);
+      return value === null ? -1 : linearColorIndex(value / max, signed);
+    },
+    write: (layer, head) => {
+      const { value, error } = read(layer, head);
+      const errorDigit = error ? Math.max(0, -Math.floor(Math.log10(error))) : 2;
+      return formatInCell(value, Math.min(errorDigit, max >= 10 ? 1 : 2));
+    },
+    pick: chooseHead,
+    describe: (layer, head) => describeScore(score, headName(layer, head), read(layer, head)),
+  };
+}
+
+/** Draw a score of all heads of a deep model, small, beside its attention map. */
+export function drawOverview(score) {
+  overview ??= new CellGrid($("overview-map"), "a score of every head");
+  const cellHeight = Math.max(5, Math.min(12, (0.34 * innerHeight) / L));
+  overview.draw({ ...scoreCells(score), cellHeight, write: null });
+}
+
+function describeScore(score, name, { value, error, withoutFirst }) {
+  const { unit, explanation } = SCORES[score] ?? {};
+  const lines = [
+    el("div", {}, `${name}: ${scoreLabel(score).toLowerCase()}`),
+    valueLine(formatWithError(value, error), unit ? ` ${unit}` : ""),
+  ];
+  if (explanation) lines.push(el("div", { className: "quiet" }, explanation));
+  if (withoutFirst !== null) {
+    const text = `${withoutFirst.toFixed(2)} if attention to the first token is excluded`;
+    lines.push(el("div", {}, text));
+  }
+  return lines;
+}

@@ -1,0 +1,114 @@
+/**
+ * What the model is asked about the reader's own text once it has read it: attention patterns, the
+ * prediction breakdown, head effects and token effects.
+ */
+
+import { $, throttle } from "../base/dom.js";
+import { ask, cancel, describeFailure } from "../client/client.js";
+import { data, display, H, L, ownText, selectedMaps, selection } from "../state/page_state.js";
+import { drawAttention, drawSmallMaps } from "./attention_map.js";
+import { headsInView } from "./head_grid.js";
+import { updateHeadEffects } from "./logit_attribution.js";
+import { drawPinnedToken } from "./pinned_token.js";
+
+const REDRAW_DELAY = 200; // milliseconds between two views of effects that come in
+
+/** Stop the requests about the text that was read last. */
+export function cancelRequestsOfText() {
+  for (const request of ["patterns", "headEffects", "tokenEffects", "patchCells"]) cancel(request);
+}
+
+/** Return all heads, as layer · H + head: the selected ones first, then those in view. */
+function orderHeads() {
+  const { layer, head } = selectedMaps();
+  const first = head === null ? [...Array(H).keys()] : [head];
+  const selected = first.map(h => layer * H + h);
+  return [...new Set([...selected, ...headsInView(), ...Array(L * H).keys()])];
+}
+
+/**
+ * Request the attention patterns of a text, and draw them as they arrive.
+ *
+ * @param {Cells} view - Receives the patterns.
+ * @param {object} input
+ * @returns {Promise<boolean>} Resolves when the first patterns have arrived; false: the text is not
+ *   wanted any more.
+ */
+export function requestPatterns(view, input) {
+  const triangle = (view.T * (view.T + 1)) / 2;
+  return new Promise((resolve, reject) => {
+    const onPart = ({ heads, maps }) => {
+      heads.forEach((k, n) => {
+        view.triangles[k] = maps.subarray(n * triangle, (n + 1) * triangle);
+      });
+      resolve(true);
+      if (display.attention === view) drawPatterns(heads);
+    };
+    const question = { request: "patterns", ...input, heads: orderHeads() };
+    ask(question, { onPart }).then(() => resolve(false), reject);
+  });
+}
+
+function drawPatterns(heads) {
+  const { layer, head } = selectedMaps();
+  const isSelected = k => Math.floor(k / H) === layer && (head === null || k % H === head);
+  if (heads.some(isSelected)) {
+    drawAttention();
+    drawPinnedToken();
+  } else drawSmallMaps();
+}
+
+/** Ask about the text; if that fails, say so. */
+async function askOrExplain(question, onPart = undefined) {
+  try {
+    return await ask(question, { onPart });
+  } catch (error) {
+    $("own-text-status").textContent = describeFailure(error);
+    return undefined;
+  }
+}
+
+/**
+ * Request the breakdown of token i, then the effect of ablating each head on it.
+ *
+ * @param {number} i
+ * @param {() => void} draw - Called when the breakdown has arrived, and when all effects have.
+ */
+export async function requestBreakdown(i, draw) {
+  const { predictions } = ownText;
+  const { asked } = predictions;
+  const of = [selection.layer, selection.head];
+  if (asked.breakdown === String([i, of])) return;
+  asked.breakdown = String([i, of]);
+  if (asked.headEffects !== i) {
+    cancel("headEffects"); // of another token
+    asked.headEffects = null;
+  }
+  const breakdown = await askOrExplain({ request: "breakDown", i, of });
+  if (!breakdown || predictions !== ownText.predictions) return;
+  Object.assign(data.words, breakdown.words);
+  predictions.addBreakdown(breakdown);
+  draw();
+  if (asked.headEffects === i || i + 1 >= ownText.T) return;
+  asked.headEffects = i;
+  const redraw = throttle(updateHeadEffects, REDRAW_DELAY);
+  await askOrExplain({ request: "headEffects", i }, part => {
+    predictions.addHeadEffects(i, part);
+    redraw();
+  });
+  draw();
+}
+
+/** Request the token effects of the text, a hidden token at a time. */
+export async function requestTokenEffects() {
+  const { predictions } = ownText;
+  if (predictions.asked.tokenEffects) return;
+  predictions.asked.tokenEffects = true;
+  const isShown = () => display.predictions === predictions && selection.showTokenEffect;
+  const redraw = throttle(drawAttention, REDRAW_DELAY);
+  await askOrExplain({ request: "tokenEffects" }, part => {
+    predictions.addTokenEffects(part);
+    if (isShown()) redraw();
+  });
+  if (isShown()) drawAttention();
+}

@@ -1,0 +1,242 @@
+/** The reader's own text: the model reads it as it is typed. It is one more probe for other views. */
+
+import { $ } from "../base/dom.js";
+import { describeTokens, formatCount } from "../base/format.js";
+import { headName } from "../base/labels.js";
+import { ask, describeFailure, send } from "../client/client.js";
+import { findHidden, placesRead } from "../engine/decoding.js";
+import { Cells, MIN_CLEAR_EFFECT_NATS, Predictions } from "../state/cells.js";
+import { strongestInductionEvent } from "../state/events.js";
+import {
+  chooseProbe,
+  currentProbe,
+  currentStep,
+  data,
+  display,
+  emit,
+  H,
+  isOwnText,
+  keepSelection,
+  L,
+  ownText,
+  runnableSteps,
+  selection,
+  selectWanted,
+  steps,
+  textLimit,
+  wanted,
+  wantedStep,
+  wantsOwnText,
+} from "../state/page_state.js";
+import { drawAttention } from "./attention_map.js";
+import { cancelRequestsOfText, requestPatterns, requestTokenEffects } from "./own_requests.js";
+import { fillText, revealToken } from "./text_view.js";
+
+const SLOW_READING = 300; // milliseconds after which the page says that it is reading
+const TYPING_DELAY = 10; // milliseconds in which keys are gathered
+
+/** The text that the field holds until it is edited: tokens of a probe, from number `start` on. */
+const initial = { probe: null, start: 0, text: "", ids: [] };
+
+// ---- reading
+
+let readings = 0;
+
+/** Read the text and show it, unless another text or another step is wanted meanwhile. */
+export async function readOwnText() {
+  readings += 1;
+  const reading = readings;
+  const timer = setTimeout(sayThatItIsReading, SLOW_READING);
+  try {
+    await readOnce(() => reading === readings && wantsOwnText());
+  } catch (error) {
+    $("own-text-status").textContent = describeFailure(error);
+    keepSelection();
+    emit(display.attention || wantsOwnText() ? "draw" : "wanted");
+  }
+  clearTimeout(timer);
+}
+
+/** Say which step's weights are to read the text. */
+function sayThatItIsReading() {
+  const weights =
+    data.kind === "run" ? ` with the weights of step ${formatCount(wantedStep())}` : "";
+  $("own-text-status").textContent = `reading${weights} …`;
+}
+
+/** Encode the text, run the model and update the views. */
+async function readOnce(isWanted) {
+  const startTime = performance.now();
+  const step = wantedStep();
+  const allIds = await encodeTyped();
+  if (!isWanted()) return;
+  if (!$("typed").value) {
+    showEmptyText();
+    return;
+  }
+  const places = placesRead(allIds, textLimit);
+  const ids = places.map(place => allIds[place]);
+  ownText.hidden = ownText.hidden.filter(place => place < allIds.length - 1);
+  const hidden = findHidden(ownText.hidden, places);
+  const input = { ids, step, off: [...ownText.off], hidden };
+  cancelRequestsOfText();
+  const [results, tokens] = await Promise.all([
+    ask({ request: "read", ...input }),
+    send("tokenTexts", { ids }),
+  ]);
+  if (!results || !isWanted()) return;
+  const { norms, largest } = results;
+  const view = new Cells({ L, H, tokens, largest, norms, triangles: [] });
+  if (!(await requestPatterns(view, input)) || !isWanted()) return;
+  const milliseconds = Math.round(performance.now() - startTime);
+  $("own-text-status").textContent = describeLength(ids.length, allIds.length, milliseconds);
+  const isEdited = String(ids) !== String(ownText.ids);
+  const facts = { L, H, tokens, step, largest: MIN_CLEAR_EFFECT_NATS };
+  const predictions = new Predictions(facts);
+  predictions.addRead(results, input.off, input.hidden);
+  Object.assign(data.words, results.words);
+  Object.assign(ownText, { ids, tokens, T: ids.length, allIds, places, view, predictions });
+  if (!display.attention && wanted.pin === null) wanted.pin = await findEvent(input, predictions);
+  if (isWanted()) showOwnText(isEdited);
+}
+
+/** Return the strongest induction event of the selected head, whose effects this measures first. */
+async function findEvent(input, predictions) {
+  const { layer, head } = selection;
+  const off = [...input.off, headName(layer, head)];
+  const { losses } = await send("read", { ...input, off });
+  losses.forEach((loss, i) => {
+    const effect = { heads: [layer * H + head], nats: [loss - predictions.loss(i)] };
+    predictions.addHeadEffects(i, effect);
+  });
+  return strongestInductionEvent(ownText, ownText.view, predictions, selection);
+}
+
+/** Say how many tokens were read, and why these are not all. */
+function describeLength(count, countOfAll, milliseconds) {
+  const reason =
+    textLimit.maxTokens === data.modelConfig.block_size
+      ? "the model's context length"
+      : "the attention patterns of more tokens would take too much memory";
+  const part = count < countOfAll ? ` (${reason})` : "";
+  return `${describeTokens(count, countOfAll)}${part}, ${milliseconds} ms`;
+}
+
+/** Encode the text in the field; the initial text is read as the tokens of its probe. */
+export async function encodeTyped() {
+  return holdsInitialText() ? initial.ids : send("encode", { text: $("typed").value });
+}
+
+const holdsInitialText = () => initial.ids.length > 0 && $("typed").value === initial.text;
+
+const showsInitialText = () => currentProbe() === initial.probe && holdsInitialText();
+
+/** Return the index, in the selected input, of the first token that is in the field. */
+export const firstTypedToken = () => (isOwnText() ? 0 : initial.start);
+
+export const isInField = () => isOwnText() || showsInitialText();
+
+/** Show the reader's text in all views; if it is that of the selected input, with the same pin. */
+export function chooseOwnText() {
+  if (showsInitialText() && selection.pinned !== null) {
+    wanted.pin = Math.max(0, selection.pinned - firstTypedToken());
+  }
+  chooseProbe(data.probes.indexOf(ownText));
+}
+
+function showEmptyText() {
+  $("own-text-status").textContent = "";
+  cancelRequestsOfText();
+  Object.assign(ownText, { ids: [], tokens: [], T: 0, allIds: [], places: [], hidden: [] });
+  Object.assign(ownText, { view: null, predictions: null });
+  selectWanted({ attention: null, predictions: null });
+  fillText();
+  emit("selected");
+  emit("token");
+}
+
+/** Show the text; a pinned token stays pinned unless the text was edited. */
+function showOwnText(isEdited) {
+  const { pinned, target, isTokenChosen } = selection;
+  const isFirst = !isOwnText() || !display.attention;
+  const isOtherStep = selection.step !== wanted.step;
+  const previous = isEdited || isFirst ? null : pinned;
+  selectWanted({ attention: ownText.view, predictions: ownText.predictions });
+  fillText();
+  const pin = wanted.pin ?? previous ?? ownText.T - 1;
+  wanted.pin = null;
+  Object.assign(selection, {
+    pinned: Math.min(pin, ownText.T - 1),
+    isTokenChosen,
+    target,
+  });
+  if (isFirst || isOtherStep) emit("selected");
+  else drawAttention();
+  revealToken(selection.pinned);
+  if (selection.showTokenEffect) requestTokenEffects();
+  emit("pin");
+}
+
+// ---- set-up
+
+/**
+ * Set up the section, or say why the model cannot run here.
+ *
+ * @param {Probe | undefined} probe - Its text is in the field at first.
+ * @param {number} start - Number of its tokens that cannot be typed, at its beginning.
+ */
+export function setUpOwnText(probe, start) {
+  $("own-text").hidden = !runnableSteps.length;
+  const { bytes, cannotRun, unreadable } = data.weights ?? {};
+  $("not-run").hidden = runnableSteps.length > 0 || !(bytes || cannotRun || unreadable);
+  let reason = `The model's weights take ${Math.ceil(bytes / 1e6)} MB, too large for a page.`;
+  if (cannotRun) reason = `A page cannot run a model with ${cannotRun}.`;
+  if (unreadable) reason = "The weights of this run's snapshots are damaged or not finite.";
+  $("not-run").textContent =
+    `${reason} To see the attention of your own text, run: python explore.py run_dir=… (or, as a ` +
+    'file: python sample.py run_dir=… prompt="…" attention=page.html)';
+  if (!runnableSteps.length) return;
+  if (runnableSteps.length < steps.length) {
+    $("stops").textContent =
+      `at ${runnableSteps.length} of ${steps.length} steps, marked on the slider: ` +
+      "their weights are in this page";
+    if (unreadable) $("stops").textContent += `; those of ${unreadable} are damaged or not finite`;
+  }
+  initial.start = start;
+  if (probe) fillField(probe);
+  else $("typed").value = data.server?.prompt ?? "";
+  let timer = 0;
+  $("typed").oninput = () => {
+    chooseProbe(data.probes.indexOf(ownText));
+    clearTimeout(timer);
+    timer = setTimeout(readOwnText, TYPING_DELAY);
+  };
+  window.glass = createConsoleInterface();
+}
+
+/** Put the text of a probe into the field, unless the reader has written or changed something. */
+export function fillField(probe) {
+  if ($("typed").value !== initial.text || ownText.hidden.length) return;
+  $("typed").value = probe.tokens.slice(initial.start).join("");
+  Object.assign(initial, { probe, text: $("typed").value, ids: probe.ids.slice(initial.start) });
+}
+
+/** Return the functions of `glass`, for the browser's console: by default at the step on display. */
+function createConsoleInterface() {
+  const { maxTokens } = textLimit;
+  const { vocab_size: V } = data.modelConfig;
+  const run = (request, ids, { step = currentStep(), off = [], hidden = [] } = {}) => {
+    const areIds = [...ids].every(id => Number.isInteger(id) && id >= 0 && id < V);
+    if (!areIds || !ids.length || ids.length > maxTokens) {
+      throw new Error(`give 1 to ${maxTokens} token ids from 0 to ${V - 1}`);
+    }
+    if (runnableSteps.includes(step)) return send(request, { ids: [...ids], step, off, hidden });
+    throw new Error(`the model cannot run at step ${step}: choose ${runnableSteps.join(", ")}`);
+  };
+  return {
+    encode: text => send("encode", { text }),
+    decode: ids => send("decode", { ids: [...ids] }),
+    logits: async (ids, interventions) => run("logits", ids, interventions),
+    maps: async (ids, interventions) => run("maps", ids, interventions),
+  };
+}

@@ -1,0 +1,98 @@
+/** The explanation of the pinned cell: which components produced its attention score. */
+
+import { $, el, isNarrow, note } from "../base/dom.js";
+import { formatCount, formatSigned } from "../base/format.js";
+import { headName, labelToken } from "../base/labels.js";
+import { barList, largestBars, sumOfValues } from "../charts/bars.js";
+import { ask, describeFailure } from "../client/client.js";
+import {
+  currentProbe,
+  currentStep,
+  display,
+  isOwnText,
+  ownText,
+  runnableSteps,
+  selection,
+} from "../state/page_state.js";
+
+const MAX_BARS = 10; // terms that have a bar of their own
+
+/** What the explanation on display depends on. */
+let shownFor = "";
+
+/** Explain the attention score of the pinned cell, if the model can run in the page. */
+export async function explainPinnedCell() {
+  const host = $("score-attribution");
+  const { pinnedCell, layer, head, averageHeads, showTokenEffect } = selection;
+  const canExplain = runnableSteps.length && currentProbe().ids.length;
+  host.hidden = !pinnedCell || averageHeads || showTokenEffect || !canExplain;
+  if (host.hidden) return;
+  (isNarrow() ? $("zoom") : $("expected")).before(host); // beside the cell
+
+  const [i, j] = pinnedCell;
+  const obstacle = describeObstacle(i, j);
+  const requested = explainedCell();
+  if (obstacle || requested !== shownFor) host.replaceChildren(); // of another one
+  if (obstacle) {
+    host.append(note(obstacle));
+    shownFor = "";
+    return;
+  }
+  const interventions = isOwnText() ? {} : { off: [], hidden: [] };
+  const input = { ids: currentProbe().ids, ...interventions };
+  let content = [];
+  try {
+    const terms = await ask({ request: "explainScore", ...input, layer, head, i, j });
+    if (!terms) return; // it was canceled
+    content = describeTerms(terms, i, j);
+  } catch (error) {
+    content = [note(describeFailure(error))];
+  }
+  if (explainedCell() !== requested) return;
+  shownFor = requested;
+  host.replaceChildren(...content);
+}
+
+/** Return what the explanation depends on, to notice that another one is wanted meanwhile. */
+function explainedCell() {
+  const { pinnedCell, layer, head, probe } = selection;
+  return [pinnedCell, layer, head, probe, currentStep()].join();
+}
+
+/** Say why the score of a cell cannot be explained; "" if it can. */
+function describeObstacle(i, j) {
+  if (!isOwnText() && !runnableSteps.includes(currentStep())) {
+    const stored = runnableSteps.map(formatCount).join(", ");
+    return `Attention scores can be explained at steps whose weights are in this page: ${stored}.`;
+  }
+  if (j === currentProbe().T) {
+    return "The sink logit is a learned number of each head, the same for all queries.";
+  }
+  if (isOwnText() && j < i && ownText.predictions?.hidden.includes(j)) {
+    return `Token ${j} is hidden from token ${i}: no head attends to it.`;
+  }
+  return "";
+}
+
+/** Return the largest terms of the pinned cell's score as bars, and the sum of the others. */
+function describeTerms(terms, i, j) {
+  const { layer, head } = selection;
+  const { attention } = display;
+  const bars = terms.map(({ query, key, value }) => ({ name: `${query} × ${key}`, value }));
+  return [
+    el(
+      "h3",
+      {},
+      `Why ${headName(layer, head)} attends from `,
+      ...labelToken(attention, i),
+      " to ",
+      ...labelToken(attention, j),
+    ),
+    note(
+      "The attention score before the softmax, minus its mean over the visible tokens, is " +
+        `${formatSigned(sumOfValues(terms))}. It is a sum over pairs: what wrote the query × what ` +
+        "wrote the key.",
+    ),
+    barList(largestBars(bars, MAX_BARS)),
+  ];
+}

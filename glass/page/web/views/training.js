@@ -1,0 +1,226 @@
+/** The section about a run's training: figures, curves, samples, time by activity. */
+
+import { $, bdi, el } from "../base/dom.js";
+import { formatCount, formatDuration, formatNumber, pluralize, printable } from "../base/format.js";
+import { explanationOf, TASK_CHARTS, term } from "../base/terms.js";
+import { formatCompact } from "../charts/chart_axes.js";
+import { drawLineCharts } from "../charts/line_chart.js";
+import { columns, data, scoredSteps } from "../state/page_state.js";
+
+/** Activities of a run, their labels and colors. */
+const ACTIVITIES = {
+  train: { label: "Training", color: "c4" },
+  evaluate: { label: "Evaluation", color: "c1" },
+  attention: { label: "Attention analysis", color: "c2" },
+  save: { label: "Saving checkpoints", color: "c5" },
+};
+
+/**
+ * A metric as a line of a chart, with a band if the page has its standard errors.
+ *
+ * @returns {Series}
+ */
+export function metricSeries(key, name, color, bold = false) {
+  const { steps, values } = data.curves[key];
+  return { name, color, bold, xs: steps, ys: values, errors: data.curves[`${key}_se`]?.values };
+}
+
+/** Draw the curves. */
+export function drawTraining() {
+  const curve = (key, name) => [metricSeries(key, name, "accent")];
+  const inContext = "in-context learning score";
+  drawLineCharts($("charts"), [
+    {
+      id: "chart-loss",
+      title: "Loss (nats/token)",
+      explanation: explanationOf("loss"),
+      height: 170,
+      series: [
+        metricSeries("train/loss", "training", "soft"),
+        metricSeries("val/loss", "validation", "accent", true),
+      ],
+    },
+    {
+      id: "chart-gain",
+      title: "Copying gain (nats)",
+      explanation: explanationOf("copying gain"),
+      includes: [0, 0.1],
+      series: [copyingGainSeries()],
+    },
+    {
+      id: "chart-in-context",
+      title: "In-context learning (nats/token)",
+      explanation: explanationOf(inContext),
+      includes: [0, 0.1],
+      series: [metricSeries("val/in_context_score", inContext, "accent", true)],
+    },
+    {
+      id: "chart-lr",
+      title: "Learning rate",
+      explanation: explanationOf("learning rate"),
+      series: learningRateSeries(),
+    },
+    {
+      id: "chart-speed",
+      title: "Throughput (tokens/s)",
+      explanation: explanationOf("throughput"),
+      includes: [0, 1],
+      series: curve("train/tokens_per_second", "tokens/s"),
+    },
+    {
+      id: "chart-bits",
+      title: "Bits per byte",
+      explanation: explanationOf("bits per byte"),
+      series: curve("val/bits_per_byte", "bits per byte"),
+    },
+    {
+      id: "chart-norm",
+      title: "Gradient norm",
+      explanation: explanationOf("gradient norm"),
+      series: curve("train/grad_norm", "gradient norm"),
+    },
+  ]);
+  drawTask();
+}
+
+/** Draw the charts of the task's metrics, if the run has one. */
+function drawTask() {
+  const charts = TASK_CHARTS.map(({ metrics, ...chart }, k) => ({
+    ...chart,
+    id: `task-${k}`,
+    includes: [0],
+    series: Object.keys(metrics)
+      .filter(name => data.curves[`task/${name}`]?.steps.length > 1)
+      .map((name, line) => metricSeries(`task/${name}`, metrics[name], `c${line + 1}`)),
+  }));
+  drawLineCharts(
+    $("task-charts"),
+    charts.filter(({ series }) => series.length),
+  );
+}
+
+/** @returns {Series} */
+function copyingGainSeries() {
+  const gains = columns["probe/copying_gain"] ?? [];
+  const errors = columns["probe/copying_gain_se"];
+  const measured = [...gains.keys()].filter(k => gains[k] !== null);
+  return {
+    name: "copying gain",
+    color: "accent",
+    bold: true,
+    xs: measured.map(k => scoredSteps[k]),
+    ys: measured.map(k => gains[k]),
+    errors: measured.map(k => errors?.[k] ?? null),
+  };
+}
+
+/** One line, or one for each optimizer. */
+function learningRateSeries() {
+  const muon = metricSeries("train/muon_lr", "Muon", "accent", true);
+  if (!muon.xs.length) return [metricSeries("train/lr", "learning rate", "accent")];
+  return [metricSeries("train/lr", "AdamW", "soft"), muon];
+}
+
+export function totalSeconds() {
+  return Object.values(data.seconds).reduce((sum, seconds) => sum + seconds, 0);
+}
+
+/** Fill in all but the curves. */
+export function setUpTraining() {
+  $("training").hidden = false;
+  showFigures();
+  const pointCount = Math.max(...Object.values(data.curves).map(curve => curve.of));
+  $("points").hidden = pointCount <= data.maxCurvePoints;
+  $("points").textContent =
+    `Curves show ${formatCount(data.maxCurvePoints)} of up to ${formatCount(pointCount)} measured points, evenly spaced.`;
+  const settingRow = ([name, value]) =>
+    el("tr", {}, el("th", { scope: "row" }, bdi(name)), el("td", {}, bdi(printable(value))));
+  $("config").hidden = !data.config.length;
+  $("config")
+    .querySelector("tbody")
+    .append(...data.config.map(settingRow));
+  $("time").hidden = !totalSeconds();
+  $("time").parentElement.hidden = !totalSeconds() && !data.samples.length;
+  showTime();
+  if (data.samples.length) setUpSamples(data.samples);
+}
+
+/** Show the run's main figures. */
+function showFigures() {
+  const { msPerStep, mfu, peakGib } = data.speed;
+  /** @type {[string, string | Node][]} */
+  const figures = [];
+  if (data.best) {
+    const step = `at step ${formatCount(data.best.step)}`;
+    figures.push([formatNumber(data.best.loss), `best validation loss (nats/token), ${step}`]);
+  }
+  if (data.step !== null) {
+    const isUnfinished = data.maxSteps > data.step;
+    const [count, noun] = pluralize(data.step, "step").split(" ");
+    figures.push([count, isUnfinished ? `of ${pluralize(data.maxSteps, "step")} so far` : noun]);
+  }
+  if (data.tokens) {
+    figures.push([formatCompact(Number(data.tokens.toPrecision(3))), "training tokens"]);
+  }
+  if (totalSeconds()) figures.push([formatDuration(totalSeconds()), "total time"]);
+  if (msPerStep !== null) {
+    const isShort = msPerStep < 999.5;
+    const duration = isShort ? `${msPerStep.toPrecision(3)} ms` : formatDuration(msPerStep / 1000);
+    figures.push([duration, "per training step"]);
+  }
+  if (mfu !== null) {
+    figures.push([`${(100 * mfu).toFixed(1)}%`, term("model FLOPs utilization")]);
+  }
+  if (peakGib !== null) figures.push([`${peakGib.toPrecision(3)} GiB`, "peak memory"]);
+  const boxes = figures.map(([value, name]) =>
+    el("div", {}, el("b", {}, value), el("span", {}, name)),
+  );
+  if (!boxes.length) {
+    boxes.push(el("p", { className: "quiet" }, "No metrics have been recorded yet."));
+  }
+  $("figures").append(...boxes);
+}
+
+/** Show how much time each activity took. */
+function showTime() {
+  const total = totalSeconds();
+  for (const [activity, seconds] of Object.entries(data.seconds)) {
+    if (!seconds) continue;
+    const { label, color } = ACTIVITIES[activity];
+    const share = seconds / total;
+    const style = `flex: ${share} 0 0; background: var(--${color})`;
+    const title = `${label}: ${formatDuration(seconds)}`;
+    $("time-bar").append(el("span", { style, title }));
+    $("time-list").append(
+      el(
+        "li",
+        { style: `--c: var(--${color})` },
+        label,
+        el("b", {}, formatDuration(seconds)),
+        el("i", {}, `${(100 * share).toFixed(1)}%`),
+      ),
+    );
+  }
+}
+
+/** @param {{step: number, text: string}[]} samples - The newest is shown first. */
+function setUpSamples(samples) {
+  const select = $("sample-step");
+  const selected = () => Number(select.value);
+
+  function show(k) {
+    select.value = k;
+    $("sample").textContent = printable(samples[k].text).replace(/^\n+/, "");
+    $("sample-before").disabled = k === 0;
+    $("sample-after").disabled = k === samples.length - 1;
+  }
+
+  $("samples").hidden = false;
+  select.append(
+    ...samples.map(({ step }, k) => el("option", { value: k }, `step ${formatCount(step)}`)),
+  );
+  select.onchange = () => show(selected());
+  $("sample-before").onclick = () => show(selected() - 1);
+  $("sample-after").onclick = () => show(selected() + 1);
+  show(samples.length - 1);
+}
