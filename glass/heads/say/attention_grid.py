@@ -1,6 +1,7 @@
 """Draw the attention grid: one image with the attention maps of all heads."""
 
 import re
+from dataclasses import dataclass
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
@@ -9,12 +10,6 @@ from common.text import VISIBLE_SPACES
 
 # The color scale of the page (glass/page/web/), whose lightness falls in even steps.
 SCALE_HEX = "fcf7d4 f5daa0 f7b968 f79138 f16828 e04039 c41c4d a1025b 780660 4e0f57 291041 0c0c22"
-SCALE_STOPS = np.frombuffer(bytes.fromhex(SCALE_HEX), np.uint8).reshape(-1, 3)
-_POSITIONS = np.linspace(0, len(SCALE_STOPS) - 1, 256)  # of the colors among the stops
-COLORS = np.stack(
-    [np.interp(_POSITIONS, np.arange(len(SCALE_STOPS)), channel) for channel in SCALE_STOPS.T],
-    axis=-1,
-).astype(np.uint8)  # (256, 3)
 MASKED_COLOR = (243, 241, 238)  # color of keys after the query
 TEXT_COLOR = (29, 27, 38)
 NOTE_COLOR = (99, 95, 109)
@@ -22,16 +17,46 @@ FRAME_COLOR = (59, 111, 181)
 
 # All in pixels
 MAX_GRID_WIDTH = 1800  # of a layer's maps; larger ones are drawn smaller
-MIN_GRID_WIDTH = 620  # so that the title fits
+MIN_IMAGE_WIDTH = 620  # so that the title fits
 MAX_CELL = 10  # side of the square of one weight
 MIN_LABELED_CELL = 7  # token labels on smaller squares would be illegible
-MARGIN = 16
+LEFT_MARGIN = 16
+END_MARGIN = 20  # right of the maps and below them
 HEADER_HEIGHT = 74
 HEAD_GAP = 14  # between maps of a layer; doubled between groups
 LAYER_GAP = 34  # between layers, which leaves room for the names of the heads
+LABEL_GAP = 6  # between the token labels and the first map
 
 MIN_SINK_WEIGHT = 0.01  # more than the rounding of float16 weights can leave
 MAX_LABEL = 12  # characters of a token label
+
+
+def interpolate_scale() -> np.ndarray:
+    """Return the 256 colors of the scale, (256, 3): the first is of weight 0, the last of 1."""
+    stops = np.frombuffer(bytes.fromhex(SCALE_HEX), np.uint8).reshape(-1, 3)
+    positions = np.linspace(0, len(stops) - 1, 256)
+    channels = [np.interp(positions, np.arange(len(stops)), channel) for channel in stops.T]
+    return np.stack(channels, axis=-1).astype(np.uint8)
+
+
+WEIGHT_COLORS = interpolate_scale()
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The places and sizes of the maps in the image, in pixels."""
+
+    width: int  # of a map
+    height: int  # of a map
+    lefts: np.ndarray  # left edges of the maps of a layer, (H,)
+    tops: np.ndarray  # upper edges of the maps of each layer, (L,)
+
+    @property
+    def image_size(self) -> tuple[int, int]:
+        """Return the width and height of the image."""
+        right = int(self.lefts[-1]) + self.width + END_MARGIN
+        bottom = int(self.tops[-1]) + self.height + END_MARGIN
+        return max(MIN_IMAGE_WIDTH, right), bottom
 
 
 def draw_attention_grid(
@@ -43,53 +68,75 @@ def draw_attention_grid(
     joins the heads that share one of `groups` key/value heads. If the weights of a query sum to
     less than 1, a last column shows the rest: the sink's.
     """
-    L, H, T, _ = maps.shape
+    n_layer, n_head, n_tokens, _ = maps.shape
+    shares_keys = groups < n_head
     sink = 1 - maps.sum(axis=-1, keepdims=True, dtype=np.float32)  # (L, H, T, 1)
     has_sink = bool(sink.max() > MIN_SINK_WEIGHT)
     if has_sink:
         maps = np.concatenate((maps, sink), axis=-1)  # (L, H, T, T + 1)
-    cell = min(MAX_CELL, MAX_GRID_WIDTH // (max(L, H) * T))
-    side = cell * T or MAX_GRID_WIDTH // max(L, H)  # height of a map
-    width = side * maps.shape[-1] // T
+
+    cell = min(MAX_CELL, MAX_GRID_WIDTH // (max(n_layer, n_head) * n_tokens))
     labels = [token_label(token) for token in tokens] if cell >= MIN_LABELED_CELL else []
     font = ImageFont.load_default(max(8, cell))
     label_width = max((int(font.getlength(label)) for label in labels), default=8)
-    lefts = MARGIN + label_width + np.arange(H) * (width + HEAD_GAP)
-    if groups < H:
-        lefts = lefts + np.arange(H) // (H // groups) * HEAD_GAP
-    tops = HEADER_HEIGHT + np.arange(L) * (side + LAYER_GAP)
+    height = cell * n_tokens or MAX_GRID_WIDTH // max(n_layer, n_head)  # of a map
+    layout = plan_layout(maps.shape, height, LEFT_MARGIN + label_width, groups)
 
-    size = max(MIN_GRID_WIDTH, int(lefts[-1]) + width + 20), int(tops[-1]) + side + 20
-    image = Image.new("RGB", size, "white")
+    image = Image.new("RGB", layout.image_size, "white")
     pen = ImageDraw.Draw(image)
-    pen.text((MARGIN, 8), title, fill=TEXT_COLOR, font=ImageFont.load_default(15))
-    note = "First tokens of the validation data; row: query token, column: key token"
-    if has_sink:
-        note += "; last column: sink"
-    if groups < H:
-        note += "; frame: heads that share keys and values"
-    pen.text((MARGIN, 30), note, fill=NOTE_COLOR, font=ImageFont.load_default(11))
-    for layer, top in enumerate(tops.tolist()):
-        for head, left in enumerate(lefts.tolist()):
+    _draw_heading(pen, title, has_sink, shares_keys)
+    for layer, top in enumerate(layout.tops.tolist()):
+        for head, left in enumerate(layout.lefts.tolist()):
             pixels = Image.fromarray(colorize(maps[layer, head]))
-            image.paste(pixels.resize((width, side), Image.Resampling.NEAREST), (left, top))
+            size = (layout.width, layout.height)
+            image.paste(pixels.resize(size, Image.Resampling.NEAREST), (left, top))
             name = f"L{layer}H{head}"
             pen.text((left, top - 15), name, fill=TEXT_COLOR, font=ImageFont.load_default(11))
         for row, label in enumerate(labels):
-            place = (lefts[0] - 6, top + (row + 0.5) * cell)
-            pen.text(place, label, fill=TEXT_COLOR, font=font, anchor="rm")
-        if groups < H:
-            for of_group in lefts.reshape(groups, -1).tolist():
-                box = (of_group[0] - 5, top - 18, of_group[-1] + width + 4, top + side + 4)
-                pen.rectangle(box, outline=FRAME_COLOR)
+            end = (layout.lefts[0] - LABEL_GAP, top + (row + 0.5) * cell)
+            pen.text(end, label, fill=TEXT_COLOR, font=font, anchor="rm")
+        if shares_keys:
+            _draw_frames(pen, layout, top, groups)
     return image
+
+
+def plan_layout(shape: tuple[int, ...], height: int, first_left: int, groups: int) -> Layout:
+    """Place maps of a shape (L, H, rows, columns), the first of a layer at `first_left`."""
+    n_layer, n_head, rows, columns = shape
+    width = height * columns // rows
+    heads = np.arange(n_head)
+    lefts = first_left + heads * (width + HEAD_GAP)
+    if groups < n_head:
+        lefts += heads // (n_head // groups) * HEAD_GAP
+    tops = HEADER_HEIGHT + np.arange(n_layer) * (height + LAYER_GAP)
+    return Layout(width, height, lefts, tops)
+
+
+def _draw_heading(pen: ImageDraw.ImageDraw, title: str, has_sink: bool, shares_keys: bool) -> None:
+    note = "First tokens of the validation data; row: query token, column: key token"
+    if has_sink:
+        note += "; last column: sink"
+    if shares_keys:
+        note += "; frame: heads that share keys and values"
+    pen.text((LEFT_MARGIN, 8), title, fill=TEXT_COLOR, font=ImageFont.load_default(15))
+    pen.text((LEFT_MARGIN, 30), note, fill=NOTE_COLOR, font=ImageFont.load_default(11))
+
+
+def _draw_frames(pen: ImageDraw.ImageDraw, layout: Layout, top: int, groups: int) -> None:
+    """Draw a frame around the maps of each group of a layer, and the names above them."""
+    for lefts in layout.lefts.reshape(groups, -1).tolist():
+        upper_left = (lefts[0] - 5, top - 18)
+        lower_right = (lefts[-1] + layout.width + 4, top + layout.height + 4)
+        pen.rectangle((*upper_left, *lower_right), outline=FRAME_COLOR)
 
 
 def colorize(A: np.ndarray) -> np.ndarray:
     """Map a pattern (T, T), or (T, T + 1) with a sink's column, to RGB; later keys are gray."""
-    image = COLORS[np.rint(255 * np.sqrt(np.nan_to_num(A).clip(0, 1))).astype(int)]
+    weights = np.nan_to_num(A).clip(0, 1)
+    image = WEIGHT_COLORS[np.rint(255 * np.sqrt(weights)).astype(int)]
     T = len(A)
-    image[:, :T][np.triu(np.ones((T, T), bool), 1)] = MASKED_COLOR
+    is_later_key = np.triu(np.ones((T, T), bool), 1)
+    image[:, :T][is_later_key] = MASKED_COLOR
     return image
 
 

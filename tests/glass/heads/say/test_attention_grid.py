@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from glass.heads.say.attention_grid import COLORS, draw_attention_grid, token_label
+from glass.heads.say.attention_grid import WEIGHT_COLORS, draw_attention_grid, token_label
 
 
 def make_maps(L: int, H: int, T: int) -> np.ndarray:
@@ -20,22 +20,22 @@ def test_the_colors_of_the_cells_are_those_of_the_weights():
     image = draw_image(1, 2, ["t"] * 8, groups=2)
     A, cell = make_maps(1, 2, 8), 10
     left = (
-        (image[75] == COLORS[-1]).all(-1).argmax()
+        (image[75] == WEIGHT_COLORS[-1]).all(-1).argmax()
     )  # the first cell of the first map has weight 1
     for head in range(2):
         for i in range(8):
             for j in range(i + 1):
                 x = left + head * (8 * cell + 14) + j * cell + 5
-                expected = COLORS[int(np.rint(255 * np.sqrt(A[0, head, i, j])))]
+                expected = WEIGHT_COLORS[int(np.rint(255 * np.sqrt(A[0, head, i, j])))]
                 assert (image[74 + i * cell + 5, x] == expected).all()
 
 
 def test_what_the_weights_of_a_query_leave_is_a_last_column():
     A = make_maps(1, 2, 8) * np.linspace(0, 1, 8, dtype=np.float32)[:, None]  # of the sum of a row
     image = np.asarray(draw_attention_grid(A, ["t"] * 8, 1, "a title"))
-    sink = COLORS[np.rint(255 * np.sqrt(1 - np.linspace(0, 1, 8))).astype(int)]
-    assert (image[74] == COLORS[0]).all(-1).any()  # the first query has no weight on tokens
-    right = np.flatnonzero((image[79] == COLORS[-1]).all(-1))  # but all on the sink
+    sink = WEIGHT_COLORS[np.rint(255 * np.sqrt(1 - np.linspace(0, 1, 8))).astype(int)]
+    assert (image[74] == WEIGHT_COLORS[0]).all(-1).any()  # the first query has no weight on tokens
+    right = np.flatnonzero((image[79] == WEIGHT_COLORS[-1]).all(-1))  # but all on the sink
     assert len(right) == 2 * 10  # in both maps
     columns = image[79 : 79 + 80 : 10, right[[5, 15]]].astype(int)
     assert np.abs(columns - sink[:, None]).max() <= 2
