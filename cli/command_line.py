@@ -71,12 +71,17 @@ def parse_command_line(argv: Sequence[str]) -> CommandLine:
         )
     typed = parsed.settings
     if typed and typed[0] == argv[0] and _is_text(typed[0]):
-        path = quote(typed[0]) if parsed.multirun and "," in typed[0] else typed[0]  # one text
-        typed = ["data=text", f"data.path={path}", *typed[1:]]
-    by_key = {argument.partition("=")[0]: argument for argument in typed}
-    settings = [check_argument(argument, parsed.multirun) for argument in by_key.values()]
+        typed = [*_translate_text(typed[0], parsed.multirun), *typed[1:]]
+    last_of_key = {argument.partition("=")[0]: argument for argument in typed}
+    settings = [check_argument(argument, parsed.multirun) for argument in last_of_key.values()]
     is_shown = parsed.cfg is not None
     return CommandLine(list(argv), settings, parsed.multirun, parsed.config_dir, is_shown)
+
+
+def _translate_text(path: str, is_sweep: bool) -> list[str]:
+    """Translate a text in the first place, without a setting's name; a sweep has it in all jobs."""
+    value = quote(path) if is_sweep and "," in path else path
+    return ["data=text", f"data.path={value}"]
 
 
 def _is_text(argument: str) -> bool:
@@ -106,15 +111,25 @@ def check_argument(argument: str, is_sweep: bool) -> str:
         raise UserError(
             f"{argument} is not one value of {key}: type each setting as a separate KEY=VALUE"
         )
-    if not is_sweep and (is_hydras or key == "sweep"):
+    if is_sweep:
+        _check_in_sweep(argument)
+    elif is_hydras or key == "sweep":
         raise UserError(f"{argument} is for a sweep: leave it out, or add -m")
-    advice = REFUSED_IN_SWEEPS.get(key) or REFUSED_IN_SWEEPS.get(argument.lower())
-    if is_sweep and advice:
-        raise UserError(f"{argument} cannot be used in a sweep: {advice}")
-    if key in TEXTS and is_sweep and "," in value:
+
+    has_several_texts = key in TEXTS and is_sweep and "," in value
+    if has_several_texts:
         return f"{key}={_quote_each(value)}"
-    is_quoted = key == "hydra.sweep.dir" or (key in TEXTS and value != "null")
-    return f"{key}={quote(value)}" if is_quoted else argument
+    if key == "hydra.sweep.dir" or (key in TEXTS and value != "null"):
+        return f"{key}={quote(value)}"
+    return argument
+
+
+def _check_in_sweep(argument: str) -> None:
+    """Raise `UserError` if KEY=VALUE is for a single run."""
+    key = argument.partition("=")[0]
+    advice = REFUSED_IN_SWEEPS.get(key) or REFUSED_IN_SWEEPS.get(argument.lower())
+    if advice:
+        raise UserError(f"{argument} cannot be used in a sweep: {advice}")
 
 
 def _quote_each(values: str) -> str:

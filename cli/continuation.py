@@ -71,32 +71,44 @@ def continue_run(run: Config, requested: Config, typed: Sequence[str], log: Log)
     Raises:
         UserError: A setting would change that the run keeps.
     """
+    config = _change_run(run, requested, typed)
+    changes = _list_changes(run, config)
+    kept = IMMUTABLE_IN_EVALUATION if config.eval_only else IMMUTABLE_ON_RESUME
+    for key, old, new in changes:
+        is_unknown = key == "experiment" and run.experiment is None  # of an earlier version's run
+        if key.startswith(kept) and not is_unknown:
+            raise UserError(
+                f"{key} is {old} in run_dir={requested.run_dir}, which keeps it, but {new} was "
+                "requested: leave it out, or start a new run"
+            )
+    if not config.eval_only:
+        for key, old, new in changes:
+            log(f"note: {key} changes from {old} to {new} from here on")
+    return config
+
+
+def _change_run(run: Config, requested: Config, typed: Sequence[str]) -> Config:
+    """Return a run's configuration with the typed settings, and those of this command."""
     if run.init_from and run.init_from.startswith(f"{requested.init_from}@"):  # on the hub
         requested = replace(requested, init_from=run.init_from)
     requested = absolute_paths(requested)
+    config = replace(run, **{key: getattr(requested, key) for key in PER_COMMAND})
     if "data.path" in typed and run.data.source == "stdlib":
         typed = [*typed, "data.source"]  # a path implies text
-    config = replace(run, **{key: getattr(requested, key) for key in PER_COMMAND})
     for key in typed:
         value = attrgetter(key)(requested)
         if key not in RESOLVED or value not in (None, "auto"):
             config = config.with_value(key, value)
-
-    new = {key: format_value(value) for key, _, value in iterate_settings(config)}
-    old = {key: format_value(value) for key, _, value in iterate_settings(run)}
-    changed = [key for key in old if old[key] != new[key] and key not in PER_COMMAND]
-    immutable = IMMUTABLE_IN_EVALUATION if config.eval_only else IMMUTABLE_ON_RESUME
-    for key in changed:
-        is_unknown = key == "experiment" and run.experiment is None  # of an earlier version's run
-        if key.startswith(immutable) and not is_unknown:
-            raise UserError(
-                f"{key} is {old[key]} in run_dir={requested.run_dir}, which keeps it, but "
-                f"{new[key]} was requested: leave it out, or start a new run"
-            )
-    if not config.eval_only:
-        for key in changed:
-            log(f"note: {key} changes from {old[key]} to {new[key]} from here on")
     return config
+
+
+def _list_changes(run: Config, config: Config) -> list[tuple[str, str, str]]:
+    """Return (key, old, new) of each setting of a run that changes."""
+    changes = []
+    for (key, _, old), (_, _, new) in zip(iterate_settings(run), iterate_settings(config)):
+        if key not in PER_COMMAND and format_value(old) != format_value(new):
+            changes.append((key, format_value(old), format_value(new)))
+    return changes
 
 
 # --- the model that a run starts from -------------------------------------------------------------
@@ -112,38 +124,49 @@ def is_pretrained(init_from: str) -> bool:
     return not exists(folder / MANIFEST_FILE)  # of a checkpoint that was copied out of its run
 
 
-def adopt(requested: Config, keys: Sequence[str], start: Config, log: Log) -> Config:
+def apply_starting_model(requested: Config, start: Config, keys: Sequence[str], log: Log) -> Config:
     """Return the configuration with the shape and tokenizer of the model that it starts from.
 
     The context length of a pretrained model, which may need the memory of a server, is at most
-    that of the presets.
+    that of the presets. `keys` are those of the typed settings.
     """
-    if conflicts := [key for key in keys if DETERMINED_BY_START.match(key)]:
-        raise UserError(
-            f"{' and '.join(conflicts)} cannot be combined with init_from={start.init_from}, which "
-            "determines the model and the tokenizer: leave them out"
-        )
+    _check_starting_model(requested, start, keys)
     model = replace(
         start.model,
         dropout=requested.model.dropout,
         vocab_multiple=requested.model.vocab_multiple,
     )
-    context = requested.model.block_size
-    is_typed = "model.block_size" in keys
     is_fine_tuning = not requested.eval_only and is_pretrained(str(start.init_from))
-    if is_typed and context > model.block_size:
+    if is_fine_tuning or "model.block_size" in keys:
+        block_size = min(requested.model.block_size, start.model.block_size)
+        model = replace(model, block_size=block_size)
+    if is_fine_tuning and "init_from" in keys:  # an experiment that names it has its own rate
+        _note_fine_tuning(requested, keys, log)
+    return replace(requested, init_from=start.init_from, model=model, tokenizer=start.tokenizer)
+
+
+def _check_starting_model(requested: Config, start: Config, keys: Sequence[str]) -> None:
+    """Raise `UserError` if a typed setting contradicts the model to start from."""
+    if conflicts := [key for key in keys if DETERMINED_BY_START.match(key)]:
         raise UserError(
-            f"model.block_size={context} exceeds the context length {model.block_size} of "
+            f"{' and '.join(conflicts)} cannot be combined with init_from={start.init_from}, which "
+            "determines the model and the tokenizer: leave them out"
+        )
+    context = requested.model.block_size
+    longest = start.model.block_size
+    if "model.block_size" in keys and context > longest:
+        raise UserError(
+            f"model.block_size={context} exceeds the context length {longest} of "
             f"init_from={start.init_from}: lower it, or leave it out"
         )
-    if is_typed or is_fine_tuning:
-        model = replace(model, block_size=min(context, model.block_size))
-    if is_fine_tuning and "init_from" in keys:  # an experiment that names it has its own rate
-        if "experiment" not in keys:
-            log(f"note: a pretrained model in init_from implies experiment={FINE_TUNING}")
-        elif requested.experiment != FINE_TUNING and "optim.lr" not in keys:
-            log(
-                f"note: optim.lr={requested.optim.lr:g} of experiment={requested.experiment} may "
-                "damage a pretrained model: leave the experiment out, or set optim.lr"
-            )
-    return replace(requested, init_from=start.init_from, model=model, tokenizer=start.tokenizer)
+
+
+def _note_fine_tuning(requested: Config, keys: Sequence[str], log: Log) -> None:
+    """Print which experiment a pretrained model implies, or that the typed one may damage it."""
+    if "experiment" not in keys:
+        log(f"note: a pretrained model in init_from implies experiment={FINE_TUNING}")
+    elif requested.experiment != FINE_TUNING and "optim.lr" not in keys:
+        log(
+            f"note: optim.lr={requested.optim.lr:g} of experiment={requested.experiment} may "
+            "damage a pretrained model: leave the experiment out, or set optim.lr"
+        )

@@ -18,7 +18,7 @@ from cli.command_line import CONFIGS, GROUPS, SETTINGS, CommandLine, parse_comma
 from cli.continuation import (
     FINE_TUNING,
     Log,
-    adopt,
+    apply_starting_model,
     continue_run,
     find_run_to_continue,
     is_pretrained,
@@ -116,16 +116,24 @@ def compose_job(overrides: list[str], config_dir: str | None = None) -> Job:
     experiment=finetune unless an experiment is typed.
     """
     job = Job(_compose_config(overrides, config_dir), overrides, config_dir)
-    keys, data, init_from = {*job.keys}, job.config.data, job.config.init_from
+    implied = _list_implied_presets(job)
+    if implied:
+        job = replace(job, config=_compose_config([*overrides, *implied], config_dir))
+    return job
+
+
+def _list_implied_presets(job: Job) -> list[str]:
+    keys = {*job.keys}
+    data = job.config.data
+    init_from = job.config.init_from
     implied = []
     has_source = bool(keys & {"data", "data.source"}) or data.source != "stdlib"
     if "data.path" in keys and data.path and not has_source:
         implied.append("data=text")
-    if "init_from" in keys and init_from and "experiment" not in keys and is_pretrained(init_from):
+    has_experiment = "experiment" in keys
+    if "init_from" in keys and init_from and not has_experiment and is_pretrained(init_from):
         implied.append(f"experiment={FINE_TUNING}")
-    if implied:
-        job = replace(job, config=_compose_config([*overrides, *implied], config_dir))
-    return job
+    return implied
 
 
 def _compose_config(overrides: list[str], config_dir: str | None) -> Config:
@@ -146,50 +154,68 @@ def configure(job: Job, read_model: ReadModel, log: Log = print) -> Job:
     A run that is resumed keeps the configuration it was started with, except for the settings that
     are typed now. With torchrun only rank 0 does this. `log` prints notes.
     """
-    config = job.config
-    if process_rank() > 0 and config.distributed != "none":
+    if process_rank() > 0 and job.config.distributed != "none":
         return job
-    if config.run_dir:
-        config = replace(config, run_dir=str(expand_home("run_dir", config.run_dir)))
-    if config.init_from:
-        config = replace(config, init_from=expand_model_name("init_from", config.init_from))
-    if run := find_run_to_continue(config):
-        config = continue_run(run, _request_to(run, config, job), list_typed_settings(job), log)
+    job = replace(job, config=_expand_paths(job.config))
+    if run := find_run_to_continue(job.config):
+        config = continue_run(run, _request_to(run, job), list_typed_settings(job), log)
     else:
-        config = _fit_to_task(config, job.keys, log)
-        if config.init_from:
-            config = adopt(config, job.keys, read_model(config.init_from), log)
+        config = _configure_new_run(job, read_model, log)
     config.check()
-    for key in [*job.keys, "data.path"]:  # which a preset may set
-        if key in SETTINGS and (reason := explain_unused(config, key, job.swept)):
-            raise UserError(reason)
-    for mode, read in READ_BY_MODE.items():
-        ignored = [typed for typed in job.overrides if not typed.startswith(read)]
-        if getattr(config, mode) and ignored:
-            raise UserError(
-                f"{show_value(ignored[0])} has no effect with {mode}=true: leave one of them out"
-            )
+    _check_effects(config, job)
     if config.data.path:
         require_path(config.data.path)
     check_agent(config, job.overrides)
     return replace(job, config=config)
 
 
-def _request_to(run: Config, config: Config, job: Job) -> Config:
-    """Return what is requested of a run, with the typed presets as its experiment changes them."""
-    presets = [key for key in job.keys if _is_section(key)]
-    if presets and run.experiment and "experiment" not in job.keys:
-        overrides = [*job.overrides, f"experiment={run.experiment}"]
-        try:
-            composed = _compose_config(overrides, job.config_dir)
-        except UserError as e:
-            raise UserError(
-                f"{e}; run_dir={config.run_dir} was started with experiment={run.experiment}: if "
-                "it is a preset of your own, add --config-dir"
-            ) from None
-        for key in presets:
-            config = config.with_value(key, getattr(composed, key))
+def _expand_paths(config: Config) -> Config:
+    """Return the configuration with the user's home in the paths of runs and models."""
+    if config.run_dir:
+        config = replace(config, run_dir=str(expand_home("run_dir", config.run_dir)))
+    if config.init_from:
+        config = replace(config, init_from=expand_model_name("init_from", config.init_from))
     return config
+
+
+def _configure_new_run(job: Job, read_model: ReadModel, log: Log) -> Config:
+    """Return the configuration of a run that begins, on its task or from its starting model."""
+    config = _apply_task(job.config, job.keys, log)
+    if config.init_from:
+        config = apply_starting_model(config, read_model(config.init_from), job.keys, log)
+    return config
+
+
+def _request_to(run: Config, job: Job) -> Config:
+    """Return what is requested of a run, with the typed presets as its experiment changes them."""
+    config = job.config
+    presets = [key for key in job.keys if _is_section(key)]
+    if not presets or not run.experiment or "experiment" in job.keys:
+        return config
+    try:
+        overrides = [*job.overrides, f"experiment={run.experiment}"]
+        composed = _compose_config(overrides, job.config_dir)
+    except UserError as e:
+        raise UserError(
+            f"{e}; run_dir={config.run_dir} was started with experiment={run.experiment}: if it is "
+            "a preset of your own, add --config-dir"
+        ) from None
+    for key in presets:
+        config = config.with_value(key, getattr(composed, key))
+    return config
+
+
+def _check_effects(config: Config, job: Job) -> None:
+    """Raise `UserError` if a typed setting has no effect."""
+    for key in [*job.keys, "data.path"]:  # which a preset may set
+        if key in SETTINGS and (reason := explain_unused(config, key, job.swept)):
+            raise UserError(reason)
+    for mode, read in READ_BY_MODE.items():
+        ignored = [override for override in job.overrides if not override.startswith(read)]
+        if getattr(config, mode) and ignored:
+            raise UserError(
+                f"{show_value(ignored[0])} has no effect with {mode}=true: leave one of them out"
+            )
 
 
 def list_typed_settings(job: Job) -> list[str]:
@@ -208,7 +234,7 @@ def _is_section(key: str) -> bool:
     return is_dataclass(getattr(Config(), key, None))
 
 
-def _fit_to_task(config: Config, keys: list[str], log: Log) -> Config:
+def _apply_task(config: Config, keys: list[str], log: Log) -> Config:
     """Return the configuration with the tokenizer and the length of generated sequences."""
     if config.data.source != "synthetic":
         return config
