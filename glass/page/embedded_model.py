@@ -80,37 +80,48 @@ def embed_weights(model: EmbeddedModel | None, room: int, blobs: Blobs) -> dict[
     """
     if model is None:
         return None
-    if (kind := model.tokenizer.get("kind")) not in TOKENIZERS:
-        return {"cannotRun": f"a tokenizer of the kind {kind}"}
-    if unlisted := model.config.find_unlisted(CAN_RUN):
-        return {"cannotRun": unlisted}
-    if model.config.ngrams > 1:
-        return {"cannotRun": f"model.ngrams={model.config.ngrams}"}
+    if reason := _find_unsupported(model):
+        return {"cannotRun": reason}
     shapes = tensor_shapes(model.config)
     n_bytes = 2 * sum(map(math.prod, shapes.values()))  # in float16
     if n_bytes > room:
         return {"bytes": n_bytes}
+
+    tensors: list[tuple[str, tuple[int, ...]]] = []
     blob_of_step: dict[int, int] = {}
     unreadable = 0
     for step, pack in model.weights.items():
         packed = pack()
-        if packed is None or {name: list(shape) for name, shape in packed[0]} != shapes:
+        if packed is None or {name: list(shape) for name, shape in packed.tensors} != shapes:
             unreadable += 1
             continue
-        tensors, weights = packed
-        room -= len(weights)
+        room -= len(packed.numbers)
         if room < 0:
             break
+        tensors = packed.tensors
         blob_of_step[step] = len(blobs)
-        blobs.append(weights)
-    if not blob_of_step:
-        if room < 0:
-            return {"bytes": n_bytes}
-        return {"unreadable": unreadable} if unreadable else None
-    blobs.append(to_base64(json.dumps(model.tokenizer).encode()))
-    return {
-        "tensors": tensors,
-        "blobs": dict(sorted(blob_of_step.items())),
-        "tokenizer": len(blobs) - 1,
-        "unreadable": unreadable,
-    }
+        blobs.append(packed.numbers)
+
+    if blob_of_step:
+        blobs.append(to_base64(json.dumps(model.tokenizer).encode()))
+        return {
+            "tensors": tensors,
+            "blobs": dict(sorted(blob_of_step.items())),
+            "tokenizer": len(blobs) - 1,
+            "unreadable": unreadable,
+        }
+    if room < 0:
+        return {"bytes": n_bytes}
+    return {"unreadable": unreadable} if unreadable else None
+
+
+def _find_unsupported(model: EmbeddedModel) -> str | None:
+    """Return the first thing about a model that the page cannot run; None if it can."""
+    kind = model.tokenizer.get("kind")
+    if kind not in TOKENIZERS:
+        return f"a tokenizer of the kind {kind}"
+    if unlisted := model.config.find_unlisted(CAN_RUN):
+        return unlisted
+    if model.config.ngrams > 1:
+        return f"model.ngrams={model.config.ngrams}"
+    return None

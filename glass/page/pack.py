@@ -17,8 +17,12 @@ TRIANGLES = ("token_effect", "token_effect_kl")  # only their lower triangles ar
 FLOATS = ("head_effect", "logit_lens", "logit_attribution", "predicted_probs")
 IDS = ("predicted_ids", "promoted_and_suppressed_ids")
 
-# Names and shapes of tensors, and their numbers in base64.
-PackedWeights = tuple[list[tuple[str, tuple[int, ...]]], str]
+
+class PackedWeights(NamedTuple):
+    """A model's compressed weights."""
+
+    tensors: list[tuple[str, tuple[int, ...]]]  # names and shapes
+    numbers: str  # in base64
 
 
 class Packed(NamedTuple):
@@ -116,8 +120,8 @@ def pack_weights(tensors: Mapping[str, np.ndarray]) -> PackedWeights | None:
     largest_float16 = np.finfo(np.float16).max
     if not all((np.abs(some) <= largest_float16).all() for some in numbers):
         return None
-    packed = to_base64(pack_float16(np.concatenate(numbers)))
-    return [(name, tensor.shape) for name, tensor in tensors.items()], packed
+    shapes = [(name, tensor.shape) for name, tensor in tensors.items()]
+    return PackedWeights(shapes, to_base64(pack_float16(np.concatenate(numbers))))
 
 
 def pack_float16(numbers: np.ndarray | Sequence[float]) -> bytes:

@@ -12,16 +12,11 @@ from common.settings import format_value, iterate_settings
 from config import GPTConfig
 from glass.heads.say.findings import Finding, format_emergence, summarize_run
 from glass.heads.say.metrics import SNAPSHOT_PREFIXES, read_emergence
-from glass.page.embedded_model import EmbeddedModel, embed_weights, find_embedded_model
+from glass.page.embedded_model import EmbeddedModel, find_embedded_model
+from glass.page.fitting import embed_attention
 from glass.page.html import embed_json, expand_template, format_html, write_html
 from glass.page.pack import Blobs
-from glass.page.snapshots import (
-    PROBES,
-    Snapshot,
-    embed_maps,
-    list_snapshots,
-    pack_fitting_predictions,
-)
+from glass.page.snapshots import Snapshot, list_snapshots
 from glass.page.values import clip_text, finite_number, metric_curve, thin
 from run.checkpoints import CONFIG_FILE
 from run.config_file import read_config
@@ -113,7 +108,7 @@ def write_page(run_dir: Path) -> Path:
     }
     model = find_embedded_model(run_dir, latest, opening_step)
     snapshots = list_snapshots(run_dir)
-    return _write_with_attention(run_dir / "report.html", content, snapshots, PROBES, model)
+    return _write_with_attention(run_dir / "report.html", content, snapshots, model)
 
 
 def write_prompt_page(
@@ -140,7 +135,7 @@ def write_prompt_page(
         **_describe_model(model.config),
         **describe_scores(step, metrics or {}, findings),
     }
-    return _write_with_attention(Path(path), content, [snapshot], PROBES[:1], model)
+    return _write_with_attention(Path(path), content, [snapshot], model)
 
 
 def render_explore_page(explored: ExploredModel, max_tokens: int) -> str:
@@ -216,30 +211,11 @@ def _emergence_intervals(rows: Sequence[dict]) -> dict[str, str]:
 
 
 def _write_with_attention(
-    path: Path,
-    content: dict[str, Any],
-    snapshots: Sequence[Snapshot],
-    probes: Sequence[str],
-    model: EmbeddedModel | None,
+    path: Path, content: dict[str, Any], snapshots: Sequence[Snapshot], model: EmbeddedModel | None
 ) -> Path:
     readable = [snapshot for snapshot in snapshots if snapshot.probes]
     content["unreadableSnapshots"] = len(snapshots) - len(readable)
-    blobs = Blobs()
-
-    # The weights take at most two thirds of the room, the predictions half of what is left, and the
-    # maps the rest.
     room = MAX_PAGE_BYTES - len(expand_template("run.html")) - len(embed_json(content))
-    content["weights"] = embed_weights(model, 2 * room // 3, blobs)
-    room -= blobs.size
-    predictions = pack_fitting_predictions(readable, probes, room // 2)
-    room -= sum(packed.size for packed in predictions.values())
-    steps_with_weights = (content["weights"] or {}).get("blobs", ())
-    maps = embed_maps(readable, probes, room, blobs, steps_with_weights)
-
-    for probe in maps["probes"]:
-        of_steps = [predictions.get((probe["name"], step)) for step in maps["steps"]]
-        probe["tokenEffects"] = [packed and blobs.put(packed) for packed in of_steps]
-    words: dict[int, str] = {}
-    for packed in predictions.values():
-        words |= packed.words
-    return write_html(path, "run.html", {**content, **maps, "words": words}, blobs)
+    blobs = Blobs()
+    content |= embed_attention(readable, model, room, blobs)
+    return write_html(path, "run.html", content, blobs)

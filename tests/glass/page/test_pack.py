@@ -16,8 +16,9 @@ from config import MODEL_NUMBERS
 from glass.page import pack
 from glass.page import write as page
 from glass.page.embedded_model import EmbeddedModel, embed_weights
+from glass.page.fitting import embed_maps, pack_fitting_predictions
 from glass.page.pack import Blobs
-from glass.page.snapshots import PROBES, Snapshot, embed_maps, pack_fitting_predictions
+from glass.page.snapshots import PROBES, Snapshot
 
 
 def decode(part: str) -> bytes:
@@ -75,16 +76,16 @@ def test_a_large_run_keeps_fewer_snapshots(count, with_weights, steps):
     shots = [shot_of(step, arrays) for step in range(0, 60, 10)]
     room = count * sum(shots[0].pack_maps(name).size for name in PROBES)
     blobs = Blobs()
-    found = embed_maps(shots, PROBES, room, blobs, with_weights)
+    found = embed_maps(shots, room, blobs, with_weights)
     assert found["steps"] == steps and found["snapshotCount"] == 6 and blobs.size <= room
 
 
 @pytest.mark.parametrize("count", [1, 2, 6])
 def test_the_predictions_of_the_newest_snapshots_are_kept(count):
-    arrays = snapshot() | explain() | explain(prefix="repeated_")
+    arrays = snapshot() | explain()
     shots = [shot_of(step, arrays) for step in (0, 10, 20)]
     size = shots[0].pack_predictions("text").size
-    packed = pack_fitting_predictions(shots, ["text"], count * size)
+    packed = pack_fitting_predictions(shots, count * size)
     assert list(packed) == [("text", step) for step in (20, 10, 0)[:count]]
 
 
