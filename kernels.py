@@ -12,8 +12,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from config import GPTConfig
-
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 # Number of tokens up to which `attend_short` is faster than torch's kernel in bf16 on a CPU.
 SHORT_ATTENTION_MAX_TOKENS = 512
@@ -148,13 +146,6 @@ class RMSNorm(nn.RMSNorm):
     def forward(self, x: Tensor) -> Tensor:
         """Normalize x (…, C)."""
         return rms_norm(x, self.weight, self.eps)
-
-
-def make_norm(config: GPTConfig) -> nn.Module:
-    """Return LayerNorm (Ba et al. 2016) or RMSNorm (Zhang & Sennrich 2019)."""
-    if config.norm == "rmsnorm":
-        return RMSNorm(config.n_embd, eps=config.norm_eps)
-    return nn.LayerNorm(config.n_embd, eps=config.norm_eps, bias=config.has_bias("norm"))
 
 
 class UnitRMS(torch.autograd.Function):

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -216,6 +216,36 @@ class KVCache:
         self.length += T
 
 
+class Context(NamedTuple):
+    """What a forward pass brings to every layer, besides the residual stream."""
+
+    rotary: Tensor | None = None  # `rotary_table` (2, T, d_k) of the tokens; None: not rotary
+    cache: KVCache | None = None  # keys and values of the tokens before
+    mask: Tensor | None = None  # (…, T, T_k), as in `attention`; None: causal, and T is 1 or T_k
+    taps: Taps | None = None
+
+    def tap(self, name: str, layer: int, value: Tensor) -> Tensor:
+        """Return the value, or its replacement by the tap of this name and layer.
+
+        Raises:
+            ValueError: If the replacement has another shape; only the number of rows may differ.
+        """
+        if not self.taps or (name, layer) not in self.taps:
+            return value
+        if value.requires_grad:
+            value = value.clone()  # autograd may have saved it, and a tap may change it in place
+        replacement = self.taps[name, layer](value)
+        if replacement is None:
+            return value
+        if not isinstance(replacement, Tensor) or replacement.shape[1:] != value.shape[1:]:
+            returned = getattr(replacement, "shape", type(replacement).__name__)
+            raise ValueError(
+                f"the tap {(name, layer)} returned {returned}; return a tensor of the shape of its "
+                f"value, {tuple(value.shape)}, or None to keep it"
+            )
+        return replacement
+
+
 class SelfAttention(nn.Module):
     """Causal self-attention: Concat(head_1 … head_H) W_O.
 
@@ -241,22 +271,11 @@ class SelfAttention(nn.Module):
             self.norm_q = kernels.RMSNorm(d_k, config.norm_eps)
             self.norm_k = kernels.RMSNorm(d_k, config.norm_eps)
 
-    def forward(
-        self,
-        x: Tensor,
-        rotary: Tensor | None = None,
-        cache: KVCache | None = None,
-        mask: Tensor | None = None,
-        taps: Taps | None = None,
-    ) -> Tensor:
-        """Compute the update ΔE (B, T, C) of the residual stream.
-
-        `x` (B, T, C) is the normalized residual stream, and `rotary` (2, T, d_k) the table of its
-        positions, None unless they are rotary. For the others see `GPT.run_blocks`.
-        """
-        q, k, v = self.project(x, rotary)
-        y = self.attend(q, k, v, cache, mask, taps).to(x.dtype)  # (B, T, H, d_v)
-        y = tap(taps, "heads", self.layer, y).flatten(2)  # (B, T, H · d_v)
+    def forward(self, x: Tensor, context: Context) -> Tensor:
+        """Compute the update ΔE (B, T, C) from the normalized residual stream x (B, T, C)."""
+        q, k, v = self.project(x, context.rotary)
+        y = self.attend(q, k, v, context).to(x.dtype)  # (B, T, H, d_v)
+        y = context.tap("heads", self.layer, y).flatten(2)  # (B, T, H · d_v)
         return F.dropout(self.W_O(y), self.config.dropout, self.training)  # (B, T, C)
 
     def project(self, x: Tensor, rotary: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
@@ -296,32 +315,22 @@ class SelfAttention(nn.Module):
         gains_k = self.norm_k.weight.expand(self.config.kv_heads, -1)  # (G, d_k)
         return torch.cat((gains_q, gains_k)), self.config.norm_eps
 
-    def attend(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        cache: KVCache | None,
-        mask: Tensor | None,
-        taps: Taps | None,
-    ) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, context: Context) -> Tensor:
         """Compute the outputs (B, T, H, d_v) of the heads from what `project` returns."""
-        q = tap(taps, "q", self.layer, q)
-        k = tap(taps, "k", self.layer, k)
-        v = tap(taps, "v", self.layer, v)
-        if cache is not None:
-            k, v = cache.append(self.layer, k, v)  # (B, G, T_k, d_k), (B, G, T_k, d_v)
+        q = context.tap("q", self.layer, q)
+        k = context.tap("k", self.layer, k)
+        v = context.tap("v", self.layer, v)
+        if context.cache is not None:
+            k, v = context.cache.append(self.layer, k, v)  # (B, G, T_k, d_k), (B, G, T_k, d_v)
             q = q.to(k.dtype)  # the cache may be more precise than the weights
-        T, T_k = q.shape[2], k.shape[2]
-        if mask is None and 1 < T < T_k:  # the fused kernel would align it to the first key
-            mask = causal_mask(T, T_k, q.device)
-        if not taps or ("weights", self.layer) not in taps:
+        mask = context.mask
+        if not context.taps or ("weights", self.layer) not in context.taps:
             return self.fused(q, k, v, mask).transpose(1, 2)
         if mask is None:
-            mask = causal_mask(T, T_k, q.device)
+            mask = causal_mask(q.shape[2], k.shape[2], q.device)
         with torch.autocast(q.device.type, enabled=False):
             q, k, v = (kernels.in_float32_or_finer(x) for x in (q, k, v))
-            weights = tap(taps, "weights", self.layer, self.weights(q, k, mask))
+            weights = context.tap("weights", self.layer, self.weights(q, k, mask))
             return (weights @ repeat_groups(v, q)).transpose(1, 2)
 
     def fused(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
@@ -376,48 +385,26 @@ class Block(nn.Module):
     def __init__(self, config: GPTConfig, layer: int, attention: type[SelfAttention]) -> None:
         super().__init__()
         self.layer = layer
-        self.norm_1 = kernels.make_norm(config)
+        self.norm_1 = make_norm(config)
         self.attention = attention(config, layer)
         has_mlp = config.mlp != "none"
-        self.norm_2 = kernels.make_norm(config) if has_mlp else None
+        self.norm_2 = make_norm(config) if has_mlp else None
         self.mlp = MLP(config) if has_mlp else None
 
-    def forward(
-        self,
-        x: Tensor,
-        rotary: Tensor | None = None,
-        cache: KVCache | None = None,
-        mask: Tensor | None = None,
-        taps: Taps | None = None,
-    ) -> Tensor:
+    def forward(self, x: Tensor, context: Context) -> Tensor:
         """Return the residual stream (B, T, C) after the block, for x (B, T, C) before it."""
-        update = self.attention(self.norm_1(x), rotary, cache, mask, taps)
-        x = x + tap(taps, "attention", self.layer, update)
+        update = self.attention(self.norm_1(x), context)
+        x = x + context.tap("attention", self.layer, update)
         if self.norm_2 is not None and self.mlp is not None:
-            x = x + tap(taps, "mlp", self.layer, self.mlp(self.norm_2(x)))
-        return tap(taps, "residual", self.layer, x)
+            x = x + context.tap("mlp", self.layer, self.mlp(self.norm_2(x)))
+        return context.tap("residual", self.layer, x)
 
 
-def tap(taps: Taps | None, name: str, layer: int, value: Tensor) -> Tensor:
-    """Return the value, or its replacement by the tap of this name and layer.
-
-    Raises:
-        ValueError: If the replacement has another shape; only the number of rows may differ.
-    """
-    if not taps or (name, layer) not in taps:
-        return value
-    if value.requires_grad:
-        value = value.clone()  # autograd may have saved the value, which a tap may change in place
-    replacement = taps[name, layer](value)
-    if replacement is None:
-        return value
-    if not isinstance(replacement, Tensor) or replacement.shape[1:] != value.shape[1:]:
-        returned = getattr(replacement, "shape", type(replacement).__name__)
-        raise ValueError(
-            f"the tap {(name, layer)} returned {returned}; return a tensor of the shape of its "
-            f"value, {tuple(value.shape)}, or None to keep it"
-        )
-    return replacement
+def make_norm(config: GPTConfig) -> nn.Module:
+    """Return LayerNorm (Ba et al. 2016) or RMSNorm (Zhang & Sennrich 2019)."""
+    if config.norm == "rmsnorm":
+        return kernels.RMSNorm(config.n_embd, eps=config.norm_eps)
+    return nn.LayerNorm(config.n_embd, eps=config.norm_eps, bias=config.has_bias("norm"))
 
 
 # --- The model ------------------------------------------------------------------------------------
@@ -451,7 +438,7 @@ class GPT(nn.Module):
         self.position_embedding = nn.Embedding(T, C) if config.position == "learned" else None
         self.ngrams = ngrams
         self.blocks = nn.ModuleList(Block(config, n, attention) for n in range(config.n_layer))
-        self.norm = kernels.make_norm(config)
+        self.norm = make_norm(config)
         # Loading a model sets both to those of its tokenizer.
         self.token_count = V
         self.begin_of_text: int | None = None
@@ -540,20 +527,22 @@ class GPT(nn.Module):
         end = start + tokens.shape[1]
         if end > capacity:
             raise ValueError(f"{end} tokens do not fit the context or cache of {capacity} tokens")
+        if mask is None and 1 < end - start < end:  # the fused kernel aligns it to the first key
+            mask = causal_mask(end - start, end, tokens.device)
+        context = Context(self.rotary_at(start, end), cache, mask, taps)
         if entry is None:
             x = self.embed(tokens, None if cache is None else cache.previous_tokens)
             x = F.dropout(x, self.config.dropout, self.training)  # (B, T, C)
-            entry = 0, tap(taps, "embedding", 0, x)
+            entry = 0, context.tap("embedding", 0, x)
         first_layer, x = entry
-        rotary = self.rotary_at(start, end)
         for block in list(self.blocks)[first_layer:]:
             if self.checkpoint_activations and self.training and not taps:  # Chen et al. 2016
                 has_dropout = self.config.dropout > 0
                 x = checkpoint(
-                    block, x, rotary, use_reentrant=False, preserve_rng_state=has_dropout
+                    block, x, context, use_reentrant=False, preserve_rng_state=has_dropout
                 )
             else:
-                x = block(x, rotary, cache, mask, taps)
+                x = block(x, context)
         if cache is not None:
             cache.advance(tokens)
         return x

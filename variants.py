@@ -17,13 +17,11 @@ from common.text import pluralize
 from config import GPTConfig, ModelConfig
 from model import (
     GPT,
-    KVCache,
+    Context,
     SelfAttention,
-    Taps,
     attention_weights,
     causal_mask,
     rotate,
-    tap,
 )
 
 SMEAR_START = 2.0  # a key's own share in its smeared key begins at σ(2) = 88%
@@ -60,30 +58,23 @@ class VariantAttention(SelfAttention):
         self.smear = nn.Parameter(torch.full((G,), SMEAR_START)) if config.smear_keys else None
         self.W_gate = nn.Linear(C, config.gate_dim) if config.gate_dim else None
 
-    def forward(
-        self,
-        x: Tensor,
-        rotary: Tensor | None = None,
-        cache: KVCache | None = None,
-        mask: Tensor | None = None,
-        taps: Taps | None = None,
-    ) -> Tensor:
+    def forward(self, x: Tensor, context: Context) -> Tensor:
         """Compute the update ΔE (B, T, C) of the residual stream, as `SelfAttention.forward`.
 
         Raises:
             UserError: Keys are smeared, and the first one needs a key that the cache lacks.
         """
-        if self.smear is not None and cache is not None and cache.length:
+        if self.smear is not None and context.cache is not None and context.cache.length:
             raise UserError(
                 "a model with model.smear_keys=true cannot continue from cached keys, as patching "
                 "does: run whole texts"
             )
-        q, k, v = self.project(x, rotary)
-        y = self.attend(q, k, v, cache, mask, taps).to(x.dtype)  # (B, T, H, d_v)
+        q, k, v = self.project(x, context.rotary)
+        y = self.attend(q, k, v, context).to(x.dtype)  # (B, T, H, d_v)
         gates = gates_of(self, x)
         if gates is not None:
             y = y * gates
-        y = tap(taps, "heads", self.layer, y).flatten(2)  # (B, T, H · d_v)
+        y = context.tap("heads", self.layer, y).flatten(2)  # (B, T, H · d_v)
         return F.dropout(self.W_O(y), self.config.dropout, self.training)  # (B, T, C)
 
     def project(self, x: Tensor, rotary: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:

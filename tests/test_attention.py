@@ -14,7 +14,7 @@ from models import few, seeds
 from torch import nn
 
 from kernels import attend, attend_from_last_token, attend_short
-from model import GPTConfig, SelfAttention, attention, causal_mask
+from model import Context, GPTConfig, SelfAttention, attention, causal_mask
 
 close = torch.testing.assert_close
 
@@ -154,7 +154,7 @@ def check_worked_layer(stream, number, C, d_k, d_v, masked):
     if masked:  # with W_O = I, and queries enlarged by the √d_k that the layer divides by
         layer.W_O.weight = nn.Parameter(torch.eye(C, dtype=torch.float64))
         layer.W_Q.weight = nn.Parameter(W_Q.T * math.sqrt(d_k))
-        assert printed(layer(x)[0]) == output
+        assert printed(layer(x, Context())[0]) == output
 
 
 # --- Kernels --------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from omegaconf import OmegaConf
 
 from common.errors import UserError
 from config import GPTConfig
-from model import GPT, attention, causal_mask, rotary_table
+from model import GPT, Context, attention, causal_mask, rotary_table
 from variants import build_model
 
 close = torch.testing.assert_close
@@ -51,7 +51,7 @@ def assert_equal_gradients(y, expected, inputs, direction, atol=1e-5, rtol=0):
 def test_self_attention_is_the_formula_with_equal_gradients(config, T, seed):
     layer = lively(build_model(config).blocks[0].attention.double(), seed)
     x = torch.randn(2, T, config.n_embd, dtype=torch.float64, requires_grad=True)
-    y, expected = layer(x, rotary(config, T)), formulas.self_attention(layer, x)
+    y, expected = layer(x, Context(rotary(config, T))), formulas.self_attention(layer, x)
     close(y, expected, atol=1e-5, rtol=1e-5)  # the rotary angles are in float32
     inputs = [x, *layer.parameters()]
     assert_equal_gradients(y, expected, inputs, torch.randn_like(y), rtol=1e-5)
@@ -66,7 +66,7 @@ def test_fused_and_written_out_attention_agree_and_so_do_their_gradients(n_kv_he
     q, k, v = layer.project(x, rotary(config, 70))
     output = attention(q, k, v, causal_mask(70, 70))[0]  # (B, H, T, d_v)
     written_out = layer.W_O(output.transpose(1, 2).flatten(2))
-    fused = layer(x, rotary(config, 70))
+    fused = layer(x, Context(rotary(config, 70)))
     close(fused, written_out, atol=1e-5, rtol=0)
     inputs = [x, *layer.parameters()]
     assert_equal_gradients(fused, written_out, inputs, torch.randn_like(fused) / 70)
@@ -80,7 +80,7 @@ def test_every_part_drops_in_training_only(is_training, share):
     model = lively(build_model(small(dropout=0.3))).train(is_training)
     embeddings, x = [], torch.randn(500, 16, 16)
     model.run_blocks(random_tokens(500, 16), taps={("embedding", 0): embeddings.append})
-    for output in (embeddings[0], model.blocks[0].attention(x), model.blocks[0].mlp(x)):
+    for output in (embeddings[0], model.blocks[0].attention(x, Context()), model.blocks[0].mlp(x)):
         assert (output == 0).float().mean().item() == pytest.approx(share, abs=0.01)
 
 

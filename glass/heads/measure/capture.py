@@ -23,7 +23,7 @@ from glass.heads.measure.interventions import (
 )
 from glass.heads.measure.probes import Probes
 from kernels import in_float32_or_finer
-from model import GPT, KVCache, SelfAttention, Taps, tap
+from model import GPT, Context, KVCache, SelfAttention, Taps
 from training.tensors import make_stamp
 
 PATTERNS = ("text", "repeated", "control")  # arrays of attention patterns, saved as float16
@@ -137,7 +137,7 @@ def rerun(
         if is_hidden is not None:
             n = len(is_hidden)
         before, tokens = forward.tokens.expand(n, -1).tensor_split([start], dim=1)
-        entry = 0, tap(taps, "embedding", 0, model.embed(tokens, before, is_hidden))
+        entry = 0, Context(taps=taps).tap("embedding", 0, model.embed(tokens, before, is_hidden))
     x = entry[1]
     cache = _cache_before(model, forward, start, len(x)) if start else None
     tokens = forward.tokens[:, start:].expand(len(x), -1)  # (n, S)

@@ -16,7 +16,7 @@ from glass.heads.measure.capture import ForwardPass
 from glass.heads.measure.components import Component, components
 from glass.heads.measure.interventions import replace_heads
 from glass.heads.measure.results import CompositionShare, Estimates, Head
-from model import GPT, Taps, causal_mask
+from model import GPT, Context, Taps, causal_mask
 from variants import gates_of
 
 INPUTS = ("queries", "keys", "values")  # inputs of a head, in the order of array axes
@@ -145,10 +145,10 @@ def _inputs_without(
         first += 1
         x, taps = _without(forward, first, written), Taps()
         yield first, x, x
-    rotary = model.rotary_at(0, x.shape[1])
+    context = Context(model.rotary_at(0, x.shape[1]), taps=taps)
     for layer in range(first, top):
         with model.evaluating():
-            x = model.blocks[layer](x, rotary, taps=taps)
+            x = model.blocks[layer](x, context)
         yield layer + 1, x, _without(forward, layer + 1, written)
 
 

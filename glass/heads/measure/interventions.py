@@ -10,7 +10,7 @@ from torch import Tensor
 from config import GPTConfig
 from glass.heads.measure.arguments import Heads, Positions, read_heads, read_positions
 from glass.heads.measure.results import Head
-from model import Taps, tap
+from model import Context, Taps
 
 
 class Interventions(NamedTuple):
@@ -93,5 +93,5 @@ def chain_taps(*some: Taps) -> Taps:
 
 def _apply_all(chained: list[Taps], key: tuple[str, int], value: Tensor) -> Tensor:
     for taps in chained:
-        value = tap(taps, *key, value)
+        value = Context(taps=taps).tap(*key, value)
     return value

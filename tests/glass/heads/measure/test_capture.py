@@ -13,6 +13,7 @@ from glass.heads.measure.capture import (
     snapshot_arrays,
 )
 from glass.heads.measure.probes import make_probes
+from model import Context
 from variants import build_model
 
 
@@ -55,7 +56,9 @@ def test_captured_values_are_those_of_the_model_with_fused_attention(model, prob
         heads = (text.weights[layer] @ v).transpose(1, 2)
         assert torch.allclose(heads, text.heads[layer], atol=1e-6)
         x = block.norm_1(text.residuals[layer])
-        assert torch.allclose(block.attention.W_O(heads.flatten(2)), block.attention(x), atol=1e-5)
+        assert torch.allclose(
+            block.attention.W_O(heads.flatten(2)), block.attention(x, Context()), atol=1e-5
+        )
     logits = model.head(model.norm(text.residuals[-1]))
     assert torch.allclose(logits, model(text.tokens)[0], atol=1e-5)
 
