@@ -9,8 +9,8 @@ import { isModelBusy } from "./client/client.js";
 import { setTitle, setUpTheme } from "./frame.js";
 import { drawPatching, setUpPatching, updatePatching } from "./patching/view.js";
 import { decodeAttention, decodePredictions } from "./state/cells.js";
-import { mostAffectedToken, strongestInductionEvent } from "./state/events.js";
 import { headNames, measuredIndices, metricAt, scoreNames } from "./state/head_metrics.js";
+import { inductionToken, mostAffectedToken } from "./state/opening_token.js";
 import {
   chooseHead,
   currentProbe,
@@ -82,7 +82,7 @@ function pinWanted() {
   if (pin !== null && pin < textLength()) {
     Object.assign(selection, { pinned: pin, isTokenChosen: true });
   } else if (selection.pinned === null && !selection.isTokenChosen) {
-    selection.pinned = eventfulToken();
+    selection.pinned = openingToken();
   }
 }
 
@@ -123,22 +123,22 @@ function drawAll() {
  * Return the token to begin with: the last one of a prompt; in another text, the one where the
  * selected head does most for the prediction, or one in the middle if that is not known.
  */
-function eventfulToken() {
+function openingToken() {
   const { attention, predictions } = display;
   const { layer, head } = selection;
   if (data.promptTokens) return Math.min(data.promptTokens, currentProbe().T) - 1;
   if (!predictions) return Math.floor((currentProbe().T - 1) * 0.6);
-  const event = strongestInductionEvent(currentProbe(), attention, predictions, selection);
+  const event = inductionToken(currentProbe(), attention, predictions, selection);
   return event ?? mostAffectedToken(predictions, layer, head);
 }
 
 /** Want the first input in which the selected head has an induction event, if there is one. */
-async function wantEvent() {
+async function wantInductionToken() {
   for (const [k, probe] of data.probes.entries()) {
     if (probe === ownText) break;
     wanted.probe = k;
     const { attention, predictions } = await loadWanted();
-    if (strongestInductionEvent(probe, attention, predictions, selection) !== null) return;
+    if (inductionToken(probe, attention, predictions, selection) !== null) return;
   }
   wanted.probe = 0;
 }
@@ -276,7 +276,7 @@ function follow() {
   followRun($("alive"), run, () => isPlaying() || isModelBusy());
 }
 
-async function start() {
+async function setUpPage() {
   const isRun = data.kind === "run";
   const text = data.probes.find(probe => probe.name === "text");
   connectViews();
@@ -321,7 +321,7 @@ async function start() {
   follow();
   if (hasServer) $("loading").textContent = "The model is reading its first text …";
   const isChosen = ["probe", "text", "token"].some(name => location.hash.includes(`${name}=`));
-  if (data.probes[0]?.maps.length && !data.promptTokens && !isChosen) await wantEvent();
+  if (data.probes[0]?.maps.length && !data.promptTokens && !isChosen) await wantInductionToken();
   await showWanted();
   $("loading").remove();
   if (isDeep) revealSelectedHead();
@@ -329,4 +329,4 @@ async function start() {
   measureSmallModel();
 }
 
-start();
+setUpPage();

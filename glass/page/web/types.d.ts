@@ -27,7 +27,7 @@ interface Patch {
 }
 
 /** Token ids: patching measures the logit of one minus that of the other, after the last token. */
-interface Contrast {
+interface Answers {
   answer: number;
   wrong: number;
 }
@@ -53,7 +53,7 @@ interface Input {
 }
 
 /** `ids` is the clean text; the answer is predicted after token i, later ones are not read. */
-interface PatchingParameters extends Input, Contrast {
+interface PatchingParameters extends Input, Answers {
   corrupted: number[]; // as many tokens
   i: number;
   direction: "denoising" | "noising"; // from the clean text to the corrupted one, or back
@@ -83,7 +83,7 @@ interface Probe {
 }
 
 /** Which maps are read: one head's, or their average if `head` is null. */
-interface Maps {
+interface MapChoice {
   layer: number;
   head: number | null;
   weightByValues: boolean;
@@ -134,7 +134,7 @@ interface CellBox {
 interface GridContent {
   rows: number;
   cols: number;
-  level(i: number, j: number): number; // a color from 0 to 255; -1 if there is no such cell
+  color(i: number, j: number): number; // a color from 0 to 255; -1 if there is no such cell
   signed?: boolean; // whether the colors have two ends
   describe(i: number, j: number): Node[]; // what the tooltip says
   write?: ((i: number, j: number) => string) | null; // what is written in a cell

@@ -56,6 +56,17 @@ export const readableName = name => name.replaceAll("_", " ");
 /** Write a number with separators of thousands: 12,000. */
 export const formatCount = n => n.toLocaleString("en");
 
+/** Write a number in a few characters: 0.001, 1,200, 20k, 1.5M, 2G. */
+export function formatCompact(value) {
+  const size = Math.abs(value);
+  if (size > 0 && size < 1e-3) return value.toExponential();
+  if (size > 0 && size < 1) return String(Number(value.toPrecision(9)));
+  if (size >= 1e9) return `${value / 1e9}G`;
+  if (size >= 1e6) return `${value / 1e6}M`;
+  if (size >= 1e4) return `${value / 1e3}k`;
+  return value.toLocaleString("en", { maximumFractionDigits: 9 });
+}
+
 /** Write a number with its noun, given in the singular: 3 layers. */
 export const pluralize = (n, noun) => `${formatCount(n)} ${noun}${n === 1 ? "" : "s"}`;
 

@@ -23,5 +23,5 @@ export function parseHead(name) {
 /** Create the name of a token. */
 export const tokenName = text => bdi(shortenToken(text), "token");
 
-/** Return token i of a view with its position, as nodes. */
-export const labelToken = (view, i) => [tokenName(view.tokens[i]), el("small", {}, ` ${i}`)];
+/** Return token i of a text with its position, as nodes. */
+export const labelToken = ({ tokens }, i) => [tokenName(tokens[i]), el("small", {}, ` ${i}`)];

@@ -34,21 +34,16 @@ export function announce(nodes) {
  * @param {any} element - An HTML or SVG element.
  * @param {() => (Node | string)[]} nodes - Returns the content.
  * @param {(() => void) | null} [pick] - Called at a click, Enter or the space bar.
- * @param {(isShown: boolean) => void} [onToggle] - Called when the tooltip appears or disappears.
  * @returns {any} The element.
  */
-export function addTooltip(element, nodes, pick = null, onToggle = () => {}) {
+export function addTooltip(element, nodes, pick = null) {
   const show = event => {
     const box = element.getBoundingClientRect();
     const content = nodes();
     showTooltip(content, box.right, box.bottom - 12);
     if (event.type === "focus") announce(content);
-    onToggle(true);
   };
-  const hide = () => {
-    showTooltip(null);
-    onToggle(false);
-  };
+  const hide = () => showTooltip(null);
   element.onpointerenter = show;
   element.onfocus = show;
   element.onpointerleave = hide;
@@ -67,11 +62,12 @@ export function addTooltip(element, nodes, pick = null, onToggle = () => {}) {
  *
  * @param {any} container - Element around the items.
  * @param {any[]} items - Elements, row by row.
- * @param {number} [columns] - Items in a row.
- * @param {(index: number) => void} [enter] - Called with the item that a key leads to.
- * @param {number} [current] - Index of the item that is in the tab order at first.
+ * @param {object} [options]
+ * @param {number} [options.columns] - Items in a row.
+ * @param {number} [options.current] - Index of the item that is in the tab order at first.
+ * @param {(index: number) => void} [options.enter] - Called with the item that a key leads to.
  */
-export function addArrowKeys(container, items, columns = 1, enter = () => {}, current = 0) {
+export function addArrowKeys(container, items, { columns = 1, current = 0, enter } = {}) {
   items.forEach((item, k) => {
     item.tabIndex = k === current ? 0 : -1;
   });
@@ -90,6 +86,6 @@ export function addArrowKeys(container, items, columns = 1, enter = () => {}, cu
     items[index].tabIndex = -1;
     items[target].tabIndex = 0;
     items[target].focus();
-    enter(target);
+    enter?.(target);
   };
 }

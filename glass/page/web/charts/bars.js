@@ -3,6 +3,8 @@
 import { button, el } from "../base/dom.js";
 import { formatSigned, pluralize } from "../base/format.js";
 
+const MAX_BARS = 10; // values that have a bar of their own
+
 /**
  * Create a list with bars to either side of zero; with a `format`, values are positive and bars start
  * at the left.
@@ -30,13 +32,13 @@ export function barList(bars, format = null) {
  * Return the largest values as bars, and one bar for the sum of all others. Zeros are left out: they
  * belong to components that the model does not have or that are ablated.
  */
-export function largestBars(bars, maxCount) {
+export function largestBars(bars) {
   const nonzero = bars.filter(({ value }) => value !== 0);
   const ordered = nonzero.sort((a, b) => Math.abs(b.value) - Math.abs(a.value));
-  const others = ordered.slice(maxCount);
+  const others = ordered.slice(MAX_BARS);
   if (!others.length) return ordered;
   const rest = { name: pluralize(others.length, "other"), value: sumOfValues(others) };
-  return [...ordered.slice(0, maxCount), rest];
+  return [...ordered.slice(0, MAX_BARS), rest];
 }
 
 export function sumOfValues(bars) {

@@ -11,9 +11,9 @@ const MIN_NAMED_WIDTH = 8.5; // pixels of a cell from which rows and columns hav
 const MAX_NAME_WIDTH = 92;
 const UPRIGHT_NAME_HEIGHT = 18; // pixels below the cells for names that are not turned
 /** Rows down and columns to the right that an arrow key moves the cursor. */
-const ARROWS = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
+const ARROW_KEYS = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
 
-const NO_CELLS = { rows: 0, cols: 0, level: () => -1, describe: () => [] };
+const NO_CONTENT = { rows: 0, cols: 0, color: () => -1, describe: () => [] };
 
 export class CellGrid {
   /** Add an empty grid to an element; `label` is its name for screen readers. */
@@ -24,18 +24,18 @@ export class CellGrid {
       el("div", { className: `mark ${name}`, hidden: true }),
     );
     /** @type {GridContent} */
-    this.cells = NO_CELLS;
+    this.content = NO_CONTENT;
     this.box = null; // where the cells are on the canvas
     this.marked = null; // [row, column] of the cursor
     host.append(this.canvas, ...this.marks);
     this.#listen();
   }
 
-  /** @param {GridContent} cells */
-  draw(cells) {
-    this.cells = cells;
-    this.box = measureCells(this.host, this.canvas, cells);
-    drawCanvas(this.host, this.canvas, cells, this.box);
+  /** @param {GridContent} content */
+  draw(content) {
+    this.content = content;
+    this.box = measureCells(this.host, this.canvas, content);
+    drawCanvas(this.host, this.canvas, content, this.box);
     if (!this.marked) return;
     if ($("tip").hidden) this.#mark(...this.marked);
     else this.#pointAt(...this.marked);
@@ -54,36 +54,36 @@ export class CellGrid {
     canvas.onpointerleave = leave;
     canvas.onblur = leave;
     canvas.onfocus = () => {
-      const [i, j] = this.cells.start ?? [this.cells.rows - 1, 0];
+      const [i, j] = this.content.start ?? [this.content.rows - 1, 0];
       if (canvas.matches(":focus-visible")) this.#pointAt(i, j, true);
     };
     canvas.onclick = event => {
       const [i, j] = this.#cellUnder(event);
-      if (this.#hasCell(i, j)) this.cells.pick?.(i, j);
+      if (this.#hasCell(i, j)) this.content.pick?.(i, j);
     };
     canvas.onkeydown = event => this.#onKey(event);
   }
 
   #onKey(event) {
-    const [i, j] = this.marked ?? [this.cells.rows - 1, 0];
+    const [i, j] = this.marked ?? [this.content.rows - 1, 0];
     const isPick = event.key === "Enter" || event.key === " ";
     let target = null;
     if (event.key === "Escape") this.#leave();
     else if (event.key === "Home") target = this.#nextCell(i, -1, 0, 1);
-    else if (event.key in ARROWS) target = this.#nextCell(i, j, ...ARROWS[event.key]);
-    else if (isPick && this.marked) this.cells.pick?.(i, j);
-    if (isPick || event.key === "Home" || event.key in ARROWS) event.preventDefault();
+    else if (event.key in ARROW_KEYS) target = this.#nextCell(i, j, ...ARROW_KEYS[event.key]);
+    else if (isPick && this.marked) this.content.pick?.(i, j);
+    if (isPick || event.key === "Home" || event.key in ARROW_KEYS) event.preventDefault();
     if (target) this.#pointAt(...target, true);
   }
 
   #hasCell(i, j) {
-    const { rows, cols, level } = this.cells;
-    return i >= 0 && j >= 0 && i < rows && j < cols && level(i, j) >= 0;
+    const { rows, cols, color } = this.content;
+    return i >= 0 && j >= 0 && i < rows && j < cols && color(i, j) >= 0;
   }
 
   /** Return the next cell in a direction, beyond places without a cell; null if there is none. */
   #nextCell(i, j, down, right) {
-    const size = Math.max(this.cells.rows, this.cells.cols);
+    const size = Math.max(this.content.rows, this.content.cols);
     for (let n = 1; n <= size; n++) {
       if (this.#hasCell(i + n * down, j + n * right)) return [i + n * down, j + n * right];
     }
@@ -107,8 +107,8 @@ export class CellGrid {
     const x = left + j * cellWidth;
     const y = i * cellHeight;
     const [row, column, cell] = this.marks;
-    place(row, left, y, this.cells.cols * cellWidth, cellHeight);
-    place(column, x, 0, cellWidth, this.cells.rows * cellHeight);
+    place(row, left, y, this.content.cols * cellWidth, cellHeight);
+    place(column, x, 0, cellWidth, this.content.rows * cellHeight);
     place(cell, x, y, cellWidth, cellHeight);
   }
 
@@ -119,19 +119,19 @@ export class CellGrid {
       showTooltip(null);
       return;
     }
-    const nodes = this.cells.describe(i, j);
+    const nodes = this.content.describe(i, j);
     const corner = this.canvas.getBoundingClientRect();
     const { left, cellWidth, cellHeight } = this.box;
     const x = corner.left + left + (j + 1) * cellWidth;
     showTooltip(nodes, x, corner.top + (i + 1) * cellHeight);
     if (isAnnounced) announce(nodes);
-    this.cells.enter?.(i, j);
+    this.content.enter?.(i, j);
   }
 
   #leave() {
     this.#mark(-1, -1);
     showTooltip(null);
-    this.cells.leave?.();
+    this.content.leave?.();
   }
 }
 
@@ -141,9 +141,9 @@ function place(element, x, y, width, height) {
 }
 
 /** Fit cells into their host; `bottom` is the height of the names of the columns. */
-function measureCells(host, canvas, cells) {
-  const { rows, cols, rowNames = [], colNames = [] } = cells;
-  const width = Math.min(host.clientWidth, cells.maxWidth ?? Infinity);
+function measureCells(host, canvas, content) {
+  const { rows, cols, rowNames = [], colNames = [] } = content;
+  const width = Math.min(host.clientWidth, content.maxWidth ?? Infinity);
   const context = canvas.getContext("2d");
   context.font = `11px ${getComputedStyle(canvas).fontFamily}`;
   const widthOf = names => {
@@ -151,13 +151,13 @@ function measureCells(host, canvas, cells) {
     return Math.min(MAX_NAME_WIDTH, Math.max(...widths) + 8);
   };
   const nameWidth = widthOf(rowNames);
-  const minNamedWidth = cells.minNamedWidth ?? MIN_NAMED_WIDTH;
+  const minNamedWidth = content.minNamedWidth ?? MIN_NAMED_WIDTH;
   const hasNames = rowNames.length > 0 && (width - nameWidth) / cols >= minNamedWidth;
   const left = hasNames ? nameWidth : 0;
-  const columnNameHeight = cells.upright ? UPRIGHT_NAME_HEIGHT : widthOf(colNames);
+  const columnNameHeight = content.upright ? UPRIGHT_NAME_HEIGHT : widthOf(colNames);
   const bottom = hasNames && colNames.length ? columnNameHeight : 0;
   const cellWidth = (width - left) / cols;
-  const cellHeight = cells.cellHeight ?? cellWidth;
+  const cellHeight = content.cellHeight ?? cellWidth;
   return {
     left,
     cellWidth,
@@ -169,7 +169,7 @@ function measureCells(host, canvas, cells) {
   };
 }
 
-function drawCanvas(host, canvas, cells, box) {
+function drawCanvas(host, canvas, content, box) {
   const { width, height } = box;
   const ratio = devicePixelRatio || 1;
   const context = canvas.getContext("2d");
@@ -180,27 +180,27 @@ function drawCanvas(host, canvas, cells, box) {
   context.textBaseline = "middle";
   context.fillStyle = getComputedStyle(host).getPropertyValue("background-color");
   context.imageSmoothingEnabled = box.cellWidth * ratio < 1;
-  paintCells(context, cells, box);
-  cells.drawOver?.(context, box);
+  paintCells(context, content, box);
+  content.drawOver?.(context, box);
   const { fontFamily, color } = getComputedStyle(canvas);
   if (box.hasNames) {
     context.fillStyle = color;
-    drawRowNames(context, cells, box, fontFamily);
-    if (box.bottom) drawColumnNames(context, cells, box);
+    drawRowNames(context, content, box, fontFamily);
+    if (box.bottom) drawColumnNames(context, content, box);
   }
-  if (cells.write && box.cellWidth >= MIN_WRITTEN_WIDTH && box.cellHeight >= MIN_WRITTEN_HEIGHT) {
-    writeCells(context, cells, box, fontFamily);
+  if (content.write && box.cellWidth >= MIN_WRITTEN_WIDTH && box.cellHeight >= MIN_WRITTEN_HEIGHT) {
+    writeCells(context, content, box, fontFamily);
   }
 }
 
 /** Paint the colors of the cells; places without a cell keep the fill color. */
-function paintCells(context, { rows, cols, level, signed }, { left, width, cellHeight }) {
+function paintCells(context, { rows, cols, color, signed }, { left, width, cellHeight }) {
   const image = new ImageData(cols, rows);
   const pixels = new Uint32Array(image.data.buffer);
   const colors = palette(signed);
   for (let i = 0; i < rows; i++) {
     for (let j = 0; j < cols; j++) {
-      const index = level(i, j);
+      const index = color(i, j);
       if (index >= 0) pixels[i * cols + j] = colors[index];
     }
   }
@@ -210,42 +210,42 @@ function paintCells(context, { rows, cols, level, signed }, { left, width, cellH
   context.drawImage(onePixelPerCell, left, 0, width - left, rows * cellHeight);
 }
 
-function drawRowNames(context, cells, { left, cellWidth, cellHeight }, fontFamily) {
-  const maxFontSize = 0.95 * (cells.colNames ? Math.min(cellWidth, cellHeight) : cellHeight);
-  context.font = `${cells.upright ? 10.5 : Math.min(11, maxFontSize)}px ${fontFamily}`;
+function drawRowNames(context, content, { left, cellWidth, cellHeight }, fontFamily) {
+  const maxFontSize = 0.95 * (content.colNames ? Math.min(cellWidth, cellHeight) : cellHeight);
+  context.font = `${content.upright ? 10.5 : Math.min(11, maxFontSize)}px ${fontFamily}`;
   context.textAlign = "right";
-  const stride = cells.upright ? Math.ceil(11 / cellHeight) : 1; // names do not overlap
-  for (let i = 0; i < cells.rows; i += stride) {
-    context.fillText(cells.rowNames[i], left - 5, (i + 0.5) * cellHeight, left - 6);
+  const stride = content.upright ? Math.ceil(11 / cellHeight) : 1; // names do not overlap
+  for (let i = 0; i < content.rows; i += stride) {
+    context.fillText(content.rowNames[i], left - 5, (i + 0.5) * cellHeight, left - 6);
   }
 }
 
 /** Draw the names of the columns in the font of the rows' names. */
-function drawColumnNames(context, cells, { left, cellWidth, cellHeight, bottom }) {
-  const stride = cells.upright ? Math.ceil(26 / cellWidth) : 1; // names do not overlap
-  for (let j = 0; j < cells.cols; j += stride) {
+function drawColumnNames(context, content, { left, cellWidth, cellHeight, bottom }) {
+  const stride = content.upright ? Math.ceil(26 / cellWidth) : 1; // names do not overlap
+  for (let j = 0; j < content.cols; j += stride) {
     context.save();
-    context.translate(left + (j + 0.5) * cellWidth, cells.rows * cellHeight + 5);
-    if (cells.upright) {
+    context.translate(left + (j + 0.5) * cellWidth, content.rows * cellHeight + 5);
+    if (content.upright) {
       context.textAlign = "center";
-      context.fillText(cells.colNames[j], 0, 6, 40);
+      context.fillText(content.colNames[j], 0, 6, 40);
     } else {
       context.rotate(-Math.PI / 2);
-      context.fillText(cells.colNames[j], 0, 0, bottom - 6);
+      context.fillText(content.colNames[j], 0, 0, bottom - 6);
     }
     context.restore();
   }
 }
 
-function writeCells(context, cells, { left, cellWidth, cellHeight }, fontFamily) {
+function writeCells(context, content, { left, cellWidth, cellHeight }, fontFamily) {
   context.textAlign = "center";
   context.font = `${Math.min(12, cellWidth / 2.9)}px ${fontFamily}`;
-  for (let i = 0; i < cells.rows; i++) {
-    for (let j = 0; j < cells.cols; j++) {
-      const index = cells.level(i, j);
+  for (let i = 0; i < content.rows; i++) {
+    for (let j = 0; j < content.cols; j++) {
+      const index = content.color(i, j);
       if (index < 0) continue;
-      context.fillStyle = inkOn(index, cells.signed);
-      context.fillText(cells.write(i, j), left + (j + 0.5) * cellWidth, (i + 0.5) * cellHeight);
+      context.fillStyle = inkOn(index, content.signed);
+      context.fillText(content.write(i, j), left + (j + 0.5) * cellWidth, (i + 0.5) * cellHeight);
     }
   }
 }

@@ -5,6 +5,7 @@
  */
 
 import { $, el } from "../base/dom.js";
+import { formatCompact } from "../base/format.js";
 
 // In pixels
 /** Between the top of a chart and its plotting area. */
@@ -34,17 +35,6 @@ export function tickValues(low, high, maxCount) {
     ticks.push(Number((k * stride).toPrecision(12)));
   }
   return ticks;
-}
-
-/** Write a number in a few characters: 0.001, 1,200, 20k, 1.5M, 2G. */
-export function formatCompact(value) {
-  const size = Math.abs(value);
-  if (size > 0 && size < 1e-3) return value.toExponential();
-  if (size > 0 && size < 1) return String(Number(value.toPrecision(9)));
-  if (size >= 1e9) return `${value / 1e9}G`;
-  if (size >= 1e6) return `${value / 1e6}M`;
-  if (size >= 1e4) return `${value / 1e3}k`;
-  return value.toLocaleString("en", { maximumFractionDigits: 9 });
 }
 
 /** The range of an axis, which is never empty: values that differ by rounding only are equal. */

@@ -1,7 +1,7 @@
 /** Line charts over training steps or other numbers, with a readout for pointer and keyboard. */
 
 import { el } from "../base/dom.js";
-import { formatCount, formatWithError } from "../base/format.js";
+import { formatCompact, formatCount, formatWithError } from "../base/format.js";
 import { addTooltip, announce, showTooltip } from "../base/tooltip.js";
 import {
   AXIS_NAME_HEIGHT,
@@ -11,7 +11,6 @@ import {
   createFrame,
   createScale,
   drawAxes,
-  formatCompact,
   placeEndLabels,
   readableTicks,
   setChartHeight,

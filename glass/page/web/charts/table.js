@@ -5,7 +5,7 @@ import { addTooltip } from "../base/tooltip.js";
 
 // Each is indexed by the current sign: 0, 1, or -1, which is the last.
 const NEXT_SIGN = [1, -1, 0];
-const ARROWS = ["", " ▲", " ▼"];
+const SORT_ARROWS = ["", " ▲", " ▼"];
 const ARIA_SORT = ["none", "ascending", "descending"];
 
 /**
@@ -27,7 +27,7 @@ export function fillTable(table, columns, rows, createRow, sorting = null) {
       table.tHead.querySelectorAll("button")[k].focus();
     };
     const name = bdi(column.name);
-    const heading = sorting ? button({ onclick: sortByColumn }, name, ARROWS.at(sign)) : name;
+    const heading = sorting ? button({ onclick: sortByColumn }, name, SORT_ARROWS.at(sign)) : name;
     if (column.explanation) {
       const nodes = () => [el("div", {}, column.explanation)];
       addTooltip(heading, nodes, sorting ? sortByColumn : null);

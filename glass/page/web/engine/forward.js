@@ -2,7 +2,7 @@
 
 import {
   applyGates,
-  choose,
+  entryFor,
   feedForward,
   headOutput,
   linear,
@@ -53,17 +53,17 @@ export class ForwardPass {
   /**
    * @param {Weights} weights
    * @param {GPTConfig} config
-   * @param {string[]} [off] - Names of ablated heads, as "L1H3".
-   * @param {Tap} [tap]
+   * @param {string[]} off - Names of ablated heads, as "L1H3".
    */
-  constructor(weights, config, off = [], tap = () => {}) {
+  constructor(weights, config, off) {
     const sizes = sizesOf(config);
     const ofEachHead = () => Array.from({ length: sizes.H }, () => new GrowingRows());
     this.weights = weights;
     this.config = config;
     this.sizes = sizes;
     this.off = new Set(off);
-    this.tap = tap;
+    /** @type {Tap} */
+    this.tap = () => {};
     this.ids = [];
     this.hidden = [];
     this.predictions = []; // of requests.js, for each token before an edit
@@ -210,7 +210,7 @@ export class ForwardPass {
   attentionRow(l, q, i, start, h, g) {
     const { H, G, d_k } = this.sizes;
     const keys = this.layers[l].k.data;
-    const hasSink = choose(this.config, "attention_sink", { false: false, true: true });
+    const hasSink = entryFor(this.config, "attention_sink", { false: false, true: true });
     const sinks = this.weights[`blocks.${l}.attention.sink`];
     const sinkScore = hasSink ? SINK_SCALE * sinks.data[h] : -Infinity;
     const scale = Math.sqrt(d_k);

@@ -7,11 +7,11 @@
  */
 
 const FLOAT32_EPSILON = 2 ** -23; // torch's default where a norm names none
-const YARN_LOW = 1; // turns over the trained length below which a frequency is interpolated
-const YARN_HIGH = 4; // turns from which it is kept
+const ROPE_LOW = 1; // turns over the trained length below which a frequency is interpolated (Llama 3.1)
+const ROPE_HIGH = 4; // turns from which it is kept
 
 /** Return the entry of a table for the value of a setting; a value without an entry is an error. */
-export function choose(config, setting, table) {
+export function entryFor(config, setting, table) {
   const value = String(config[setting]);
   if (Object.hasOwn(table, value)) return table[value];
   throw new Error(`this page cannot compute model.${setting}=${value}`);
@@ -105,13 +105,13 @@ export function normalize(x, C, { scales, isCentered }, gain = null, bias = null
 
 /** Normalize embeddings x (n, C) without parameters, if the model does. */
 export function normalizeEmbedding(config, x) {
-  if (!choose(config, "norm_embedding", { false: false, true: true })) return x;
+  if (!entryFor(config, "norm_embedding", { false: false, true: true })) return x;
   const C = config.n_embd;
   return normalize(x, C, normScales(x, C, FLOAT32_EPSILON, false));
 }
 
 export function modelScales(config, x) {
-  const isCentered = choose(config, "norm", { layernorm: true, rmsnorm: false });
+  const isCentered = entryFor(config, "norm", { layernorm: true, rmsnorm: false });
   return normScales(x, config.n_embd, config.norm_eps, isCentered);
 }
 
@@ -132,7 +132,7 @@ export function rotaryFrequencies(config, d_k) {
     const frequency = config.rope_theta ** ((-2 * k) / d_k);
     if (config.rope_factor === 1) return frequency;
     const turns = (config.rope_trained ?? 0) / ((2 * Math.PI) / frequency);
-    const kept = Math.max(0, Math.min(1, (turns - YARN_LOW) / (YARN_HIGH - YARN_LOW)));
+    const kept = Math.max(0, Math.min(1, (turns - ROPE_LOW) / (ROPE_HIGH - ROPE_LOW)));
     return ((1 - kept) * frequency) / config.rope_factor + kept * frequency;
   });
 }
@@ -150,7 +150,7 @@ export function rotate(x, start, position, frequencies) {
   }
 }
 
-export const isRotary = config => choose(config, "position", { learned: false, rope: true });
+export const isRotary = config => entryFor(config, "position", { learned: false, rope: true });
 
 /** Rotate every head's vectors in x (n, heads, d_k), in place, if positions are rotary. */
 export function rotateHeads(config, x, heads, firstPosition) {
@@ -177,7 +177,7 @@ export function project(weights, config, name, which, x, n) {
   let y = linear(weights, `${name}.W_${which}`, x, n);
   let scales = null;
   const epsilons = { false: null, true: FLOAT32_EPSILON, gains: config.norm_eps };
-  const epsilon = choose(config, "qk_norm", epsilons);
+  const epsilon = entryFor(config, "qk_norm", epsilons);
   if (epsilon !== null) {
     const gain = weights[`${name}.norm_${which.toLowerCase()}.weight`]?.data;
     scales = normScales(y, d_k, epsilon, false);
@@ -195,7 +195,7 @@ export function project(weights, config, name, which, x, n) {
 export function applyGates(weights, config, name, gathered, x, n) {
   const { d_v } = sizesOf(config);
   // Number of channels that share a gate.
-  const channels = choose(config, "attention_gate", { none: null, head: d_v, channel: 1 });
+  const channels = entryFor(config, "attention_gate", { none: null, head: d_v, channel: 1 });
   if (channels === null) return gathered;
   const gates = linear(weights, `${name}.W_gate`, x, n); // (n, H) or (n, H · d_v)
   for (let k = 0; k < gathered.length; k++) gathered[k] *= sigmoid(gates[Math.floor(k / channels)]);
@@ -231,7 +231,7 @@ const MLPS = {
 
 /** Apply the MLP of a block to x (n, C); a model without MLPs adds zeros. */
 export function feedForward(weights, config, name, x, n) {
-  const mlp = choose(config, "mlp", MLPS);
+  const mlp = entryFor(config, "mlp", MLPS);
   if (mlp === null) return new Float32Array(x.length);
   const { activation, isGated } = mlp;
   const hidden = linear(weights, `${name}.W_in`, x, n);

@@ -49,12 +49,12 @@ export class Patching {
   /**
    * @param {ForwardPass} source
    * @param {ForwardPass} base - Has read a text with as many tokens.
-   * @param {Contrast} contrast
+   * @param {Answers} answers
    * @param {Patch[]} kept - Patches of every run.
    */
-  constructor(source, base, contrast, kept) {
+  constructor(source, base, answers, kept) {
     this.source = source;
-    this.contrast = contrast;
+    this.answers = answers;
     this.kept = kept;
     this.first = firstDifference(source.ids, base.ids); // tokens before it cannot change
     this.patched = new ForwardPass(base.weights, base.config, [...base.off]); // with `kept` only
@@ -70,7 +70,7 @@ export class Patching {
    */
   *measureCells(kind) {
     const { weights, config, off, T } = this.patched;
-    const unpatched = logitDifference(this.patched, this.contrast);
+    const unpatched = logitDifference(this.patched, this.answers);
     const pass = new ForwardPass(weights, config, [...off]);
     for (let layer = 0; layer < this.patched.sizes.L; layer++) {
       const patches =
@@ -81,7 +81,7 @@ export class Patching {
         if (start >= this.first && start < T) {
           pass.tap = createPatchingTap(this.source, [...this.kept, patch]);
           pass.runFrom(this.patched, layer, start);
-          value = logitDifference(pass, this.contrast);
+          value = logitDifference(pass, this.answers);
         }
         yield { cell: [layer, column], value };
       }

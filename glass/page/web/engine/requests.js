@@ -20,7 +20,7 @@ export const models = new Map();
 /** Forward passes by what they read, the least recently used first. */
 export const passes = new Map();
 
-export async function start({ config, tokenizer, tensors }) {
+export async function startSession({ config, tokenizer, tensors }) {
   const saved = JSON.parse(new TextDecoder().decode(await inflate(tokenizer)));
   Object.assign(session, { config, tensors, tokenizer: createTokenizer(saved) });
 }

@@ -6,7 +6,7 @@
  */
 
 import { PATCH_HANDLERS } from "./patch_requests.js";
-import { HANDLERS, loadWeights, start } from "./requests.js";
+import { HANDLERS, loadWeights, startSession } from "./requests.js";
 
 const ALL_HANDLERS = { ...HANDLERS, ...PATCH_HANDLERS };
 const canceled = new Set(); // ids of requests
@@ -15,7 +15,7 @@ let started = null;
 
 self.onmessage = ({ data: message }) => {
   const { request } = message;
-  if (request === "start") started = start(message);
+  if (request === "start") started = startSession(message);
   else if (request === "load") loaded.set(message.step, load(message));
   else if (request === "cancel") canceled.add(message.id);
   else answer(message);

@@ -7,7 +7,7 @@ import { valueLine } from "../base/tooltip.js";
 import { CellGrid } from "../charts/cell_grid.js";
 import { colorIndex, drawColorBar, resolveColor } from "../charts/colors.js";
 import { H, hasMlps, L } from "../state/page_state.js";
-import { headCells, maxHeadsWidth } from "../views/head_cells.js";
+import { headsContent, maxHeadsWidth } from "../views/heads_content.js";
 import { choices, measured, patchName, shareOf } from "./state.js";
 
 const MAX_HEIGHT = 300; // pixels of all rows of a map; deep models may exceed it
@@ -36,10 +36,10 @@ export const effectVerb = () => (choices.direction === "denoising" ? "restored" 
 /** Draw both maps; `toggle` is called with the name of the patch that is clicked. */
 export function drawPatchingMaps(toggle) {
   const { i, first } = measured;
-  const heads = headCells(MAX_HEIGHT);
+  const heads = headsContent(MAX_HEIGHT);
   components.draw({
     ...heads,
-    ...describeCells("component", 0, hasMlps ? H + 1 : H, toggle),
+    ...patchContent("component", 0, hasMlps ? H + 1 : H, toggle),
     colNames: [...heads.colNames, "MLP"],
   });
   const nameColumn = (_, column) =>
@@ -48,7 +48,7 @@ export function drawPatchingMaps(toggle) {
       .join("/");
   residuals.draw({
     ...heads,
-    ...describeCells("residual", first, i + 1 - first, toggle),
+    ...patchContent("residual", first, i + 1 - first, toggle),
     upright: false,
     colNames: Array.from({ length: i + 1 - first }, nameColumn),
   });
@@ -62,8 +62,8 @@ function tokensAt(t) {
   return [...new Set([cleanTokens[t], corruptedTokens[t]])];
 }
 
-/** Describe the cells of one kind of patch; `first` is the token or head of the first column. */
-function describeCells(kind, first, cols, toggle) {
+/** Return the content of the map of one kind of patch; `first` is the token or head of the first column. */
+function patchContent(kind, first, cols, toggle) {
   const nameAt = (row, column) => patchName(kind, row, first + column);
   const isKept = (row, column) => measured.kept.includes(nameAt(row, column));
   const valueAt = (row, column) => measured.cells[kind].get(`${row},${first + column}`);
@@ -72,7 +72,7 @@ function describeCells(kind, first, cols, toggle) {
     cols,
     maxWidth: maxHeadsWidth(cols),
     signed: true,
-    level: (row, column) => colorIndex(Math.max(-1, Math.min(1, shareAt(row, column))), true),
+    color: (row, column) => colorIndex(Math.max(-1, Math.min(1, shareAt(row, column))), true),
     write: (row, column) => {
       const share = shareAt(row, column);
       if (Number.isNaN(share)) return "";

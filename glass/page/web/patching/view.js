@@ -41,7 +41,7 @@ export function updatePatching() {
 }
 
 /** Take a new selection. */
-function choose(changes) {
+function changeChoices(changes) {
   Object.assign(choices, changes);
   emit("patching");
 }
@@ -115,7 +115,7 @@ function drawTokens() {
     );
   });
   replaceButtons($("patching-tokens"), columns);
-  addArrowKeys($("patching-tokens"), columns, 1, () => {}, Math.min(i, count - 1));
+  addArrowKeys($("patching-tokens"), columns, { current: Math.min(i, count - 1) });
 }
 
 /** Draw the likeliest next tokens of both texts, and the answers. */
@@ -155,7 +155,7 @@ function createPrediction({ id, chance }) {
 function fillSlot(id) {
   const [filled, other] = $("slot-wrong").checked ? ["wrong", "answer"] : ["answer", "wrong"];
   $(`slot-${other}`).checked = true;
-  choose({ [filled]: id });
+  changeChoices({ [filled]: id });
 }
 
 /** Draw the logit differences of the runs. */
@@ -211,7 +211,9 @@ function createRemoveButton(name) {
 /** Keep a patch in all runs, or remove it. */
 function togglePatch(name) {
   const { kept } = measured;
-  choose({ kept: kept.includes(name) ? kept.filter(other => other !== name) : [...kept, name] });
+  changeChoices({
+    kept: kept.includes(name) ? kept.filter(other => other !== name) : [...kept, name],
+  });
 }
 
 // ---- set-up
@@ -232,7 +234,7 @@ export function setUpPatching() {
   setUpPatchingMaps();
   $("patching").ontoggle = () => {
     if ($("patching").open === choices.isOpen) return;
-    choose({ isOpen: $("patching").open });
+    changeChoices({ isOpen: $("patching").open });
     if (choices.isOpen && !isOwnText()) chooseOwnText();
   };
   $("patching-show-text").onclick = chooseOwnText;
@@ -241,14 +243,14 @@ export function setUpPatching() {
     clearTimeout(timer);
     const text = $("corrupted").value;
     choices.corrupted = text === $("typed").value ? null : text;
-    timer = setTimeout(() => choose({}), TYPING_DELAY);
+    timer = setTimeout(() => changeChoices({}), TYPING_DELAY);
   };
   $("typed-token-form").onsubmit = event => {
     event.preventDefault();
     useTypedToken();
   };
   for (const direction of ["denoising", "noising"]) {
-    $(direction).onchange = () => choose({ direction });
+    $(direction).onchange = () => changeChoices({ direction });
   }
-  $("patching-clear").onclick = () => choose({ kept: [] });
+  $("patching-clear").onclick = () => changeChoices({ kept: [] });
 }

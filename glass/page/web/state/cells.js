@@ -19,7 +19,7 @@ const cellIndex = (i, j) => (i * (i + 1)) / 2 + j;
 /** Attention weights of all heads, read cell by cell. */
 export class Cells {
   signed = false; // whether the values are token effects, which have a sign
-  from = 0; // first row and column that is shown
+  firstToken = 0; // first row and column that are shown
 
   norms = null; // ‖v W_O‖ of each token, (L, H, T)
   firstWeights = null; // weights on the first token, (L, H, T), if they are not in the triangles
@@ -85,7 +85,7 @@ export async function decodeAttention([weights, norms], [L, H], { T, tokens, map
 export class Predictions extends Cells {
   signed = true;
   lacksHeadEffects = false; // they were not measured
-  asked = { breakdown: "", headEffects: null, tokenEffects: false }; // of the model, for it
+  requested = { breakdown: "", headEffects: null, tokenEffects: false }; // of the model, for it
   was = null; // chances and losses of each token without interventions, if there are any
   off = []; // ablated heads
   hidden = []; // hidden tokens
@@ -229,7 +229,7 @@ export async function decodePredictions([numbers, ids], [L, H], probe, step) {
   );
   // Only the last tokens of a long text are explained; the others have no number.
   const isExplained = Array.from({ length: T }, (_, i) => !Number.isNaN(predictions.kl(i, i)));
-  predictions.from = isExplained.indexOf(true);
+  predictions.firstToken = isExplained.indexOf(true);
   predictions.lacksHeadEffects = T > 1 && Number.isNaN(predictions.headEffect(0, 0, T - 2));
   return predictions;
 }

@@ -101,7 +101,7 @@ export const ownText = {
   places: [], // of `ids` in it
   off: [], // names of ablated heads
   hidden: [], // places of the tokens hidden from all later ones
-  view: null,
+  attention: null,
   predictions: null,
 };
 

@@ -115,7 +115,7 @@ export function highlightNear(setting = null) {
 }
 
 /** Keep settings highlighted, or no longer if they were. */
-export function togglePin(group) {
+export function togglePinnedSettings(group) {
   pinned = String(group) === pinned ? "" : String(group);
   showPinned();
 }
@@ -139,7 +139,7 @@ function drawLegend() {
     const chip = button(attributes, bdi(shortenToWidth(printableName(level), 200)));
     chip.onpointerenter = chip.onfocus = () => highlight(group);
     chip.onpointerleave = chip.onblur = () => highlight(null);
-    chip.onclick = () => togglePin(group);
+    chip.onclick = () => togglePinnedSettings(group);
     return chip;
   });
   $("chips").replaceChildren(...chips);
@@ -160,11 +160,11 @@ export function setUpLegend() {
     showPinned();
   };
   $("all").onclick = () => {
-    togglePin("");
+    togglePinnedSettings("");
     $("chips").querySelector("[tabindex='0']").focus();
   };
   addEventListener("keydown", event => {
-    if (event.key === "Escape" && pinned) togglePin("");
+    if (event.key === "Escape" && pinned) togglePinnedSettings("");
   });
   drawLegend();
 }

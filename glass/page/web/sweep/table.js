@@ -12,7 +12,7 @@ import {
   measuredRuns,
   runsOf,
   sweptKeys,
-  togglePin,
+  togglePinnedSettings,
 } from "./data.js";
 
 /** Fill the table. */
@@ -62,6 +62,6 @@ function row(setting) {
   const element = el("tr", { "data-group": setting }, el("td", {}, colorSwatch(setting)));
   element.onpointerenter = () => highlight(setting);
   element.onpointerleave = () => highlight(null);
-  element.onclick = () => togglePin(setting);
+  element.onclick = () => togglePinnedSettings(setting);
   return element;
 }

@@ -6,7 +6,6 @@ import { labelToken, MIN_DEEP_LAYERS } from "../base/labels.js";
 import { valueLine } from "../base/tooltip.js";
 import { CellGrid } from "../charts/cell_grid.js";
 import { colorIndex, drawColorBar, resolveColor } from "../charts/colors.js";
-import { cellReader, maxError, scaleTop } from "../state/attention_data.js";
 import { scoreNames } from "../state/head_metrics.js";
 import {
   currentProbe,
@@ -20,7 +19,14 @@ import {
   selection,
   togglePin,
 } from "../state/page_state.js";
-import { shownAttention, shownSink, shownView } from "../state/shown_view.js";
+import {
+  cellReader,
+  maxError,
+  scaleTop,
+  shownAttention,
+  shownCells,
+  shownSink,
+} from "../state/shown_cells.js";
 import { drawHeadGrid } from "./head_grid.js";
 import { drawOverview } from "./heads.js";
 import { drawCaption } from "./map_caption.js";
@@ -50,28 +56,28 @@ export function setUpMaps() {
 
 /** Draw the map, its caption, the grid of heads and the explanation of the pinned cell. */
 export function drawAttention() {
-  const view = shownView();
+  const cells = shownCells();
   const { weightByValues, pinned } = selection;
-  $("looking").classList.toggle("empty", !view);
-  if (!view) return;
+  $("looking").classList.toggle("empty", !cells);
+  if (!cells) return;
   drawSmallMaps();
-  drawCaption(view); // first: its height decides where the map begins
-  map.draw(describeMap(view));
+  drawCaption(cells); // first: its height decides where the map begins
+  map.draw(largeMapContent(cells));
   drawDeepModelGrid();
   explainPinnedCell();
   let unit = "attention weight";
-  if (view.signed) unit = "nats";
+  if (cells.signed) unit = "nats";
   else if (weightByValues) unit = "weight × ‖v W_O‖";
-  drawColorBar($("bar"), unit, scaleTop(view, weightByValues), view.signed);
+  drawColorBar($("bar"), unit, scaleTop(cells, weightByValues), cells.signed);
   highlightToken(selection.token);
   drawZoom(pinned ?? 0, pinned ?? 0);
 }
 
 /** Draw the small maps of all heads; while the reader types, after everything else. */
 export function drawSmallMaps() {
-  const view = shownAttention();
+  const cells = shownAttention();
   const draw = () => {
-    if (view === shownAttention()) drawHeadGrid(view, selectedMaps());
+    if (cells === shownAttention()) drawHeadGrid(cells, selectedMaps());
   };
   const isOfOtherStep = gridStep !== currentStep();
   gridStep = currentStep();
@@ -80,41 +86,41 @@ export function drawSmallMaps() {
 }
 
 /** Describe cell (i, j) for a tooltip; column T is the sink's. */
-function describeCell(view, i, j) {
-  if (view.signed) return describeTokenEffect(view, i, j);
-  const isSink = j === view.T;
-  const key = isSink ? ["sink"] : labelToken(view, j);
+function describeCell(cells, i, j) {
+  if (cells.signed) return describeTokenEffect(cells, i, j);
+  const isSink = j === cells.T;
+  const key = isSink ? ["sink"] : labelToken(cells, j);
   const attributes = { "data-query": i, "data-key": isSink ? "sink" : j };
-  const tokens = el("div", attributes, ...labelToken(view, i), " → ", ...key);
+  const tokens = el("div", attributes, ...labelToken(cells, i), " → ", ...key);
   if (isSink) {
     return [tokens, valueLine(formatNumber(shownSink()(i)), " on the learned sink logit")];
   }
   const maps = selectedMaps();
-  const value = cellReader(view, maps)(i, j);
-  const bound = ROUNDED_BOUND * maxError(view, maps, i, j);
+  const value = cellReader(cells, maps)(i, j);
+  const bound = ROUNDED_BOUND * maxError(cells, maps, i, j);
   const text = formatWithError(value, bound, 2);
-  return [tokens, valueLine(text, describeFactors(view, maps, i, j))];
+  return [tokens, valueLine(text, describeFactors(cells, maps, i, j))];
 }
 
 /** Say what a weight is the mean or the product of; "" for one weight. */
-function describeFactors(view, { layer, head, weightByValues }, i, j) {
-  if (head === null) return `, mean of ${pluralize(view.H, "head")}`;
+function describeFactors(cells, { layer, head, weightByValues }, i, j) {
+  if (head === null) return `, mean of ${pluralize(cells.H, "head")}`;
   if (!weightByValues) return "";
-  const norm = view.norms[(layer * view.H + head) * view.T + j];
-  return ` = ${formatNumber(view.at(layer, head, i, j))} × ${formatNumber(norm)}`;
+  const norm = cells.norms[(layer * cells.H + head) * cells.T + j];
+  return ` = ${formatNumber(cells.at(layer, head, i, j))} × ${formatNumber(norm)}`;
 }
 
-/** @returns {GridContent} */
-function describeCells(view) {
-  const { T, signed, from = 0 } = view;
-  const read = cellReader(view, selectedMaps());
-  const top = scaleTop(view, selection.weightByValues);
-  const names = view.tokens.map(token => shortenToken(token));
+/** Return the map of the cells on display. @returns {GridContent} */
+function mapContent(cells) {
+  const { T, signed, firstToken } = cells;
+  const read = cellReader(cells, selectedMaps());
+  const top = scaleTop(cells, selection.weightByValues);
+  const names = cells.tokens.map(token => shortenToken(token));
   const shade = signed ? fadeSmallEffect : Number;
   const readSink = shownSink();
-  const level = (i, j) => {
-    if (j === T && i >= from) return colorIndex(readSink(i));
-    return j > i || Math.min(i, j) < from ? -1 : colorIndex(shade(read(i, j)) / top, signed);
+  const color = (i, j) => {
+    if (j === T && i >= firstToken) return colorIndex(readSink(i));
+    return j > i || Math.min(i, j) < firstToken ? -1 : colorIndex(shade(read(i, j)) / top, signed);
   };
   return {
     rows: T,
@@ -122,8 +128,8 @@ function describeCells(view) {
     rowNames: names,
     colNames: readSink ? [...names, "sink"] : names,
     signed,
-    level,
-    describe: (i, j) => describeCell(view, i, j),
+    color,
+    describe: (i, j) => describeCell(cells, i, j),
     leave: () => highlightToken(null),
   };
 }
@@ -134,14 +140,14 @@ function pointAtToken(i) {
 }
 
 /** Return what the large map draws, with its outlines and what its cells do. */
-function describeMap(view) {
+function largeMapContent(cells) {
   const { period } = currentProbe();
   return {
-    ...describeCells(view),
+    ...mapContent(cells),
     maxWidth: maxMapWidth(),
     drawOver: (context, box) => {
       if (period) outlineScoredCells(context, box, period);
-      else drawPromptBorder(context, box, view.T);
+      else drawPromptBorder(context, box, cells.T);
     },
     enter: (i, j) => {
       pointAtToken(i);
@@ -153,30 +159,30 @@ function describeMap(view) {
 
 /** Enlarge the part of a map around a cell if the map is too small for the names of its tokens. */
 function drawZoom(i, j) {
-  const view = shownView();
+  const cells = shownCells();
   const width = Math.min($("map").clientWidth, maxMapWidth());
-  const isLabeled = (width - 50) / view.T >= MIN_LABELED_CELL;
-  $("zoom").hidden = view.T <= ZOOM_TOKENS || isLabeled;
+  const isLabeled = (width - 50) / cells.T >= MIN_LABELED_CELL;
+  $("zoom").hidden = cells.T <= ZOOM_TOKENS || isLabeled;
   if ($("zoom").hidden) return;
-  const firstOf = token => Math.min(view.T - ZOOM_TOKENS, Math.max(0, token - ZOOM_TOKENS / 2));
+  const firstOf = token => Math.min(cells.T - ZOOM_TOKENS, Math.max(0, token - ZOOM_TOKENS / 2));
   const top = firstOf(i);
   const left = firstOf(j);
-  const cells = describeCells(view);
-  const sinkNames = cells.colNames.slice(view.T);
-  const keyOf = column => (column < ZOOM_TOKENS ? left + column : view.T);
+  const content = mapContent(cells);
+  const sinkNames = content.colNames.slice(cells.T);
+  const keyOf = column => (column < ZOOM_TOKENS ? left + column : cells.T);
   $("zoom-title").textContent =
     `Queries ${top} to ${top + ZOOM_TOKENS - 1}, keys ${left} to ${left + ZOOM_TOKENS - 1}`;
   zoomedMap.draw({
-    ...cells,
+    ...content,
     rows: ZOOM_TOKENS,
     cols: ZOOM_TOKENS + sinkNames.length,
     maxWidth: MAX_ZOOM_WIDTH,
     minNamedWidth: 0,
-    rowNames: cells.rowNames.slice(top, top + ZOOM_TOKENS),
-    colNames: [...cells.rowNames.slice(left, left + ZOOM_TOKENS), ...sinkNames],
+    rowNames: content.rowNames.slice(top, top + ZOOM_TOKENS),
+    colNames: [...content.rowNames.slice(left, left + ZOOM_TOKENS), ...sinkNames],
     start: [i - top, j - left],
-    level: (row, column) => cells.level(top + row, keyOf(column)),
-    describe: (row, column) => cells.describe(top + row, keyOf(column)),
+    color: (row, column) => content.color(top + row, keyOf(column)),
+    describe: (row, column) => content.describe(top + row, keyOf(column)),
     enter: row => pointAtToken(top + row),
     pick: row => togglePin(top + row),
   });

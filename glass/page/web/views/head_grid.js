@@ -3,9 +3,9 @@
 import { $, button, el, scrollWithin } from "../base/dom.js";
 import { addArrowKeys } from "../base/tooltip.js";
 import { colorIndex, isDark, palette } from "../charts/colors.js";
-import { cellReader, scaleTop, sinkReader } from "../state/attention_data.js";
 import { headNames } from "../state/head_metrics.js";
 import { chooseHead, groups, H, hasSink, L, selection } from "../state/page_state.js";
+import { cellReader, scaleTop, sinkReader } from "../state/shown_cells.js";
 
 const MIN_SMOOTHED_TOKENS = 96; // larger maps are scaled down smoothly
 
@@ -13,7 +13,7 @@ const MIN_SMOOTHED_TOKENS = 96; // larger maps are scaled down smoothly
 let buttons = [];
 
 /** What the small maps are to show; another object as soon as that changes. */
-let shown = { view: null, weightByValues: false, dark: false, colors: null };
+let shown = { cells: null, weightByValues: false, dark: false, colors: null };
 
 /** What each head's small map shows, so that it is painted only when that changes. */
 const painted = new Map();
@@ -72,7 +72,11 @@ export function setUpHeadGrid(host) {
   });
   host.replaceChildren(...rows);
   for (const head of buttons) observer.observe(head);
-  addArrowKeys(host, buttons, H, k => chooseHead(layerOf(k), k % H), selectedIndex());
+  addArrowKeys(host, buttons, {
+    columns: H,
+    current: selectedIndex(),
+    enter: k => chooseHead(layerOf(k), k % H),
+  });
 }
 
 /** Note which buttons have come into view and which have left it. */
@@ -89,12 +93,12 @@ function noteInView(entries) {
 export const headsInView = () => [...inView].sort((a, b) => a - b);
 
 /** Show the attention maps of all heads, and mark the selected heads. */
-export function drawHeadGrid(view, { layer, head, weightByValues }) {
-  const wanted = { view, weightByValues, dark: isDark() };
+export function drawHeadGrid(cells, { layer, head, weightByValues }) {
+  const wanted = { cells, weightByValues, dark: isDark() };
   const isOutdated = Object.keys(wanted).some(key => wanted[key] !== shown[key]);
   if (isOutdated) shown = { ...wanted, colors: palette() };
   buttons.forEach((element, k) => {
-    element.classList.toggle("fine", view.T > MIN_SMOOTHED_TOKENS);
+    element.classList.toggle("fine", cells.T > MIN_SMOOTHED_TOKENS);
     const isSelected = layerOf(k) === layer && (head === null || k % H === head);
     element.setAttribute("aria-checked", String(isSelected));
   });
@@ -103,28 +107,35 @@ export function drawHeadGrid(view, { layer, head, weightByValues }) {
 
 /** Paint the maps in view that do not show what they are to show, as far as it has arrived. */
 function paintMaps() {
-  const { view, weightByValues, colors } = shown;
+  const { cells, weightByValues, colors } = shown;
   for (const k of inView) {
     const maps = { layer: layerOf(k), head: k % H, weightByValues };
-    if (painted.get(k) === shown || !view?.hasPattern(maps.layer, maps.head)) continue;
+    if (painted.get(k) === shown || !cells?.hasPattern(maps.layer, maps.head)) continue;
     painted.set(k, shown);
-    const hasColumn = hasSink && !weightByValues && !view.from;
-    paintMap(buttons[k].firstChild, view, maps, colors, hasColumn ? sinkReader(view, maps) : null);
+    const hasColumn = hasSink && !weightByValues && !cells.firstToken;
+    paintMap(
+      buttons[k].firstChild,
+      cells,
+      maps,
+      colors,
+      hasColumn ? sinkReader(cells, maps) : null,
+    );
   }
 }
 
 /** Paint a map with one pixel per cell; the last column is the sink's, if there is one. */
-function paintMap(canvas, view, maps, colors, readSink) {
-  const { T, from = 0 } = view;
-  const read = cellReader(view, maps);
-  const top = scaleTop(view, maps.weightByValues);
+function paintMap(canvas, cells, maps, colors, readSink) {
+  const { T, firstToken } = cells;
+  const read = cellReader(cells, maps);
+  const top = scaleTop(cells, maps.weightByValues);
   const width = readSink ? T + 1 : T;
   canvas.width = width;
   canvas.height = T;
   const image = new ImageData(width, T);
   const pixels = new Uint32Array(image.data.buffer);
-  for (let i = from; i < T; i++) {
-    for (let j = from; j <= i; j++) pixels[i * width + j] = colors[colorIndex(read(i, j) / top)];
+  for (let i = firstToken; i < T; i++) {
+    for (let j = firstToken; j <= i; j++)
+      pixels[i * width + j] = colors[colorIndex(read(i, j) / top)];
     if (readSink) pixels[i * width + T] = colors[colorIndex(readSink(i))];
   }
   canvas.getContext("2d").putImageData(image, 0, 0);

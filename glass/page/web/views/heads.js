@@ -25,7 +25,7 @@ import {
 import { chooseHead, data, H, L, scoredSteps, selection, steps } from "../state/page_state.js";
 import { drawComposition } from "./composition.js";
 import { drawEmergence } from "./emergence.js";
-import { headCells } from "./head_cells.js";
+import { headsContent } from "./heads_content.js";
 
 const COLORS = ["c1", "c2", "c3", "c4", "c5", "c6", "c7"];
 /** Scores between -1 and 1, whose color scale has two ends. */
@@ -99,7 +99,7 @@ function drawScoreTable(score) {
   scoreTables[score] ??= createScoreTable(score);
   const { grid, caption } = scoreTables[score];
   caption.textContent = scoreCaption(score);
-  grid.draw(scoreCells(score));
+  grid.draw(scoreContent(score));
 }
 
 function createScoreTable(score) {
@@ -128,15 +128,15 @@ function scoreCaption(score) {
 }
 
 /** @returns {GridContent} */
-function scoreCells(score) {
+function scoreContent(score) {
   const k = snapshotIndex(score);
   const max = maxScore(score);
   const signed = SIGNED_SCORES.includes(score);
   const read = (layer, head) => scoreAt(score, layer, head, k);
   return {
-    ...headCells(360),
+    ...headsContent(360),
     signed,
-    level: (layer, head) => {
+    color: (layer, head) => {
       const { value } = read(layer, head);
       return value === null ? -1 : linearColorIndex(value / max, signed);
     },
@@ -154,7 +154,7 @@ function scoreCells(score) {
 export function drawOverview(score) {
   overview ??= new CellGrid($("overview-map"), "a score of every head");
   const cellHeight = Math.max(5, Math.min(12, (0.34 * innerHeight) / L));
-  overview.draw({ ...scoreCells(score), cellHeight, write: null });
+  overview.draw({ ...scoreContent(score), cellHeight, write: null });
 }
 
 function describeScore(score, name, { value, error, withoutFirst }) {

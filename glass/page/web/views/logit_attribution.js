@@ -10,9 +10,8 @@ import { CellGrid } from "../charts/cell_grid.js";
 import { colorIndex } from "../charts/colors.js";
 import { headNames } from "../state/head_metrics.js";
 import { chooseHead, data, H, hasMlps, L, selection } from "../state/page_state.js";
-import { headCells } from "./head_cells.js";
+import { headsContent } from "./heads_content.js";
 
-const MAX_BARS = 10; // contributions that have a bar of their own
 const MIN_EFFECT_SCALE = 0.1; // nats; the colors of smaller head effects do not get stronger
 
 /** Draws the head effects of the breakdown on display. */
@@ -36,7 +35,7 @@ export function drawBreakdown(host, predictions, i) {
   // The grid needs its width, so it is in the page already.
   const label = `effect of ablating each head on the loss after token ${i}, in nats`;
   const cellGrid = new CellGrid(grid, label);
-  redrawHeadEffects = () => cellGrid.draw(describeHeadEffects(predictions, i));
+  redrawHeadEffects = () => cellGrid.draw(headEffectContent(predictions, i));
   redrawHeadEffects();
 }
 
@@ -97,7 +96,7 @@ function createContributions(predictions, i) {
         ? ")."
         : "). Gray: increase of the loss if the head is ablated, which includes its effect on later layers.",
     ),
-    barList(largestBars(existing, MAX_BARS)),
+    barList(largestBars(existing)),
   );
 }
 
@@ -116,7 +115,7 @@ function createPromotedTokens(predictions, i) {
   // Three each are stored; of a small vocabulary they would be the same tokens.
   const count = Math.min(3, Math.floor((data.modelConfig?.vocab_size ?? Infinity) / 2));
   const chips = tokenIds =>
-    tokenIds.filter(id => id >= 0).flatMap(id => [bdi(nameWord(id), "token chip"), " "]);
+    tokenIds.filter(id => id >= 0).flatMap(id => [bdi(nameOrNumber(id), "token chip"), " "]);
   const sentence = `Tokens whose logits ${headName(layer, head)} raises and lowers the most, directly.`;
   return panel(
     "promoted",
@@ -128,21 +127,21 @@ function createPromotedTokens(predictions, i) {
 }
 
 /** Return the text of a token; one that is part of a character has none. */
-function nameWord(id) {
+function nameOrNumber(id) {
   const word = data.words[id] ?? "";
   return /[^\ufffd]/.test(word) ? shortenToken(word) : `#${id}`;
 }
 
 /** @returns {GridContent} */
-function describeHeadEffects(predictions, i) {
+function headEffectContent(predictions, i) {
   const effectOf = (layer, head) => predictions.headEffect(layer, head, i);
   const sizes = headNames.map((_, k) => Math.abs(effectOf(Math.floor(k / H), k % H)) || 0);
   const scale = Math.max(MIN_EFFECT_SCALE, ...sizes);
   return {
-    ...headCells(260),
+    ...headsContent(260),
     signed: true,
     pick: chooseHead,
-    level: (layer, head) => colorIndex(effectOf(layer, head) / scale, true),
+    color: (layer, head) => colorIndex(effectOf(layer, head) / scale, true),
     write: (layer, head) => formatSigned(effectOf(layer, head)),
     describe: (layer, head) => [
       el("div", {}, `without ${headName(layer, head)}`),

@@ -4,7 +4,6 @@ import { $, el, note } from "../base/dom.js";
 import { formatCount, formatWithError, pluralize } from "../base/format.js";
 import { headName } from "../base/labels.js";
 import { scoreLabel } from "../base/terms.js";
-import { STORED_PRECISION } from "../state/attention_data.js";
 import {
   EMERGENCE_MARK,
   emergencesOf,
@@ -25,7 +24,7 @@ import {
   steps,
   validationName,
 } from "../state/page_state.js";
-import { showsSink } from "../state/shown_view.js";
+import { STORED_PRECISION, showsSink } from "../state/shown_cells.js";
 import { describeEmergence } from "./emergence.js";
 import { describeExplained, scoredDiagonals } from "./token_effect.js";
 
@@ -42,7 +41,7 @@ const TOKEN_EFFECT_KEYS = [
   ["from", "helps"],
 ];
 /** Scores that name the kind of a head if they are large. */
-const KINDS = ["current_token", "previous_token", "sink", "duplicate_token", "induction"];
+const HEAD_KINDS = ["current_token", "previous_token", "sink", "duplicate_token", "induction"];
 const MIN_KIND_SCORE = 0.2;
 const TOKEN_EFFECT_CAPTION =
   "Row: the token after which the next one is predicted. Column: a token that is hidden from all " +
@@ -51,36 +50,36 @@ const TOKEN_EFFECT_CAPTION =
   "model again.";
 
 /** Draw the title, the legend of the text and the caption of the map. */
-export function drawCaption(view) {
+export function drawCaption(cells) {
   const { layer, head, averageHeads } = selection;
-  const keys = view.signed ? TOKEN_EFFECT_KEYS : ATTENTION_KEYS;
-  const caption = view.signed ? TOKEN_EFFECT_CAPTION : describeAttention();
-  const step = view.signed ? view.step : currentStep();
-  $("map-title").textContent = describeMap(view) + afterSteps(step) + describePart(view);
-  $("map-note").hidden = !view.signed;
+  const keys = cells.signed ? TOKEN_EFFECT_KEYS : ATTENTION_KEYS;
+  const caption = cells.signed ? TOKEN_EFFECT_CAPTION : describeAttention();
+  const step = cells.signed ? cells.step : currentStep();
+  $("map-title").textContent = nameMap(cells) + afterSteps(step) + describePart(cells);
+  $("map-note").hidden = !cells.signed;
   $("text-keys").replaceChildren(
     ...keys.flatMap(([kind, name]) => [el("span", { className: `key ${kind}` }, name), " "]),
   );
   $("map-caption").replaceChildren(caption, ...diagonalLegend());
-  if (!view.signed && !averageHeads) {
+  if (!cells.signed && !averageHeads) {
     const emerged = emergencesOf(layer, head).map(describeEmergence);
     const notes = emerged.map(text => note(`${EMERGENCE_MARK} ${text}`));
     $("map-caption").append(createScores(), ...notes);
   }
-  $("precision").textContent = view.signed ? "" : describePrecision();
+  $("precision").textContent = cells.signed ? "" : describePrecision();
   // For style sheets and scripts
   const name = averageHeads ? `L${layer}` : headName(layer, head);
   Object.assign($("large").dataset, {
-    map: view.signed ? "token-effect" : "attention",
-    heads: view.signed ? "all" : name,
+    map: cells.signed ? "token-effect" : "attention",
+    heads: cells.signed ? "all" : name,
     step,
     probe: currentProbe().name,
   });
 }
 
-function describeMap(view) {
+function nameMap(cells) {
   const { layer, head, averageHeads } = selection;
-  if (view.signed) return "Token effect";
+  if (cells.signed) return "Token effect";
   if (!averageHeads) return `Attention pattern of ${headName(layer, head)}`;
   return `Attention pattern of layer ${layer}, average of ${pluralize(H, "head")}`;
 }
@@ -89,7 +88,8 @@ function describeMap(view) {
 const afterSteps = step => (data.kind === "run" ? ` after ${pluralize(step, "step")}` : "");
 
 /** Say which tokens of a long text have token effects. */
-const describePart = view => (view.signed && view.from > 0 ? `, ${describeExplained(view)}` : "");
+const describePart = cells =>
+  cells.signed && cells.firstToken > 0 ? `, ${describeExplained(cells)}` : "";
 
 function describeAttention() {
   const { averageHeads, excludeFirst } = selection;
@@ -137,7 +137,9 @@ function createScores() {
   const scores = scoreNames
     .map(name => ({ name, ...scoreAt(name, selection.layer, selection.head, k) }))
     .filter(({ value }) => value !== null);
-  const kinds = scores.filter(({ name, value }) => KINDS.includes(name) && value >= MIN_KIND_SCORE);
+  const kinds = scores.filter(
+    ({ name, value }) => HEAD_KINDS.includes(name) && value >= MIN_KIND_SCORE,
+  );
   const [kind] = kinds.sort((a, b) => b.value - a.value);
   const items = scores.map(({ name, value, error }) => {
     const width = (100 * Math.max(0, value)) / maxScore(name);

@@ -29,20 +29,20 @@ function orderHeads() {
 /**
  * Request the attention patterns of a text, and draw them as they arrive.
  *
- * @param {Cells} view - Receives the patterns.
+ * @param {Cells} cells - Receives the patterns.
  * @param {object} input
  * @returns {Promise<boolean>} Resolves when the first patterns have arrived; false: the text is not
  *   wanted any more.
  */
-export function requestPatterns(view, input) {
-  const triangle = (view.T * (view.T + 1)) / 2;
+export function requestPatterns(cells, input) {
+  const triangle = (cells.T * (cells.T + 1)) / 2;
   return new Promise((resolve, reject) => {
     const onPart = ({ heads, maps }) => {
       heads.forEach((k, n) => {
-        view.triangles[k] = maps.subarray(n * triangle, (n + 1) * triangle);
+        cells.triangles[k] = maps.subarray(n * triangle, (n + 1) * triangle);
       });
       resolve(true);
-      if (display.attention === view) drawPatterns(heads);
+      if (display.attention === cells) drawPatterns(heads);
     };
     const question = { request: "patterns", ...input, heads: orderHeads() };
     ask(question, { onPart }).then(() => resolve(false), reject);
@@ -76,21 +76,21 @@ async function askOrExplain(question, onPart = undefined) {
  */
 export async function requestBreakdown(i, draw) {
   const { predictions } = ownText;
-  const { asked } = predictions;
+  const { requested } = predictions;
   const of = [selection.layer, selection.head];
-  if (asked.breakdown === String([i, of])) return;
-  asked.breakdown = String([i, of]);
-  if (asked.headEffects !== i) {
+  if (requested.breakdown === String([i, of])) return;
+  requested.breakdown = String([i, of]);
+  if (requested.headEffects !== i) {
     cancel("headEffects"); // of another token
-    asked.headEffects = null;
+    requested.headEffects = null;
   }
   const breakdown = await askOrExplain({ request: "breakDown", i, of });
   if (!breakdown || predictions !== ownText.predictions) return;
   Object.assign(data.words, breakdown.words);
   predictions.addBreakdown(breakdown);
   draw();
-  if (asked.headEffects === i || i + 1 >= ownText.T) return;
-  asked.headEffects = i;
+  if (requested.headEffects === i || i + 1 >= ownText.T) return;
+  requested.headEffects = i;
   const redraw = throttle(updateHeadEffects, REDRAW_DELAY);
   await askOrExplain({ request: "headEffects", i }, part => {
     predictions.addHeadEffects(i, part);
@@ -102,8 +102,8 @@ export async function requestBreakdown(i, draw) {
 /** Request the token effects of the text, a hidden token at a time. */
 export async function requestTokenEffects() {
   const { predictions } = ownText;
-  if (predictions.asked.tokenEffects) return;
-  predictions.asked.tokenEffects = true;
+  if (predictions.requested.tokenEffects) return;
+  predictions.requested.tokenEffects = true;
   const isShown = () => display.predictions === predictions && selection.showTokenEffect;
   const redraw = throttle(drawAttention, REDRAW_DELAY);
   await askOrExplain({ request: "tokenEffects" }, part => {

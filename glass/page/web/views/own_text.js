@@ -6,7 +6,7 @@ import { headName } from "../base/labels.js";
 import { ask, describeFailure, send } from "../client/client.js";
 import { findHidden, placesRead } from "../engine/decoding.js";
 import { Cells, MIN_CLEAR_EFFECT_NATS, Predictions } from "../state/cells.js";
-import { strongestInductionEvent } from "../state/events.js";
+import { inductionToken } from "../state/opening_token.js";
 import {
   chooseProbe,
   currentProbe,
@@ -86,8 +86,8 @@ async function readOnce(isWanted) {
   ]);
   if (!results || !isWanted()) return;
   const { norms, largest } = results;
-  const view = new Cells({ L, H, tokens, largest, norms, triangles: [] });
-  if (!(await requestPatterns(view, input)) || !isWanted()) return;
+  const attention = new Cells({ L, H, tokens, largest, norms, triangles: [] });
+  if (!(await requestPatterns(attention, input)) || !isWanted()) return;
   const milliseconds = Math.round(performance.now() - startTime);
   $("own-text-status").textContent = describeLength(ids.length, allIds.length, milliseconds);
   const isEdited = String(ids) !== String(ownText.ids);
@@ -95,13 +95,14 @@ async function readOnce(isWanted) {
   const predictions = new Predictions(facts);
   predictions.addRead(results, input.off, input.hidden);
   Object.assign(data.words, results.words);
-  Object.assign(ownText, { ids, tokens, T: ids.length, allIds, places, view, predictions });
-  if (!display.attention && wanted.pin === null) wanted.pin = await findEvent(input, predictions);
+  Object.assign(ownText, { ids, tokens, T: ids.length, allIds, places, attention, predictions });
+  if (!display.attention && wanted.pin === null)
+    wanted.pin = await findInductionToken(input, predictions);
   if (isWanted()) showOwnText(isEdited);
 }
 
 /** Return the strongest induction event of the selected head, whose effects this measures first. */
-async function findEvent(input, predictions) {
+async function findInductionToken(input, predictions) {
   const { layer, head } = selection;
   const off = [...input.off, headName(layer, head)];
   const { losses } = await send("read", { ...input, off });
@@ -109,7 +110,7 @@ async function findEvent(input, predictions) {
     const effect = { heads: [layer * H + head], nats: [loss - predictions.loss(i)] };
     predictions.addHeadEffects(i, effect);
   });
-  return strongestInductionEvent(ownText, ownText.view, predictions, selection);
+  return inductionToken(ownText, ownText.attention, predictions, selection);
 }
 
 /** Say how many tokens were read, and why these are not all. */
@@ -148,7 +149,7 @@ function showEmptyText() {
   $("own-text-status").textContent = "";
   cancelRequestsOfText();
   Object.assign(ownText, { ids: [], tokens: [], T: 0, allIds: [], places: [], hidden: [] });
-  Object.assign(ownText, { view: null, predictions: null });
+  Object.assign(ownText, { attention: null, predictions: null });
   selectWanted({ attention: null, predictions: null });
   fillText();
   emit("selected");
@@ -161,7 +162,7 @@ function showOwnText(isEdited) {
   const isFirst = !isOwnText() || !display.attention;
   const isOtherStep = selection.step !== wanted.step;
   const previous = isEdited || isFirst ? null : pinned;
-  selectWanted({ attention: ownText.view, predictions: ownText.predictions });
+  selectWanted({ attention: ownText.attention, predictions: ownText.predictions });
   fillText();
   const pin = wanted.pin ?? previous ?? ownText.T - 1;
   wanted.pin = null;

@@ -42,7 +42,7 @@ function describeAttended(attention, layer, head, i) {
  * token that is the likeliest without interventions.
  */
 function describeNext(predictions, i) {
-  if (predictions?.step !== currentStep() || i < (predictions.from ?? 0)) return [];
+  if (predictions?.step !== currentStep() || i < predictions.firstToken) return [];
   const { tokens, T } = predictions;
   const isLast = i + 1 >= T;
   const unchanged = ({ chance, was }) => was ?? chance;

@@ -43,7 +43,7 @@ export function drawPrediction() {
 
 /** Return whether the prediction after token i is explained; in a long text only the last are. */
 function isExplained(predictions, i) {
-  return Boolean(predictions) && i !== null && i >= (predictions.from ?? 0);
+  return Boolean(predictions) && i !== null && i >= predictions.firstToken;
 }
 
 /** Draw the likeliest next tokens after token i, and what helps the prediction. */

@@ -15,8 +15,6 @@ import {
   selection,
 } from "../state/page_state.js";
 
-const MAX_BARS = 10; // terms that have a bar of their own
-
 /** What the explanation on display depends on. */
 let shownFor = "";
 
@@ -93,6 +91,6 @@ function describeTerms(terms, i, j) {
         `${formatSigned(sumOfValues(terms))}. It is a sum over pairs: what wrote the query × what ` +
         "wrote the key.",
     ),
-    barList(largestBars(bars, MAX_BARS)),
+    barList(largestBars(bars)),
   ];
 }

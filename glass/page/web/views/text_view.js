@@ -4,7 +4,6 @@ import { $, el, note, scrollWithin } from "../base/dom.js";
 import { formatCount, formatNumber, makeVisible } from "../base/format.js";
 import { labelToken } from "../base/labels.js";
 import { addArrowKeys } from "../base/tooltip.js";
-import { cellReader, scaleTop } from "../state/attention_data.js";
 import {
   currentProbe,
   data,
@@ -16,7 +15,7 @@ import {
   selection,
   togglePin,
 } from "../state/page_state.js";
-import { shownSink, shownView } from "../state/shown_view.js";
+import { cellReader, scaleTop, shownCells, shownSink } from "../state/shown_cells.js";
 
 const MAX_LISTED = 8;
 const SHADES = 20; // values that differ by less are drawn alike, so that fewer elements change
@@ -64,7 +63,7 @@ export function fillText() {
   spans[data.promptTokens]?.before(el("span", { className: "border" }, "▏generated from here on▕"));
   host.onpointerleave = () => highlightToken(null);
   const reached = focused < 0 ? spans.length - 1 : Math.min(focused, spans.length - 1);
-  addArrowKeys(host, spans, 1, () => {}, reached);
+  addArrowKeys(host, spans, { current: reached });
   const moveWithArrows = host.onkeydown;
   host.onkeydown = event => {
     if (event.key === "Enter" || event.key === " ") {
@@ -128,19 +127,19 @@ export function drawHighlights() {
     $("lists").replaceChildren();
     return;
   }
-  const view = shownView();
-  const read = cellReader(view, selectedMaps());
+  const cells = shownCells();
+  const read = cellReader(cells, selectedMaps());
   const { token } = selection;
-  colorTokens(view, read, token);
-  const isRead = token !== null && token >= (view.from ?? 0);
-  $("lists").replaceChildren(...(isRead ? createLists(view, read, token) : []));
+  colorTokens(cells, read, token);
+  const isRead = token !== null && token >= cells.firstToken;
+  $("lists").replaceChildren(...(isRead ? createLists(cells, read, token) : []));
 }
 
 /** Color each token by its value in the row or column of `token`. */
-function colorTokens(view, read, token) {
+function colorTokens(cells, read, token) {
   spans.forEach((span, k) => {
     const isColored = token !== null && k !== token;
-    const style = isColored ? tokenStyle(view, read, token, k) : "";
+    const style = isColored ? tokenStyle(cells, read, token, k) : "";
     if (span.shownStyle !== style) span.style.cssText = style;
     span.shownStyle = style;
     span.classList.toggle("lit", k === token);
@@ -148,32 +147,32 @@ function colorTokens(view, read, token) {
 }
 
 /** Return the style of token k while `token` is highlighted. */
-function tokenStyle(view, read, token, k) {
+function tokenStyle(cells, read, token, k) {
   const isKey = k < token;
   const value = isKey ? read(token, k) : read(k, token);
-  const share = Math.min(1, Math.abs(value) / scaleTop(view, selection.weightByValues) || 0);
+  const share = Math.min(1, Math.abs(value) / scaleTop(cells, selection.weightByValues) || 0);
   const percent = (MAX_SHADE / SHADES) * Math.round(SHADES * Math.sqrt(share));
   let color = isKey ? "to" : "from";
-  if (view.signed && value < 0) color = "negative";
-  else if (view.signed && isKey) color = "positive";
+  if (cells.signed && value < 0) color = "negative";
+  else if (cells.signed && isKey) color = "positive";
   return `background: color-mix(in oklab, var(--${color}) ${percent}%, transparent)`;
 }
 
 /** List the largest values in the row and column of `token`. */
-function createLists(view, read, token) {
-  if (view.signed && token === view.T - 1) {
+function createLists(cells, read, token) {
+  if (cells.signed && token === cells.T - 1) {
     return [el("p", {}, "The text ends here: there is no next token whose loss could change.")];
   }
   const keys = [];
   const queries = [];
-  for (let k = view.from ?? 0; k < view.T; k++) {
+  for (let k = cells.firstToken; k < cells.T; k++) {
     if (k <= token) keys.push({ token: k, value: read(token, k) });
     if (k >= token) queries.push({ token: k, value: read(k, token) });
   }
   const readSink = shownSink();
   if (readSink) keys.push({ token: null, value: readSink(token) });
-  const list = (name, kind, entries) => createList(view, token, name, kind, entries);
-  if (!view.signed) {
+  const list = (name, kind, entries) => createList(cells, token, name, kind, entries);
+  if (!cells.signed) {
     return [list("attends to", "to", keys), list("attended to by", "from", queries)];
   }
   const negated = keys.map(({ token: k, value }) => ({ token: k, value: -value }));
@@ -185,12 +184,12 @@ function createLists(view, read, token) {
 }
 
 /** Create one list of tokens with positive values, largest first; no token stands for the sink. */
-function createList(view, i, name, kind, entries) {
+function createList(cells, i, name, kind, entries) {
   const positive = entries.filter(({ value }) => value > 0).sort((a, b) => b.value - a.value);
   const largest = positive.slice(0, MAX_LISTED);
   const items = largest.map(({ token, value }) => {
     const width = ((100 * value) / largest[0].value).toFixed(1);
-    const key = token === null ? ["sink"] : labelToken(view, token);
+    const key = token === null ? ["sink"] : labelToken(cells, token);
     return el(
       "li",
       { style: `--w: ${width}%` },
@@ -198,7 +197,7 @@ function createList(view, i, name, kind, entries) {
       el("b", {}, formatNumber(value)),
     );
   });
-  const heading = el("h4", {}, ...labelToken(view, i), ` ${name}`);
+  const heading = el("h4", {}, ...labelToken(cells, i), ` ${name}`);
   const list = el("div", { className: kind }, heading, el("ol", {}, ...items));
   const omitted = positive.length - largest.length;
   if (!positive.length) list.append(note("none"));

@@ -14,7 +14,8 @@ export const scoredDiagonals = period => [
 ];
 
 /** Name the tokens of a long text that are explained. */
-export const describeExplained = ({ from, T }) => `last ${T - from} of ${formatCount(T)} tokens`;
+export const describeExplained = ({ firstToken, T }) =>
+  `last ${T - firstToken} of ${formatCount(T)} tokens`;
 
 /** Describe the effect of hiding token j on the prediction after token i, for a tooltip. */
 export function describeTokenEffect(predictions, i, j) {

@@ -1,9 +1,15 @@
 /** The section about a run's training: figures, curves, samples, time by activity. */
 
 import { $, bdi, el } from "../base/dom.js";
-import { formatCount, formatDuration, formatNumber, pluralize, printable } from "../base/format.js";
+import {
+  formatCompact,
+  formatCount,
+  formatDuration,
+  formatNumber,
+  pluralize,
+  printable,
+} from "../base/format.js";
 import { explanationOf, TASK_CHARTS, term } from "../base/terms.js";
-import { formatCompact } from "../charts/chart_axes.js";
 import { drawLineCharts } from "../charts/line_chart.js";
 import { columns, data, scoredSteps } from "../state/page_state.js";
 

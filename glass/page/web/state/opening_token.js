@@ -16,12 +16,12 @@ const MIN_PROBABILITY = 0.5; // of the next token, except in random tokens that 
  * @param {Predictions | null} predictions
  * @returns {number | null}
  */
-export function strongestInductionEvent(probe, attention, predictions, { layer, head }) {
+export function inductionToken(probe, attention, predictions, { layer, head }) {
   const { tokens, T } = attention;
   const minProbability = probe.period ? 0 : MIN_PROBABILITY;
   let strongest = null;
   let largest = 0;
-  for (let i = predictions?.from ?? T; i < T - 1; i++) {
+  for (let i = predictions?.firstToken ?? T; i < T - 1; i++) {
     const successor = i < MIN_DISTANCE ? 0 : tokens.lastIndexOf(tokens[i], i - MIN_DISTANCE) + 1;
     if (successor === 0 || tokens[successor] !== tokens[i + 1]) continue;
     const weight = attention.at(layer, head, i, successor);
@@ -42,14 +42,14 @@ export function strongestInductionEvent(probe, attention, predictions, { layer, 
  * without one of the earlier tokens.
  */
 export function mostAffectedToken(predictions, layer, head) {
-  const { from, T } = predictions;
-  const tokens = Array.from({ length: Math.max(1, T - 1 - from) }, (_, k) => from + k);
+  const { firstToken, T } = predictions;
+  const tokens = Array.from({ length: Math.max(1, T - 1 - firstToken) }, (_, k) => firstToken + k);
   const argmax = measure =>
-    tokens.reduce((best, i) => (measure(i) > measure(best) ? i : best), from);
+    tokens.reduce((best, i) => (measure(i) > measure(best) ? i : best), firstToken);
   const headEffect = i => predictions.headEffect(layer, head, i);
   const candidate = argmax(headEffect);
   if (headEffect(candidate) >= MIN_CLEAR_EFFECT_NATS) return candidate;
   return argmax(i =>
-    Math.max(0, ...tokens.slice(0, i - from).map(j => predictions.at(0, 0, i, j))),
+    Math.max(0, ...tokens.slice(0, i - firstToken).map(j => predictions.at(0, 0, i, j))),
   );
 }

@@ -1,4 +1,4 @@
-/** Cells of a grid that stand for all heads of the model. */
+/** Grids with a cell for each head of the model. */
 
 import { MIN_DEEP_LAYERS } from "../base/labels.js";
 import { H, L } from "../state/page_state.js";
@@ -6,10 +6,10 @@ import { H, L } from "../state/page_state.js";
 const MAX_HEAD_WIDTH = 64; // pixels of a cell that stands for a head
 
 /**
- * Return the cells of a score of all heads, without their values: a row for each layer. All rows
- * together have at most this height in pixels, except in deep models.
+ * Return the content of a grid with a cell for each head, without values: a row for each layer. All
+ * rows together have at most this height in pixels, except in deep models.
  */
-export function headCells(maxHeight) {
+export function headsContent(maxHeight) {
   const minRowHeight = L > MIN_DEEP_LAYERS ? 9 : 14;
   return {
     rows: L,
