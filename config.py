@@ -6,15 +6,11 @@ short diffs from them, and `python train.py --help` is printed from this page.
 
 import dataclasses
 import re
-from collections.abc import Collection, Mapping
 from dataclasses import MISSING, dataclass, replace
-from pathlib import Path
 from typing import Any
 
-from common.errors import UserError, not_one_of
-from common.files import exists
-from common.paths import expand_model_name
-from common.settings import LARGEST_SEED, Above, check_settings, format_value, setting
+from common.errors import UserError
+from common.settings import LARGEST_SEED, Above, check_settings, setting
 
 # Tensor cores multiply 16-bit matrices whose sizes are multiples of 64 in full tiles.
 GPU_VOCAB_MULTIPLE = 64
@@ -23,31 +19,6 @@ MIN_BF16_DECODING_WIDTH = 384
 # A model of the Hugging Face hub with its commit: owner/name@commit.
 HUB_MODEL = re.compile(r"(\w[\w.-]*/[\w.-]+)@([0-9a-f]{40})")
 
-
-# Numbers of a model that each computation of it takes as they are: model.py, generation/decoder.py,
-# the page's JavaScript and score attribution. The last three list the other settings they know.
-MODEL_NUMBERS = {
-    "vocab_size",
-    "block_size",
-    "n_layer",
-    "n_head",
-    "n_kv_head",
-    "n_embd",
-    "head_dim",
-    "value_head_dim",
-    "mlp_hidden",
-    "mlp_ratio",
-    "norm_eps",
-    "rope_theta",
-    "rope_factor",
-    "rope_trained",
-    "dropout",
-    "vocab_multiple",
-    "ngrams",
-    "ngram_size",
-    "ngram_count",
-    "ngram_rows",
-}
 # Other settings, with the values beside which alone some settings have an effect.
 TASK = {"data.source": ("synthetic",)}
 PASSAGES = TASK | {"data.task": ("passages",)}
@@ -60,17 +31,6 @@ NGRAMS = {"model.ngrams": Above(1)}
 ADAMW = {"optim.name": ("adamw", "muon")}
 MUON = {"optim.name": ("muon",)}
 SNAPSHOTS = {"attention.every": Above(0)}
-# What the commands that do not train read: the beginnings of settings' names.
-READ_BY_MODE = {
-    "prepare_only": (
-        *("prepare_only", "data", "tokenizer", "init_from", "experiment", "run_dir", "resume"),
-        "distributed",
-    ),
-    "eval_only": (
-        *("eval_only", "data", "init_from", "experiment", "run_dir", "device", "precision"),
-        *("deterministic", "threads", "distributed", "model.block_size", "model.vocab_multiple"),
-    ),
-}
 # The tasks of data=synthetic, with the number of different symbols in each.
 TASK_SYMBOLS = {"passages": 32, "markov": 3, "modular": 41}
 
@@ -236,21 +196,6 @@ class ModelConfig:
         parts = {"attention": ("qkv", "output"), "qkv": ("qkv",), "mlp": ("mlp",)}
         return part in parts.get(self.bias, ())
 
-    def find_unlisted(
-        self, listed: Mapping[str, tuple], irrelevant: Collection[str] = ()
-    ) -> str | None:
-        """Return the first setting that a computation of the model does not know; None: all known.
-
-        It is neither at its default, nor one of `MODEL_NUMBERS`, nor irrelevant, nor is its value
-        listed. It is returned as it is typed, such as model.mlp=swiglu.
-        """
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            is_known = field.name in MODEL_NUMBERS or field.name in irrelevant
-            if not is_known and value not in listed.get(field.name, (field.default,)):
-                return f"model.{field.name}={format_value(value)}"
-        return None
-
     def check(self) -> None:
         """Raise `UserError` if a value is out of bounds or settings contradict each other."""
         check_settings(self, "model.")
@@ -355,36 +300,6 @@ class DataConfig:
         """Number of different symbols of the task, without the begin symbol."""
         return self.symbols or TASK_SYMBOLS[self.task]
 
-    @property
-    def sequence_length(self) -> int | None:
-        """The number of input tokens that a task fixes, or None if it takes any block_size."""
-        if self.source != "synthetic" or self.task != "modular":
-            return None
-        return 4 + self.begin
-
-    def check(self) -> None:
-        """Raise `UserError` if a setting that the source needs is missing or does not fit."""
-        if self.source == "text" and not self.path:
-            raise UserError("data=text needs data.path=FILE_OR_FOLDER_OR_GLOB")
-        if self.source == "hf" and not self.name:
-            raise UserError("data=hf needs data.name=DATASET, such as roneneldan/TinyStories")
-        if self.source == "synthetic":
-            self._check_task()
-
-    def _check_task(self) -> None:
-        if self.task == "passages" and self.min_period > self.max_period:
-            raise UserError(
-                f"data.min_period={self.min_period} exceeds data.max_period={self.max_period}: "
-                "change one of them"
-            )
-        if self.task == "modular":
-            pairs = self.num_symbols * (self.num_symbols + 1) // 2
-            if not 1 <= round(self.train_share * pairs) < pairs:
-                raise UserError(
-                    f"data.train_share={self.train_share} of {pairs} unordered pairs leaves "
-                    "nothing to train on or nothing to hold out: change it or raise data.symbols"
-                )
-
 
 @dataclass
 class TokenizerConfig:
@@ -409,15 +324,6 @@ class TokenizerConfig:
         choices=("code", "gpt2"),
         only_with=BPE,
     )
-
-    def check(self) -> None:
-        """Raise `UserError` if the tokenizer is unknown."""
-        if self.name not in ("char", "bpe", "gpt2", "hf"):
-            from tiktoken import list_encoding_names  # slow to import, and seldom needed
-
-            names = ["char", "bpe", *list_encoding_names()]
-            if self.name not in names:
-                raise UserError(not_one_of("tokenizer.name", self.name, names))
 
 
 @dataclass
@@ -464,15 +370,6 @@ class OptimConfig:
     )
     momentum: float = setting(0.95, "Muon's Nesterov momentum", ge=0, lt=1, only_with=MUON)
     grad_clip: float = setting(1.0, "maximum norm of the gradient; 0: no clipping", ge=0)
-
-    @property
-    def muon_peak_lr(self) -> float:
-        """Peak learning rate of Muon."""
-        return self.muon_lr_multiple * self.lr
-
-    def count_warmup_steps(self, max_steps: int) -> int:
-        """Return the number of warm-up steps in a run of `max_steps` steps."""
-        return round(self.warmup_share * max_steps)
 
 
 @dataclass
@@ -535,14 +432,6 @@ class AttentionConfig:
         48, "length of the text probe, in tokens; of the repeated probe at most 64", ge=8
     )
 
-    def check(self) -> None:
-        """Raise `UserError` if an attention grid is due without a snapshot."""
-        if self.every and self.picture_every % self.every:
-            raise UserError(
-                f"attention.picture_every={self.picture_every} is not a multiple of "
-                f"attention.every={self.every}: grids are drawn of snapshots, so change one of them"
-            )
-
 
 @dataclass
 class WandbConfig:
@@ -588,26 +477,6 @@ class Hardware:
         "compute capability 8",
         choices=("auto", "fp32", "bf16", "fp16"),
     )
-
-
-@dataclass
-class LoadConfig(ModelSource):
-    """Settings of the commands that load a trained model."""
-
-    checkpoint: str = setting("best", "checkpoint of the run: best, last, or a step number")
-
-    def check(self) -> None:
-        """Raise `UserError` if a value is out of bounds or settings contradict each other."""
-        check_settings(self)
-        is_step = self.checkpoint.isascii() and self.checkpoint.isdigit()
-        if self.checkpoint not in ("best", "last") and not is_step:
-            raise UserError(f"checkpoint={self.checkpoint} must be best, last or a step number")
-        if self.run_dir is not None and self.init_from is not None:
-            raise UserError("run_dir= and init_from= exclude each other: leave one out")
-        if self.run_dir is not None and not exists(
-            Path(expand_model_name("run_dir", self.run_dir))
-        ):
-            raise UserError(f"run_dir={self.run_dir} does not exist: name the folder of a run")
 
 
 @dataclass
@@ -689,53 +558,6 @@ class Config(Hardware, ModelSource):
     def micro_batch_size(self, n_processes: int = 1) -> int:
         """Return the number of sequences per micro-step and process."""
         return self.batch_size // (self.accumulate * n_processes)
-
-    def check(self) -> None:
-        """Raise `UserError` for mistakes that show without reading data or importing torch."""
-        check_settings(self)
-        for section in (self.model, self.attention, self.tokenizer, self.data):
-            section.check()
-        self._check_sequence_length()
-        if self.batch_size % self.accumulate:
-            raise UserError(
-                f"batch_size={self.batch_size} is not divisible by accumulate={self.accumulate}: "
-                "change one of them"
-            )
-        for name, unit in (("shard", "processes"), ("threads", "threads")):
-            value = getattr(self, name)
-            if isinstance(value, str) and value != "auto":
-                raise UserError(f"{name}={value} must be auto or a number of {unit}")
-        if self.tokenizer.name == "hf" and self.init_from is None:
-            raise UserError(
-                "tokenizer.name=hf is the tokenizer of a model: use init_from=MODEL instead"
-            )
-        if self.prepare_only + self.eval_only + self.dry_run > 1:
-            raise UserError("prepare_only, eval_only and dry_run exclude each other: keep one")
-        if self.eval_only and not (self.run_dir or self.init_from):
-            raise UserError("eval_only=true needs a model: add run_dir=PATH or init_from=MODEL")
-        if self.resume and self.run_dir is None:
-            resume = format_value(self.resume)
-            raise UserError(f"resume={resume} needs the folder of the run: add run_dir=PATH")
-        for path in filter(None, (self.run_dir, self.init_from)):
-            if path.encode(errors="ignore").decode() != path:  # safetensors cannot open it
-                raise UserError(f"the path {path!a} is not valid UTF-8: choose another one")
-
-    def _check_sequence_length(self) -> None:
-        data, block_size = self.data, self.model.block_size
-        length = data.sequence_length
-        if length and block_size != length:
-            raise UserError(
-                f"model.block_size={block_size} does not fit data.task={data.task}, whose "
-                f"sequences have {length} tokens: leave it out, or set model.block_size={length}"
-            )
-        if data.source == "synthetic" and data.task == "passages":
-            longest = block_size - data.begin
-            if data.max_period > longest:
-                raise UserError(
-                    f"data.max_period={data.max_period} leaves no room for a repeat in "
-                    f"model.block_size={block_size}: lower it to at most {longest}, or raise "
-                    "model.block_size"
-                )
 
 
 @dataclass(kw_only=True)

@@ -4,8 +4,9 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from cli.load_config import LoadConfig
 from common.settings import setting
-from config import Hardware, LoadConfig
+from config import Hardware
 
 
 @dataclass

@@ -1,6 +1,6 @@
 """From the arguments of train.py to the checked configuration of a run.
 
-Hydra composes presets and settings, and `Config.check` checks them. Does not import torch.
+Hydra composes presets and settings, and `check_config` checks them. Does not import torch.
 """
 
 import sys
@@ -14,6 +14,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
+from cli.checks import check_config, fixed_sequence_length
 from cli.command_line import CONFIGS, GROUPS, SETTINGS, CommandLine, parse_command_line, quote
 from cli.continuation import (
     FINE_TUNING,
@@ -32,10 +33,22 @@ from common.settings import check_settings, explain_unused, show_value
 from common.signals import exit_on_stop_signals
 from common.terminal import Terminal, error_sentence, printer, run_main
 from common.torchrun import process_rank
-from config import READ_BY_MODE, Config, TokenizerConfig
+from config import Config, TokenizerConfig
 
 ConfigStore.instance().store(name="schema", node=Config)
 ConfigStore.instance().store(name="nothing", node={})  # to which a preset is added alone
+
+# What the commands that do not train read: the beginnings of settings' names.
+READ_BY_MODE = {
+    "prepare_only": (
+        *("prepare_only", "data", "tokenizer", "init_from", "experiment", "run_dir", "resume"),
+        "distributed",
+    ),
+    "eval_only": (
+        *("eval_only", "data", "init_from", "experiment", "run_dir", "device", "precision"),
+        *("deterministic", "threads", "distributed", "model.block_size", "model.vocab_multiple"),
+    ),
+}
 
 # Reads the shape and the tokenizer of the model that `init_from` names.
 ReadModel = Callable[[str], Config]
@@ -161,7 +174,7 @@ def configure(job: Job, read_model: ReadModel, log: Log = print) -> Job:
         config = continue_run(run, _request_to(run, job), list_typed_settings(job), log)
     else:
         config = _configure_new_run(job, read_model, log)
-    config.check()
+    check_config(config)
     _check_effects(config, job)
     if config.data.path:
         require_path(config.data.path)
@@ -245,7 +258,7 @@ def _apply_task(config: Config, keys: list[str], log: Log) -> Config:
             "leave it out"
         )
     config = replace(config, tokenizer=TokenizerConfig("char"))
-    length = config.data.sequence_length
+    length = fixed_sequence_length(config.data)
     if length not in (None, config.model.block_size) and "model.block_size" not in keys:
         config = config.with_value("model.block_size", length)
         log(f"note: model.block_size={length} is the length of a sequence of this task")

@@ -2,9 +2,10 @@
 
 from dataclasses import dataclass
 
+from cli.load_config import LoadConfig
 from common.errors import UserError
 from common.settings import LARGEST_SEED, Above, setting
-from config import Hardware, LoadConfig
+from config import Hardware
 
 ONE_TEXT = {"interactive": (False,)}
 GENERATED = {"score": (None,)}  # a text is generated, not scored

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import kernels
+from generation.known_settings import find_unknown_setting
 from model import GPT, Block, KVCache
 
 Layer = Callable[[Tensor], Tensor]
@@ -44,7 +45,7 @@ class Decoder:
         self.head = as_function(model.head)
         self.layers: list[DecoderLayer] = []
         has_plain_layers = all(block.attention.is_plain for block in model.blocks)
-        if has_plain_layers and model.config.find_unlisted(FAST_SETTINGS) is None:
+        if has_plain_layers and find_unknown_setting(model.config, FAST_SETTINGS) is None:
             self.layers = [DecoderLayer(block, self.cache) for block in model.blocks]
 
     def next_logits(self, tokens: Tensor) -> Tensor:

@@ -4,12 +4,12 @@ import sys
 from dataclasses import dataclass
 
 import cli
+from cli.load_config import LoadConfig
 from common.errors import UserError
 from common.paths import expand_home
 from common.settings import setting
 from common.terminal import print_stderr, run_main
 from common.text import pluralize
-from config import LoadConfig
 from interop import load, save_gguf, save_hf
 from interop.export import require_empty_folder
 from interop.gguf_export import require_new_file

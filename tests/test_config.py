@@ -9,6 +9,7 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from omegaconf.errors import OmegaConfBaseException
 
+from cli.checks import check_config
 from cli.sample_config import SampleConfig
 from common.errors import UserError
 from common.settings import iterate_settings
@@ -63,12 +64,13 @@ INVALID_FOR_SAMPLE = [
 
 
 @pytest.mark.parametrize(
-    "settings_class, cases", [(Config, INVALID), (SampleConfig, INVALID_FOR_SAMPLE)]
+    "settings_class, check, cases",
+    [(Config, check_config, INVALID), (SampleConfig, SampleConfig.check, INVALID_FOR_SAMPLE)],
 )
-def test_an_invalid_setting_is_refused_by_name_and_value(settings_class, cases):
+def test_an_invalid_setting_is_refused_by_name_and_value(settings_class, check, cases):
     for values, names in cases:
         with pytest.raises(UserError) as error:
-            changed(settings_class(), values).check()
+            check(changed(settings_class(), values))
         sentence = str(error.value)
         assert "\n" not in sentence and all(name in sentence for name in names), sentence
 
@@ -145,8 +147,8 @@ def test_a_run_of_the_first_versions_keeps_its_schedule(steps, warmup, lr, muon_
     content = yaml.safe_load(FIRST)
     content["optim"] |= {"warmup_steps": warmup, "lr": lr, "muon_lr": muon_lr}
     optim = parse_config(yaml.safe_dump(content | {"max_steps": steps})).optim
-    assert optim.count_warmup_steps(steps) == (steps // 20 if warmup is None else warmup)
-    assert optim.muon_peak_lr == (muon_lr or 5 * lr)
+    assert round(optim.warmup_share * steps) == (steps // 20 if warmup is None else warmup)
+    assert optim.muon_lr_multiple * optim.lr == (muon_lr or 5 * lr)
 
 
 def test_a_configuration_that_lacks_a_setting_is_refused_by_name():

@@ -175,7 +175,7 @@ def build_optimizers(
     betas = (optim.beta1, optim.beta2)
     optimizers: list[Optimizer] = [AdamW(groups, lr=optim.lr, betas=betas, fused=True)]
     if matrices:
-        rates = (optim.muon_peak_lr, optim.momentum, optim.weight_decay)
+        rates = (optim.muon_lr_multiple * optim.lr, optim.momentum, optim.weight_decay)
         optimizers.append(Muon(matrices, *rates, DTYPES[precision]))
     if tables:
         optimizers.append(RowAdagrad(tables, optim.lr))

@@ -17,7 +17,7 @@ def lr_factor(step: int, optim: OptimConfig, max_steps: int) -> float:
 
     Reference: Loshchilov and Hutter 2017 (cosine); Hu et al. 2024 (warm-up–stable–decay).
     """
-    warmup = optim.count_warmup_steps(max_steps)
+    warmup = round(optim.warmup_share * max_steps)
     if step < warmup:
         return (step + 1) / (warmup + 1)
     if optim.schedule == "constant":

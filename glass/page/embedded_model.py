@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from common.errors import UserError
 from common.files import read_json_object
 from config import GPTConfig
+from generation.known_settings import find_unknown_setting
 from glass.heads.measure.stored_weights import list_stored_weights, order_by_importance
 from glass.heads.say.metrics import read_emergence
 from glass.page.pack import Blobs, PackedWeights, pack_weights, to_base64
@@ -120,8 +121,8 @@ def _find_unsupported(model: EmbeddedModel) -> str | None:
     kind = model.tokenizer.get("kind")
     if kind not in TOKENIZERS:
         return f"a tokenizer of the kind {kind}"
-    if unlisted := model.config.find_unlisted(CAN_RUN):
-        return unlisted
+    if unknown := find_unknown_setting(model.config, CAN_RUN):
+        return unknown
     if model.config.ngrams > 1:
         return f"model.ngrams={model.config.ngrams}"
     return None

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cli.checks import check_config, fixed_sequence_length
 from common.errors import UserError
 from config import TASK_SYMBOLS, Config, DataConfig, ModelConfig
 from data.synthetic import generate_tokens, make_task
@@ -22,13 +23,13 @@ seeds, steps = st.integers(0, 2**63 - 1), st.integers(0, 10**9)
 
 def config_of(task, block_size=40, seed=1, batch_size=8, **data):
     data = DataConfig(source="synthetic", task=task, **{"val_max_tokens": 2000} | data)
-    model = ModelConfig(vocab_size=None, block_size=data.sequence_length or block_size)
+    model = ModelConfig(vocab_size=None, block_size=fixed_sequence_length(data) or block_size)
     return Config(model=model, data=data, seed=seed, batch_size=batch_size)
 
 
 def task_of(*args, **settings):
     config = config_of(*args, **settings)
-    config.check()
+    check_config(config)
     return make_task(config)
 
 

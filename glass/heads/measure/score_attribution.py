@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from common.errors import UserError
+from generation.known_settings import find_unknown_setting
 from glass.heads.measure.capture import ForwardPass
 from glass.heads.measure.components import Component, components
 from glass.heads.measure.logit_attribution import norm_scales
@@ -60,8 +61,8 @@ def attribute_score(
         UserError: A setting of the model may change scores in a way that is not attributed.
     """
     c, (layer, number) = model.config, head
-    if unlisted := c.find_unlisted(ATTRIBUTED_SETTINGS, IRRELEVANT_SETTINGS):
-        raise UserError(f"scores of a model with {unlisted} cannot be attributed to components")
+    if unknown := find_unknown_setting(c, ATTRIBUTED_SETTINGS, IRRELEVANT_SETTINGS):
+        raise UserError(f"scores of a model with {unknown} cannot be attributed to components")
     visible = [t for t in range(i + 1) if t == i or t not in hidden]
     group = number // (c.n_head // c.kv_heads)
     names, queries = _project(model, forward, layer, "Q", number, slice(i, i + 1))  # (N, 1, d_k)

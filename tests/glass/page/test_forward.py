@@ -9,9 +9,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from models import in_browser, lively, page_weights, random_tokens, small
 
-from config import MODEL_NUMBERS
 from data.tokenizer import PATTERNS, CharTokenizer, load_tiktoken, train_bpe
 from generation.decoder import cut, window_start
+from generation.known_settings import MODEL_NUMBERS, find_unknown_setting
 from glass.heads.measure import scores
 from glass.page.embedded_model import CAN_RUN
 from variants import build_model
@@ -63,7 +63,7 @@ def test_every_number_that_a_page_takes_as_it_is_is_compared():
 @pytest.mark.parametrize("changes", [*LISTED_VALUES, *OTHER_NUMBERS.values()], ids=str)
 def test_the_page_computes_the_logits_of_each_setting_that_it_can_run(engine_tab, changes):
     model, ids = lively(build_model(small(**changes))), random_tokens(12)
-    assert model.config.find_unlisted(CAN_RUN) is None
+    assert find_unknown_setting(model.config, CAN_RUN) is None
     question = {"request": "logits", "ids": ids.tolist(), "off": [], "hidden": []}
     (logits,) = ask(engine_tab, model, question)
     with torch.no_grad():

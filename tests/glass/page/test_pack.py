@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from models import LaterConfig, small
 from pages import causal, check_maps, explain, make_run, read_back, snapshot, unpack
 
-from config import MODEL_NUMBERS
+from generation.known_settings import MODEL_NUMBERS
 from glass.page import pack
 from glass.page import write as page
 from glass.page.embedded_model import EmbeddedModel, embed_weights
