@@ -14,13 +14,13 @@ from common.terminal import tolerate_errors
 from common.text import REPLACEMENT, format_magnitude
 from data.tokenizer import Tokenizer, normal_form_note
 from glass.heads.measure.interventions import read_interventions
-from glass.heads.measure.text_pass import max_tokens
 from glass.live.frames import encode_error, encode_frame
 from glass.live.parameters import Parameters, check_text, read_parameters
+from glass.live.rendering import render_page
 from glass.live.requests import MODEL_REQUESTS, TOKENIZER_REQUESTS
 from glass.live.session import Session
+from glass.page.describe import read_scores
 from glass.page.snapshots import list_snapshots
-from glass.page.write import ExploredModel, read_scores, render_explore_page
 from interop import find_model
 from interop.stored import RunCheckpoint
 from kernels import DTYPES
@@ -32,7 +32,6 @@ PROMPT_TOKENS = 32  # of a run's text that are shown first
 # Shown first if there is no text of a run. A likely next token is one of two names, and a name of
 # several tokens occurs again, which induction heads complete.
 EXAMPLE_PROMPT = "When Tolvan Brask and Mary went to the store, Tolvan Brask gave a drink to"
-MAX_SMALL_PARAMETERS = 200_000_000  # whose heads two cores measure in about a minute
 
 
 class Canceled(Exception):
@@ -44,7 +43,8 @@ class Explorer:
 
     def __init__(self, settings: ExploreConfig, log: Callable[[str], None]) -> None:
         """Load the model that the settings name."""
-        self.settings, self.log = settings, log
+        self.settings = settings
+        self.log = log
         self._lock = threading.Lock()  # held while the model runs
         self._turn = threading.Lock()  # held by the request that waits for it
         # Of the request that the model runs for:
@@ -55,20 +55,20 @@ class Explorer:
 
     def describe(self) -> str:
         """Return the title, size and device of the model."""
-        model, explored = self.session.model, self.session.explored
-        size = format_magnitude(model.num_parameters(), None)
-        step = f", step {explored.step:,}" if explored.max_steps else ""
-        device = describe(str(model.head.weight.device))
-        return f"{explored.title}{step}: {size} parameters, on {device}"
+        session = self.session
+        size = format_magnitude(session.model.num_parameters(), None)
+        step = f", step {session.step:,}" if session.max_steps else ""
+        device = describe(str(session.model.head.weight.device))
+        return f"{session.title}{step}: {size} parameters, on {device}"
 
     def page(self) -> str:
         """Return the HTML of the page, after loading the checkpoint that is now best or last."""
-        followed, step = self.session.followed, self.session.explored.step
+        followed = self.session.followed
         with tolerate_errors("loading another checkpoint", self.log):
-            if followed is not None and preferred_steps(*followed)[0] != step:
+            if followed is not None and preferred_steps(*followed)[0] != self.session.step:
                 with self._turn, self._lock:
                     self.session = load_session(self.settings, self.log, self._check_canceled)
-        return render_explore_page(self.session.explored, max_tokens(self.session.model.config))
+        return render_page(self.session)
 
     @torch.no_grad()
     def answer(self, body: bytes, is_canceled: Callable[[], bool]) -> Generator[bytes, None, None]:
@@ -96,10 +96,12 @@ class Explorer:
 
     def _run_model(self, parameters: Parameters) -> Iterator[bytes]:
         session = self.session
-        config, ids = session.model.config, parameters.ids
-        check_text(parameters, session.explored.step, config)
-        interventions = read_interventions(parameters.off, parameters.hidden, len(ids), config)
-        text_pass = session.read(ids, interventions)
+        config = session.model.config
+        check_text(parameters, session.step, config)
+        interventions = read_interventions(
+            parameters.off, parameters.hidden, len(parameters.ids), config
+        )
+        text_pass = session.read(parameters.ids, interventions)
         answer = MODEL_REQUESTS[parameters.request](session, parameters, text_pass)
         if isinstance(answer, Iterator):
             for part in answer:
@@ -110,7 +112,8 @@ class Explorer:
     def _take_turn(self, is_canceled: Callable[[], bool], gives_way: bool) -> None:
         with self._turn:
             self._lock.acquire()
-        self._is_canceled, self._gives_way = is_canceled, gives_way
+        self._is_canceled = is_canceled
+        self._gives_way = gives_way
 
     def _check_canceled(self) -> None:
         """Let a waiting request go first if the current one gives way; end a canceled one."""
@@ -146,29 +149,32 @@ def load_session(
 
     path = Path(expand_model_name(key, name))
     title = path.resolve().name if exists(path) else name
-    step, max_steps, scores = 0, None, None
-    run_dir = followed = None
+    session = Session(model, tokenizer, title, check_canceled=check_canceled)
+    run_dir = None
     if isinstance(stored, RunCheckpoint):
         run_dir = stored.run_dir
-        title = (run_dir or stored.path).resolve().name
-        step, max_steps = stored.step, stored.settings.max_steps
-        if run_dir is not None and stored.which in ("last", "best"):
-            followed = run_dir, stored.which
-    if run_dir is not None:
-        with tolerate_errors(f"reading the scores in {run_dir / METRICS}", log):
-            rows = [row for row in read_rows(run_dir / METRICS) if row["step"] <= step]
-            scores = read_scores(rows)
-    prompt = settings.prompt
-    if prompt is None:
-        prompt = find_prompt(tokenizer, run_dir)
+        show_checkpoint(session, stored, log)
+    prompt = find_prompt(tokenizer, run_dir) if settings.prompt is None else settings.prompt
     tokenizer.encode(prompt)  # raises UserError for an unknown character
     if note := normal_form_note(tokenizer, prompt):
         log(note)
+    session.prompt = prompt
+    return session
 
-    is_small = model.num_parameters() < MAX_SMALL_PARAMETERS
-    begin = tokenizer.begin_of_text
-    explored = ExploredModel(title, model.config, step, max_steps, prompt, begin, is_small, scores)
-    return Session(model, tokenizer, explored, followed, check_canceled)
+
+def show_checkpoint(session: Session, stored: RunCheckpoint, log: Callable[[str], None]) -> None:
+    """Add to a session what is known of its model because it is a run's."""
+    run_dir = stored.run_dir
+    session.title = (run_dir or stored.path).resolve().name
+    session.step = stored.step
+    session.max_steps = stored.settings.max_steps
+    if run_dir is None:
+        return
+    if stored.which in ("last", "best"):
+        session.followed = run_dir, stored.which
+    with tolerate_errors(f"reading the scores in {run_dir / METRICS}", log):
+        rows = [row for row in read_rows(run_dir / METRICS) if row["step"] <= stored.step]
+        session.scores = read_scores(rows)
 
 
 def find_prompt(tokenizer: Tokenizer, run_dir: Path | None) -> str:

@@ -6,7 +6,6 @@ as it was read. Requests of the same name in glass/page/web/engine/requests.js m
 
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -34,7 +33,7 @@ from glass.heads.say.findings import summarize
 from glass.heads.say.metrics import flatten
 from glass.live.parameters import Parameters
 from glass.live.session import Session
-from glass.page.write import describe_scores
+from glass.page.describe import describe_scores
 from kernels import in_float32_or_finer
 
 Parts = Iterator[dict[str, Any]]
@@ -240,8 +239,8 @@ def measure_heads(session: Session, parameters: Parameters, text_pass: TextPass)
     model = in_float32(session.model)
     text = capture(model, np.array([parameters.ids]))
     measurements = yield from analysis.measure_heads(model, session.tokenizer, text)
-    scores = describe_scores(session.explored.step, flatten(measurements), summarize(measurements))
-    session.explored = replace(session.explored, scores=scores)
+    findings = summarize(measurements)
+    session.scores = describe_scores(session.step, flatten(measurements), findings)
 
 
 TOKENIZER_REQUESTS: dict[str, Callable[[Session, Parameters], Any]] = {

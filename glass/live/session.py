@@ -1,50 +1,50 @@
 """The model that a page explores, and the texts that it has read last."""
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from data.tokenizer import Tokenizer
 from glass.heads.measure.interventions import NO_INTERVENTIONS, Interventions
 from glass.heads.measure.probes import spell_token
 from glass.heads.measure.text_pass import TextPass
-from glass.page.write import ExploredModel
 from model import GPT
 
 MAX_PASSES = 3  # cached passes, such as those with and without interventions
 
 
+@dataclass(eq=False)
 class Session:
-    """A model and its tokenizer, as the requests of a page use them.
+    """A model and its tokenizer, as the requests of a page use them, and what the page shows.
 
     Only one thread at a time calls `read`.
     """
 
-    def __init__(
-        self,
-        model: GPT,
-        tokenizer: Tokenizer,
-        explored: ExploredModel,
-        followed: tuple[Path, str] | None = None,
-        check_canceled: Callable[[], None] = lambda: None,
-    ) -> None:
-        """Put the model in evaluation mode.
+    model: GPT  # is put in evaluation mode
+    tokenizer: Tokenizer
+    title: str
+    step: int = 0  # of the checkpoint; 0 for a model outside of a run
+    max_steps: int | None = None  # of the run; None for a model outside of a run
+    prompt: str = ""  # the text that is shown first
+    scores: dict[str, Any] | None = None  # see `describe_scores`; None before heads are measured
+    # A run, and which of its checkpoints is shown ("last" or "best"); None if that never changes.
+    followed: tuple[Path, str] | None = None
+    # Called before each block, and whenever composition measures a head.
+    check_canceled: Callable[[], None] = lambda: None
 
-        `followed` is a run and which of its checkpoints is shown ("last" or "best"), None if that
-        never changes. `check_canceled` is called before each block, and whenever composition
-        measures a head.
-        """
-        self.model, self.tokenizer = model.eval(), tokenizer
-        self.explored = explored
-        self.followed = followed
+    def __post_init__(self) -> None:
+        self.model.eval()
         self._find_pass = lru_cache(MAX_PASSES)(
-            lambda ablated, has_hidden, role: TextPass(model, ablated)
+            lambda ablated, has_hidden, role: TextPass(self.model, ablated)
         )
+        check_canceled = self.check_canceled
 
         def check(*_: object) -> None:  # a closure is not copied with the model
             check_canceled()
 
-        for module in (*(block.norm_1 for block in model.blocks), model.head):
+        for module in (*(block.norm_1 for block in self.model.blocks), self.model.head):
             module.register_forward_pre_hook(check)
 
     def read(

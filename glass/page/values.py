@@ -6,6 +6,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+MAX_TITLE_LENGTH = 200  # characters of a page's title
+
 Item = TypeVar("Item")
 
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,31 +9,20 @@ import numpy as np
 
 from common.settings import format_value, iterate_settings
 from config import GPTConfig
-from glass.heads.say.findings import Finding, format_emergence, summarize_run
-from glass.heads.say.metrics import SNAPSHOT_PREFIXES, read_emergence
+from glass.heads.say.findings import Finding
+from glass.page.describe import describe_model, describe_run_scores, describe_scores
 from glass.page.embedded_model import EmbeddedModel, find_embedded_model
 from glass.page.fitting import embed_attention
-from glass.page.html import embed_json, expand_template, format_html, write_html
+from glass.page.html import embed_json, expand_template, write_html
 from glass.page.pack import Blobs
 from glass.page.snapshots import Snapshot, list_snapshots
-from glass.page.values import clip_text, finite_number, metric_curve, thin
+from glass.page.values import MAX_TITLE_LENGTH, clip_text, finite_number, metric_curve
 from run.checkpoints import CONFIG_FILE
 from run.config_file import read_config
-from run.losses import (
-    METRICS,
-    SAMPLES,
-    best_row,
-    is_scored,
-    loss_warning,
-    overfitting,
-    read_rows,
-    snapshot_steps,
-)
+from run.losses import METRICS, SAMPLES, best_row, loss_warning, overfitting, read_rows
 
 MAX_PAGE_BYTES = 24_500_000
 MAX_CURVE_POINTS = 1500
-MAX_SCORED_STEPS = 200  # steps of which the page has the scores of every head
-MAX_TITLE_LENGTH = 200  # characters
 CURVES = (
     "train/loss",
     "val/loss",
@@ -57,20 +45,6 @@ ACTIVITIES = {
 }
 
 
-@dataclass(frozen=True)
-class ExploredModel:
-    """The facts that a page of explore.py shows without asking the model."""
-
-    title: str
-    config: GPTConfig
-    step: int = 0  # of the checkpoint; 0 for a model outside of a run
-    max_steps: int | None = None  # of the run; None for a model outside of a run
-    prompt: str = ""  # the text that is shown first
-    begin_of_text: int | None = None  # id of the token that begins every text
-    is_small: bool = False  # then the page has its heads measured without being asked
-    scores: dict[str, Any] | None = None  # see `describe_scores`
-
-
 def write_page(run_dir: Path) -> Path:
     """Write report.html of a run from what its folder holds so far, and return its path."""
     run_dir = Path(run_dir)
@@ -78,37 +52,42 @@ def write_page(run_dir: Path) -> Path:
     config_file = run_dir / CONFIG_FILE
     config = read_config(config_file) if config_file.exists() else None
     latest = {key: value for row in rows for key, value in row.items()}
-    # Of one row: another machine, on which an earlier part of the run ran, has other figures.
-    speed: dict = next((row for row in reversed(rows) if "train/ms_per_step" in row), {})
-    curves = [*CURVES, *(key for key in latest if key.startswith("task/"))]
     best = best_row(rows)
     opening_step = best["step"] if best and overfitting(rows) else None
+    settings = iterate_settings(config) if config else ()
     content = {
         "kind": "run",
         "title": run_dir.resolve().name,
-        **_describe_model(GPTConfig.from_settings(config.model) if config else None),
+        **describe_model(GPTConfig.from_settings(config.model) if config else None),
         "step": latest.get("step"),
         "maxSteps": config.max_steps if config else None,
         "best": best and {"step": best["step"], "loss": finite_number(best["val/loss"])},
         "openingStep": opening_step,
         "lossWarning": loss_warning(rows),
         "tokens": finite_number(latest.get("tokens")),
-        "maxCurvePoints": MAX_CURVE_POINTS,
-        "curves": {key: metric_curve(rows, key, MAX_CURVE_POINTS) for key in curves},
-        "speed": {name: finite_number(speed.get(key)) for name, key in SPEED_FIGURES.items()},
-        "seconds": {name: finite_number(latest.get(key)) for name, key in ACTIVITIES.items()},
+        **_describe_training(rows, latest),
         "samples": read_rows(run_dir / SAMPLES),
-        "config": [
-            [name, format_value(value)]
-            for name, _, value in (iterate_settings(config) if config else ())
-        ],
-        "emergenceIntervals": _emergence_intervals(rows),
-        "scored": _head_metrics(rows),
-        "findings": [finding._asdict() for finding in summarize_run(rows)],
+        "config": [[name, format_value(value)] for name, _, value in settings],
+        **describe_run_scores(rows),
     }
     model = find_embedded_model(run_dir, latest, opening_step)
     snapshots = list_snapshots(run_dir)
     return _write_with_attention(run_dir / "report.html", content, snapshots, model)
+
+
+def _describe_training(rows: list[dict], latest: Mapping[str, Any]) -> dict[str, Any]:
+    """Describe the curves of a run, its speed, and where its time went."""
+    task_metrics = [key for key in latest if key.startswith("task/")]
+    # Of one row: another machine, on which an earlier part of the run ran, has other figures.
+    speed: dict = next((row for row in reversed(rows) if "train/ms_per_step" in row), {})
+    return {
+        "maxCurvePoints": MAX_CURVE_POINTS,
+        "curves": {
+            key: metric_curve(rows, key, MAX_CURVE_POINTS) for key in [*CURVES, *task_metrics]
+        },
+        "speed": {name: finite_number(speed.get(key)) for name, key in SPEED_FIGURES.items()},
+        "seconds": {name: finite_number(latest.get(key)) for name, key in ACTIVITIES.items()},
+    }
 
 
 def write_prompt_page(
@@ -132,82 +111,10 @@ def write_prompt_page(
         "kind": "prompt",
         **facts,
         "title": clip_text(facts["title"], MAX_TITLE_LENGTH),
-        **_describe_model(model.config),
+        **describe_model(model.config),
         **describe_scores(step, metrics or {}, findings),
     }
     return _write_with_attention(Path(path), content, [snapshot], model)
-
-
-def render_explore_page(explored: ExploredModel, max_tokens: int) -> str:
-    """Return the HTML of a page that asks its server, with texts of at most `max_tokens` tokens."""
-    content = {
-        "kind": "explore",
-        "title": clip_text(explored.title, MAX_TITLE_LENGTH),
-        **_describe_model(explored.config),
-        "step": explored.step,
-        "maxSteps": explored.max_steps,
-        "steps": [explored.step],
-        "shape": [explored.config.n_layer, explored.config.n_head],
-        "snapshotCount": 0,
-        "unreadableSnapshots": 0,
-        "probes": [],
-        "words": {},
-        "weights": None,
-        **(explored.scores or describe_scores(explored.step, {}, [])),
-        "server": {
-            "maxTokens": max_tokens,
-            "prompt": explored.prompt,
-            "beginOfText": explored.begin_of_text,
-            "canMeasure": explored.scores is None,
-            "isSmall": explored.is_small,
-        },
-    }
-    return "".join(format_html("run.html", content, is_served=True))
-
-
-def read_scores(rows: list[dict]) -> dict[str, Any] | None:
-    """Describe the latest scores in rows of a run's metrics.jsonl; None without any."""
-    row = next(filter(is_scored, reversed(rows)), None)
-    return None if row is None else describe_scores(row["step"], row, summarize_run(rows))
-
-
-def describe_scores(
-    step: int, metrics: Mapping[str, float], findings: Sequence[Finding]
-) -> dict[str, Any]:
-    """Describe the scores of one step for a page, without the steps at which heads emerged."""
-    row = {key: value for key, value in metrics.items() if not key.startswith("emerged/")}
-    return {
-        "emergenceIntervals": {},
-        "scored": _head_metrics([{**row, "step": step}]),
-        "findings": [finding._asdict() for finding in findings],
-    }
-
-
-def _describe_model(config: GPTConfig | None) -> dict[str, Any]:
-    return {
-        "groups": config and config.kv_heads,
-        "tiedEmbeddings": config and config.tie_embeddings,
-        "modelConfig": config and asdict(config),
-    }
-
-
-def _head_metrics(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    scored = thin([row for row in rows if is_scored(row)], MAX_SCORED_STEPS)
-    keys = dict.fromkeys(key for row in scored for key in row if key.startswith(SNAPSHOT_PREFIXES))
-    return {
-        "steps": [row["step"] for row in scored],
-        "columns": {key: [finite_number(row.get(key), 4) for row in scored] for key in keys},
-    }
-
-
-def _emergence_intervals(rows: Sequence[dict]) -> dict[str, str]:
-    snapshots = snapshot_steps(rows)
-    latest: dict = next((row for row in reversed(rows) if is_scored(row)), {})
-    return {
-        f"emerged/{score}/{head}": format_emergence(step, snapshots)
-        for score, emerged in read_emergence(latest).items()
-        for head, step in emerged.items()
-    }
 
 
 def _write_with_attention(

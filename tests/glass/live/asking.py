@@ -18,7 +18,7 @@ def ask(session: Session, name: str, **parameters):
     checked = read_parameters(json.dumps({"request": name, **parameters}).encode(), config)
     if name in TOKENIZER_REQUESTS:
         return [], TOKENIZER_REQUESTS[name](session, checked)
-    check_text(checked, session.explored.step, config)
+    check_text(checked, session.step, config)
     interventions = read_interventions(checked.off, checked.hidden, len(checked.ids), config)
     text_pass = session.read(checked.ids, interventions)
     answer = MODEL_REQUESTS[name](session, checked, text_pass)

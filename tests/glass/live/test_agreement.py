@@ -11,7 +11,6 @@ from models import in_browser, lively, page_weights, patched_models, random_toke
 
 from data.tokenizer import CharTokenizer
 from glass.live.session import Session
-from glass.page.write import ExploredModel
 from model import GPT
 from variants import build_model
 
@@ -50,7 +49,7 @@ def by_key(name: str, parts: list) -> dict:
 
 def make_session(model: GPT) -> Session:
     tokenizer = CharTokenizer("abcdefghijklmnopqrstuvw")
-    return Session(model, tokenizer, ExploredModel("model", model.config))
+    return Session(model, tokenizer, "model")
 
 
 @pytest.mark.slow

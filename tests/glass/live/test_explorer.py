@@ -48,7 +48,7 @@ def load(**settings):
 )
 def test_the_checkpoint_of_a_run_is_chosen(run, path, checkpoint, step, is_followed):
     session = load(init_from=str(run / path), checkpoint=checkpoint)
-    assert (session.explored.title, session.explored.step) == ("mine", step)
+    assert (session.title, session.step) == ("mine", step)
     assert (session.followed is not None) == is_followed
     expected = load_run(run, step)[0].tensors()
     tensors = session.model.tensors().items()
@@ -58,13 +58,13 @@ def test_the_checkpoint_of_a_run_is_chosen(run, path, checkpoint, step, is_follo
 def test_the_model_is_that_of_sample_unless_a_checkpoint_is_named(run):
     stored = find_model(run, SampleConfig().checkpoint)
     assert isinstance(stored, RunCheckpoint)
-    assert load(run_dir=str(run)).explored.step == stored.step == 3
+    assert load(run_dir=str(run)).step == stored.step == 3
 
 
 def test_the_model_of_another_library_has_no_steps(tmp_path):
     save_hf(build_model(small(vocab_size=8)), tmp_path / "theirs", CharTokenizer("abcdefgh"))
-    explored = load(init_from=str(tmp_path / "theirs")).explored
-    assert (explored.title, explored.max_steps, explored.scores) == ("theirs", None, None)
+    session = load(init_from=str(tmp_path / "theirs"))
+    assert (session.title, session.max_steps, session.scores) == ("theirs", None, None)
 
 
 def test_the_example_is_shown_if_the_model_can_read_it():

@@ -10,6 +10,7 @@ from asking import ask
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from models import VOCAB_SIZE, captured_with, configs, few, lively, random_tokens, small
+from pages import HOSTILE, make_run, read_back
 
 from common.errors import UserError
 from data.tokenizer import CharTokenizer
@@ -18,10 +19,13 @@ from glass.heads.measure.capture import capture, value_norms
 from glass.heads.measure.interventions import NO_INTERVENTIONS, Interventions
 from glass.heads.measure.results import Head
 from glass.heads.measure.text_pass import MAX_ATTENTION_WEIGHTS, max_tokens
+from glass.live.rendering import render_page
 from glass.live.requests import MODEL_REQUESTS, TOKENIZER_REQUESTS
 from glass.live.session import Session
-from glass.page.write import ExploredModel, render_explore_page
+from glass.page.describe import read_scores
+from glass.page.write import write_page
 from model import GPT
+from run.losses import read_rows
 from variants import build_model
 
 TOKENIZER = CharTokenizer("abcdefghijklmnopqrstuvw")
@@ -29,7 +33,7 @@ T = 12  # tokens of most texts here
 
 
 def make_session(model: GPT) -> Session:
-    return Session(model, TOKENIZER, ExploredModel("model", model.config, step=3))
+    return Session(model, TOKENIZER, "model", step=3)
 
 
 def text_input(ids, off=(), hidden=()) -> dict:
@@ -158,14 +162,34 @@ def test_a_vocabulary_that_is_padded_is_never_drawn_from_its_padding():
     assert max(parts[-1]["ids"]) < VOCAB_SIZE
 
 
+@pytest.mark.parametrize("has_scores", [True, False])
+def test_a_served_page_has_the_scores_of_one_step_and_may_ask_its_server(tmp_path, has_scores):
+    run = make_run(tmp_path / "run")
+    scores = read_scores(read_rows(run / "metrics.jsonl")) if has_scores else None
+    model = build_model(small())
+    session = Session(model, TOKENIZER, HOSTILE[0], 24, 30, prompt=HOSTILE[0], scores=scores)
+    path = tmp_path / "served.html"
+    path.write_text(render_page(session))
+    content, blobs = read_back(path)
+    assert (content["title"], content["server"]["prompt"]) == (HOSTILE[0], HOSTILE[0])
+    assert (content["steps"], content["maxSteps"], content["shape"]) == ([24], 30, [2, 4])
+    assert content["scored"]["steps"] == ([20] if has_scores else [])
+    assert not any(key.startswith("emerged/") for key in content["scored"]["columns"])
+    assert content["server"]["canMeasure"] == (not has_scores) and blobs == []
+    assert "connect-src 'self';" in path.read_text()
+    own_page = write_page(run).read_text()
+    assert "connect-src" not in own_page
+    assert "{" not in own_page.partition("<style>")[0]  # no placeholder is left
+
+
 def test_measured_heads_are_on_the_page():
     model = lively(build_model(small(vocab_size=VOCAB_SIZE)))
     session = make_session(model)
     parts, answer = ask(session, "measureHeads", **text_input(random_tokens(T).tolist()))
     assert answer is None
     assert len(parts) >= 2 and all(isinstance(part, str) for part in parts)
-    scored = session.explored.scores["scored"]
-    page = render_explore_page(session.explored, T)
+    scored = session.scores["scored"]
+    page = render_page(session)
     data = json.loads(page.split('id="data">')[1].split("</script>")[0])
     assert scored["steps"] == [3] and not data["server"]["canMeasure"]
     assert scored["columns"]["heads/induction/L0H0"] and data["scored"] == scored

@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from models import lively
 from pages import (
-    HOSTILE,
     PROMPTED,
     expect_map,
     expect_text,
@@ -59,27 +58,6 @@ def test_a_thinned_curve_keeps_both_ends_and_even_gaps(count, max_points):
     places = [measured.index(step) for step in curve["steps"]]
     assert {*places[:1], *places[-1:]} == ({0, len(measured) - 1} if measured else set())
     assert np.ptp(np.diff(places)) <= 1 if len(places) > 1 else True
-
-
-@pytest.mark.parametrize("has_scores", [True, False])
-def test_a_served_page_has_the_scores_of_one_step_and_may_ask_its_server(tmp_path, has_scores):
-    run = make_run(tmp_path / "run")
-    scores = page.read_scores(read_rows(run / "metrics.jsonl")) if has_scores else None
-    explored = page.ExploredModel(
-        HOSTILE[0], PROMPTED.config, 24, 30, prompt=HOSTILE[0], scores=scores
-    )
-    path = tmp_path / "served.html"
-    path.write_text(page.render_explore_page(explored, 32))
-    content, blobs = read_back(path)
-    assert (content["title"], content["server"]["prompt"]) == (HOSTILE[0], HOSTILE[0])
-    assert (content["steps"], content["maxSteps"], content["shape"]) == ([24], 30, [2, 4])
-    assert content["scored"]["steps"] == ([20] if has_scores else [])
-    assert not any(key.startswith("emerged/") for key in content["scored"]["columns"])
-    assert content["server"]["canMeasure"] == (not has_scores) and blobs == []
-    assert "connect-src 'self';" in path.read_text()
-    own_page = page.write_page(run).read_text()
-    assert "connect-src" not in own_page
-    assert "{" not in own_page.partition("<style>")[0]  # no placeholder is left
 
 
 # In a browser

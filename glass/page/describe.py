@@ -1,0 +1,70 @@
+"""Describe a model, and the scores of its heads, as the data of a page."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from config import GPTConfig
+from glass.heads.say.findings import Finding, format_emergence, summarize_run
+from glass.heads.say.metrics import SNAPSHOT_PREFIXES, read_emergence
+from glass.page.values import finite_number, thin
+from run.losses import is_scored, snapshot_steps
+
+MAX_SCORED_STEPS = 200  # steps of which the page has the scores of every head
+
+
+def describe_model(config: GPTConfig | None) -> dict[str, Any]:
+    """Describe the shape of a model; without a configuration every value is None."""
+    if config is None:
+        return {"groups": None, "tiedEmbeddings": None, "modelConfig": None}
+    return {
+        "groups": config.kv_heads,
+        "tiedEmbeddings": config.tie_embeddings,
+        "modelConfig": asdict(config),
+    }
+
+
+def describe_run_scores(rows: list[dict]) -> dict[str, Any]:
+    """Describe the scores of every head at every snapshot of a run, and what they show."""
+    return {
+        "emergenceIntervals": _emergence_intervals(rows),
+        "scored": _head_metrics(rows),
+        "findings": [finding._asdict() for finding in summarize_run(rows)],
+    }
+
+
+def describe_scores(
+    step: int, metrics: Mapping[str, float], findings: Sequence[Finding]
+) -> dict[str, Any]:
+    """Describe the scores of one step for a page, without the steps at which heads emerged."""
+    row = {key: value for key, value in metrics.items() if not key.startswith("emerged/")}
+    return {
+        "emergenceIntervals": {},
+        "scored": _head_metrics([{**row, "step": step}]),
+        "findings": [finding._asdict() for finding in findings],
+    }
+
+
+def read_scores(rows: list[dict]) -> dict[str, Any] | None:
+    """Describe the latest scores in rows of a run's metrics.jsonl; None without any."""
+    row = next(filter(is_scored, reversed(rows)), None)
+    return None if row is None else describe_scores(row["step"], row, summarize_run(rows))
+
+
+def _head_metrics(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    scored = thin([row for row in rows if is_scored(row)], MAX_SCORED_STEPS)
+    keys = dict.fromkeys(key for row in scored for key in row if key.startswith(SNAPSHOT_PREFIXES))
+    return {
+        "steps": [row["step"] for row in scored],
+        "columns": {key: [finite_number(row.get(key), 4) for row in scored] for key in keys},
+    }
+
+
+def _emergence_intervals(rows: Sequence[dict]) -> dict[str, str]:
+    snapshots = snapshot_steps(rows)
+    latest: dict = next((row for row in reversed(rows) if is_scored(row)), {})
+    return {
+        f"emerged/{score}/{head}": format_emergence(step, snapshots)
+        for score, emerged in read_emergence(latest).items()
+        for head, step in emerged.items()
+    }
