@@ -58,7 +58,9 @@ def write_sweep_page(folder: Path, ranking: Ranking) -> Path:
         "conclusion": conclusion(ranking),
         "command": reproduce_command(best) if best and not ranking.compares_runs else None,
         "settings": [variant.name for variant in variants],
-        "keys": [{"name": name, "values": values} for name, *values in setting_columns(variants)],
+        "keys": [
+            {"name": column.heading, "values": column.cells} for column in setting_columns(variants)
+        ],
         "figures": [_figure_data(name, variants) for name in figures],
         "losses": losses,
         "averagedScores": AVERAGED_SCORES,

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from math import isfinite, sqrt
 from pathlib import Path
 from statistics import harmonic_mean
+from typing import Literal, NamedTuple
 
 from rich import box
 from rich.cells import cell_len
@@ -22,6 +23,8 @@ from sweeps.ranking import Ranking, Variant, reproduce_command, shorten_number
 from sweeps.runs import Run
 
 COLUMN_GAP = 2  # spaces between two columns
+
+NamedLine = tuple[str, str]  # below the table
 
 
 def write_csv(path: Path, ranking: Ranking) -> None:
@@ -44,7 +47,8 @@ def write_csv(path: Path, ranking: Ranking) -> None:
 
 def print_sweep(console: Console, folder: Path, runs: Sequence[Run]) -> None:
     """Print the table of some runs, and below it the best run and what to do next."""
-    print_line, ranking = printer(console), Ranking(runs)
+    print_line = printer(console)
+    ranking = Ranking(runs)
     print_line("")
     if any(variant.measured for variant in ranking.variants):
         print_line(make_table(ranking, console.width))
@@ -54,6 +58,19 @@ def print_sweep(console: Console, folder: Path, runs: Sequence[Run]) -> None:
         print_value(printable(f"{name:<12}{value}", one_line=True))
 
 
+class Column(NamedTuple):
+    """A column of the table: settings are aligned to the left, numbers to the right."""
+
+    heading: str
+    cells: list[str]
+    is_text: bool = False
+
+    @property
+    def width(self) -> int:
+        """Its width in characters, with the gap to the next column."""
+        return max(map(cell_len, [self.heading, *self.cells])) + COLUMN_GAP
+
+
 def make_table(ranking: Ranking, width: int) -> Table:
     """Build the table of the measured variants, best first, with as many figures as fit.
 
@@ -61,35 +78,28 @@ def make_table(ranking: Ranking, width: int) -> Table:
     which compared runs differ, those that fit have one. `width` is in characters.
     """
     variants = [variant for variant in ranking.variants if variant.measured]
-    columns, counts = setting_columns(variants), []
-    metric_column, *figure_columns = (
-        [describe_figure(name).heading, *(format_cell(variant, name) for variant in variants)]
-        for name in figure_names(variants, ranking.metric)
-    )
+    names = figure_names(variants, ranking.metric)
+    metric, *figures = [figure_column(name, variants) for name in names]
+    settings = setting_columns(variants)
+    counts = _count_columns(ranking, variants)
     if ranking.compares_runs:
-        if any(run.status != "finished" for run in ranking.runs):
-            counts = [["steps", *(format_steps(variant.runs[0]) for variant in variants)]]
-        columns, settings = columns[:1], columns[1:]
-        for column in settings:
-            if _table_width([*columns, column, *counts, metric_column]) <= width:
-                columns.append(column)
-    elif any("seed" in run.settings for run in ranking.runs):
-        counts = [["seeds", *(_format_share(len(v.finished), len(v.runs)) for v in variants)]]
-    n_text_columns = len(columns)
-    columns += [*counts, metric_column]
-    for column in figure_columns:
+        name, *others = settings
+        settings = [name]
+        for column in others:
+            if _table_width([*settings, column, *counts, metric]) <= width:
+                settings.append(column)
+    columns = [*settings, *counts, metric]
+    for column in figures:
         if _table_width([*columns, column]) > width:
             break
         columns.append(column)
 
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-    for index, (heading, *_) in enumerate(columns):
-        is_text = index < n_text_columns
-        table.add_column(
-            _plain(heading), justify="left" if is_text else "right", no_wrap=not is_text
-        )
-    for row in list(zip(*columns))[1:]:
-        table.add_row(*map(_plain, row))
+    for column in columns:
+        justify: Literal["left", "right"] = "left" if column.is_text else "right"
+        table.add_column(_plain(column.heading), justify=justify, no_wrap=not column.is_text)
+    for cells in zip(*(column.cells for column in columns)):
+        table.add_row(*map(_plain, cells))
     return table
 
 
@@ -97,7 +107,11 @@ def _plain(cell: str) -> Text:
     return Text(printable(cell, one_line=True))
 
 
-def setting_columns(variants: Sequence[Variant]) -> list[list[str]]:
+def _table_width(columns: Sequence[Column]) -> int:
+    return sum(column.width for column in columns) - COLUMN_GAP
+
+
+def setting_columns(variants: Sequence[Variant]) -> list[Column]:
     """Return a column per swept setting, headed by the last part of its key if that is unique."""
     keys = list(dict.fromkeys(key for variant in variants for key in variant.settings))
     short_names = [key.rpartition(".")[2] for key in keys]
@@ -105,8 +119,29 @@ def setting_columns(variants: Sequence[Variant]) -> list[list[str]]:
     for key, short_name in zip(keys, short_names):
         heading = short_name if short_names.count(short_name) == 1 else key
         values = [shorten_number(variant.settings.get(key, "")) for variant in variants]
-        columns.append([heading, *values])
+        columns.append(Column(heading, values, is_text=True))
     return columns
+
+
+def _count_columns(ranking: Ranking, variants: Sequence[Variant]) -> list[Column]:
+    """Return the column with the steps of compared runs, or with the seeds of a sweep's variants.
+
+    It is left out if all of them are finished, or if there are no seeds.
+    """
+    if ranking.compares_runs:
+        if all(run.status == "finished" for run in ranking.runs):
+            return []
+        return [Column("steps", [format_steps(variant.runs[0]) for variant in variants])]
+    if not any("seed" in run.settings for run in ranking.runs):
+        return []
+    counts = [_format_count(len(variant.finished), len(variant.runs)) for variant in variants]
+    return [Column("seeds", counts)]
+
+
+def figure_column(name: str, variants: Sequence[Variant]) -> Column:
+    """Return the column of a figure."""
+    cells = [format_cell(variant, name) for variant in variants]
+    return Column(describe_figure(name).heading, cells)
 
 
 def figure_names(variants: Sequence[Variant], metric: str) -> list[str]:
@@ -120,50 +155,60 @@ def figure_names(variants: Sequence[Variant], metric: str) -> list[str]:
     return list(dict.fromkeys([metric, *task, *known, *emerged, *scores]))
 
 
-def _table_width(columns: Sequence[Sequence[str]]) -> int:
-    return sum(max(map(cell_len, column)) + COLUMN_GAP for column in columns) - COLUMN_GAP
-
-
 def format_cell(variant: Variant, name: str) -> str:
     """Format a variant's mean of a figure, with its standard error and how many runs have it."""
-    values, figure = variant.values(name), describe_figure(name)
+    values = variant.values(name)
     if not values:
         return "–"
+    figure = describe_figure(name)
     mean, error = variant.summarize(name)
     text = figure.format(mean, error if isfinite(error) and error else None)
     if figure.is_time and not isfinite(mean):
         text = "–"
     if len(values) < len(variant.measured):
-        return f"{text} ({_format_share(len(values), len(variant.measured))})"
+        return f"{text} ({_format_count(len(values), len(variant.measured))})"
     return text
 
 
 def format_steps(run: Run) -> str:
     """Format the steps of a run, with those that it was to have if they differ: 10 of 20."""
-    return _format_share(run.steps, run.config.max_steps if run.config else run.steps)
+    return _format_count(run.steps, run.config.max_steps if run.config else run.steps)
 
 
-def _format_share(count: int, total: int) -> str:
+def _format_count(count: int, total: int) -> str:
     """Format a count, with the total if they differ: 3, 2 of 3."""
     return f"{count:,}" if count == total else f"{count:,} of {total:,}"
 
 
-def _footer(folder: Path, ranking: Ranking) -> list[tuple[str, str]]:
-    """Return the (name, value) lines below the table: the best run, failures and what is next."""
+def _footer(folder: Path, ranking: Ranking) -> list[NamedLine]:
+    """Return the lines below the table: the best run, failures and what is next."""
     page = folder / f"{ranking.file_name}.html"
     lines = [
         ("page", page.absolute().as_uri()),
         ("table", str(page.with_suffix(".csv"))),
         *conclusion(ranking),
+        *_list_problems(ranking),
     ]
+    if not ranking.compares_runs:
+        lines += _suggest_commands(folder, ranking)
+    return lines
+
+
+def _list_problems(ranking: Ranking) -> list[NamedLine]:
+    """Return a line for each run that failed or was refused, and each job that is unfinished."""
+    lines = []
     for run in ranking.runs:
         if run.failure:
             name = "refused" if run.status == "finished" else "failed"
             lines.append((name, f"{run.name}: {run.failure}"))
         elif run.status == "unfinished" and not ranking.compares_runs:
             lines.append(("unfinished", f"{run.name}: {pluralize(run.steps, 'step')}"))
-    if ranking.compares_runs:
-        return lines
+    return lines
+
+
+def _suggest_commands(folder: Path, ranking: Ranking) -> list[NamedLine]:
+    """Return the commands that resume a sweep, and that use and reproduce its best run."""
+    lines = []
     if any(run.status != "finished" for run in ranking.runs):
         resume = f"resume=auto hydra.sweep.dir={shlex.quote(str(folder))}"
         lines.append(("to resume", f"the same command with {resume}"))
@@ -176,7 +221,7 @@ def _footer(folder: Path, ranking: Ranking) -> list[tuple[str, str]]:
     return lines
 
 
-def conclusion(ranking: Ranking) -> list[tuple[str, str]]:
+def conclusion(ranking: Ranking) -> list[NamedLine]:
     """Return the lines that name the best variant, and whether it is significantly better."""
     if ranking.has_several_texts:
         return [("note", "the texts differ, so the losses are not compared")]
@@ -184,24 +229,34 @@ def conclusion(ranking: Ranking) -> list[tuple[str, str]]:
         return []
     best = ranking.variants[0]
     if ranking.compares_runs:
+        if len(ranking.runs) == 1:
+            return []
         note = "each row is one run, so there is no error estimate"
-        return [("lowest", best.name), ("note", note)] if len(ranking.runs) > 1 else []
+        return [("lowest", best.name), ("note", note)]
     if not best.name:  # only the seed differs
         return []
-    second = next(iter(ranking.variants[1:]), best)
-    if second is not best and 1 in (len(best.finished), len(second.finished)):
+    if len(ranking.variants) == 1:
+        return [("best", best.name)]
+    return _compare(best, ranking.variants[1], ranking.metric)
+
+
+def _compare(best: Variant, second: Variant, metric: str) -> list[NamedLine]:
+    """Return the lines that say whether the best variant is significantly better than the next."""
+    if 1 in (len(best.finished), len(second.finished)):
         return [
             ("lowest", best.name),
             ("note", "with one seed there is no error estimate, so no setting is declared best"),
             ("", "(add seed=1,2,3)"),
         ]
-    difference = welch_difference(second.values(ranking.metric), best.values(ranking.metric))
-    if second is best or not difference.p_value >= SIGNIFICANCE_LEVEL:
+    difference = welch_difference(second.values(metric), best.values(metric))
+    is_tie = difference.p_value >= SIGNIFICANCE_LEVEL
+    if not is_tie:
         return [("best", best.name)]
     by = format_with_error(difference.value, difference.error)
     p = f"p = {difference.p_value:.2g}"
     lines = [("best", f"{best.name}, but {second.name} is not distinguishable ({by}, {p})")]
-    spread = difference.error * sqrt(harmonic_mean([len(v.finished) for v in (best, second)]) / 2)
+    seeds = harmonic_mean([len(best.finished), len(second.finished)])
+    spread = difference.error * sqrt(seeds / 2)
     if needed := seeds_needed(difference.value, spread):
         test = f"p < {SIGNIFICANCE_LEVEL} with probability {POWER:.0%}"
         lines.append(("", f"a difference of this size needs {needed:,} seeds per setting ({test})"))
