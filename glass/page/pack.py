@@ -64,7 +64,9 @@ def pack_maps(maps: np.ndarray, norms: np.ndarray) -> Packed:
     T = maps.shape[-1]
     lower = np.tri(T, dtype=bool)
     largest = 0.0
-    first_weights, row_maxima, levels = [], [], []
+    first_weights = []
+    row_maxima = []
+    levels = []
     # One head at a time: in float64 all of them can take many gigabytes.
     for head_map, head_norms in zip(maps.reshape(-1, T, T), norms.reshape(-1, T)):
         known = zero_unknown(head_map)
@@ -107,8 +109,8 @@ def pack_predictions(arrays: Mapping[str, np.ndarray], probe: str) -> Packed | N
     numbers = [arrays[prefix + name][lower] for name in TRIANGLES]
     numbers += [arrays[prefix + name].ravel() for name in FLOATS]
     ids = np.concatenate([arrays[prefix + name].ravel() for name in IDS]).astype("<i4")
-    named_ids, named_tokens = arrays[f"{prefix}named_ids"], arrays[f"{prefix}named_tokens"]
-    words = {int(token_id): str(word) for token_id, word in zip(named_ids, named_tokens)}
+    named = zip(arrays[f"{prefix}named_ids"], arrays[f"{prefix}named_tokens"])
+    words = {int(token_id): str(word) for token_id, word in named}
     largest = float(np.abs(effect[np.isfinite(effect)]).max(initial=1e-3))
     parts = (to_base64(pack_float16(np.concatenate(numbers))), to_base64(ids.tobytes()))
     return Packed(parts, largest, words)

@@ -49,7 +49,8 @@ class HeadAblation(NamedTuple):
 @torch.no_grad()
 def ablate_heads(model: GPT, x: Tensor, y: Tensor, precision: str = "fp32") -> HeadAblation:
     """Compute the losses for inputs x and targets y (W, T), with and without each head."""
-    losses, losses_without = [], []
+    losses = []
+    losses_without = []
     with autocast(x.device.type, precision):
         for tokens, targets in zip(x[:, None], y[:, None]):  # (1, T)
             _, values = model.run_with_cache(tokens, "embedding", "residual")
@@ -57,9 +58,8 @@ def ablate_heads(model: GPT, x: Tensor, y: Tensor, precision: str = "fp32") -> H
             losses.append(token_losses(model, residuals[-1], targets))
             by_layer = _iterate_losses_without_heads(model, tokens, targets, residuals)
             losses_without.append(torch.stack(list(by_layer)))  # (L, H, T)
-    return HeadAblation(
-        torch.cat(losses).cpu().numpy(), torch.stack(losses_without, dim=2).cpu().numpy()
-    )
+    loss_without_head = torch.stack(losses_without, dim=2)  # (L, H, W, T)
+    return HeadAblation(torch.cat(losses).cpu().numpy(), loss_without_head.cpu().numpy())
 
 
 def head_importance(ablation: HeadAblation) -> Estimates:
@@ -75,7 +75,8 @@ def head_importance(ablation: HeadAblation) -> Estimates:
 @torch.no_grad()
 def measure_head_effects(model: GPT, forward: ForwardPass) -> np.ndarray:
     """Measure the loss increase (L, H, T) in nats after each token without each head; last: nan."""
-    targets, residuals = next_tokens(forward.tokens), list(forward.residuals)
+    targets = next_tokens(forward.tokens)
+    residuals = list(forward.residuals)
     by_layer = _iterate_losses_without_heads(model, forward.tokens, targets, residuals)
     increases = torch.stack(list(by_layer)) - token_losses(model, residuals[-1], targets)
     return increases.cpu().numpy()
@@ -95,10 +96,12 @@ def iterate_head_effects(
     tokens are at most i.
     """
     forward = forward.first_tokens(i + 1)
-    tokens, residuals = forward.tokens, list(forward.residuals)
-    targets = torch.tensor([[target]], device=tokens.device)
+    residuals = list(forward.residuals)
+    targets = torch.tensor([[target]], device=forward.tokens.device)
     loss = token_losses(model, residuals[-1][:, -1:], targets)  # (1, 1)
-    by_layer = _iterate_losses_without_heads(model, tokens, targets, residuals, interventions)
+    by_layer = _iterate_losses_without_heads(
+        model, forward.tokens, targets, residuals, interventions
+    )
     for losses in by_layer:
         yield (losses - loss)[:, 0].cpu().numpy()
 
@@ -114,14 +117,18 @@ def _iterate_losses_without_heads(
 
     `tokens` is (1, T), `targets` (1, n). `residuals` has the layers' inputs (1, T, C).
     """
-    T, n = tokens.shape[1], targets.shape[1]
+    T = tokens.shape[1]
+    n = targets.shape[1]
     mask = mask_hidden(interventions.is_hidden(T, tokens.device))
+    # One head in each row of a batch
+    batches = torch.arange(model.config.n_head)[:, None].split(rows_per_pass(model, T))
     for layer in range(model.config.n_layer):
+        entry = layer, residuals[layer]
         losses = []
-        for heads in torch.arange(model.config.n_head)[:, None].split(rows_per_pass(model, T)):
+        for heads in batches:
             taps = chain_taps(replace_heads(layer, heads.tolist(), 0.0), interventions.taps())
             with model.evaluating():
-                x = model.run_blocks(tokens, mask=mask, taps=taps, entry=(layer, residuals[layer]))
+                x = model.run_blocks(tokens, mask=mask, taps=taps, entry=entry)
             losses.append(token_losses(model, x[:, -n:], targets.expand(len(x), -1)))
         yield torch.cat(losses)
 
@@ -167,18 +174,17 @@ def iterate_token_effects(
     Yields R tokens hidden in turn, and their effects on the loss and on the prediction (KL) after
     each of the S tokens that follow the first of them, (S, R) each. The last loss is nan.
     """
-    tokens, T = forward.tokens, forward.tokens.shape[1]
+    T = forward.tokens.shape[1]
     log_p = _log_probabilities(model, forward.residuals[-1, 0, first:])  # (T - first, V)
-    targets = next_tokens(tokens)[0]  # (T,)
-    positions = torch.arange(T, device=tokens.device)
+    targets = next_tokens(forward.tokens)[0]  # (T,)
+    positions = torch.arange(T, device=forward.tokens.device)
     for hidden in reversed(list(_plan_passes(model, first, T))):
         after = hidden.start + 1
         is_hidden = positions == positions[hidden.start : hidden.stop, None]  # (R, T)
         is_hidden[:, list(interventions.hidden)] = True
         start = 0 if model.config.smear_keys else after  # smeared keys cannot be continued
         x = rerun(model, forward, start, taps=interventions.taps(), is_hidden=is_hidden)
-        x = x[:, after - start :]
-        log_q = _log_probabilities(model, x)  # (R, S, V)
+        log_q = _log_probabilities(model, x[:, after - start :])  # (R, S, V)
         effects = _compare_predictions(log_p[after - first :], log_q, targets[after:])
         effects[0, -1] = torch.nan
         loss, kl = effects.cpu().numpy()
@@ -186,6 +192,7 @@ def iterate_token_effects(
 
 
 def _plan_passes(model: GPT, start: int, length: int) -> Iterator[range]:
+    """Yield the tokens from `start` to the last but one, in those that one pass hides in turn."""
     while start < length - 1:
         recomputed = length - start - 1
         rows = min(

@@ -26,7 +26,7 @@ from kernels import in_float32_or_finer
 from model import GPT, Context, KVCache, SelfAttention, Taps
 from training.tensors import make_stamp
 
-PATTERNS = ("text", "repeated", "control")  # arrays of attention patterns, saved as float16
+PATTERN_ARRAYS = ("text", "repeated", "control")  # attention patterns, saved as float16
 MAX_SAVED_PARAMETERS = 20_000_000  # no weights are saved for larger models
 
 
@@ -74,13 +74,15 @@ def capture(
 
 def allocate_pass(model: GPT, rows: int, length: int) -> ForwardPass:
     """Allocate the arrays of a forward pass over B rows of T tokens."""
-    c, new = model.config, model.head.weight.new_zeros
-    L, H, G = c.n_layer, c.n_head, c.kv_heads
+    c = model.config
+    L = c.n_layer
+    H = c.n_head
+    new = model.head.weight.new_zeros
     return ForwardPass(
         tokens=new(rows, length, dtype=torch.int64),
         residuals=new(L + 1, rows, length, c.n_embd),
-        k=new(L, rows, G, length, c.key_dim),
-        v=new(L, rows, G, length, c.value_dim),
+        k=new(L, rows, c.kv_heads, length, c.key_dim),
+        v=new(L, rows, c.kv_heads, length, c.value_dim),
         heads=new(L, rows, length, H, c.value_dim),
         weights=in_float32_or_finer(new(L, rows, H, length, length)),
     )
@@ -132,17 +134,15 @@ def rerun(
     Returns:
         The final residual stream (n, S, C) of the S tokens.
     """
-    n, mask = len(forward.tokens), mask_hidden(is_hidden, start)
     if entry is None:
-        if is_hidden is not None:
-            n = len(is_hidden)
+        n = len(forward.tokens if is_hidden is None else is_hidden)
         before, tokens = forward.tokens.expand(n, -1).tensor_split([start], dim=1)
         entry = 0, Context(taps=taps).tap("embedding", 0, model.embed(tokens, before, is_hidden))
     x = entry[1]
     cache = _cache_before(model, forward, start, len(x)) if start else None
     tokens = forward.tokens[:, start:].expand(len(x), -1)  # (n, S)
     with model.evaluating():
-        return model.run_blocks(tokens, cache, mask, taps, entry)
+        return model.run_blocks(tokens, cache, mask_hidden(is_hidden, start), taps, entry)
 
 
 def _cache_before(model: GPT, forward: ForwardPass, start: int, rows: int) -> KVCache:
@@ -220,7 +220,8 @@ def snapshot_arrays(model: GPT, text: ForwardPass, random: ForwardPass) -> dict[
     """
     arrays = {"text": text.weights[:, 0], "text_value_norms": value_norms(model, text.v)[:, 0]}
     if P := len(random.tokens) // 3:
-        x, targets = random.residuals[-1], next_tokens(random.tokens)
+        x = random.residuals[-1]
+        targets = next_tokens(random.tokens)
         arrays["repeated"] = random.weights[:, :P]
         arrays["control"] = random.weights[:, 2 * P :]
         arrays["repeated_value_norms"] = value_norms(model, random.v[:, :P])
@@ -247,7 +248,7 @@ def save_snapshot(path: Path, step: int, probes: Probes, arrays: dict[str, np.nd
             "repeated_tokens": probes.repeated_tokens,
             "repeated_periods": probes.periods,
         }
-    saved |= {name: arrays[name].astype(np.float16) for name in PATTERNS if name in arrays}
+    saved |= {name: arrays[name].astype(np.float16) for name in PATTERN_ARRAYS if name in arrays}
     with atomic_write(path) as part, part.open("wb") as file:
         np.savez(file, **saved)
 

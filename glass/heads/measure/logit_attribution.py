@@ -65,17 +65,18 @@ def explain_predictions(
     (L, H, T, 6), and `named_ids` and `named_tokens`, which spell the ids in these arrays. Before
     the last `count_explained_tokens` tokens they hold nan, or the id -1.
     """
-    c, T = model.config, forward.tokens.shape[1]
+    c = model.config
+    T = forward.tokens.shape[1]
     first = T - count_explained_tokens(model, T)
     loss_effects, kl_effects = measure_token_effects(model, forward, first=first)
     attribution = attribute_logits(model, forward, first)
     head_effects = np.full((c.n_layer, c.n_head, T), np.nan, np.float32)
     if T * c.n_layer * c.n_head * model.num_parameters() <= MAX_HEAD_EFFECT_COST:
         head_effects = measure_head_effects(model, forward)
-    heads, layers = range(c.n_head), range(c.n_layer)
-    promoted = np.stack(
-        [find_promoted_tokens(model, forward, layer, heads, first) for layer in layers]
-    )  # (L, H, T, 6)
+    promoted = [
+        find_promoted_tokens(model, forward, layer, range(c.n_head), first)
+        for layer in range(c.n_layer)
+    ]
     named_ids = np.union1d(attribution.predicted_ids, promoted)
     named_ids = named_ids[named_ids >= 0]
     named_tokens = [token[:MAX_TOKEN_CHARACTERS] for token in spell_tokens(tokenizer, named_ids)]
@@ -84,7 +85,7 @@ def explain_predictions(
         "token_effect_kl": kl_effects,
         "head_effect": head_effects,
         **attribution._asdict(),
-        "promoted_and_suppressed_ids": promoted,
+        "promoted_and_suppressed_ids": np.stack(promoted),
         "named_ids": named_ids,
         "named_tokens": np.array(named_tokens),
     }
@@ -98,7 +99,8 @@ def attribute_logits(model: GPT, forward: ForwardPass, first: int = 0) -> LogitA
     (attribution); nostalgebraist 2020, "Interpreting GPT: the logit lens".
     """
     # Below, T counts the tokens from `first` on.
-    tokens, residuals = forward.tokens[0, first:], forward.residuals[:, 0, first:]  # (L + 1, T, C)
+    tokens = forward.tokens[0, first:]  # (T,)
+    residuals = forward.residuals[:, 0, first:]  # (L + 1, T, C)
     logits = model.head(model.norm(residuals[-1]))  # (T, V)
     predicted_ids = _largest_ids(logits, PREDICTED_TOKENS)  # (T, 5)
     following = next_tokens(tokens)

@@ -107,14 +107,18 @@ class Patching:
         the difference of the logits that `contrast` names.
         """
         T = contrast.position + 1
-        if (length := min(source.tokens.shape[1], base.tokens.shape[1])) < T:
+        length = min(source.tokens.shape[1], base.tokens.shape[1])
+        if length < T:
             raise ValueError(
                 f"contrast.position={contrast.position} is not in a text of {length} tokens; "
                 f"choose at most {length - 1}"
             )
-        self.model, self.contrast, self.metric = model, contrast, metric
+        self.model = model
+        self.contrast = contrast
+        self.metric = metric
         self.interventions = interventions
-        self.source, self.base = source.first_tokens(T), base.first_tokens(T)
+        self.source = source.first_tokens(T)
+        self.base = base.first_tokens(T)
         differing = (self.source.tokens != self.base.tokens)[0].nonzero()
         # Patches of earlier tokens cannot change anything.
         self.first_differing = int(differing[0, 0]) if len(differing) else T
@@ -134,7 +138,8 @@ class Patching:
 
     def patch_residuals(self) -> Iterator[CellValues]:
         """Yield cells (layer, token): the input of the layer is patched at one token."""
-        T, first = self.contrast.position + 1, self.first_differing
+        T = self.contrast.position + 1
+        first = self.first_differing
         for layer in range(self.model.config.n_layer):
             if first > 0:
                 yield _make_cell_values(layer, range(first), np.full(first, self.value()))
@@ -146,7 +151,8 @@ class Patching:
 
     def patch_components(self) -> Iterator[CellValues]:
         """Yield cells (layer, head or n_head for the MLP): an output is patched at all tokens."""
-        c, start = self.model.config, self.first_differing
+        c = self.model.config
+        start = self.first_differing
         columns = range(c.n_head if c.mlp == "none" else c.n_head + 1)
         is_unchanged = start > self.contrast.position
         rows = len(columns) if is_unchanged else self._cells_per_pass(start)
@@ -181,7 +187,8 @@ class Patching:
     @torch.no_grad()
     def _patch_components(self, layer: int, columns: range) -> np.ndarray:
         """Patch one head in each row, and in the row after the last head the MLP."""
-        start, H = self.first_differing, self.model.config.n_head
+        start = self.first_differing
+        H = self.model.config.n_head
         x = self.base.residuals[layer, :, start:].expand(len(columns), -1, -1)  # (n, S, C)
         heads = [[column] if column < H else [] for column in columns]
         taps = replace_heads(layer, heads, self.source.heads[layer, :, start:])
@@ -202,19 +209,21 @@ class Patching:
 
         The layer at which a run begins does not tap its input, which is already patched.
         """
-        source, all_taps = self.source, []
-        for patch in self._kept:
-            layer, index = patch.layer, patch.index
-            if patch.kind == "head":
-                all_taps.append(replace_heads(layer, [[index]], source.heads[layer, :, start:]))
-            elif patch.kind == "mlp":
-                mlp = self._source_mlp(layer)[start:]
-                all_taps.append({("mlp", layer): partial(_replace, (), mlp)})
-            elif index >= start:
-                key = ("residual", layer - 1) if layer else ("embedding", 0)
-                at = slice(None), index - start
-                all_taps.append({key: partial(_replace, at, source.residuals[layer, 0, index])})
-        return chain_taps(*all_taps)
+        return chain_taps(*(self._taps_of(patch, start) for patch in self._kept))
+
+    def _taps_of(self, patch: Patch, start: int) -> Taps:
+        layer = patch.layer
+        if patch.kind == "head":
+            outputs = self.source.heads[layer, :, start:]
+            return replace_heads(layer, [[patch.index]], outputs)
+        if patch.kind == "mlp":
+            outputs = self._source_mlp(layer)[start:]
+            return {("mlp", layer): partial(_replace, (), outputs)}
+        if patch.index < start:
+            return {}
+        key = ("residual", layer - 1) if layer else ("embedding", 0)
+        at = slice(None), patch.index - start
+        return {key: partial(_replace, at, self.source.residuals[layer, 0, patch.index])}
 
     @torch.no_grad()
     def _source_mlp(self, layer: int) -> Tensor:

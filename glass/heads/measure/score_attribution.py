@@ -60,21 +60,22 @@ def attribute_score(
     Raises:
         UserError: A setting of the model may change scores in a way that is not attributed.
     """
-    c, (layer, number) = model.config, head
+    c = model.config
     if unknown := find_unknown_setting(c, ATTRIBUTED_SETTINGS, IRRELEVANT_SETTINGS):
         raise UserError(f"scores of a model with {unknown} cannot be attributed to components")
-    visible = [t for t in range(i + 1) if t == i or t not in hidden]
-    group = number // (c.n_head // c.kv_heads)
-    names, queries = _project(model, forward, layer, "Q", number, slice(i, i + 1))  # (N, 1, d_k)
-    key_names, keys = _project(model, forward, layer, "K", group, slice(i + 1))  # (K, i + 1, d_k)
+    group = head.number // (c.n_head // c.kv_heads)
+    query_names, queries = _project(model, forward, head.layer, "Q", head.number, slice(i, i + 1))
+    key_names, keys = _project(model, forward, head.layer, "K", group, slice(i + 1))
     rotary = model.rotary_at(0, i + 1)
     if rotary is not None:
-        queries, keys = rotate(queries, rotary[:, i:]), rotate(keys, rotary)
+        queries = rotate(queries, rotary[:, i:])  # (N, 1, d_k)
+        keys = rotate(keys, rotary)  # (K, i + 1, d_k)
+    visible = [t for t in range(i + 1) if t == i or t not in hidden]
     centered = keys[:, j] - keys[:, visible].mean(dim=1)  # (K, d_k)
     values = queries[:, 0] @ centered.T / c.key_dim**0.5  # (N, K)
     return [
         ScoreTerm(query, key, value)
-        for query, row in zip(names, values.tolist())
+        for query, row in zip(query_names, values.tolist())
         for key, value in zip(key_names, row)
     ]
 
@@ -91,35 +92,44 @@ def _project(
 
     The vectors are those before rotation. They sum to the head's queries or keys.
     """
-    block, config = model.blocks[layer], model.config
+    block = model.blocks[layer]
+    key_dim = model.config.key_dim
     x = in_float32_or_finer(forward.residuals[layer, 0, tokens])  # (T, C)
     linear = getattr(block.attention, f"W_{which}")
-    rows = slice(number * config.key_dim, (number + 1) * config.key_dim)
+    rows = slice(number * key_dim, (number + 1) * key_dim)  # of the head
     W = linear.weight[rows].to(x.dtype)  # (d_k, C)
 
     # With its scale fixed, the norm is linear: it becomes a part of the matrix.
     matrix = (W * block.norm_1.weight).T  # (C, d_k)
     if isinstance(block.norm_1, nn.LayerNorm):
         matrix = matrix - matrix.mean(dim=0)
-    names, vectors = [], []
+    names = []
+    vectors = []
     for component, written in components(model, forward, layer, tokens, matrix):
         names.append(_spell(component))
         vectors.append(written[0])  # (T, d_k)
     stacked = torch.stack(vectors) * norm_scales(block.norm_1, x)
 
-    norm_bias = getattr(block.norm_1, "bias", None)
-    if norm_bias is not None or linear.bias is not None:
-        biases = W.new_zeros(config.key_dim)
-        if norm_bias is not None:
-            biases = W @ norm_bias.to(W.dtype)
-        if linear.bias is not None:
-            biases = biases + linear.bias[rows]
+    biases = _project_biases(block.norm_1, linear, rows, x.dtype)
+    if biases is not None:
         names.append("biases")
         stacked = torch.cat((stacked, biases.expand(1, *stacked.shape[1:])))
 
-    if config.qk_norm:
+    if model.config.qk_norm:
         stacked = stacked * _qk_norm_factors(block.attention, which, stacked.sum(dim=0))
     return names, stacked
+
+
+def _project_biases(
+    norm: nn.Module, linear: nn.Linear, rows: slice, dtype: torch.dtype
+) -> Tensor | None:
+    """Return what the biases of a norm and of some rows of its projection add, (d_k,), if any."""
+    norm_bias = getattr(norm, "bias", None)
+    bias = None if linear.bias is None else linear.bias[rows].to(dtype)
+    if norm_bias is None:
+        return bias
+    projected = linear.weight[rows].to(dtype) @ norm_bias.to(dtype)
+    return projected if bias is None else projected + bias
 
 
 def _spell(component: Component) -> str:

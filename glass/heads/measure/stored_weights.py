@@ -39,24 +39,37 @@ def order_by_importance(
     if steps and best_step is not None:
         nearest = min(steps, key=lambda step: abs(step - best_step))
         preferred = list(dict.fromkeys([nearest, *preferred]))
-    left, is_preferred = np.array(steps, dtype=np.float64), np.isin(steps, preferred)
+    return [*preferred, *_spread_evenly(steps, preferred)]
+
+
+def _spread_evenly(steps: list[int], preferred: list[int]) -> list[int]:
+    """Order the other steps so that the first ones leave no large gaps among the preferred ones.
+
+    The last is the step whose removal leaves the smallest gap, and so on for those that are left.
+    """
+    left = np.array(steps, dtype=np.float64)
+    is_preferred = np.isin(steps, preferred)
     removed: list[int] = []
-    while len(removed) < len(steps) - len(preferred):
+    for _ in range(len(steps) - len(preferred)):
         gaps = left[2:] - left[:-2]  # between the neighbors of each step but the first and last
-        k = 1 + int(np.where(is_preferred[1:-1], np.inf, gaps).argmin())
+        gaps[is_preferred[1:-1]] = np.inf
+        k = 1 + int(gaps.argmin())
         removed.append(int(left[k]))
-        left, is_preferred = np.delete(left, k), np.delete(is_preferred, k)
-    return [*preferred, *reversed(removed)]
+        left = np.delete(left, k)
+        is_preferred = np.delete(is_preferred, k)
+    return removed[::-1]
 
 
 def _steps_of_emergence(steps: list[int], emerged: Mapping[str, Mapping[Head, int]]) -> list[int]:
+    """Return the last step, the first, and those around the emergence of heads."""
     indices = [len(steps) - 1, 0]
     followed = next((score for score in FOLLOWED_SCORES if score in emerged), None)
     if followed:
         first = bisect_left(steps, min(emerged[followed].values()))
         indices += [first + place for place in FOLLOWED_SNAPSHOTS]
     for step in sorted(step for heads in emerged.values() for step in heads.values()):
-        indices += [bisect_left(steps, step), bisect_left(steps, step) - 1]
+        index = bisect_left(steps, step)
+        indices += [index, index - 1]
     return list(dict.fromkeys(steps[k] for k in indices if 0 <= k < len(steps)))
 
 

@@ -40,7 +40,8 @@ class TextPass:
         self.first_changed = 0  # first token that the last read computed anew
         self._ids: list[int] = []  # whose activations the buffers hold
         self._buffers = allocate_pass(model, 1, CAPACITY_STEP)
-        device, count = model.head.weight.device, min(PREDICTED_TOKENS, model.head.out_features)
+        device = model.head.weight.device
+        count = min(PREDICTED_TOKENS, model.head.out_features)
         self._log_normalizers = torch.empty(0, device=device)
         self._next_ids = torch.empty(0, count, dtype=torch.int64, device=device)
 

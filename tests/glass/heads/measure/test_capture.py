@@ -7,7 +7,7 @@ import torch
 from config import GPTConfig
 from data.tokenizer import CharTokenizer
 from glass.heads.measure.capture import (
-    PATTERNS,
+    PATTERN_ARRAYS,
     capture,
     save_snapshot,
     snapshot_arrays,
@@ -71,7 +71,7 @@ def test_a_saved_snapshot_needs_no_pickle_and_its_rows_still_sum_to_1(model, pro
         assert np.abs(saved["text"].astype(np.float32).sum(-1) - 1).max() < 2e-3
         assert list(saved["text_tokens"]) == probes.text_tokens
         assert saved["step"] == 7
-        for name in PATTERNS:
+        for name in PATTERN_ARRAYS:
             assert np.array_equal(saved[f"{name}_ids"], getattr(probes, name))
             maps = model.attention_maps(torch.from_numpy(np.atleast_2d(saved[f"{name}_ids"])))
             maps = maps.squeeze(1) if name == "text" else maps
