@@ -24,7 +24,7 @@ from contextlib import closing
 import cli
 from cli.explore_config import ExploreConfig, translate_model
 from common.terminal import print_stderr, run_main
-from run.checkpoints import find_newest_run
+from run.run_dir import find_newest_run
 
 
 def main() -> None:
@@ -38,7 +38,7 @@ def explore(config: ExploreConfig) -> None:
     from glass.live.server import Server
 
     if config.init_from is None and config.run_dir is None:
-        config.run_dir = str(find_newest_run(Path("runs")))
+        config.run_dir = str(find_newest_run(Path("runs")).path)
     with Server(config.port) as server:
         # Importing torch takes a second, so that the port is tried before
         choose_wait_policy(print_stderr)

@@ -33,8 +33,7 @@ from common.paths import expand_home, require_output_file
 from common.terminal import error_sentence, is_terminal, print_stderr, run_main
 from common.text import format_speed, pluralize, printable
 from common.text_files import MAX_CHARS, is_jsonl, normalize_text, open_text, read_at_once
-from run.checkpoints import CONFIG_FILE, find_newest_run
-from run.config_file import read_config
+from run.run_dir import RunDir, find_newest_run
 
 if TYPE_CHECKING:  # importing torch takes a second, so that the command line is checked first
     from data.tokenizer import Tokenizer
@@ -62,7 +61,7 @@ def sample(config: SampleConfig) -> None:
     text = read_text(config)
     path = config.run_dir if config.init_from is None else config.init_from
     if path is None:
-        path = str(find_newest_run(Path("runs")))
+        path = str(find_newest_run(Path("runs")).path)
     if is_terminal(sys.stderr):
         print_stderr("loading …")
     choose_wait_policy(print_stderr)
@@ -99,8 +98,8 @@ def _task_prompt(folder: Path, tokenizer: Tokenizer) -> str:
     from data.synthetic import make_task
 
     with suppress(UserError, OSError):
-        config = read_config(folder / CONFIG_FILE)
-        if config.data.source == "synthetic":
+        config = RunDir(folder).config
+        if config and config.data.source == "synthetic":
             return tokenizer.decode(make_task(config, tokenizer).prompt)
     return ""
 

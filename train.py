@@ -58,8 +58,7 @@ from distributed.world import join
 from glass.observer import Observer
 from glass.page.write import write_page
 from kernels import autocast
-from run.checkpoints import best_saved_row
-from run.losses import METRICS
+from run.run_dir import RunDir
 from studies.study import report_sweep
 from sweeps import jobs
 from training import device, modes
@@ -133,7 +132,7 @@ def train_run(job: cli.Job, world: World) -> float:
     opened = run_folder(config) if world.rank == 0 else nullcontext()
     with opened as folder:
         run_dir = world.broadcast(folder)
-        progress = read_progress(config, run_dir, log) if world.rank == 0 else None
+        progress = read_progress(config, RunDir(run_dir), log) if world.rank == 0 else None
         progress = world.broadcast(progress)
         if progress.first_step > config.max_steps:
             return _report_finished(config, run_dir, progress, log) if world.rank == 0 else nan
@@ -353,11 +352,12 @@ def _report_finished(
         f"{config.max_steps}); a larger max_steps extends it, with the learning-rate schedule "
         "recomputed for that length"
     )
-    page, metrics = run_dir / "report.html", run_dir / METRICS
+    folder = RunDir(run_dir)
+    page, metrics = folder.page, folder.metrics_file
     with tolerate_errors(f"drawing {page}", log):
         if not exists(page) or page.stat().st_mtime_ns < metrics.stat().st_mtime_ns:
             write_page(run_dir)
-    return (best_saved_row(run_dir) or {}).get("val/loss", nan)
+    return (folder.best_row() or {}).get("val/loss", nan)
 
 
 if __name__ == "__main__":

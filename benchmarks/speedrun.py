@@ -37,7 +37,7 @@ from benchmarks.harness import (
 )
 from data.tokens import prepare
 from interop import read_starting_model
-from run.losses import read_rows
+from run.run_dir import RunDir
 
 # nanoGPT's published losses with these recipes; the first on the whole validation split.
 PUBLISHED_LOSSES = {"nanogpt_cpu": 1.886, "nanogpt_gpu": 1.4697}
@@ -83,7 +83,7 @@ def train(experiment: str, seed: int, settings: list[str], targets: list[str]) -
             *settings,
         ]
         subprocess.run(command, check=True)
-        rows = read_rows(run_dir / "metrics.jsonl")
+        rows = RunDir(run_dir).rows()
     last = rows[-1]
     seconds_to = {target: seconds_to_loss(float(target), rows) for target in targets}
     return TrainedRun(last["val/loss"], last["train_seconds"], seconds_to)

@@ -14,8 +14,8 @@ from common.paths import existing_form, expand_home
 from common.settings import iterate_settings
 from common.torchrun import is_under_torchrun
 from config import Config
-from run.checkpoints import contains_run
 from run.config_file import escape_interpolation
+from run.run_dir import RunDir
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 GROUPS = tuple(sorted(folder.name for folder in CONFIGS.iterdir() if folder.is_dir()))
@@ -92,7 +92,7 @@ def _is_text(argument: str) -> bool:
     if is_setting or is_preset or path.name in NANOGPT:
         return False
     found = existing_form(argument)
-    return os.path.isfile(found) or (os.path.isdir(found) and not contains_run(path))
+    return os.path.isfile(found) or (os.path.isdir(found) and not RunDir(path).has_begun)
 
 
 def _groups_with(name: str) -> list[str]:

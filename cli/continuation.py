@@ -11,8 +11,9 @@ from common.files import exists, is_folder
 from common.paths import expand_model_name
 from common.settings import format_value, iterate_settings
 from config import Config
-from run.checkpoints import MANIFEST_FILE, contains_run, find_run, no_checkpoint, saved_steps
-from run.config_file import PER_COMMAND, absolute_paths, read_run_config
+from run.checkpoints import MANIFEST_FILE
+from run.config_file import PER_COMMAND, absolute_paths
+from run.run_dir import RunDir, find_run
 
 Log = Callable[[str], None]
 
@@ -49,15 +50,15 @@ def find_run_to_continue(requested: Config) -> Config | None:
     """Return the configuration of the run to resume or to evaluate; None for a new run."""
     if requested.run_dir is None or not (requested.resume or requested.eval_only):
         return None
-    run_dir = Path(requested.run_dir)
-    if requested.eval_only and run_dir.absolute().parent.name == "checkpoints":
-        run_dir = run_dir.absolute().parents[1]
-    if saved_steps(run_dir):
-        return absolute_paths(read_run_config(run_dir))
+    run = RunDir(Path(requested.run_dir))
+    if requested.eval_only:  # the path may be in one of its checkpoints
+        run = find_run(run.path)[0] or run
+    if run.steps():
+        return absolute_paths(run.saved_config())
     if requested.resume == "auto":
         return None
-    if contains_run(run_dir):
-        raise no_checkpoint(run_dir)
+    if run.has_begun:
+        raise run.missing_checkpoint()
     mode = "eval_only" if requested.eval_only else "resume"
     raise UserError(
         f"run_dir={requested.run_dir} contains no run: name the folder of one, or leave out "
@@ -117,9 +118,9 @@ def _list_changes(run: Config, config: Config) -> list[tuple[str, str, str]]:
 def is_pretrained(init_from: str) -> bool:
     """Return whether a model is of another library, or of a run that fine-tuned one."""
     path = Path(expand_model_name("init_from", init_from))
-    run_dir, _ = find_run(path)
-    if run_dir and saved_steps(run_dir):
-        return read_run_config(run_dir).experiment == FINE_TUNING
+    run, _ = find_run(path)
+    if run and run.steps():
+        return run.saved_config().experiment == FINE_TUNING
     folder = path if is_folder(path) else path.parent
     return not exists(folder / MANIFEST_FILE)  # of a checkpoint that was copied out of its run
 

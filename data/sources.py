@@ -16,6 +16,7 @@ from common.paths import expand_home, require_path
 from common.text import pluralize, printable
 from common.text_files import open_text
 from data.cache import cache_root
+from run.run_dir import SWEEP_FILE, RunDir
 
 TEXT_CHECK_CHARS = 1 << 20  # read from the start of a file to decide whether it is text
 MAX_NAMED_FILES = 3  # in the message about skipped files
@@ -171,6 +172,8 @@ def _raise_unless_removed(error: OSError) -> None:
 
 def _is_own_folder(folder: Path, entries: set[str]) -> bool:
     """Return whether a folder with these entries is a run, a sweep or the cache."""
-    is_run = "config.yaml" in entries and not entries.isdisjoint(("metrics.jsonl", "checkpoints"))
-    is_sweep = "multirun.yaml" in entries
+    run = RunDir(folder)
+    written = (run.metrics_file.name, run.checkpoints.name)
+    is_run = run.config_file.name in entries and not entries.isdisjoint(written)
+    is_sweep = SWEEP_FILE in entries
     return is_run or is_sweep or folder.resolve() == cache_root().resolve()

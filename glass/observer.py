@@ -26,8 +26,8 @@ from glass.heads.say.metrics import (
 from glass.page.write import write_page
 from kernels import exact_float32
 from model import GPT
-from run.checkpoints import TOKENIZER_FILE
 from run.losses import best_row
+from run.run_dir import RunDir
 from training.evaluate import Windows
 from training.flops import memory_metrics, tokens_until
 from training.profiling import StepProfiler
@@ -62,7 +62,7 @@ class Observer:
         self.run_dir = run_dir
         self.clock = clock
         self.record = Record(config, run_dir, recorded_step)
-        tokenizer_path = run_dir / TOKENIZER_FILE  # which the page reads
+        tokenizer_path = RunDir(run_dir).tokenizer_file  # which the page reads
         with (
             self.record.tolerate_errors(f"writing {tokenizer_path}"),
             atomic_write(tokenizer_path) as part,
@@ -112,14 +112,16 @@ class Observer:
             wandb.log_table("attention/head_scores", *head_table(metrics))
             wandb.log_table("attention/composition", *composition_table(measurements))
             wandb.log(highest_scores(metrics))
-            with self.record.tolerate_errors(f"saving a snapshot in {self.snapshots.folder}"):
-                path = self.snapshots.path(step, ".npz")
+            folder = self.snapshots.run.snapshots
+            with self.record.tolerate_errors(f"saving a snapshot in {folder}"):
+                path = self.snapshots.run.snapshot(step, ".npz")
                 save_snapshot(path, step, self.snapshots.probes, arrays)
             with self.record.tolerate_errors("saving the weights of a snapshot"):
-                save_weights(self.snapshots.path(step, ".safetensors"), step, model)
+                save_weights(self.snapshots.run.snapshot(step, ".safetensors"), step, model)
                 best = best_row(self.record.rows)
+                best_step = best["step"] if best else None
                 emerged = measurements.emergence.emerged
-                prune_stored_weights(self.snapshots.folder, emerged, best["step"] if best else None)
+                prune_stored_weights(self.snapshots.run, emerged, best_step)
             if has_grid:
                 with self.record.tolerate_errors("generating a sample text"):
                     sample = self.snapshots.sample(model)
@@ -127,7 +129,7 @@ class Observer:
 
     def _draw_grid(self, step: int, maps: np.ndarray) -> None:
         tokens, groups = self.snapshots.probes.text_tokens, self.config.model.kv_heads
-        path, after = self.snapshots.path(step, ".png"), f"after {pluralize(step, 'step')}"
+        path, after = self.snapshots.run.snapshot(step, ".png"), f"after {pluralize(step, 'step')}"
         with self.record.tolerate_errors("drawing an attention grid"):
             grid = draw_attention_grid(maps, tokens, groups, f"Attention {after}")
             with atomic_write(path) as part:
@@ -151,7 +153,7 @@ class Observer:
 
     def _draw_page(self, step: int) -> None:
         self.clock.switch("attention")
-        page, wandb = self.run_dir / "report.html", self.record.wandb
+        page, wandb = RunDir(self.run_dir).page, self.record.wandb
         with self.record.tolerate_errors(f"drawing {page}"):
             if not page.exists():
                 self.record.log(f"page     {page.absolute().as_uri()}")

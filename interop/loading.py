@@ -19,7 +19,8 @@ from interop.gguf_file import GGUF_MAGIC, GGUFFile
 from interop.nanogpt import NanoGPTFile
 from interop.stored import RunCheckpoint, StoredModel, open_copied_checkpoint, open_run
 from model import GPT
-from run.checkpoints import CONFIG_FILE, HF_CONFIG_FILE, MANIFEST_FILE, find_run
+from run.checkpoints import CONFIG_FILE, HF_CONFIG_FILE, MANIFEST_FILE
+from run.run_dir import find_run
 from training.inputs import StartingWeights
 
 TORCH_MAGICS = (b"PK\3\4", b"\x80\2")  # zip, and the pickles of older versions
@@ -138,12 +139,12 @@ def open_model(
     path: Path, checkpoint: str | int = "best", log: Callable[[str], Any] = print_stderr
 ) -> StoredModel:
     """Open the run, checkpoint or model of another library at a path, or around a file in it."""
-    run_dir, named = find_run(path)
+    run, named = find_run(path)
     is_step = str(checkpoint).isdecimal()
-    if is_step and (run_dir is None or named not in (None, str(checkpoint))):
+    if is_step and (run is None or named not in (None, str(checkpoint))):
         raise UserError(f"{path} has no checkpoint={checkpoint}; leave that out")
-    if run_dir:
-        return open_run(run_dir, named or checkpoint, log)
+    if run:
+        return open_run(run, named or checkpoint, log)
     folder = path if is_folder(path) else path.parent
     if exists(folder / MANIFEST_FILE) and exists(folder / CONFIG_FILE):
         return open_copied_checkpoint(folder)

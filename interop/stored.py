@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from common.errors import UserError
-from common.files import exists
 from config import GPTConfig
 from data.tokenizer import Tokenizer, load_tokenizer
 from model import GPT
@@ -17,12 +16,11 @@ from run.checkpoints import (
     CONFIG_FILE,
     MODEL_FILE,
     TOKENIZER_FILE,
-    Manifest,
-    open_checkpoint,
-    saved_steps,
+    Checkpoint,
     verify_checkpoint,
 )
 from run.config_file import read_config
+from run.run_dir import RunDir
 from training.nonfinite import check_finite_weights
 from training.tensors import (
     list_shapes,
@@ -85,27 +83,26 @@ class StoredModel(ABC):
 class RunCheckpoint(StoredModel):
     """A checkpoint of a run, whose hashes are verified, or float16 weights kept with a snapshot.
 
-    `which` is what was asked for: "last", "best" or a step. `run_dir` is None if the checkpoint was
+    `which` is what was asked for: "last", "best" or a step. `run` is None if the checkpoint was
     copied out of its run. `settings` are those of the run.
     """
 
     def __init__(
         self,
-        folder: Path,
-        manifest: Manifest,
+        checkpoint: Checkpoint,
         which: str,
-        run_dir: Path | None = None,
+        run: RunDir | None = None,
         snapshot: Path | None = None,
     ) -> None:
         """Read everything now, because a running job may remove the folder at any time.
 
         The tensors are memory-mapped, which keeps their file readable.
         """
-        self.path = folder
-        self.manifest = manifest
+        self.path = folder = checkpoint.folder
+        self.manifest = checkpoint.manifest
         self.which = which
-        self.run_dir = run_dir
-        self.step = manifest.step if snapshot is None else int(which)
+        self.run = run
+        self.step = checkpoint.step if snapshot is None else int(which)
         weights = snapshot or folder / MODEL_FILE
         self._tensors = read_weights(weights)
         self._tokenizer = load_tokenizer(folder / TOKENIZER_FILE)
@@ -125,25 +122,25 @@ class RunCheckpoint(StoredModel):
         return self._tokenizer
 
 
-def open_run(run_dir: Path, which: str | int, log: Callable[[str], Any]) -> RunCheckpoint:
+def open_run(run: RunDir, which: str | int, log: Callable[[str], Any]) -> RunCheckpoint:
     """Open a run at "last", "best" (lowest validation loss) or a step.
 
     The step may be that of a snapshot whose float16 weights were kept. `log` prints a line if a
     damaged checkpoint is replaced by another one.
     """
-    snapshot = run_dir / "attention" / f"step_{which:0>8}.safetensors"
-    is_saved = not str(which).isdecimal() or int(which) in saved_steps(run_dir)
-    kept = None if is_saved or not exists(snapshot) else snapshot
+    snapshot = None
+    if str(which).isdecimal() and int(which) not in run.steps():
+        snapshot = run.snapshot_files(".safetensors").get(int(which))
 
-    def read(folder: Path, manifest: Manifest) -> RunCheckpoint:
-        return RunCheckpoint(folder, manifest, str(which), run_dir, kept)
+    def read(checkpoint: Checkpoint) -> RunCheckpoint:
+        return RunCheckpoint(checkpoint, str(which), run, snapshot)
 
-    return open_checkpoint(run_dir, "last" if kept else which, read, log)
+    return run.open_checkpoint("last" if snapshot else which, read, log)
 
 
 def open_copied_checkpoint(folder: Path) -> RunCheckpoint:
     """Open a checkpoint that was copied out of its run."""
     try:
-        return RunCheckpoint(folder, verify_checkpoint(folder), "last")
+        return RunCheckpoint(verify_checkpoint(folder), "last")
     except ValueError as e:
         raise UserError(f"{folder} is a damaged checkpoint ({e}); copy it again") from None

@@ -15,7 +15,6 @@ from common.files import ordinary_file
 from common.settings import check_settings, iterate_settings
 from common.terminal import error_sentence
 from config import HUB_MODEL, Config
-from run.checkpoints import CONFIG_FILE, Manifest, open_checkpoint
 
 MAX_CONFIG_BYTES = 1 << 20
 # Settings that config.yaml lacked once → the value with which a run does what it did before. A new
@@ -59,15 +58,6 @@ def read_config(path: Path) -> Config:
         raise UserError(
             f"{path} does not fit this version of GlassGPT: {error_sentence(e)}"
         ) from None
-
-
-def read_run_config(run_dir: Path) -> Config:
-    """Return the configuration in a run's newest readable checkpoint, verified by its hash."""
-
-    def read(folder: Path, _: Manifest) -> Config:
-        return read_config(folder / CONFIG_FILE)
-
-    return open_checkpoint(run_dir, "last", read, lambda note: None, [CONFIG_FILE])
 
 
 def parse_config(text: str) -> Config:

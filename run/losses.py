@@ -1,39 +1,15 @@
-"""Read and interpret the rows of a run's metrics.jsonl and samples.jsonl."""
+"""Judge the losses in the rows of a run: the best one, overfitting, and a warning."""
 
-import json
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from math import inf, isfinite, nan
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from common.text import pluralize
-
-METRICS = "metrics.jsonl"  # in a run's folder: one row per logged step
-SAMPLES = "samples.jsonl"  # in a run's folder: texts that the model generated during training
 # Overfitting is reported if the validation loss has risen by more than each of these.
 MIN_RISE_NATS = 0.01
 MIN_RISE_SHARE = 0.01  # of the best loss
 MIN_RISE_IN_FALLS = 2  # times the largest fall from one evaluation to the next since the best
-
-
-def read_rows(path: Path, log: Callable[[str], None] | None = None) -> list[dict]:
-    """Read the rows of a metrics or samples file in order; none if it does not exist.
-
-    A line that is not a row with a step, as after a power loss, is skipped with a note to `log`.
-    """
-    lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
-    rows = []
-    for line in lines:
-        with suppress(ValueError):
-            row = json.loads(line)
-            if isinstance(row, dict) and isinstance(row.get("step"), int):
-                rows.append(row)
-    if log and len(rows) < len(lines):
-        log(f"note: skipped {pluralize(len(lines) - len(rows), 'invalid line')} of {path}")
-    return rows
 
 
 def best_row(rows: Sequence[dict]) -> dict | None:

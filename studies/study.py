@@ -19,7 +19,7 @@ from typing import Literal, NamedTuple
 from PIL import Image, ImageDraw, ImageFont
 
 from common.errors import UserError
-from common.files import atomic_write, exists, is_folder, list_folder
+from common.files import atomic_write, list_folder
 from common.paths import expand_home
 from common.statistics import (
     censored_median,
@@ -31,9 +31,7 @@ from common.statistics import (
 from common.terminal import Terminal, print_stderr, printer, run_main, tolerate_errors
 from common.text import format_with_error, pluralize
 from config import Config
-from run.checkpoints import CONFIG_FILE
-from run.config_file import read_config
-from run.losses import METRICS, read_rows
+from run.run_dir import RunDir
 
 START, END = "start", "end"
 STEP = "step"
@@ -297,11 +295,12 @@ def read_arms(study: Study, folder: Path) -> Arms:
     """
     arms: Arms = {arm: {} for arm in study.arms}
     for path in list_folder(folder):
-        if not is_folder(path) or not exists(path / CONFIG_FILE):
+        run = RunDir(path)
+        config = run.config
+        if config is None or not run.is_finished:
             continue
-        config, rows = read_config(path / CONFIG_FILE), read_rows(path / METRICS)
-        is_finished = bool(rows) and rows[-1]["step"] >= config.max_steps
-        for arm in study.arms_of(config) if is_finished else ():
+        rows = run.rows()
+        for arm in study.arms_of(config):
             if config.seed in arms[arm]:
                 raise UserError(
                     f"{folder} has several runs of {arm} with seed {config.seed}, such as "

@@ -22,11 +22,11 @@ from common.errors import UserError
 from common.files import exists, is_folder, list_folder
 from common.paths import expand_home, require_output_folder
 from common.terminal import Terminal, run_main
-from run.checkpoints import contains_run
 from run.config_file import PER_COMMAND
+from run.run_dir import RunDir
 from sweeps.jobs import summarize
 from sweeps.page import write_results
-from sweeps.runs import JOB_FILE, RUN, Run, format_settings, is_sweep, read_run
+from sweeps.runs import RUN, Run, format_settings, is_sweep, read_run
 from sweeps.table import print_sweep
 
 
@@ -65,7 +65,8 @@ def _find_runs(folder: Path, depth: int = 2) -> list[Path]:
     """Return the folder if it is that of a run, else the runs in it, including jobs of sweeps."""
     if not is_folder(folder):
         return []
-    if contains_run(folder) or exists(folder / JOB_FILE):
+    run = RunDir(folder)
+    if run.has_begun or exists(run.job_file):
         return [folder]
     inner = list_folder(folder) if depth else []
     return [run for path in inner for run in _find_runs(path, depth - 1)]
@@ -77,7 +78,7 @@ def compare(paths: Sequence[Path], out: str) -> None:
     folder = expand_home("out", out)
     require_output_folder(f"out={out}", folder)
     for parent in (folder.absolute(), *folder.absolute().parents):
-        if contains_run(parent):
+        if RunDir(parent).has_begun:
             raise UserError(f"out={out} is in the folder of a run, {parent}: choose another")
     folder.mkdir(parents=True, exist_ok=True)
     write_results(folder, runs)

@@ -11,11 +11,12 @@ from pathlib import Path
 
 from safetensors import safe_open
 
-from common.files import list_folder
 from common.text import format_fixed, format_magnitude, format_with_error
 from config import MIN_BF16_DECODING_WIDTH, Config
 from glass.heads.say.metrics import read_head_values
+from run.checkpoints import MODEL_FILE
 from run.losses import best_row, is_scored
+from run.run_dir import RunDir
 
 SCORES_WITH_TIMING = ("previous_token", "induction")  # the heads that in-context copying needs
 
@@ -89,7 +90,7 @@ def summarize_run(run_dir: Path, config: Config | None, rows: list[dict]) -> dic
     """
     last_snapshot: dict = next(filter(is_scored, reversed(rows)), {})
     figures = _progress(rows)
-    if parameters := _count_parameters(run_dir):
+    if parameters := _count_parameters(RunDir(run_dir)):
         figures["parameters"] = parameters
     if config is not None:
         figures["kv_cache_bytes"] = kv_cache_bytes(config)
@@ -125,10 +126,10 @@ def _best_of_heads(row: dict, group: str, choose: Callable[..., float]) -> dict[
     }
 
 
-def _count_parameters(run_dir: Path) -> int | None:
+def _count_parameters(run: RunDir) -> int | None:
     with suppress(Exception):  # of a damaged checkpoint
-        for folder in list_folder(run_dir / "checkpoints", "step_*")[-1:]:
-            with safe_open(folder / "model.safetensors", "np") as tensors:
+        for step in run.steps()[-1:]:
+            with safe_open(run.checkpoint_folder(step) / MODEL_FILE, "np") as tensors:
                 names = set(tensors.keys()) - {"ngrams.keys"}
                 return sum(prod(tensors.get_slice(name).get_shape()) for name in names)
     return None

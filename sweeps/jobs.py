@@ -52,13 +52,11 @@ from common.text import pluralize, printable
 from config import Config, TokenizerConfig
 from data.corpus import open_corpus
 from data.tokens import corpus_fingerprint
-from run.checkpoints import saved_steps
 from run.config_file import PER_COMMAND, absolute_paths
+from run.run_dir import SWEEP_FILE, RunDir
 from sweeps.page import write_results
 from sweeps.ranking import name_settings
 from sweeps.runs import (
-    FAILURE,
-    SWEEP_FILE,
     JobRecord,
     Run,
     format_settings,
@@ -70,8 +68,6 @@ from sweeps.runs import (
 from sweeps.table import print_sweep
 from training.run_folder import new_run_dir
 
-JOB_LOCK = ".job.lock"  # held while a job runs
-LOG_FILE = "log.txt"  # what a job prints
 MAX_CHECKED_JOBS = 100  # of a sweep without one that can work, before it starts
 MAX_JOB_NAME = 120  # characters of a job's folder name without the hash; 255 bytes are allowed
 HASH_DIGITS = 10
@@ -173,7 +169,7 @@ def run_sweep(
     report(folder)
     refused = [run for run in runs if run.failure and run.status == "finished"]
     for run in refused:  # which says nothing about the run itself
-        (run.path / FAILURE).unlink()
+        RunDir(run.path).failure_file.unlink()
     if refused:
         summarize(folder)
     if is_stopped or any(run.failure or run.status != "finished" for run in runs):
@@ -288,7 +284,7 @@ def preview_jobs(jobs: Iterable[cli.Job], train: Train) -> None:
 
 def count_steps(run_dir: Path | str | None) -> int:
     """Return the number of steps that a job has taken, as far as they are saved."""
-    return max(saved_steps(Path(run_dir)), default=0) if run_dir else 0
+    return max(RunDir(Path(run_dir)).steps(), default=0) if run_dir else 0
 
 
 # --- one job --------------------------------------------------------------------------------------
@@ -305,19 +301,19 @@ def run_job(overrides: Sequence[str], plan: SweepPlan) -> float | None:
     job = plan.jobs.get(tuple(overrides)) or plan.compose_drawn(overrides)
     number = HydraConfig.get().job.num + 1
     title = name_job(f"{number}/{len(plan.jobs)}" if plan.jobs else f"{number}", job)
-    path = find_job_folder(plan.folder, job)
+    folder = RunDir(find_job_folder(plan.folder, job))
     print_line, start = printer(Terminal(file=sys.stdout)), time.time()
 
     loss, failure = nan, ""
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        folder.path.mkdir(parents=True, exist_ok=True)
         with (
-            FileLock(path / JOB_LOCK),  # an equal job that runs in parallel waits here
-            (path / LOG_FILE).open("a", encoding="utf-8") as log_file,
+            FileLock(folder.job_lock),  # an equal job that runs in parallel waits here
+            folder.job_log.open("a", encoding="utf-8") as log_file,
             contextlib.redirect_stdout(log_file),
             contextlib.redirect_stderr(log_file),
         ):
-            ready = prepare_job(job, path, plan)
+            ready = prepare_job(job, folder.path, plan)
             print_line(title)
             loss = plan.train(ready)
     except (KeyboardInterrupt, SystemExit):
@@ -326,15 +322,15 @@ def run_job(overrides: Sequence[str], plan: SweepPlan) -> float | None:
         explanation = explain_error(e)
         failure = explanation or error_sentence(e)
         if explanation is None:  # a bug
-            with contextlib.suppress(OSError), (path / LOG_FILE).open("a") as log_file:
+            with contextlib.suppress(OSError), folder.job_log.open("a") as log_file:
                 traceback.print_exception(e, file=log_file)
         print_stderr(printable(f"{title}  failed: {failure}", one_line=True))
 
     gc.collect()  # reference cycles of the job may hold its model
     with contextlib.suppress(UserError, OSError):  # the summary at the end reports it again
-        (path / FAILURE).unlink(missing_ok=True)
+        folder.failure_file.unlink(missing_ok=True)
         if failure:
-            (path / FAILURE).write_text(failure, encoding="utf-8", errors="backslashreplace")
+            folder.failure_file.write_text(failure, encoding="utf-8", errors="backslashreplace")
         summarize(plan.folder)
         if not failure:
             print_line(f"{title}  {loss:.4f} val/loss  {time.time() - start:.0f} s")

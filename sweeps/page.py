@@ -11,6 +11,7 @@ from common.terminal import print_stderr, tolerate_errors
 from glass.heads.say.metrics import read_head_values
 from glass.page.html import write_html
 from glass.page.values import finite_number, metric_curve
+from run.run_dir import RunDir
 from sweeps.figures import BY_NAME, describe_figure
 from sweeps.ranking import Ranking, Variant, name_settings, reproduce_command
 from sweeps.runs import RUN, Run
@@ -87,7 +88,7 @@ def _figure_data(name: str, variants: Sequence[Variant]) -> dict:
 
 
 def _run_data(folder: Path, run: Run, figures: Sequence[str], losses: Iterable[str]) -> dict:
-    page = run.path / "report.html"
+    page = RunDir(run.path).page
     rows = [{"step": row["step"], **_scores_of_row(row)} for row in run.rows]
     scores = dict.fromkeys(score for row in rows for score in row if score != "step")
     return {

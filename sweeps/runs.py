@@ -2,7 +2,7 @@
 
 import json
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from pathlib import Path
 
 from common.errors import UserError
@@ -10,14 +10,9 @@ from common.files import atomic_write, exists, is_folder, list_folder, read_json
 from common.settings import format_value, iterate_settings
 from common.terminal import error_sentence, explain_error
 from config import Config
-from run.checkpoints import CONFIG_FILE
-from run.config_file import read_config
-from run.losses import METRICS, read_rows
+from run.run_dir import SWEEP_FILE, RunDir
 from sweeps.figures import summarize_run
 
-SWEEP_FILE = "multirun.yaml"  # in a sweep's folder: what its jobs share, which Hydra writes
-JOB_FILE = "job.json"  # in a job's folder: its record
-FAILURE = "failure.txt"  # in a job's folder: why its last attempt failed or was refused
 # A pseudo-setting of compared runs: the name of each, so that each is a variant of its own.
 RUN = "run"
 
@@ -87,15 +82,15 @@ class Run:
 
 def read_run(path: Path) -> Run:
     """Read a run from its folder. If its files cannot be read, it has failed for that reason."""
+    run_dir = RunDir(path)
     record, config, rows, failure = JobRecord(), None, [], ""
     try:
-        if exists(path / FAILURE):
-            failure = (path / FAILURE).read_text(encoding="utf-8", errors="replace")
-        if exists(path / JOB_FILE):
+        if exists(run_dir.failure_file):
+            failure = run_dir.failure_file.read_text(encoding="utf-8", errors="replace")
+        if exists(run_dir.job_file):
             record = read_record(path)
-        if exists(path / CONFIG_FILE):
-            config = _read_config(path / CONFIG_FILE, (path / CONFIG_FILE).stat().st_mtime_ns)
-        rows = read_rows(path / METRICS)
+        config = run_dir.config
+        rows = run_dir.rows()
     except (UserError, OSError) as e:
         failure = explain_error(e) or error_sentence(e)
     status = "failed" if failure else "unfinished"
@@ -104,12 +99,6 @@ def read_run(path: Path) -> Run:
         if rows[-1]["step"] >= max_steps:
             status = "finished"
     return Run(path, {}, record, config, rows, status, failure)
-
-
-@lru_cache(maxsize=1000)
-def _read_config(path: Path, modified_ns: int) -> Config:
-    """Read a file once per version: parsing takes longer than all other reading of a run."""
-    return read_config(path)
 
 
 def format_settings(config: Config) -> dict[str, str]:
@@ -122,17 +111,18 @@ def format_settings(config: Config) -> dict[str, str]:
 
 def write_record(path: Path, record: JobRecord) -> None:
     """Write the record of a job into its folder."""
-    with atomic_write(path / JOB_FILE) as part:
+    with atomic_write(RunDir(path).job_file) as part:
         part.write_text(json.dumps(asdict(record), indent=1), encoding="utf-8")
 
 
 def read_record(path: Path) -> JobRecord:
     """Read the record of a job from its folder."""
+    job_file = RunDir(path).job_file
     try:
-        return JobRecord(**read_json_object(path / JOB_FILE))
+        return JobRecord(**read_json_object(job_file))
     except (ValueError, TypeError) as e:
         raise UserError(
-            f"{path / JOB_FILE} cannot be read ({error_sentence(e)}): remove this job"
+            f"{job_file} cannot be read ({error_sentence(e)}): remove this job"
         ) from None
 
 
@@ -149,7 +139,7 @@ def read_sweep(folder: Path) -> list[Run]:
     """
     distinct: dict[str, Run] = {}
     for path in list_folder(folder):
-        if is_folder(path) and exists(path / JOB_FILE):
+        if is_folder(path) and exists(RunDir(path).job_file):
             run = read_run(path)
             name = run.record.hash or path.name
             other = distinct.setdefault(name, run)

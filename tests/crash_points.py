@@ -23,7 +23,7 @@ from typing import NamedTuple
 import pytest
 from processes import KILL, Process, pointer, rows, rows_without_times, same_tensors, tiny_arguments
 
-from run.checkpoints import saved_steps
+from run.run_dir import RunDir
 
 needs_strace = pytest.mark.skipif(not shutil.which("strace"), reason="no strace")
 CALLS = [
@@ -121,10 +121,10 @@ def assert_same(job: str, whole: Path, other: Path, output: str) -> None:
     error_reported = any(os.strerror(code) in reports for code in INJECTED_ERRORS)
     runs = sorted(path.parent.relative_to(whole) for path in whole.glob("place/**/metrics.jsonl"))
     for one, run in ((whole / name, other / name) for name in runs):
-        *_, step = steps = saved_steps(one)
+        *_, step = steps = RunDir(one).steps()
         for name in ("best", "last"):
             assert pointer(run, name) == pointer(one, name)
-        assert saved_steps(run) == steps or (error_reported and saved_steps(run)[-1] == step)
+        assert RunDir(run).steps() == steps or (error_reported and RunDir(run).steps()[-1] == step)
         for name in ("model", "optimizer"):
             assert same_tensors(
                 *(

@@ -17,9 +17,9 @@ from config import Config, GPTConfig, TokenizerConfig, WandbConfig
 from glass.page import pack
 from glass.page.embedded_model import EmbeddedModel
 from run.config_file import config_yaml
-from run.losses import read_rows
+from run.run_dir import SWEEP_FILE, RunDir
 from sweeps.jobs import name_part
-from sweeps.runs import FAILURE, SWEEP_FILE, JobRecord, write_record
+from sweeps.runs import JobRecord, write_record
 
 HOSTILE = [
     "</script><script>window.hacked=1</script>",
@@ -158,7 +158,7 @@ def make_explained(folder: Path, words=None, **more) -> Path:
         repeated = explain(step=step, prefix="repeated_", words=words)
         shot = snapshot(step=step, words=words) | explain(step=step, words=words) | repeated
         write_snapshot(run, shot)
-    rows = read_rows(run / "metrics.jsonl")
+    rows = RunDir(run).rows()
     for row in rows:
         row |= {"probe/copying_gain": row["step"] / 10, "probe/copying_gain_se": 0.1}
         row |= {"heads/induction_se/L0H0": 0.01, "heads/induction/L0H0": 0.6}
@@ -180,7 +180,7 @@ def make_explained(folder: Path, words=None, **more) -> Path:
 
 
 def fail_job(run: Path, reason: str) -> None:
-    (run / FAILURE).write_text(reason)
+    RunDir(run).failure_file.write_text(reason)
 
 
 def make_job(

@@ -19,11 +19,10 @@ from run.checkpoints import (
     OPTIMIZER_FILE,
     TOKENIZER_FILE,
     Manifest,
-    step_folder,
     write_manifest,
-    write_pointer,
 )
 from run.config_file import config_yaml
+from run.run_dir import RunDir
 from variants import build_model
 
 SHAPE = {"block_size": 32, "n_layer": 1, "n_head": 2, "n_embd": 16}
@@ -32,7 +31,7 @@ TEXT = "abc"
 
 def write_configuration(run_dir: Path, config: Config) -> None:
     """Write a checkpoint of a run, of whose files only the configuration can be read."""
-    folder = step_folder(run_dir, 1)
+    folder = RunDir(run_dir).checkpoint_folder(1)
     folder.mkdir(parents=True, exist_ok=True)
     for name in CHECKPOINT_FILES:
         (folder / name).touch()
@@ -43,17 +42,18 @@ def write_configuration(run_dir: Path, config: Config) -> None:
 def write_run(folder: Path) -> None:
     """Write a run with checkpoints of steps 3 and 6, of which the first is the best."""
     tokenizer = CharTokenizer(TEXT)
-    (folder / "checkpoints").mkdir(parents=True)
+    run = RunDir(folder)
+    run.checkpoints.mkdir(parents=True)
     config = Config(
         run_dir=str(folder),
         model=ModelConfig(vocab_size=len(TEXT), **SHAPE),
         tokenizer=TokenizerConfig(name="char"),
     )
-    (folder / CONFIG_FILE).write_text(config_yaml(config))
-    save_tokenizer(tokenizer, folder / TOKENIZER_FILE)
-    (folder / "metrics.jsonl").write_text("")
+    run.config_file.write_text(config_yaml(config))
+    save_tokenizer(tokenizer, run.tokenizer_file)
+    run.metrics_file.write_text("")
     for step in (3, 6):
-        checkpoint = step_folder(folder, step)
+        checkpoint = run.checkpoint_folder(step)
         checkpoint.mkdir()
         model = lively(build_model(GPTConfig(len(TEXT), **SHAPE)), seed=step)
         tensors = {name: tensor.detach().clone() for name, tensor in model.tensors().items()}
@@ -63,8 +63,8 @@ def write_run(folder: Path) -> None:
         (checkpoint / CONFIG_FILE).write_text(config_yaml(config))
         metrics = {"val/loss": step / 3, "val/bits_per_byte": 1.0}
         write_manifest(checkpoint, Manifest(step, {}, metrics, "0" * 64, (0.0, 0)))
-    write_pointer(folder, "best", 3)
-    write_pointer(folder, "last", 6)
+    run.write_pointer("best", 3)
+    run.write_pointer("last", 6)
 
 
 def load_run(

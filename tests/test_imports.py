@@ -21,7 +21,7 @@ ALLOWED = {
     "generation": MODEL,
     "variants": MODEL,
     "run": {"config", "common"},
-    "data": {"config", "common"},
+    "data": {"run", "config", "common"},
     "cli": {"run", "config", "common"},
     "training": TRAINING,
     "distributed": TRAINING,

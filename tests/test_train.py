@@ -8,7 +8,8 @@ from conftest import TINY, soak
 from processes import rows
 
 from run.config_file import read_config
-from run.losses import best_row, read_rows
+from run.losses import best_row
+from run.run_dir import RunDir
 from training.record import describe_task
 
 pytestmark = pytest.mark.slow
@@ -41,7 +42,7 @@ def test_a_run_leaves_what_it_promises_and_says_what_to_do_next(command, tmp_pat
         assert f"{command_line} run_dir=runs/{run.name}\n" in end
     names = {"config.yaml", "metrics.jsonl", "samples.jsonl", "report.html", "checkpoints"}
     assert names <= {p.name for p in run.iterdir()}
-    assert [sample["step"] for sample in read_rows(run / "samples.jsonl")] == [0, 5, 10]
+    assert [sample["step"] for sample in RunDir(run).samples()] == [0, 5, 10]
     assert [row["step"] for row in rows(run)] == list(range(11))
     last = rows(run)[-1]
     assert last["tokens"] == 10 * 4 * 32

@@ -24,15 +24,11 @@ from run.checkpoints import (
     OPTIMIZER_FILE,
     TOKENIZER_FILE,
     Manifest,
-    best_saved_row,
-    saved_steps,
-    set_aside,
-    step_folder,
     write_manifest,
-    write_pointer,
 )
 from run.config_file import config_yaml
-from run.losses import METRICS, SAMPLES, best_row
+from run.losses import best_row
+from run.run_dir import RunDir
 from training.schedule import is_due
 from training.state import TrainingState
 from training.stopwatch import Stopwatch
@@ -61,6 +57,7 @@ class Checkpoints:
         self, run_dir: Path, state: TrainingState, text: Tokens, log: Callable[[str], None]
     ) -> None:
         self.run_dir = run_dir
+        self.run = RunDir(run_dir)
         self.state = state
         self.text = text
         self.log = log
@@ -70,7 +67,7 @@ class Checkpoints:
 
     def restore(self, manifest: Manifest) -> None:
         """Load the checkpoint of a manifest into the training state and set later ones aside."""
-        folder = step_folder(self.run_dir, manifest.step)
+        folder = self.run.checkpoint_folder(manifest.step)
         load_weights(self.state.model, folder / MODEL_FILE)  # each rank reads its own rows
         load_optimizer_state(self.state.optimizers, self.state.model, folder / OPTIMIZER_FILE)
         self.world.wait()
@@ -79,11 +76,11 @@ class Checkpoints:
         self.last_step = manifest.step
         best = None
         if self.world.rank == 0:
-            for step in saved_steps(self.run_dir):
+            for step in self.run.steps():
                 if step > manifest.step:  # unreadable here, but maybe not damaged
-                    kept_as = set_aside(step_folder(self.run_dir, step))
+                    kept_as = self.run.set_aside(step)
                     self.log(f"the unreadable checkpoint of step {step:,} is kept as {kept_as}")
-            best = best_saved_row(self.run_dir)
+            best = self.run.best_row()
         self.best_row = self.world.broadcast(best)
         self.prune()
         self.log(f"resuming at step {manifest.step:,}")
@@ -153,7 +150,7 @@ class Checkpoints:
         The folder gets its name only after each of its bytes, and of the run's record up to this
         step, is on the disk.
         """
-        folder = step_folder(self.run_dir, manifest.step)
+        folder = self.run.checkpoint_folder(manifest.step)
         part = folder.with_name(PART_FOLDER)
         try:
             shutil.rmtree(part, ignore_errors=True)  # of a save that was interrupted
@@ -165,7 +162,8 @@ class Checkpoints:
             write_manifest(part, manifest)
             for path in [*list_folder(part), part]:
                 sync(path)
-            for path in [self.run_dir / name for name in (METRICS, SAMPLES, "attention", "")]:
+            run = self.run
+            for path in (run.metrics_file, run.samples_file, run.snapshots, run.path):
                 with tolerate_errors(f"syncing {path}", self.log):
                     if exists(path):
                         sync(path)
@@ -191,12 +189,12 @@ class Checkpoints:
         with tolerate_errors("removing old checkpoints", self.log):
             for name, named in (("last", self.last_step), ("best", best_step)):
                 if named is not None:
-                    write_pointer(self.run_dir, name, named)
-            for step in saved_steps(self.run_dir)[: -self.state.config.checkpoint.keep]:
+                    self.run.write_pointer(name, named)
+            for step in self.run.steps()[: -self.state.config.checkpoint.keep]:
                 if step != best_step:
-                    folder = step_folder(self.run_dir, step)
+                    folder = self.run.checkpoint_folder(step)
                     folder.rename(folder.with_name(f".{folder.name}.part"))  # at once for readers
-            for removed in list_folder(self.run_dir / "checkpoints", ".step_*.part"):
+            for removed in list_folder(self.run.checkpoints, ".step_*.part"):
                 shutil.rmtree(removed, ignore_errors=True)
 
 

@@ -15,7 +15,8 @@ from data.synthetic import generate_tokens
 from data.tokenizer import Tokenizer, load_tokenizer
 from data.tokens import Tokens, open_tokens, prepare
 from model import GPT
-from run.checkpoints import TOKENIZER_FILE, Manifest, step_folder
+from run.checkpoints import TOKENIZER_FILE, Manifest
+from run.run_dir import RunDir
 from training.nonfinite import check_finite_weights
 from training.run_folder import Progress
 from training.world import World
@@ -48,7 +49,7 @@ def prepare_inputs(
     console = Terminal(quiet=world.rank > 0)
     log = printer(console)
     if progress.manifest:
-        folder = step_folder(run_dir, progress.step)
+        folder = RunDir(run_dir).checkpoint_folder(progress.step)
         initial = StartingWeights(load_tokenizer(folder / TOKENIZER_FILE))
     elif config.init_from:
         initial = open_weights(config.init_from, log)

@@ -13,6 +13,7 @@ from common.text import format_magnitude, format_minutes, pluralize
 from common.torchrun import count_processes
 from config import Config, ResolvedConfig
 from run.config_file import config_yaml
+from run.run_dir import RunDir
 from training import device
 from training.evaluate import Splits, evaluate, validation_windows
 from training.flops import estimate_step_seconds, model_size, tokens_per_step
@@ -93,14 +94,14 @@ def dry_run(
     cache; of a large text just the beginning is read. For a job of a sweep, one line is printed.
     """
     log = printer(Terminal(quiet=is_in_sweep))
-    run_dir = Path(config.run_dir or "")
+    run = RunDir(Path(config.run_dir or ""))
     if config.run_dir:
-        check_run_folder(config, run_dir)
-    progress = read_progress(config, run_dir, log)
+        check_run_folder(config, run)
+    progress = read_progress(config, run, log)
     processes = count_processes(alone=config.distributed == "none")
     device.pick_device(config.device, processes)
     check_wandb(config.wandb)
-    _, text = prepare_inputs(config, World(), run_dir, progress, open_weights)
+    _, text = prepare_inputs(config, World(), run.path, progress, open_weights)
     resolved = resolve(config, processes, text, progress.step)
     device.configure_process(resolved)
 

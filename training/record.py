@@ -27,9 +27,9 @@ from common.files import atomic_write, list_folder, parse_step
 from common.terminal import Terminal, printer, tolerate_errors
 from common.text import format_minutes, format_speed, format_with_error
 from config import ResolvedConfig
-from run.checkpoints import CONFIG_FILE
 from run.config_file import config_yaml
-from run.losses import METRICS, SAMPLES, best_row, loss_warning, read_rows
+from run.losses import best_row, loss_warning
+from run.run_dir import RunDir, read_rows
 from training.wandb_record import WandbRecord
 
 # What the terminal shows of a row: metric → function that formats it.
@@ -105,13 +105,13 @@ class Record:
         self.console = Terminal()
         self.log = printer(self.console)
         self.note = cache(self.log)  # prints a note that recurs, as on a full disk, only once
-        self.config, self.run_dir = config, run_dir
-        with atomic_write(run_dir / CONFIG_FILE) as part:  # from now on the folder is a run's
+        self.config, self.run = config, RunDir(run_dir)
+        with atomic_write(self.run.config_file) as part:  # from now on the folder is a run's
             part.write_text(config_yaml(config), encoding="utf-8")
-        self.rows = truncate_rows(run_dir / METRICS, step, self.log)
+        self.rows = truncate_rows(self.run.metrics_file, step, self.log)
         last_row_step = self.rows[-1]["step"] if self.rows else -1
-        truncate_rows(run_dir / SAMPLES, last_row_step, self.log)
-        remove_snapshots_after(run_dir / "attention", step)
+        truncate_rows(self.run.samples_file, last_row_step, self.log)
+        remove_snapshots_after(self.run.snapshots, step)
         self._samples: list[list] = []  # [step, text]
         self.progress_bar = ProgressBar(self.console, config.max_steps, max(0, step))
         self.wandb = WandbRecord(config, run_dir, self.note)
@@ -174,19 +174,19 @@ class Record:
         """
         row = {key: value for key, value in row.items() if math.isfinite(value)}
         self.rows.append(row)
-        self._append(METRICS, row)
+        self._append(self.run.metrics_file, row)
         self.wandb.log({key: value for key, value in row.items() if not PER_HEAD.search(key)})
         self.wandb.commit(row["step"])
 
     def write_sample(self, step: int, text: str) -> None:
         """Append a text generated after `step` steps to samples.jsonl, and all so far to W&B."""
-        self._append(SAMPLES, {"step": step, "text": text})
+        self._append(self.run.samples_file, {"step": step, "text": text})
         self._samples.append([step, text])
         self.wandb.log_table("samples", ["step", "text"], self._samples)
 
-    def _append(self, name: str, row: dict) -> None:
+    def _append(self, path: Path, row: dict) -> None:
         """Append a complete line to a file, or nothing."""
-        path, line = self.run_dir / name, (json.dumps(row) + "\n").encode()
+        line = (json.dumps(row) + "\n").encode()
         with self.tolerate_errors(f"writing {path}"), path.open("ab", buffering=0) as file:
             size = file.tell()
             if file.write(line) < len(line):
@@ -242,7 +242,7 @@ def print_summary(
     """Print a run's page, losses, strongest finding, time and memory, and what to do next."""
     print_line, print_prose = printer(console), printer(console, wrap=True)
     print_line("")
-    page = run_dir / "report.html"
+    page = RunDir(run_dir).page
     print_line(f"page     {page.absolute().as_uri()}" if page.exists() else f"run      {run_dir}")
     for line in summarize_losses(rows):
         print_prose(line)

@@ -15,22 +15,12 @@ from common.paths import require_output_folder
 from common.text import pluralize
 from common.torchrun import count_processes
 from config import Config
-from run.checkpoints import Manifest, contains_run, find_checkpoint, saved_steps
-from run.losses import METRICS, read_rows
+from run.checkpoints import Manifest
+from run.run_dir import RunDir
 
 # Seconds that a run of several processes waits for the lock, because the process that held it
 # before a restart may have been on a machine that was lost. NFS releases it after 90 by default.
 LOST_LOCK_SECONDS = 120
-# Files that may lie in a run's folder before the run begins.
-ALLOWED_BEFORE_START = {
-    ".lock",
-    ".config.yaml.part",
-    "job.json",
-    ".job.json.part",
-    ".job.lock",
-    "failure.txt",
-    "log.txt",
-}
 
 
 @contextmanager
@@ -40,11 +30,12 @@ def run_folder(config: Config) -> Iterator[Path]:
     A folder that is still empty at the end is removed if it was created here.
     """
     path = Path(config.run_dir) if config.run_dir else new_run_dir(config.experiment or "default")
-    check_run_folder(config, path)
+    run = RunDir(path)
+    check_run_folder(config, run)
     is_new = not config.run_dir or not exists(path)
     path.mkdir(parents=True, exist_ok=True)
     is_alone = count_processes(alone=config.distributed == "none") == 1
-    lock = FileLock(path / ".lock", timeout=0 if is_alone else LOST_LOCK_SECONDS)
+    lock = FileLock(run.lock, timeout=0 if is_alone else LOST_LOCK_SECONDS)
     try:
         lock.acquire()
     except Timeout:
@@ -56,8 +47,8 @@ def run_folder(config: Config) -> Iterator[Path]:
     finally:
         lock.release()
         with suppress(OSError):  # removing an empty folder is best effort
-            if _names_in(path) <= {".lock"}:
-                (path / ".lock").unlink(missing_ok=True)
+            if set(list_folder(path)) <= {run.lock}:
+                run.lock.unlink(missing_ok=True)
                 if is_new:
                     path.rmdir()
 
@@ -73,29 +64,26 @@ def new_run_dir(name: str) -> Path:
     raise AssertionError("count() does not end")
 
 
-def check_run_folder(config: Config, path: Path) -> None:
+def check_run_folder(config: Config, run: RunDir) -> None:
     """Raise `UserError` unless a run can begin or continue in a folder."""
+    path = run.path
     require_output_folder(f"run_dir={path}", path)
-    if not contains_run(path):
-        if _names_in(path) - ALLOWED_BEFORE_START:
+    if not run.has_begun:
+        if {*list_folder(path)} - {*run.files_before_start()}:
             raise UserError(f"run_dir={path} is not empty: choose another folder")
     elif not config.resume:
         raise UserError(
             f"run_dir={path} is not empty: choose another folder, or resume the run in it with "
             "resume=true"
         )
-    elif not saved_steps(path):
-        rows = read_rows(path / METRICS)
+    elif not run.steps():
+        rows = run.rows()
         if any(row.get("seconds/save") for row in rows):
             raise UserError(
-                f"{path / METRICS} records {pluralize(rows[-1]['step'], 'step')}, but "
-                f"{path / 'checkpoints'} holds no checkpoint: restore them, or, if none could be "
+                f"{run.metrics_file} records {pluralize(rows[-1]['step'], 'step')}, but "
+                f"{run.checkpoints} holds no checkpoint: restore them, or, if none could be "
                 "saved, start a new run in another folder."
             )
-
-
-def _names_in(folder: Path) -> set[str]:
-    return {path.name for path in list_folder(folder)}
 
 
 # --- where a run continues ------------------------------------------------------------------------
@@ -112,12 +100,12 @@ class Progress:
     seconds: dict[str, float] = field(default_factory=dict)  # spent so far, by activity
 
 
-def read_progress(config: Config, run_dir: Path, log: Callable[[str], None]) -> Progress:
+def read_progress(config: Config, run: RunDir, log: Callable[[str], None]) -> Progress:
     """Find the checkpoint that a run resumes from; none for a run that starts."""
-    if not config.resume or not saved_steps(run_dir):
+    if not config.resume or not run.steps():
         return Progress()
-    _, manifest = find_checkpoint(run_dir, "last", log)
+    manifest = run.checkpoint("last", log).manifest
     step = manifest.step
-    is_recorded = any(row["step"] == step for row in read_rows(run_dir / METRICS))
+    is_recorded = any(row["step"] == step for row in run.rows())
     first_step = step + 1 if is_recorded else step
     return Progress(manifest, step, first_step, manifest.metrics, manifest.seconds)

@@ -24,8 +24,7 @@ from glass.page.snapshots import list_snapshots
 from interop import find_model
 from interop.stored import RunCheckpoint
 from kernels import DTYPES
-from run.checkpoints import preferred_steps
-from run.losses import METRICS, read_rows
+from run.run_dir import RunDir
 from training.device import describe, pick_device, pick_threads
 
 PROMPT_TOKENS = 32  # of a run's text that are shown first
@@ -63,9 +62,8 @@ class Explorer:
 
     def page(self) -> str:
         """Return the HTML of the page, after loading the checkpoint that is now best or last."""
-        followed = self.session.followed
         with tolerate_errors("loading another checkpoint", self.log):
-            if followed is not None and preferred_steps(*followed)[0] != self.session.step:
+            if self.session.is_outdated:
                 with self._turn, self._lock:
                     self.session = load_session(self.settings, self.log, self._check_canceled)
         return render_page(self.session)
@@ -150,11 +148,11 @@ def load_session(
     path = Path(expand_model_name(key, name))
     title = path.resolve().name if exists(path) else name
     session = Session(model, tokenizer, title, check_canceled=check_canceled)
-    run_dir = None
+    run = None
     if isinstance(stored, RunCheckpoint):
-        run_dir = stored.run_dir
+        run = stored.run
         show_checkpoint(session, stored, log)
-    prompt = find_prompt(tokenizer, run_dir) if settings.prompt is None else settings.prompt
+    prompt = find_prompt(tokenizer, run) if settings.prompt is None else settings.prompt
     tokenizer.encode(prompt)  # raises UserError for an unknown character
     if note := normal_form_note(tokenizer, prompt):
         log(note)
@@ -164,22 +162,22 @@ def load_session(
 
 def show_checkpoint(session: Session, stored: RunCheckpoint, log: Callable[[str], None]) -> None:
     """Add to a session what is known of its model because it is a run's."""
-    run_dir = stored.run_dir
-    session.title = (run_dir or stored.path).resolve().name
+    run = stored.run
+    session.title = (run.path if run else stored.path).resolve().name
     session.step = stored.step
     session.max_steps = stored.settings.max_steps
-    if run_dir is None:
+    if run is None:
         return
     if stored.which in ("last", "best"):
-        session.followed = run_dir, stored.which
-    with tolerate_errors(f"reading the scores in {run_dir / METRICS}", log):
-        rows = [row for row in read_rows(run_dir / METRICS) if row["step"] <= stored.step]
+        session.followed = run, stored.which
+    with tolerate_errors(f"reading the scores in {run.metrics_file}", log):
+        rows = [row for row in run.rows() if row["step"] <= stored.step]
         session.scores = read_scores(rows)
 
 
-def find_prompt(tokenizer: Tokenizer, run_dir: Path | None) -> str:
+def find_prompt(tokenizer: Tokenizer, run: RunDir | None) -> str:
     """Return the start of the text that a run's newest snapshot is about, or an example."""
-    snapshots = [] if run_dir is None else list_snapshots(run_dir)
+    snapshots = [] if run is None else list_snapshots(run)
     text = snapshots[-1].probes.get("text") if snapshots else None
     if text is not None and text.ids:
         return tokenizer.decode(text.ids[:PROMPT_TOKENS]).rstrip(REPLACEMENT)  # half a character

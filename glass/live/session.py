@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 from data.tokenizer import Tokenizer
@@ -11,6 +10,7 @@ from glass.heads.measure.interventions import NO_INTERVENTIONS, Interventions
 from glass.heads.measure.probes import spell_token
 from glass.heads.measure.text_pass import TextPass
 from model import GPT
+from run.run_dir import RunDir
 
 MAX_PASSES = 3  # cached passes, such as those with and without interventions
 
@@ -30,7 +30,7 @@ class Session:
     prompt: str = ""  # the text that is shown first
     scores: dict[str, Any] | None = None  # see `describe_scores`; None before heads are measured
     # A run, and which of its checkpoints is shown ("last" or "best"); None if that never changes.
-    followed: tuple[Path, str] | None = None
+    followed: tuple[RunDir, str] | None = None
     # Called before each block, and whenever composition measures a head.
     check_canceled: Callable[[], None] = lambda: None
 
@@ -46,6 +46,14 @@ class Session:
 
         for module in (*(block.norm_1 for block in self.model.blocks), self.model.head):
             module.register_forward_pre_hook(check)
+
+    @property
+    def is_outdated(self) -> bool:
+        """Whether the checkpoint that is shown is no longer the last or the best one of the run."""
+        if self.followed is None:
+            return False
+        run, which = self.followed
+        return run.preferred_steps(which)[0] != self.step
 
     def read(
         self,

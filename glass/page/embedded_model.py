@@ -11,11 +11,10 @@ from common.errors import UserError
 from common.files import read_json_object
 from config import GPTConfig
 from generation.known_settings import find_unknown_setting
-from glass.heads.measure.stored_weights import list_stored_weights, order_by_importance
+from glass.heads.measure.stored_weights import order_by_importance
 from glass.heads.say.metrics import read_emergence
 from glass.page.pack import Blobs, PackedWeights, pack_weights, to_base64
-from run.checkpoints import CONFIG_FILE, TOKENIZER_FILE
-from run.config_file import read_config
+from run.run_dir import RunDir
 from training.tensors import read_weights, tensor_shapes
 
 # Values of settings that the page's JavaScript computes. A model with other values or settings is
@@ -45,23 +44,25 @@ class EmbeddedModel(NamedTuple):
 
 
 def find_embedded_model(
-    run_dir: Path, latest: dict[str, float], opening_step: int | None = None
+    run: RunDir, latest: dict[str, float], opening_step: int | None = None
 ) -> EmbeddedModel | None:
     """Return a run's model with its stored weights; None if it cannot be read.
 
     `latest` has the steps of emergence. The page opens on `opening_step`, or on the last step.
     """
     try:
-        config = GPTConfig.from_settings(read_config(run_dir / CONFIG_FILE).model)
-        tokenizer = read_json_object(run_dir / TOKENIZER_FILE)
+        settings = run.config
+        tokenizer = read_json_object(run.tokenizer_file)
     except (OSError, UserError, ValueError):
         return None
-    paths = list_stored_weights(run_dir / "attention")
+    if settings is None:
+        return None
+    paths = run.snapshot_files(".safetensors")
     weights = {
         step: partial(_pack_file, paths[step], paths[step].stat().st_mtime_ns)
         for step in order_by_importance([*paths], read_emergence(latest), opening_step)
     }
-    return EmbeddedModel(config, tokenizer, weights)
+    return EmbeddedModel(GPTConfig.from_settings(settings.model), tokenizer, weights)
 
 
 @lru_cache(maxsize=128)  # steps of the run in progress

@@ -9,8 +9,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.lib.npyio import NpzFile
 
-from common.files import list_folder, parse_step
 from glass.page.pack import Packed, pack_maps, pack_predictions
+from run.run_dir import RunDir
 
 PROBES = ("text", "repeated")  # those that a page shows, if a snapshot has them
 
@@ -87,20 +87,17 @@ def shown_row(arrays: Arrays, name: str, axis: int) -> np.ndarray:
     return array.take(row, axis)
 
 
-def list_snapshots(run_dir: Path) -> list[Snapshot]:
+def list_snapshots(run: RunDir) -> list[Snapshot]:
     """Return the snapshots of a run in the order of their steps."""
-    known = _snapshots_by_version(run_dir)
+    known = _snapshots_by_version(run.path)
     snapshots = []
-    for path in list_folder(run_dir / "attention", "step_*.npz"):
-        step = parse_step(path.stem)
-        if step is None:
-            continue
+    for step, path in run.snapshot_files(".npz").items():
         stat = path.stat()
         version = (path, stat.st_mtime_ns, stat.st_size)
         if version not in known:
             known[version] = Snapshot(step, partial(np.load, path))
         snapshots.append(known[version])
-    return sorted(snapshots, key=lambda snapshot: snapshot.step)
+    return snapshots
 
 
 @lru_cache(maxsize=2)  # runs of a sweep, which are drawn one after the other

@@ -17,9 +17,8 @@ from glass.page.html import embed_json, expand_template, write_html
 from glass.page.pack import Blobs
 from glass.page.snapshots import Snapshot, list_snapshots
 from glass.page.values import MAX_TITLE_LENGTH, clip_text, finite_number, metric_curve
-from run.checkpoints import CONFIG_FILE
-from run.config_file import read_config
-from run.losses import METRICS, SAMPLES, best_row, loss_warning, overfitting, read_rows
+from run.losses import best_row, loss_warning, overfitting
+from run.run_dir import RunDir
 
 MAX_PAGE_BYTES = 24_500_000
 MAX_CURVE_POINTS = 1500
@@ -47,17 +46,15 @@ ACTIVITIES = {
 
 def write_page(run_dir: Path) -> Path:
     """Write report.html of a run from what its folder holds so far, and return its path."""
-    run_dir = Path(run_dir)
-    rows = read_rows(run_dir / METRICS)
-    config_file = run_dir / CONFIG_FILE
-    config = read_config(config_file) if config_file.exists() else None
+    run = RunDir(Path(run_dir))
+    rows, config = run.rows(), run.config
     latest = {key: value for row in rows for key, value in row.items()}
     best = best_row(rows)
     opening_step = best["step"] if best and overfitting(rows) else None
     settings = iterate_settings(config) if config else ()
     content = {
         "kind": "run",
-        "title": run_dir.resolve().name,
+        "title": run.path.resolve().name,
         **describe_model(GPTConfig.from_settings(config.model) if config else None),
         "step": latest.get("step"),
         "maxSteps": config.max_steps if config else None,
@@ -66,13 +63,13 @@ def write_page(run_dir: Path) -> Path:
         "lossWarning": loss_warning(rows),
         "tokens": finite_number(latest.get("tokens")),
         **_describe_training(rows, latest),
-        "samples": read_rows(run_dir / SAMPLES),
+        "samples": run.samples(),
         "config": [[name, format_value(value)] for name, _, value in settings],
         **describe_run_scores(rows),
     }
-    model = find_embedded_model(run_dir, latest, opening_step)
-    snapshots = list_snapshots(run_dir)
-    return _write_with_attention(run_dir / "report.html", content, snapshots, model)
+    model = find_embedded_model(run, latest, opening_step)
+    snapshots = list_snapshots(run)
+    return _write_with_attention(run.page, content, snapshots, model)
 
 
 def _describe_training(rows: list[dict], latest: Mapping[str, Any]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ import training.device
 import training.evaluate
 from common.errors import UserError
 from config import Config, GPTConfig, OptimConfig, ResolvedConfig
-from run.checkpoints import find_checkpoint
+from run.run_dir import RunDir
 from train import train_step
 from training.memory import memory_bound
 from training.plan import check_batch_size, check_shard, pick_shard
@@ -173,7 +173,7 @@ def test_a_signal_to_one_rank_saves_once_and_all_leave_with_its_status(tmp_path,
     ranks = Ranks(tmp_path, 2, *sharded(text_file, "checkpoint.every=0"), fault=begin)
     assert ranks.wait() == [143, 143], ranks.output()
     assert ranks.output().count("resume=true") == 1
-    assert find_checkpoint(tmp_path / "run", "last", pytest.fail)[1].step in (10, 11)
+    assert RunDir(tmp_path / "run").checkpoint("last", pytest.fail).step in (10, 11)
 
 
 @pytest.mark.soak

@@ -40,11 +40,10 @@ from run.checkpoints import (
     CHECKPOINT_FORMAT,
     MANIFEST_FILE,
     MODEL_FILE,
-    find_checkpoint,
-    saved_steps,
     seal,
 )
 from run.config_file import read_config
+from run.run_dir import RunDir
 
 # --- damaged files --------------------------------------------------------------------------------
 
@@ -238,11 +237,11 @@ def test_a_damaged_best_checkpoint_is_replaced_by_the_next_best(finished_run, ru
     forge(best, metrics={"val/loss": 0.1})
     forge(run / "checkpoints" / "step_00000004", metrics={"val/loss": 0.3})
     forge(run / "checkpoints" / "step_00000008", metrics={"val/loss": 0.2})
-    assert find_checkpoint(run, "best", pytest.fail)[1].step == 6
+    assert RunDir(run).checkpoint("best", pytest.fail).step == 6
     notes = []
     for damaged, name, taken in ((6, MODEL_FILE, 8), (8, MANIFEST_FILE, 4)):
         (run / "checkpoints" / f"step_{damaged:08d}" / name).write_bytes(b"")
-        assert find_checkpoint(run, "best", notes.append)[1].step == taken
+        assert RunDir(run).checkpoint("best", notes.append).step == taken
         assert any(f"step_{damaged:08d}" in note for note in notes) and f"{taken}" in notes[-1]
 
 
@@ -250,7 +249,7 @@ def test_a_checkpoint_of_another_format_is_refused_with_both_formats(run):
     newest = run / "checkpoints" / "step_00000008"
     forge(newest, format=3)
     with pytest.raises(UserError) as error:
-        find_checkpoint(run, "last", pytest.fail)
+        RunDir(run).checkpoint("last", pytest.fail)
     for part in (str(newest), "3", str(CHECKPOINT_FORMAT)):
         assert part in str(error.value)
 
@@ -273,7 +272,7 @@ def test_a_damaged_log_loses_neither_the_best_checkpoint_nor_a_readable_row(tmp_
     run = tmp_path / "run"
     argv = typed(text_file, "attention.every=0", "checkpoint.keep=1")
     run_to_end(tmp_path, *argv, fault=losses(5.0, 1.0, 2.0, 3.0))
-    assert saved_steps(run) == [4, 12] and pointer(run, "best") == 4
+    assert RunDir(run).steps() == [4, 12] and pointer(run, "best") == 4
     lines = (run / "metrics.jsonl").read_text().splitlines()
     del lines[4]  # the best row
     (run / "metrics.jsonl").write_text("\n".join([*NO_ROWS, *lines, '{"step": 1']))
@@ -287,7 +286,7 @@ def test_a_damaged_log_loses_neither_the_best_checkpoint_nor_a_readable_row(tmp_
     )
     assert [row["step"] for row in rows(run)] == [0, 1, 2, 3, *range(5, 21)]
     assert (run / "metrics.jsonl.before").read_bytes() == before
-    assert saved_steps(run) == [4, 20] and pointer(run, "best") == 4
+    assert RunDir(run).steps() == [4, 20] and pointer(run, "best") == 4
 
 
 @pytest.mark.slow

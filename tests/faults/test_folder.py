@@ -21,7 +21,7 @@ from processes import (
 )
 
 import training.device
-from run.checkpoints import find_checkpoint
+from run.run_dir import RunDir
 
 pytestmark = pytest.mark.slow
 
@@ -98,4 +98,4 @@ def test_running_out_of_memory_in_a_step_loses_no_checkpoint(tmp_path, text_file
     run_to_end(tmp_path, *tiny_arguments(text_file, "attention.every=0"), status=1, fault=fault)
     (message,) = (tmp_path / "err.txt").read_text().splitlines()
     assert "memory" in message
-    assert find_checkpoint(tmp_path / "run", "last", pytest.fail)[1].step == 4
+    assert RunDir(tmp_path / "run").checkpoint("last", pytest.fail).step == 4

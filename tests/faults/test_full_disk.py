@@ -17,7 +17,7 @@ from processes import (
 )
 
 import training.device
-from run.checkpoints import find_checkpoint
+from run.run_dir import RunDir
 
 pytestmark = pytest.mark.slow
 FULL = os.strerror(errno.ENOSPC)
@@ -41,7 +41,7 @@ def test_a_run_whose_last_save_fails_ends_with_the_previous_checkpoint(
     (message,) = (tmp_path / "err.txt").read_text().splitlines()
     assert "step 12" in message
     assert any("step 8" in line and FULL in line for line in output.splitlines())
-    assert find_checkpoint(small, "last", pytest.fail)[1].step == 4
+    assert RunDir(small).checkpoint("last", pytest.fail).step == 4
     assert not list(small.rglob(".*.part"))
     enlarge(small)
     run_to_end(tmp_path, *tiny_arguments(text_file, "resume=true"))

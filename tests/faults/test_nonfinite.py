@@ -13,7 +13,7 @@ from config import GPTConfig, ResolvedConfig
 from data.tokenizer import CharTokenizer
 from generation.scoring import score_tokens
 from glass.heads.measure.analysis import analyze
-from run.checkpoints import find_checkpoint
+from run.run_dir import RunDir
 from training.checkpoint import Checkpoints
 from training.nonfinite import NonFiniteGuard, PendingCheck, check_finite_weights
 from training.optimizers import clip_gradients
@@ -55,7 +55,7 @@ def test_a_nan_loss_ends_the_run_before_the_update_and_names_the_step(
     run_to_end(tmp_path, *tiny_arguments(text_file), status=1, fault=replace_loss(7, nan_loss))
     (message,) = (tmp_path / "err.txt").read_text().splitlines()
     assert "step 7" in message and "loss" in message and "resume=auto" in message
-    assert find_checkpoint(tmp_path / "run", "last", pytest.fail)[1].step == 4
+    assert RunDir(tmp_path / "run").checkpoint("last", pytest.fail).step == 4
     assert [row["step"] for row in rows(tmp_path / "run")] == list(range(7))
     run_to_end(tmp_path, *tiny_arguments(text_file, "resume=auto"))  # the fault is gone
     assert_same_run(finished_run, tmp_path / "run")

@@ -13,7 +13,7 @@ import training.device
 import training.evaluate
 import training.world
 from common.signals import STOP_SIGNALS
-from run.checkpoints import find_checkpoint
+from run.run_dir import RunDir
 from training.world import World
 
 pytestmark = pytest.mark.slow
@@ -56,7 +56,7 @@ def test_sigterm_in_an_evaluation_saves_soon_and_the_run_resumes_exactly(
     process = Process(tmp_path, *tiny_arguments(text_file), fault=terminate_in_evaluation(2))
     assert process.wait(SOON) == 143, process.output()
     assert "resume=true" in process.output() and "Traceback" not in process.output()
-    assert find_checkpoint(tmp_path / "run", "last", pytest.fail)[1].step == 4
+    assert RunDir(tmp_path / "run").checkpoint("last", pytest.fail).step == 4
     run_to_end(tmp_path, *tiny_arguments(text_file, "resume=true"))
     assert_same_run(finished_run, tmp_path / "run")
 
@@ -80,7 +80,7 @@ def test_sigterm_while_the_model_is_compiled_ends_the_run_soon_and_it_resumes_ex
 
     process = Process(tmp_path, *arguments, fault=replace_compiler(compile_for_long))
     assert process.wait(SOON) == 143, process.output()
-    assert find_checkpoint(tmp_path / "run", "last", pytest.fail)[1].step == 0
+    assert RunDir(tmp_path / "run").checkpoint("last", pytest.fail).step == 0
     compile_at_once = replace_compiler(lambda model: model)
     run_to_end(tmp_path, *arguments, "resume=true", fault=compile_at_once)
     assert_same_run(finished_run, tmp_path / "run")
@@ -101,7 +101,7 @@ def test_a_stop_signal_saves_and_a_second_ctrl_c_exits_at_once(tmp_path, text_fi
         ),
     )
     assert process.wait(SOON) == 128 + numbers[-1]
-    assert find_checkpoint(tmp_path / "run", "last")[1].step == saved
+    assert RunDir(tmp_path / "run").checkpoint("last").step == saved
     assert "Traceback" not in process.output()
 
 
@@ -128,7 +128,7 @@ def test_a_terminal_that_is_gone_does_not_keep_a_run_from_saving(tmp_path, text_
     os.close(terminal)
     os.close(output)
     assert process.wait() == 128 + signal.SIGHUP, process.output()
-    assert find_checkpoint(tmp_path / "run", "last")[1].step == 6
+    assert RunDir(tmp_path / "run").checkpoint("last").step == 6
 
 
 def test_ctrl_c_while_torch_is_being_imported_exits_at_once(tmp_path, text_file):

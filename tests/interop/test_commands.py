@@ -9,7 +9,7 @@ from processes import run_to_end
 from run_folders import load_run
 
 from data.tokenizer import encode_prompt
-from run.losses import read_rows
+from run.run_dir import RunDir
 
 EXPORT = "interop/__main__.py"
 QUICK = [
@@ -52,7 +52,7 @@ def test_a_model_of_the_hub_is_fine_tuned_resumed_and_exported(family, text_file
     )
     shutil.rmtree(tmp_path / "hf")  # the run does not need it any more
     run_to_end(tmp_path, "run_dir=run", "resume=true", "max_steps=6")
-    rows = read_rows(tmp_path / "run" / "metrics.jsonl")
+    rows = RunDir(tmp_path / "run").rows()
     assert rows[-1]["step"] == 6 and rows[-1]["val/loss"] < rows[0]["val/loss"]
     model, tokenizer, config = load_run(tmp_path / "run", "best")
     assert config.tokenizer.name == "hf" and config.model.block_size == 32

@@ -23,7 +23,8 @@ from config import GPTConfig
 from glass.live.explorer import load_session
 from interop import save_gguf
 from interop.__main__ import main as export
-from run.checkpoints import MANIFEST_FILE, MODEL_FILE, find_newest_run
+from run.checkpoints import MANIFEST_FILE, MODEL_FILE
+from run.run_dir import find_newest_run
 from sample import sample
 from variants import build_model
 

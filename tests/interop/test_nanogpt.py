@@ -16,7 +16,7 @@ from interop import find_model, load, open_starting_weights
 from interop.names import map_tensors
 from model import GPT
 from run.config_file import read_config
-from run.losses import read_rows
+from run.run_dir import RunDir
 from training.evaluate import Windows
 from training.tensors import tensor_shapes
 from variants import build_model
@@ -79,7 +79,7 @@ def test_a_checkpoint_of_nanogpt_is_trained_from_and_no_code_in_it_runs(
     text = prepare(DataConfig("text", str(text_file)), TokenizerConfig("char"))
     windows = Windows(text.val, text.tokenizer, read_config(Path("run/config.yaml")))
     loss = windows.measure(model)["loss"]
-    assert read_rows(Path("run/metrics.jsonl"))[0]["val/loss"] == pytest.approx(loss, rel=1e-6)
+    assert RunDir(Path("run")).rows()[0]["val/loss"] == pytest.approx(loss, rel=1e-6)
 
     # Without its text, or with other contents, it is refused
     with pytest.raises(UserError) as error:

@@ -16,7 +16,8 @@ from common.errors import UserError
 from config import GPTConfig
 from glass.heads.measure.capture import float16_weights, save_weights
 from interop import load
-from run.checkpoints import MODEL_FILE, read_manifest, step_folder, write_manifest
+from run.checkpoints import MODEL_FILE, read_manifest, write_manifest
+from run.run_dir import RunDir
 from training.checkpoint import load_weights
 from training.tensors import read_weights
 from variants import build_model
@@ -39,7 +40,7 @@ def test_weights_that_do_not_fit_their_configuration_are_refused_by_name(
     tmp_path: Path, name: str, change: Callable[[dict[str, Tensor]], object]
 ):
     write_run(tmp_path)
-    folder = step_folder(tmp_path, 6)
+    folder = RunDir(tmp_path).checkpoint_folder(6)
     tensors = load_file(folder / MODEL_FILE)
     change(tensors)
     save_file(tensors, folder / MODEL_FILE)

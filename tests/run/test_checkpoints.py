@@ -12,13 +12,11 @@ from run.checkpoints import (
     CHECKPOINT_FILES,
     MANIFEST_FILE,
     Manifest,
-    best_saved_row,
-    find_checkpoint,
     read_manifest,
-    step_folder,
     verify_checkpoint,
     write_manifest,
 )
+from run.run_dir import RunDir
 
 MANIFEST = Manifest(
     step=8, seconds={"train": 1.5}, metrics={"val/loss": 2.0}, fingerprint="f", losses=(6.5, 3)
@@ -27,7 +25,7 @@ MANIFEST = Manifest(
 
 def save(run: Path, manifest: Manifest) -> Path:
     """Write a checkpoint folder whose files have a few bytes each."""
-    path = step_folder(run, manifest.step)
+    path = RunDir(run).checkpoint_folder(manifest.step)
     path.mkdir(parents=True)
     for name in CHECKPOINT_FILES:
         (path / name).write_bytes(f"content of {name}".encode())
@@ -44,13 +42,13 @@ def folder(tmp_path) -> Path:
 def test_the_best_checkpoint_has_the_lowest_loss_of_those_that_were_trained(tmp_path):
     for step, loss in ((0, 0.5), (9, nan), (4, 3.0), (8, 2.0), (12, 2.0)):
         save(tmp_path, replace(MANIFEST, step=step, metrics={"val/loss": loss}))
-        best = best_saved_row(tmp_path)
+        best = RunDir(tmp_path).best_row()
         assert best == (None if step in (0, 9) else {"val/loss": loss, "step": min(step, 8)})
-    assert find_checkpoint(tmp_path, "best")[1].step == 8
+    assert RunDir(tmp_path).checkpoint("best").step == 8
 
 
 def test_a_manifest_is_read_back_and_has_the_size_and_sha256_of_each_file(folder):
-    assert read_manifest(folder) == verify_checkpoint(folder) == MANIFEST
+    assert read_manifest(folder) == verify_checkpoint(folder).manifest == MANIFEST
     files = json.loads((folder / MANIFEST_FILE).read_text())["files"]
     contents = {name: (folder / name).read_bytes() for name in CHECKPOINT_FILES}
     assert files == {

@@ -5,7 +5,8 @@ import pytest
 from run_folders import load_run, write_run
 
 from common.errors import UserError
-from run.checkpoints import MODEL_FILE, find_checkpoint, open_checkpoint
+from run.checkpoints import MODEL_FILE
+from run.run_dir import RunDir
 
 
 @pytest.fixture
@@ -17,7 +18,7 @@ def run(tmp_path) -> Path:
 
 @pytest.mark.parametrize("which, step", [("last", 6), ("best", 3), ("3", 3), (3, 3)])
 def test_a_checkpoint_is_found_by_best_last_or_its_step(run, which, step):
-    assert find_checkpoint(run, which)[1].step == step
+    assert RunDir(run).checkpoint(which).step == step
     with pytest.raises(UserError, match="3, 6"):
         load_run(run, 5)
 
@@ -26,17 +27,17 @@ def test_a_checkpoint_is_found_by_best_last_or_its_step(run, which, step):
 def test_a_checkpoint_that_is_removed_while_it_is_read_is_looked_for_again(run, which, found):
     removed = []
 
-    def read(folder, manifest):
+    def read(checkpoint):
         if not removed:
-            removed.append(shutil.rmtree(folder))
-            raise FileNotFoundError(folder)
-        return manifest.step
+            removed.append(shutil.rmtree(checkpoint.folder))
+            raise FileNotFoundError(checkpoint.folder)
+        return checkpoint.step
 
     if found:
-        assert open_checkpoint(run, which, read, pytest.fail) == found
+        assert RunDir(run).open_checkpoint(which, read, pytest.fail) == found
     else:
         with pytest.raises(UserError, match="3"):
-            open_checkpoint(run, which, read, pytest.fail)
+            RunDir(run).open_checkpoint(which, read, pytest.fail)
 
 
 def test_a_run_whose_checkpoints_are_all_damaged_is_not_started_afresh(run, tiny, train_in_process):

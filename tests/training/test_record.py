@@ -18,7 +18,8 @@ from common.settings import iterate_settings
 from common.text import format_with_error
 from config import WandbConfig
 from run.config_file import read_config
-from run.losses import METRICS, SAMPLES, is_scored, loss_warning, overfitting, read_rows
+from run.losses import is_scored, loss_warning, overfitting
+from run.run_dir import RunDir
 from training.record import Record
 from training.wandb_record import check_wandb
 
@@ -83,14 +84,15 @@ def test_a_resume_keeps_rows_and_snapshots_up_to_its_step_and_removes_later_ones
     (tmp_path / "attention").mkdir()
     for name in [*names, "step_notes.npz"]:
         (tmp_path / "attention" / name).touch()
-    written = {name: "".join(f'{{"step": {n}}}\n' for n in steps) for name in (METRICS, SAMPLES)}
-    for name, lines in written.items():
-        (tmp_path / name).write_text(lines)
+    files = RunDir(tmp_path).metrics_file, RunDir(tmp_path).samples_file
+    lines = "".join(f'{{"step": {n}}}\n' for n in steps)
+    for file in files:
+        file.write_text(lines)
     record = Record(tiny, tmp_path, step)
     assert record.rows == [{"step": n} for n in steps if n <= step]
-    for name, lines in written.items():
-        assert read_rows(tmp_path / name) == record.rows
-        assert (tmp_path / f"{name}.before").read_text() == lines
+    assert RunDir(tmp_path).rows() == RunDir(tmp_path).samples() == record.rows
+    for file in files:
+        assert file.with_name(f"{file.name}.before").read_text() == lines
     kept = {name for name in names if int(name[5:13]) <= step}
     assert {path.name for path in (tmp_path / "attention").iterdir()} == kept | {"step_notes.npz"}
 
@@ -128,7 +130,7 @@ def test_a_recurring_failure_is_noted_once_and_costs_nothing_else(tiny, tmp_path
     warnings = [line for line in capsys.readouterr().out.splitlines() if "warning" in line]
     assert len(warnings) == 2 and "KeyError" in warnings[1]
     assert f"{tmp_path / 'metrics.jsonl'} failed (Is a directory)" in warnings[0]
-    assert read_rows(tmp_path / "metrics.jsonl") == [{"step": 3}]
+    assert RunDir(tmp_path).rows() == [{"step": 3}]
 
 
 @pytest.fixture
@@ -240,7 +242,7 @@ def test_an_offline_wandb_record_contains_the_metrics_and_the_configuration(comm
     assert "wandb sync run/wandb/offline-run-*" in done.stdout
     record = read_wandb(tmp_path / "run")
     (files,) = (tmp_path / "run" / "wandb").glob("offline-run-*/files")
-    rows = read_rows(tmp_path / "run" / "metrics.jsonl")
+    rows = RunDir(tmp_path / "run").rows()
     assert list(record.history) == list(range(7))
     for item, row in zip(record.history.values(), rows):
         sent = dict(item)

@@ -19,8 +19,9 @@ from processes import (
 import glass.heads.measure.snapshot
 import training.device
 from config import Config
-from run.checkpoints import find_checkpoint, write_manifest
+from run.checkpoints import write_manifest
 from run.losses import snapshot_steps
+from run.run_dir import RunDir
 
 pytestmark = pytest.mark.slow
 
@@ -47,8 +48,10 @@ def test_the_logged_loss_and_the_seconds_continue_across_a_stop(tmp_path, text_f
     )
     seldom = tiny_arguments(text_file, "log.every=5", "attention.every=0")
     run_to_end(tmp_path, *seldom, fault=stop, status=128 + signal.SIGTERM)
-    folder, manifest = find_checkpoint(run)
-    write_manifest(folder, replace(manifest, seconds={"train": 1000.0, "evaluate": 2000.0}))
+    saved = RunDir(run).checkpoint()
+    write_manifest(
+        saved.folder, replace(saved.manifest, seconds={"train": 1000.0, "evaluate": 2000.0})
+    )
     run_to_end(tmp_path, *seldom, "resume=true")
     logged = {row["step"]: row["train/loss"] for row in rows(run) if "train/loss" in row}
     assert logged == {

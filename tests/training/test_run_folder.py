@@ -8,21 +8,21 @@ from run_folders import write_run
 
 from common.errors import UserError
 from config import Config
-from run.losses import METRICS
-from training.run_folder import ALLOWED_BEFORE_START, check_run_folder, read_progress
+from run.run_dir import RunDir
+from training.run_folder import check_run_folder, read_progress
 
 RESUMED = Config(resume=True)
 
 
 @pytest.fixture
-def run(tmp_path):
+def run(tmp_path) -> RunDir:
     """A run with checkpoints of steps 3 and 6, and no rows."""
     write_run(tmp_path / "run")
-    return tmp_path / "run"
+    return RunDir(tmp_path / "run")
 
 
-def write_rows(run, *rows: dict) -> None:
-    (run / METRICS).write_text("".join(json.dumps(row) + "\n" for row in rows))
+def write_rows(run: RunDir, *rows: dict) -> None:
+    run.metrics_file.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 @pytest.mark.parametrize("steps, first", [((), 6), ((3,), 6), ((3, 6), 7), ((6, 9), 7)])
@@ -35,13 +35,14 @@ def test_a_run_continues_with_the_first_step_that_is_not_recorded(run, steps, fi
 
 
 def test_a_run_begins_only_in_a_folder_without_other_files(tmp_path):
-    for name in ALLOWED_BEFORE_START:
-        (tmp_path / name).touch()
-    check_run_folder(Config(), tmp_path)
+    run = RunDir(tmp_path)
+    for path in run.files_before_start():
+        path.touch()
+    check_run_folder(Config(), run)
     (tmp_path / "notes.txt").touch()
     for config in (Config(), RESUMED):
         with pytest.raises(UserError, match="not empty"):
-            check_run_folder(config, tmp_path)
+            check_run_folder(config, run)
 
 
 def test_a_run_continues_only_with_resume_and_not_without_its_checkpoints(run):
@@ -49,7 +50,7 @@ def test_a_run_continues_only_with_resume_and_not_without_its_checkpoints(run):
     check_run_folder(RESUMED, run)
     with pytest.raises(UserError, match="resume=true"):
         check_run_folder(Config(), run)
-    (run / "checkpoints").rename(run / "attention")
+    run.checkpoints.rename(run.snapshots)
     with pytest.raises(UserError, match="no checkpoint"):
         check_run_folder(RESUMED, run)
     write_rows(run, {"step": 6})  # none was saved

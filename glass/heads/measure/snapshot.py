@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
-from common.files import step_name
 from config import Config
 from data.tokenizer import encode_prompt
 from data.tokens import Tokens
@@ -18,6 +17,7 @@ from glass.heads.measure.logit_attribution import explain_predictions
 from glass.heads.measure.probes import make_probes
 from glass.heads.measure.results import Measurements
 from model import GPT
+from run.run_dir import RunDir
 from training.schedule import is_doubling, is_snapshot_due
 
 ABLATION_TOKENS = 4096  # validation tokens on which head importance is measured
@@ -37,7 +37,7 @@ class Snapshots:
         self, config: Config, run_dir: Path, tokens: Tokens, windows: tuple[Tensor, Tensor]
     ) -> None:
         """Make the probes and the folder; head importance is measured on `windows` (W, T)."""
-        self.config, self.folder, self.windows = config, run_dir / "attention", windows
+        self.config, self.run, self.windows = config, RunDir(run_dir), windows
         self.tokenizer, self.task = tokens.tokenizer, tokens.task
         spacing = self.task.block_size + 1 if self.task else 1
         length = min(config.attention.tokens, config.model.block_size)
@@ -45,11 +45,7 @@ class Snapshots:
             tokens.train, tokens.val, tokens.tokenizer, length, config.seed, spacing
         )
         self._explains_always = _can_always_explain(config, length)
-        self.folder.mkdir(exist_ok=True)
-
-    def path(self, step: int, suffix: str) -> Path:
-        """Return the path of a file of the snapshot at a step."""
-        return self.folder / f"{step_name(step)}{suffix}"
+        self.run.snapshots.mkdir(exist_ok=True)
 
     def has_changed(self, model: GPT, previous: Measurements | None) -> bool:
         """Return whether the highest prefix-matching score has moved since the previous snapshot.

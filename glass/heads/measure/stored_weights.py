@@ -2,12 +2,11 @@
 
 from bisect import bisect_left
 from collections.abc import Mapping
-from pathlib import Path
 
 import numpy as np
 
-from common.files import list_folder, parse_step
 from glass.heads.measure.results import Head
+from run.run_dir import RunDir
 
 MAX_STORED_BYTES = 250_000_000  # of a run's folder, for the weights of its snapshots
 # The weights of the newest snapshots are never removed: a head may be emerging there, which is
@@ -17,13 +16,6 @@ NEWEST_SNAPSHOTS = 4
 FOLLOWED_SCORES = ("induction", "previous_token", "duplicate_token")
 # Places of those steps, relative to the snapshot at which the head emerged.
 FOLLOWED_SNAPSHOTS = (0, -1, 1, -2, 2, -3)
-
-
-def list_stored_weights(folder: Path) -> dict[int, Path]:
-    """Return the files with weights in a folder of snapshots, in the order of their steps."""
-    files = list_folder(folder, "step_*.safetensors")
-    steps = {step: path for path in files if (step := parse_step(path.stem)) is not None}
-    return dict(sorted(steps.items()))
 
 
 def order_by_importance(
@@ -74,10 +66,10 @@ def _steps_of_emergence(steps: list[int], emerged: Mapping[str, Mapping[Head, in
 
 
 def prune_stored_weights(
-    folder: Path, emerged: Mapping[str, Mapping[Head, int]], best_step: int | None = None
+    run: RunDir, emerged: Mapping[str, Mapping[Head, int]], best_step: int | None = None
 ) -> None:
     """Remove the weights of the least important snapshots until `MAX_STORED_BYTES` are left."""
-    paths = list_stored_weights(folder)
+    paths = run.snapshot_files(".safetensors")
     sizes = {step: path.lstat().st_size for step, path in paths.items()}
     room = MAX_STORED_BYTES
     if sum(sizes.values()) <= room:

@@ -18,7 +18,8 @@ from glass.live.explorer import EXAMPLE_PROMPT, Explorer, find_prompt, load_sess
 from glass.live.requests import MODEL_REQUESTS
 from interop import find_model, save_hf
 from interop.stored import RunCheckpoint
-from run.checkpoints import MODEL_FILE, step_folder
+from run.checkpoints import MODEL_FILE
+from run.run_dir import RunDir
 from variants import build_model
 
 SECONDS = 60  # that no answer of a passing test takes, on a busy machine
@@ -174,11 +175,11 @@ def shown_step(explorer) -> int:
 def test_the_page_shows_the_newest_or_best_checkpoint_of_the_moment(
     run, tmp_path, checkpoint, before, after
 ):
-    aside = step_folder(run, after).rename(tmp_path / "aside")
+    aside = RunDir(run).checkpoint_folder(after).rename(tmp_path / "aside")
     explorer = Explorer(ExploreConfig(run_dir=str(run), checkpoint=checkpoint), print)
     session = explorer.session
     assert shown_step(explorer) == before and explorer.session is session
-    shutil.copytree(aside, step_folder(run, after))
+    shutil.copytree(aside, RunDir(run).checkpoint_folder(after))
     assert shown_step(explorer) == after
     expected = load_run(run, after)[0].tensors()
     tensors = explorer.session.model.tensors().items()
@@ -189,17 +190,17 @@ def test_the_page_shows_the_newest_or_best_checkpoint_of_the_moment(
 
 
 def damage(run: Path) -> None:
-    path = step_folder(run, 6) / MODEL_FILE
+    path = RunDir(run).checkpoint_folder(6) / MODEL_FILE
     path.write_bytes(path.read_bytes()[:-1] + b"\0")
 
 
 @pytest.mark.parametrize("harm", [damage, shutil.rmtree])
 def test_a_checkpoint_that_cannot_be_read_is_reported_and_the_one_before_shown(run, tmp_path, harm):
-    later = step_folder(run, 6).rename(tmp_path / "later")
+    later = RunDir(run).checkpoint_folder(6).rename(tmp_path / "later")
     lines = []
     explorer = Explorer(ExploreConfig(run_dir=str(run), checkpoint="last"), lines.append)
     lines.clear()
-    shutil.copytree(later, step_folder(run, 6))
+    shutil.copytree(later, RunDir(run).checkpoint_folder(6))
     harm(run)
     assert shown_step(explorer) == 3
     assert str(run) in "".join(lines)

@@ -25,7 +25,7 @@ from glass.live.session import Session
 from glass.page.describe import read_scores
 from glass.page.write import write_page
 from model import GPT
-from run.losses import read_rows
+from run.run_dir import RunDir
 from variants import build_model
 
 TOKENIZER = CharTokenizer("abcdefghijklmnopqrstuvw")
@@ -165,7 +165,7 @@ def test_a_vocabulary_that_is_padded_is_never_drawn_from_its_padding():
 @pytest.mark.parametrize("has_scores", [True, False])
 def test_a_served_page_has_the_scores_of_one_step_and_may_ask_its_server(tmp_path, has_scores):
     run = make_run(tmp_path / "run")
-    scores = read_scores(read_rows(run / "metrics.jsonl")) if has_scores else None
+    scores = read_scores(RunDir(run).rows()) if has_scores else None
     model = build_model(small())
     session = Session(model, TOKENIZER, HOSTILE[0], 24, 30, prompt=HOSTILE[0], scores=scores)
     path = tmp_path / "served.html"

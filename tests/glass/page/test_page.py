@@ -32,7 +32,7 @@ from safetensors.torch import save_file
 from glass.heads.measure.capture import float16_weights
 from glass.page import write as page
 from glass.page.values import metric_curve
-from run.losses import read_rows
+from run.run_dir import RunDir
 
 
 def test_a_run_that_has_only_begun_has_a_page(tmp_path):
@@ -73,7 +73,7 @@ def test_the_page_of_an_overfitted_model_opens_on_the_weights_nearest_to_the_bes
     finished_run, open_page, tmp_path
 ):
     run = shutil.copytree(finished_run, tmp_path / "run")
-    rows = read_rows(run / "metrics.jsonl")
+    rows = RunDir(run).rows()
     for row in rows:
         row["train/loss"] = 3 - row["step"] / 10
         row["val/loss"] = 2 + abs(row["step"] - 5)
@@ -236,7 +236,7 @@ def test_a_page_says_that_it_is_being_read_and_that_it_is_damaged(chromium, path
 @pytest.mark.slow
 def test_scores_emergence_and_training_are_shown(open_page, path):
     tab = open_page(path)
-    score = f"{read_rows(path.parent / 'metrics.jsonl')[-1]['heads/induction/L0H1']:.2f} ± 0.02"
+    score = f"{RunDir(path.parent).rows()[-1]['heads/induction/L0H1']:.2f} ± 0.02"
 
     def read(selector: str, key: str) -> list[str]:
         move_pointer_away(tab)

@@ -6,10 +6,8 @@ import pytest
 
 from glass.heads.measure import stored_weights
 from glass.heads.measure.results import Head
-from glass.heads.measure.stored_weights import (
-    list_stored_weights,
-    prune_stored_weights,
-)
+from glass.heads.measure.stored_weights import prune_stored_weights
+from run.run_dir import RunDir
 
 
 @pytest.mark.parametrize("emergence", [None, 4, 50, 98])
@@ -17,17 +15,18 @@ def test_a_folder_keeps_as_many_weights_as_allowed_and_those_around_emergence(
     tmp_path, monkeypatch, emergence
 ):
     monkeypatch.setattr(stored_weights, "MAX_STORED_BYTES", 2000)
-    emerged = {}
+    run, emerged = RunDir(tmp_path), {}
+    run.snapshots.mkdir()
     for step in range(100):
-        (tmp_path / f"step_{step:08d}.safetensors").write_bytes(bytes(100))
-        (tmp_path / f"step_{step:08d}.npz").touch()
+        run.snapshot(step, ".safetensors").write_bytes(bytes(100))
+        run.snapshot(step, ".npz").touch()
         if emergence is not None and step > emergence:  # it is known at the next snapshot
             emerged = {"induction": {Head(1, 0): emergence}}
-        prune_stored_weights(tmp_path, emerged)
-        kept = [*list_stored_weights(tmp_path)]
+        prune_stored_weights(run, emerged)
+        kept = [*run.snapshot_files(".safetensors")]
         assert len(kept) == min(step + 1, 20)
         assert kept[0] == 0 and kept[-4:] == [*range(max(0, step - 3), step + 1)]
     if emergence is not None:
         assert {*range(emergence - 2, min(99, emergence + 2) + 1)} <= {*kept}
     assert max(after - before for before, after in pairwise(kept)) <= 25
-    assert len([*tmp_path.glob("*.npz")]) == 100
+    assert len(run.snapshot_files(".npz")) == 100

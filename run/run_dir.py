@@ -1,0 +1,295 @@
+"""The folder of a run: the names in it, and how it is read. No other module knows these names.
+
+A run may go on while its folder is read: it appends rows, and removes old checkpoints.
+"""
+
+import json
+import re
+import shlex
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import lru_cache
+from itertools import count
+from math import inf, isfinite
+from pathlib import Path
+from typing import TypeVar
+
+from common.errors import UserError
+from common.files import (
+    atomic_write,
+    exists,
+    is_folder,
+    list_folder,
+    parse_step,
+    part_path,
+    step_name,
+)
+from common.text import pluralize
+from config import Config
+from run.checkpoints import (
+    CHECKPOINT_FILES,
+    CONFIG_FILE,
+    HF_CONFIG_FILE,
+    MANIFEST_FILE,
+    TOKENIZER_FILE,
+    Checkpoint,
+    read_manifest,
+    verify_checkpoint,
+)
+from run.config_file import read_config
+
+Result = TypeVar("Result")
+Log = Callable[[str], object]
+
+SWEEP_FILE = "multirun.yaml"  # in a sweep's folder: what its jobs share, which Hydra writes
+CHECKPOINTS = "checkpoints"
+CHECKPOINT_NAME = re.compile(r"step_0*(\d+)|(last|best)")
+
+
+class RunDir:
+    """The folder of a run, which may be empty. Nothing is kept but parsed configurations."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.lock = path / ".lock"  # held while the run is trained
+        self.config_file = path / CONFIG_FILE  # resolved; with it the run has begun
+        self.tokenizer_file = path / TOKENIZER_FILE
+        self.metrics_file = path / "metrics.jsonl"  # one row per logged step
+        self.samples_file = path / "samples.jsonl"  # texts generated during training
+        self.page = path / "report.html"
+        self.checkpoints = path / CHECKPOINTS
+        self.snapshots = path / "attention"
+        # Of a job of a sweep:
+        self.job_file = path / "job.json"  # its record
+        self.job_lock = path / ".job.lock"  # held while the job runs
+        self.job_log = path / "log.txt"  # what the job prints
+        self.failure_file = path / "failure.txt"  # why its last attempt failed or was refused
+
+    def files_before_start(self) -> list[Path]:
+        """Return the files that may lie in the folder before the run begins."""
+        job = [self.job_file, part_path(self.job_file), self.job_lock, self.job_log]
+        return [self.lock, part_path(self.config_file), *job, self.failure_file]
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether there is a configuration or a checkpoint."""
+        return exists(self.config_file) or bool(self.steps())
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the last row is that of the last step."""
+        config, rows = self.config, self.rows()
+        return config is not None and bool(rows) and rows[-1]["step"] >= config.max_steps
+
+    @property
+    def config(self) -> Config | None:
+        """The resolved configuration; None before the run has begun.
+
+        Raises:
+            UserError: If it cannot be read.
+        """
+        if not exists(self.config_file):
+            return None
+        return _read_config(self.config_file, self.config_file.stat().st_mtime_ns)
+
+    def rows(self, log: Log | None = None) -> list[dict]:
+        """Read the rows of metrics.jsonl; see `read_rows`."""
+        return read_rows(self.metrics_file, log)
+
+    def samples(self) -> list[dict]:
+        """Read the texts of samples.jsonl with their steps; see `read_rows`."""
+        return read_rows(self.samples_file)
+
+    # --- snapshots --------------------------------------------------------------------------------
+
+    def snapshot(self, step: int, suffix: str) -> Path:
+        """Return the path of a file of a snapshot: .npz, .png or .safetensors (float16 weights)."""
+        return self.snapshots / f"{step_name(step)}{suffix}"
+
+    def snapshot_files(self, suffix: str) -> dict[int, Path]:
+        """Return the files of the snapshots that end with a suffix, in the order of their steps."""
+        paths = list_folder(self.snapshots, f"*{suffix}")
+        files = {step: path for path in paths if (step := parse_step(path.stem)) is not None}
+        return dict(sorted(files.items()))
+
+    # --- checkpoints ------------------------------------------------------------------------------
+
+    def steps(self) -> list[int]:
+        """Return the steps that have a checkpoint, in ascending order."""
+        steps = (parse_step(path.name) for path in list_folder(self.checkpoints))
+        return sorted(step for step in steps if step is not None)
+
+    def checkpoint_folder(self, step: int) -> Path:
+        """Return the folder of a step's checkpoint."""
+        return self.checkpoints / step_name(step)
+
+    def checkpoint(self, which: str | int = "last", log: Log = print) -> Checkpoint:
+        """Verify a checkpoint ("last", "best" or a step) and return it; see `open_checkpoint`."""
+        return self.open_checkpoint(which, lambda checkpoint: checkpoint, log)
+
+    def open_checkpoint(
+        self,
+        which: str | int,
+        read: Callable[[Checkpoint], Result],
+        log: Log,
+        names: Sequence[str] = CHECKPOINT_FILES,
+    ) -> Result:
+        """Verify the files `names` of a checkpoint ("last", "best" or a step); return `read` of it.
+
+        Instead of a damaged "best" the next best one is taken, and otherwise the one before; `log`
+        prints a line about it. If a running job removes a checkpoint before it is read, the choice
+        is made again.
+
+        Raises:
+            UserError: If no intact one of this format is left.
+        """
+        damaged: set[int] = set()
+        while steps := [step for step in self.preferred_steps(which) if step not in damaged]:
+            folder = self.checkpoint_folder(steps[0])
+            try:
+                content = read(verify_checkpoint(folder, names))
+            except (ValueError, UserError, OSError) as e:
+                if steps[0] not in self.steps():
+                    continue  # a running job has removed it
+                if not isinstance(e, ValueError):
+                    raise
+                log(f"checkpoint {folder} is damaged or cannot be read ({e})")
+                damaged.add(steps[0])
+            else:
+                if damaged:
+                    log(f"loading the checkpoint of step {steps[0]} instead")
+                return content
+        raise UserError(
+            f"every checkpoint of {self.path} up to step {max(damaged)} is damaged or unreadable; "
+            "restore one, or start a new run."
+        )
+
+    def preferred_steps(self, which: str | int) -> list[int]:
+        """Return the step that "last", "best" or a step names, and those to be taken instead.
+
+        Raises:
+            UserError: If there is none.
+        """
+        steps = self.steps()
+        if not steps:
+            raise self.missing_checkpoint()
+        if which == "best":
+            return self._best_first()
+        newest = steps[-1] if which == "last" else int(which)
+        if newest not in steps:
+            existing = ", ".join(str(step) for step in steps)
+            raise UserError(f"{self.path} has no checkpoint of step {newest}; it has {existing}.")
+        return [step for step in reversed(steps) if step <= newest]
+
+    def missing_checkpoint(self) -> UserError:
+        """Return the error for a folder without a checkpoint."""
+        if not self.has_begun:
+            problem = "contains no run" if exists(self.path) else "does not exist"
+            return UserError(f"{self.path} {problem}")
+        return UserError(
+            f"{self.path} has no checkpoint: the run stopped before its first one, or is not there "
+            "yet; to start it again, repeat its command with "
+            f"run_dir={shlex.quote(str(self.path))} resume=auto"
+        )
+
+    def saved_config(self) -> Config:
+        """Return the configuration in the newest intact checkpoint, verified by its hash."""
+
+        def read(checkpoint: Checkpoint) -> Config:
+            return read_config(checkpoint.folder / CONFIG_FILE)
+
+        return self.open_checkpoint("last", read, lambda note: None, [CONFIG_FILE])
+
+    def best_row(self) -> dict[str, float] | None:
+        """Return the metrics of the checkpoint with the lowest validation loss, or None.
+
+        They are those of the manifests, which have a hash; metrics.jsonl has none.
+        """
+        for step in self._best_first():
+            with suppress(ValueError):  # reported if this checkpoint is to be loaded
+                metrics = read_manifest(self.checkpoint_folder(step)).metrics
+                is_evaluated = step > 0 and isfinite(metrics.get("val/loss", inf))
+                return {**metrics, "step": step} if is_evaluated else None
+        return None
+
+    def _best_first(self) -> list[int]:
+        """Return the saved steps by validation loss, those without one last, newest first.
+
+        A checkpoint with an unreadable manifest comes first, because it may be the best one.
+        """
+
+        def order(step: int) -> tuple[float, int]:
+            try:
+                loss = read_manifest(self.checkpoint_folder(step)).metrics.get("val/loss", inf)
+            except ValueError:
+                return -inf, step
+            return (loss, step) if step and isfinite(loss) else (inf, -step)
+
+        return sorted(self.steps(), key=order)
+
+    def write_pointer(self, name: str, step: int) -> None:
+        """Make the file checkpoints/`name` hold the name of a step's folder, for people."""
+        path, content = self.checkpoints / name, f"{step_name(step)}\n"
+        if not exists(path) or path.read_bytes() != content.encode():
+            with atomic_write(path) as part:
+                part.write_text(content)
+
+    def set_aside(self, step: int) -> Path:
+        """Rename an unreadable checkpoint to an unused name that no step has; return its path."""
+        folder = self.checkpoint_folder(step)
+        paths = (folder.with_name(f"aside_{number}_{folder.name}") for number in count(1))
+        return folder.rename(next(path for path in paths if not exists(path)))
+
+
+@lru_cache(maxsize=1000)
+def _read_config(path: Path, modified_ns: int) -> Config:
+    """Read a file once per version: parsing takes longer than all other reading of a run."""
+    return read_config(path)
+
+
+def read_rows(path: Path, log: Log | None = None) -> list[dict]:
+    """Read the rows of a metrics or samples file in order; none if it does not exist.
+
+    A line that is not a row with a step, as after a power loss, is skipped with a note to `log`.
+    """
+    lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+    rows = []
+    for line in lines:
+        with suppress(ValueError):
+            row = json.loads(line)
+            if isinstance(row, dict) and isinstance(row.get("step"), int):
+                rows.append(row)
+    if log and len(rows) < len(lines):
+        log(f"note: skipped {pluralize(len(lines) - len(rows), 'invalid line')} of {path}")
+    return rows
+
+
+# --- find runs ------------------------------------------------------------------------------------
+
+
+def find_run(path: Path) -> tuple[RunDir | None, str | None]:
+    """Return the run at a path and, if the path is in a checkpoint of it, the checkpoint's name."""
+    for folder in (path.absolute(), path.absolute().parent):
+        match = CHECKPOINT_NAME.fullmatch(folder.name)
+        if match and folder.parent.name == CHECKPOINTS:
+            return RunDir(folder.parents[1]), match[1] or match[2]
+    if not is_folder(path) or exists(path / HF_CONFIG_FILE) or exists(path / MANIFEST_FILE):
+        return None, None
+    run = RunDir(path)
+    return (run, None) if run.has_begun else (None, None)
+
+
+def find_newest_run(folder: Path) -> RunDir:
+    """Return the run in a folder, or in a sweep there, that saved a checkpoint last."""
+    folders = [path for path in list_folder(folder) if is_folder(path)]
+    folders += [path for sweep in folders for path in list_folder(sweep) if is_folder(path)]
+    candidates = [RunDir(path) for path in folders]
+    runs = [run for run in candidates if run.steps()]
+    if not runs:
+        if begun := [run for run in candidates if run.has_begun]:
+            raise begun[-1].missing_checkpoint()
+        raise UserError(
+            f"{folder}/ has no run yet: train one with python train.py, or name one with "
+            "run_dir=PATH"
+        )
+    return max(runs, key=lambda run: run.checkpoints.stat().st_mtime)
