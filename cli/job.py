@@ -177,7 +177,7 @@ def configure(job: Job, read_model: ReadModel, log: Log = print) -> Job:
     check_config(config)
     _check_effects(config, job)
     if config.data.path:
-        require_path(config.data.path)
+        require_path("data.path", config.data.path)
     check_agent(config, job.overrides)
     return replace(job, config=config)
 

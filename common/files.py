@@ -4,7 +4,6 @@ import errno
 import hashlib
 import json
 import os
-import re
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -36,17 +35,6 @@ def atomic_write(path: Path) -> Iterator[Path]:
     finally:
         with suppress(OSError):
             part.unlink(missing_ok=True)
-
-
-def step_name(step: int) -> str:
-    """Return the name of a step's checkpoint and, without a suffix, of its snapshot's files."""
-    return f"step_{step:08d}"
-
-
-def parse_step(name: str) -> int | None:
-    """Return the step whose `step_name` this is, or None."""
-    match = re.fullmatch(r"step_(\d{8,})", name)
-    return int(match[1]) if match and step_name(int(match[1])) == name else None
 
 
 def part_path(path: Path) -> Path:

@@ -109,10 +109,10 @@ def writable_folder(folder: Path) -> Path:
     return folder
 
 
-def require_path(path: str) -> None:
-    """Raise `UserError` if data.path names no file or folder and is not a glob."""
-    expanded = str(expand_home("data.path", path))
+def require_path(key: str, path: str) -> None:
+    """Raise `UserError` if a setting names no file or folder and is not a glob."""
+    expanded = str(expand_home(key, path))
     if not os.path.exists(expanded) and not glob.has_magic(expanded):
         raise UserError(
-            f"data.path={path} does not exist: give the path of a text file or folder, or a glob"
+            f"{key}={path} does not exist: give the path of a text file or folder, or a glob"
         )

@@ -65,7 +65,7 @@ def find_text_files(
 
 def require_text_file(path: str) -> Path:
     """Return the one file that data.path names."""
-    require_path(path)
+    require_path("data.path", path)
     file = expand_home("data.path", path)
     if not file.is_file():
         raise UserError(f"data.path={path} is not a file; give the path of a text file")

@@ -21,27 +21,41 @@ def best_row(rows: Sequence[dict]) -> dict | None:
 def overfitting(rows: Sequence[dict]) -> float:
     """Return by how many nats the validation loss has risen since its best; 0 within noise.
 
-    The noise is estimated from the falls of the validation loss since then. The rise is 0 as well
-    unless the training loss is lower than it was at the best step.
+    The rise is 0 as well unless the training loss is lower than it was at the best step.
     """
-    evaluated = [row for row in rows if row["step"] and "val/loss" in row]
     best = best_row(rows)
+    evaluated = [row for row in rows if row["step"] and "val/loss" in row]
     if best is None or best is evaluated[-1]:
         return 0.0
     losses = [row["val/loss"] for row in evaluated[evaluated.index(best) :]]
-    rise, largest_fall = losses[-1] - losses[0], max(a - b for a, b in pairwise(losses))
-    noise = max(MIN_RISE_NATS, MIN_RISE_SHARE * losses[0], MIN_RISE_IN_FALLS * largest_fall)
-    end, interval = evaluated[-1]["step"], evaluated[-1]["step"] - evaluated[-2]["step"]
+    rise = losses[-1] - losses[0]
+    if rise <= _noise(losses):
+        return 0.0
 
-    logged = [(row["step"], row["train/loss"]) for row in rows if "train/loss" in row]
+    *_, previous, last = (row["step"] for row in evaluated)
+    interval = last - previous
+    is_lower = _training_loss(rows, last, interval) < _training_loss(rows, best["step"], interval)
+    return rise if is_lower else 0.0
 
-    def training_loss(until: int) -> float:
-        """Return the mean training loss over an interval before `until`, or the next one logged."""
-        near = [loss for step, loss in logged if until - interval < step <= until]
-        near = near or [loss for step, loss in logged if step > until][:1]
-        return fmean(near) if near else nan
 
-    return rise if rise > noise and training_loss(end) < training_loss(best["step"]) else 0.0
+def _noise(losses: Sequence[float]) -> float:
+    """Return the rise of the validation loss that is not reported, given its course since the best.
+
+    The noise of one evaluation shows in the falls from one to the next.
+    """
+    largest_fall = max(earlier - later for earlier, later in pairwise(losses))
+    return max(MIN_RISE_NATS, MIN_RISE_SHARE * losses[0], MIN_RISE_IN_FALLS * largest_fall)
+
+
+def _training_loss(rows: Sequence[dict], step: int, interval: int) -> float:
+    """Return the mean training loss over an interval up to a step, or the next one that is logged.
+
+    It is nan if there is neither.
+    """
+    logged = [row for row in rows if "train/loss" in row]
+    near = [row["train/loss"] for row in logged if step - interval < row["step"] <= step]
+    later = [row["train/loss"] for row in logged if row["step"] > step]
+    return fmean(near or later[:1] or [nan])
 
 
 def loss_warning(rows: Sequence[dict]) -> str:

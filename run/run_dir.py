@@ -20,9 +20,7 @@ from common.files import (
     exists,
     is_folder,
     list_folder,
-    parse_step,
     part_path,
-    step_name,
 )
 from common.text import pluralize
 from config import Config
@@ -44,6 +42,17 @@ Log = Callable[[str], object]
 SWEEP_FILE = "multirun.yaml"  # in a sweep's folder: what its jobs share, which Hydra writes
 CHECKPOINTS = "checkpoints"
 CHECKPOINT_NAME = re.compile(r"step_0*(\d+)|(last|best)")
+
+
+def step_name(step: int) -> str:
+    """Return the name of a step's checkpoint and, without a suffix, of its snapshot's files."""
+    return f"step_{step:08d}"
+
+
+def parse_step(name: str) -> int | None:
+    """Return the step whose `step_name` this is, or None."""
+    match = re.fullmatch(r"step_(\d{8,})", name)
+    return int(match[1]) if match and step_name(int(match[1])) == name else None
 
 
 class RunDir:

@@ -30,7 +30,7 @@ from conftest import ROOT, TINY
 from hydra.core.global_hydra import GlobalHydra
 from safetensors.numpy import load_file
 
-from common.files import parse_step
+from run.run_dir import parse_step
 
 # Prefixes of the metrics that depend on time and on the rest of the process.
 CLOCKS = (

@@ -23,13 +23,13 @@ from rich.progress import (
 )
 from rich.table import Column
 
-from common.files import atomic_write, list_folder, parse_step
+from common.files import atomic_write, list_folder
 from common.terminal import Terminal, printer, tolerate_errors
 from common.text import format_minutes, format_speed, format_with_error
 from config import ResolvedConfig
 from run.config_file import config_yaml
 from run.losses import best_row, loss_warning
-from run.run_dir import RunDir, read_rows
+from run.run_dir import RunDir, parse_step, read_rows
 from training.wandb_record import WandbRecord
 
 # What the terminal shows of a row: metric → function that formats it.

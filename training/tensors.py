@@ -14,9 +14,10 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from common.errors import UserError
-from common.files import parse_step, read_start
+from common.files import read_start
 from common.text import pluralize
 from config import GPTConfig
+from run.run_dir import parse_step
 from variants import build_model
 
 # Entry in a safetensors file's metadata: what it contains besides tensors, in JSON.
