@@ -6,24 +6,27 @@
 import { $ } from "./base/dom.js";
 import { headName, parseHead } from "./base/labels.js";
 import { describeChoices, readChoices } from "./patching/state.js";
+import { data, H, L, openingIndex, runnableSteps, steps } from "./state/page_data.js";
 import {
   currentProbe,
   currentStep,
-  data,
-  H,
   isOwnText,
-  L,
-  openingIndex,
   ownText,
-  runnableSteps,
   selection,
   snapToStop,
-  steps,
   wanted,
-} from "./state/page_state.js";
+} from "./state/selection.js";
 
 const MAX_TEXT_LENGTH = 20_000; // characters of the reader's text in the address
 const WRITE_DELAY = 150; // milliseconds; browsers limit how often an address changes
+
+/** What the address says if something is selected: a part of the address, and its only value. */
+const FLAGS = {
+  showTokenEffect: ["view", "token_effect"],
+  weightByValues: ["weights", "value"],
+  averageHeads: ["heads", "average"],
+  excludeFirst: ["first", "no"],
+};
 
 let timer = 0;
 
@@ -50,59 +53,61 @@ function describeSelection() {
   const { layer, head, pinned, isHeadChosen, isTokenChosen } = selection;
   const isOpening = selection.step === openingIndex;
   const isTraining = data.maxSteps > data.step; // then the newest step is followed
-  const parts = {
+  const flags = Object.entries(FLAGS).map(([name, [part, value]]) => {
+    return [part, selection[name] ? value : null];
+  });
+  return {
     head: isHeadChosen ? headName(layer, head) : null,
     step: steps.length > 1 && !(isOpening && isTraining) ? currentStep() : null,
     token: isTokenChosen ? pinned : null,
-    view: selection.showTokenEffect ? "token_effect" : null,
-    weights: selection.weightByValues ? "value" : null,
-    heads: selection.averageHeads ? "average" : null,
-    first: selection.excludeFirst ? "no" : null,
-    probe: selection.probe && !isOwnText() ? currentProbe().name : null,
+    ...Object.fromEntries(flags),
+    ...(isOwnText() ? describeOwnText() : { probe: selection.probe ? currentProbe().name : null }),
   };
-  if (!isOwnText()) return parts;
+}
+
+function describeOwnText() {
   const text = $("typed").value;
   const interventions = {
     off: ownText.off.join(",") || null,
     hidden: ownText.hidden.join(",") || null,
   };
-  if (text.length > MAX_TEXT_LENGTH) return { ...parts, ...interventions };
-  return { ...parts, text, ...interventions, ...describeChoices() };
+  if (text.length > MAX_TEXT_LENGTH) return interventions;
+  return { text, ...interventions, ...describeChoices() };
 }
 
 /** Select what the address names, as far as the page has it; its step and input are loaded first. */
 export function readAddress() {
   const parameters = new URLSearchParams(location.hash.slice(1));
-  const readNumber = name => {
-    const text = parameters.get(name) ?? "";
-    return /^\d+$/.test(text) ? Number(text) : null;
-  };
-  const readList = name => (parameters.get(name) ?? "").split(",");
   readChoices(parameters);
   const [layer, head] = parseHead(parameters.get("head")) ?? [L, H];
   if (layer < L && head < H) Object.assign(selection, { layer, head, isHeadChosen: true });
-  const hasText = parameters.has("text") && runnableSteps.length > 0;
-  if (hasText) {
-    $("typed").value = parameters.get("text");
-    Object.assign(ownText, {
-      off: readList("off").filter(parseHead),
-      hidden: readList("hidden")
-        .filter(token => /^\d{1,6}$/.test(token))
-        .map(Number),
-    });
+  for (const [name, [part, value]] of Object.entries(FLAGS)) {
+    selection[name] = parameters.get(part) === value;
   }
+
+  const hasText = parameters.has("text") && runnableSteps.length > 0;
+  if (hasText) readText(parameters);
   const probe = data.probes.findIndex(candidate =>
     hasText ? candidate === ownText : candidate.name === parameters.get("probe"),
   );
-  Object.assign(wanted, { probe: Math.max(0, probe), pin: readNumber("token") });
+  Object.assign(wanted, { probe: Math.max(0, probe), pin: readNumber(parameters, "token") });
   if (wanted.pin !== null) selection.isTokenChosen = true; // also in a text that is yet to be read
-  const namedStep = readNumber("step") ?? Number.NaN;
+
+  const namedStep = readNumber(parameters, "step") ?? Number.NaN;
   const step = steps.findLastIndex(value => value <= namedStep);
   snapToStop(step < 0 ? openingIndex : step);
-  Object.assign(selection, {
-    showTokenEffect: parameters.get("view") === "token_effect",
-    weightByValues: parameters.get("weights") === "value",
-    averageHeads: parameters.get("heads") === "average",
-    excludeFirst: parameters.get("first") === "no",
-  });
+}
+
+/** Return the number of a part of the address; null if it is none. */
+function readNumber(parameters, name) {
+  const text = parameters.get(name) ?? "";
+  return /^\d+$/.test(text) ? Number(text) : null;
+}
+
+/** Read the reader's text and its interventions. */
+function readText(parameters) {
+  const readList = name => (parameters.get(name) ?? "").split(",");
+  const hidden = readList("hidden").filter(token => /^\d{1,6}$/.test(token));
+  $("typed").value = parameters.get("text");
+  Object.assign(ownText, { off: readList("off").filter(parseHead), hidden: hidden.map(Number) });
 }

@@ -3,9 +3,6 @@
 import { bdi, el } from "./dom.js";
 import { shortenToken } from "./format.js";
 
-/** A model with more layers is deep: its page shows the heads in a frame that scrolls. */
-export const MIN_DEEP_LAYERS = 10;
-
 /** Return L2H3 for head 3 of layer 2. */
 export const headName = (layer, head) => `L${layer}H${head}`;
 

@@ -4,7 +4,7 @@
  * An element with a `data-group` attribute belongs to a group of marks that a page can highlight.
  */
 
-import { $, el } from "../base/dom.js";
+import { el } from "../base/dom.js";
 import { formatCompact } from "../base/format.js";
 
 // In pixels
@@ -52,9 +52,6 @@ export function createScale(low, high, lowPixel, highPixel, isLog = false) {
   const span = transform(high) - start || 1;
   return value => lowPixel + ((transform(value) - start) / span) * (highPixel - lowPixel);
 }
-
-/** Return the element of a chart, which is added to `host` if it is missing. */
-export const chartPanel = (host, id) => $(id) ?? host.appendChild(el("div", { id }));
 
 /** The ticks of the x axis, [value, text], at their pixels, without those that would touch others. */
 export function readableTicks(ticks, x, maxWidth) {

@@ -4,24 +4,25 @@
  */
 
 import { findHidden } from "../engine/decoding.js";
-import { currentStep, data, ownText } from "../state/page_state.js";
-import { createServerTransport } from "./server_transport.js";
-import { createWorkerTransport } from "./worker_transport.js";
+import { data } from "../state/page_data.js";
+import { currentStep, ownText } from "../state/selection.js";
+import { ServerTransport } from "./server_transport.js";
+import { WorkerTransport } from "./worker_transport.js";
 
 /** @type {Transport} */
-const transport = data.server ? createServerTransport() : createWorkerTransport();
+const transport = data.server ? new ServerTransport() : new WorkerTransport();
 
-/** Send a request without canceling others of its name. */
-export const send = transport.send;
+/** Send a request without canceling others of its name. @type {Transport["send"]} */
+export const send = (request, parameters, onPart) => transport.send(request, parameters, onPart);
 
 /** Stop all requests of a name; their promises resolve to undefined. */
-export const cancel = transport.cancel;
+export const cancel = request => transport.cancel(request);
 
 /** Return whether a request is not answered yet. */
-export const isModelBusy = transport.isBusy;
+export const isModelBusy = () => transport.isBusy();
 
 /** Say in a sentence why a request failed. */
-export const describeFailure = transport.describeFailure;
+export const describeFailure = error => transport.describeFailure(error);
 
 /**
  * Ask the model about a text: by default the reader's, with its interventions, at the step on

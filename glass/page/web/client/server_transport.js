@@ -1,6 +1,6 @@
 /** The model in the Python process that served the page (explore.py): requests over HTTP. */
 
-import { emit } from "../state/page_state.js";
+import { emit } from "../state/events.js";
 import { readFrames } from "./frames.js";
 
 /**
@@ -42,20 +42,15 @@ async function readAnswer(stream, onPart) {
   );
 }
 
-/**
- * Return a transport that asks the server of the page.
- *
- * @returns {Transport}
- */
-export function createServerTransport() {
+/** @implements {Transport} */
+export class ServerTransport {
   /** Requests that are not answered yet: their names, and what aborts them. */
-  const pending = new Set();
+  #pending = new Set();
 
-  /** @type {Transport["send"]} */
-  async function send(request, parameters = {}, onPart = () => {}) {
+  async send(request, parameters = {}, onPart = _part => {}) {
     const controller = new AbortController();
     const entry = { request, controller };
-    pending.add(entry);
+    this.#pending.add(entry);
     try {
       const stream = await post({ request, ...parameters }, controller.signal);
       return await readAnswer(stream, onPart);
@@ -64,22 +59,22 @@ export function createServerTransport() {
       if (error.name === "StepChanged") emit("stepChanged");
       throw error;
     } finally {
-      pending.delete(entry);
+      this.#pending.delete(entry);
     }
   }
 
-  return {
-    send,
-    cancel(request) {
-      for (const entry of pending) {
-        if (entry.request === request) entry.controller.abort();
-      }
-    },
-    isBusy: () => pending.size > 0,
+  cancel(request) {
+    for (const entry of this.#pending) {
+      if (entry.request === request) entry.controller.abort();
+    }
+  }
 
-    describeFailure(error) {
-      const { message } = error;
-      return `${message[0].toUpperCase()}${message.slice(1)}${message.endsWith(".") ? "" : "."}`;
-    },
-  };
+  isBusy() {
+    return this.#pending.size > 0;
+  }
+
+  describeFailure({ message }) {
+    const end = message.endsWith(".") ? "" : ".";
+    return `${message[0].toUpperCase()}${message.slice(1)}${end}`;
+  }
 }

@@ -6,7 +6,7 @@ import { headName, tokenName } from "../base/labels.js";
 import { valueLine } from "../base/tooltip.js";
 import { CellGrid } from "../charts/cell_grid.js";
 import { colorIndex, drawColorBar, resolveColor } from "../charts/colors.js";
-import { H, hasMlps, L } from "../state/page_state.js";
+import { H, hasMlps, L } from "../state/page_data.js";
 import { headsContent, maxHeadsWidth } from "../views/heads_content.js";
 import { choices, measured, patchName, shareOf } from "./state.js";
 

@@ -6,16 +6,8 @@ import { ask, cancel, describeFailure, send } from "../client/client.js";
 import { placesRead } from "../engine/decoding.js";
 import { PREDICTED_TOKENS } from "../engine/logits.js";
 import { firstDifference, parsePatch } from "../engine/patches.js";
-import {
-  data,
-  H,
-  hasMlps,
-  isOwnText,
-  L,
-  ownText,
-  selection,
-  textLimit,
-} from "../state/page_state.js";
+import { data, H, hasMlps, L, textLimit } from "../state/page_data.js";
+import { isOwnText, ownText, selection } from "../state/selection.js";
 
 /** Logits. Shares of a smaller difference between the texts would be noise. */
 const MIN_DIFFERENCE = 0.1;

@@ -8,16 +8,9 @@ import { describeTokens, formatSigned, makeVisible, shortenToken } from "../base
 import { labelToken, parseHead, tokenName } from "../base/labels.js";
 import { term } from "../base/terms.js";
 import { addArrowKeys } from "../base/tooltip.js";
-import {
-  chooseHead,
-  data,
-  emit,
-  isOwnText,
-  ownText,
-  runnableSteps,
-  selection,
-  togglePin,
-} from "../state/page_state.js";
+import { emit } from "../state/events.js";
+import { data, runnableSteps } from "../state/page_data.js";
+import { chooseHead, isOwnText, ownText, selection, togglePin } from "../state/selection.js";
 import { chooseOwnText } from "../views/own_text.js";
 import { predictionButton } from "../views/prediction_view.js";
 import { drawPatchingMaps, effectVerb, setUpPatchingMaps } from "./maps.js";

@@ -1,7 +1,8 @@
 /** The metrics of heads at each snapshot, read from the columns of the page's data. */
 
 import { headName, parseHead } from "../base/labels.js";
-import { columns, data, H, L, scoredSteps, selection, steps } from "./page_state.js";
+import { columns, data, H, L, scoredSteps, steps } from "./page_data.js";
+import { selection } from "./selection.js";
 
 /** The names of all heads, layer by layer. */
 export const headNames = Array.from({ length: L * H }, (_, k) =>

@@ -1,6 +1,7 @@
 /** The cells on display, and what the maps show of them: of one head or averaged, weighted or not. */
 
-import { display, hasSink, selectedMaps, selection } from "./page_state.js";
+import { hasSink } from "./page_data.js";
+import { display, selectedMaps, selection } from "./selection.js";
 
 /** How precisely the page stores weights, in words. */
 export const STORED_PRECISION =

@@ -2,23 +2,22 @@
 
 import { $, el, isNarrow } from "../base/dom.js";
 import { formatNumber, formatWithError, pluralize, shortenToken } from "../base/format.js";
-import { labelToken, MIN_DEEP_LAYERS } from "../base/labels.js";
+import { labelToken } from "../base/labels.js";
 import { valueLine } from "../base/tooltip.js";
 import { CellGrid } from "../charts/cell_grid.js";
 import { colorIndex, drawColorBar, resolveColor } from "../charts/colors.js";
 import { scoreNames } from "../state/head_metrics.js";
+import { data, isDeep } from "../state/page_data.js";
 import {
   currentProbe,
   currentStep,
-  data,
   highlightToken,
   isOwnText,
-  L,
   pinCell,
   selectedMaps,
   selection,
   togglePin,
-} from "../state/page_state.js";
+} from "../state/selection.js";
 import {
   cellReader,
   maxError,
@@ -212,8 +211,8 @@ function maxMapWidth() {
 
 /** In a deep model: end the grid of heads with the window, below one score of every head. */
 function drawDeepModelGrid() {
-  $("overview").hidden = L <= MIN_DEEP_LAYERS || !scoreNames.length;
-  if (L <= MIN_DEEP_LAYERS) return;
+  $("overview").hidden = !isDeep || !scoreNames.length;
+  if (!isDeep) return;
   if (!$("overview").hidden) drawOverview($("overview-score").value);
   const grid = $("heads-grid");
   const top = grid.getBoundingClientRect().top + scrollY;

@@ -6,20 +6,12 @@
 
 import { el, note } from "../base/dom.js";
 import { formatCount, formatWithError } from "../base/format.js";
-import { headName, MIN_DEEP_LAYERS, parseHead } from "../base/labels.js";
+import { headName, parseHead } from "../base/labels.js";
 import { scoreLabel, term } from "../base/terms.js";
 import { addArrowKeys, addTooltip, valueLine } from "../base/tooltip.js";
 import { compositionAt } from "../state/head_metrics.js";
-import {
-  chooseHead,
-  data,
-  H,
-  hasMlps,
-  L,
-  scoredSteps,
-  selection,
-  steps,
-} from "../state/page_state.js";
+import { H, hasMlps, isDeep, isRun, L, scoredSteps, steps } from "../state/page_data.js";
+import { chooseHead, selection } from "../state/selection.js";
 
 /** The inputs of a head through which it composes with components below. */
 const INPUTS = [
@@ -46,7 +38,7 @@ let showsEmbedding = false;
 /** Draw the graphs of the slider's step into `host`. */
 export function drawComposition(host) {
   const step = steps[selection.step];
-  const when = data.kind === "run" ? ` at step ${formatCount(step)}` : "";
+  const when = isRun ? ` at step ${formatCount(step)}` : "";
   const title = `Head composition (Q, K, V)${when}`;
   const compositions = compositionAt(scoredSteps.findLastIndex(scored => scored <= step));
   const significant = compositions.filter(
@@ -84,7 +76,7 @@ function createLayout(compositions) {
     compositions.some(
       ({ to, from }) => to[0] === layer || new RegExp(`^L${layer}(H|M)`).test(from),
     );
-  const layers = [...Array(L).keys()].filter(layer => L <= MIN_DEEP_LAYERS || isInvolved(layer));
+  const layers = [...Array(L).keys()].filter(layer => !isDeep || isInvolved(layer));
   const width = Math.max(230, Math.min(460, 60 + 62 * (H + 1)));
   const rowHeight = layers.length < 8 ? 76 : 40;
   const top = 18;

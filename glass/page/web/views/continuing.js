@@ -3,7 +3,8 @@
 import { $ } from "../base/dom.js";
 import { ask, cancel, describeFailure, send } from "../client/client.js";
 import { findHidden, placesRead } from "../engine/decoding.js";
-import { chooseProbe, data, ownText, textLimit, wantedStep } from "../state/page_state.js";
+import { data, textLimit } from "../state/page_data.js";
+import { chooseProbe, ownText, wantedStep } from "../state/selection.js";
 import { encodeTyped, readOwnText } from "./own_text.js";
 
 const CONTINUED_TOKENS = 20;

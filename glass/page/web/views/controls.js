@@ -3,25 +3,20 @@
 import { $, el } from "../base/dom.js";
 import { formatCount } from "../base/format.js";
 import { scoreLabel } from "../base/terms.js";
+import { emit } from "../state/events.js";
 import { EMERGENCE_MARK, emergencesOf, scoreNames } from "../state/head_metrics.js";
+import { data, H, hasServer, runnableSteps, steps, validationName } from "../state/page_data.js";
 import {
   chooseProbe,
   chooseStep,
   currentProbe,
   currentStep,
-  data,
-  emit,
-  H,
-  hasServer,
   isOwnText,
   ownText,
-  runnableSteps,
   selection,
-  steps,
-  validationName,
   wanted,
   wantedStops,
-} from "../state/page_state.js";
+} from "../state/selection.js";
 import { requestTokenEffects } from "./own_requests.js";
 import { fillText, textIsCurrent } from "./text_view.js";
 

@@ -6,7 +6,8 @@ import { scoreLabel } from "../base/terms.js";
 import { addArrowKeys, addTooltip } from "../base/tooltip.js";
 import { drawLineChart } from "../charts/line_chart.js";
 import { emergences } from "../state/head_metrics.js";
-import { chooseHead, selection, steps } from "../state/page_state.js";
+import { steps } from "../state/page_data.js";
+import { chooseHead, selection } from "../state/selection.js";
 import { metricSeries } from "./training.js";
 
 const EXPLANATION =

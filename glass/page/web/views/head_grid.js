@@ -4,7 +4,8 @@ import { $, button, el, scrollWithin } from "../base/dom.js";
 import { addArrowKeys } from "../base/tooltip.js";
 import { colorIndex, isDark, palette } from "../charts/colors.js";
 import { headNames } from "../state/head_metrics.js";
-import { chooseHead, groups, H, hasSink, L, selection } from "../state/page_state.js";
+import { groups, H, hasSink, L } from "../state/page_data.js";
+import { chooseHead, selection } from "../state/selection.js";
 import { cellReader, scaleTop, sinkReader } from "../state/shown_cells.js";
 
 const MIN_SMOOTHED_TOKENS = 96; // larger maps are scaled down smoothly

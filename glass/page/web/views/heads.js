@@ -22,7 +22,8 @@ import {
   scoreNames,
   snapshotIndex,
 } from "../state/head_metrics.js";
-import { chooseHead, data, H, L, scoredSteps, selection, steps } from "../state/page_state.js";
+import { data, H, isRun, L, scoredSteps, steps } from "../state/page_data.js";
+import { chooseHead, selection } from "../state/selection.js";
 import { drawComposition } from "./composition.js";
 import { drawEmergence } from "./emergence.js";
 import { headsContent } from "./heads_content.js";
@@ -47,7 +48,7 @@ const scoreColor = score => COLORS[coloredScores.indexOf(score) % COLORS.length]
 
 /** Return at which step, or on which tokens, the heads were scored. */
 function describeScored() {
-  if (data.kind === "run") return `at step ${formatCount(steps[selection.step] ?? 0)}`;
+  if (isRun) return `at step ${formatCount(steps[selection.step] ?? 0)}`;
   return data.maxSteps ? `at step ${formatCount(scoredSteps[0])}` : "on random tokens";
 }
 
@@ -120,7 +121,7 @@ function scoreCaption(score) {
   const low = SIGNED_SCORES.includes(score) ? "−1" : "0";
   const unit = SCORES[score]?.unit;
   const range = `${low} to ${Number(maxScore(score).toPrecision(2))}${unit ? ` ${unit}` : ""}`;
-  const isMeasuredOnce = measuredIndices[score].length === 1 && data.kind === "run";
+  const isMeasuredOnce = measuredIndices[score].length === 1 && isRun;
   const when = isMeasuredOnce ? `, at step ${formatCount(scoredSteps[k])}` : "";
   const unknown = headNames.filter(name => metricAt(`heads/${score}/${name}`, k) === null);
   const isPartial = unknown.length > 0 && unknown.length < headNames.length;

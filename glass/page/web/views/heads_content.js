@@ -1,7 +1,6 @@
 /** Grids with a cell for each head of the model. */
 
-import { MIN_DEEP_LAYERS } from "../base/labels.js";
-import { H, L } from "../state/page_state.js";
+import { H, isDeep, L } from "../state/page_data.js";
 
 const MAX_HEAD_WIDTH = 64; // pixels of a cell that stands for a head
 
@@ -10,7 +9,7 @@ const MAX_HEAD_WIDTH = 64; // pixels of a cell that stands for a head
  * rows together have at most this height in pixels, except in deep models.
  */
 export function headsContent(maxHeight) {
-  const minRowHeight = L > MIN_DEEP_LAYERS ? 9 : 14;
+  const minRowHeight = isDeep ? 9 : 14;
   return {
     rows: L,
     cols: H,

@@ -4,7 +4,7 @@ import { $ } from "../base/dom.js";
 import { formatNumber } from "../base/format.js";
 import { headName } from "../base/labels.js";
 import { mean } from "../base/statistics.js";
-import { currentProbe, isOwnText, ownText, selection, wantsOwnText } from "../state/page_state.js";
+import { currentProbe, isOwnText, ownText, selection, wantsOwnText } from "../state/selection.js";
 import { headOfEvent, markAblatedHeads } from "./head_grid.js";
 import { chooseOwnText, firstTypedToken, isInField, readOwnText } from "./own_text.js";
 import { tokenInFocus } from "./text_view.js";

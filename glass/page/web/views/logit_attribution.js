@@ -9,7 +9,8 @@ import { barList, largestBars, sumOfValues } from "../charts/bars.js";
 import { CellGrid } from "../charts/cell_grid.js";
 import { colorIndex } from "../charts/colors.js";
 import { headNames } from "../state/head_metrics.js";
-import { chooseHead, data, H, hasMlps, L, selection } from "../state/page_state.js";
+import { data, H, hasMlps, L } from "../state/page_data.js";
+import { chooseHead, selection } from "../state/selection.js";
 import { headsContent } from "./heads_content.js";
 
 const MIN_EFFECT_SCALE = 0.1; // nats; the colors of smaller head effects do not get stronger

@@ -12,18 +12,16 @@ import {
   scoreNames,
 } from "../state/head_metrics.js";
 import {
-  currentProbe,
-  currentStep,
   data,
   H,
   hasServer,
-  isOwnText,
+  isRun,
   runnableSteps,
   scoredSteps,
-  selection,
   steps,
   validationName,
-} from "../state/page_state.js";
+} from "../state/page_data.js";
+import { currentProbe, currentStep, isOwnText, selection } from "../state/selection.js";
 import { STORED_PRECISION, showsSink } from "../state/shown_cells.js";
 import { describeEmergence } from "./emergence.js";
 import { describeExplained, scoredDiagonals } from "./token_effect.js";
@@ -85,7 +83,7 @@ function nameMap(cells) {
 }
 
 /** Say after how many steps of a run something was measured. */
-const afterSteps = step => (data.kind === "run" ? ` after ${pluralize(step, "step")}` : "");
+const afterSteps = step => (isRun ? ` after ${pluralize(step, "step")}` : "");
 
 /** Say which tokens of a long text have token effects. */
 const describePart = cells =>
@@ -108,7 +106,7 @@ function describeInput() {
   const { name, period } = currentProbe();
   if (isOwnText()) {
     const step = formatCount(currentStep());
-    return data.kind === "run" ? `your text, read with the weights of step ${step}` : "your text";
+    return isRun ? `your text, read with the weights of step ${step}` : "your text";
   }
   if (data.losses) return "the beginning of the scored text";
   if (data.kind === "prompt") return "the prompt";

@@ -4,7 +4,7 @@ import { $ } from "../base/dom.js";
 import { formatDuration } from "../base/format.js";
 import { ask, cancel, describeFailure, isModelBusy } from "../client/client.js";
 import { scoreNames } from "../state/head_metrics.js";
-import { data } from "../state/page_state.js";
+import { data } from "../state/page_data.js";
 import { reloadWhenIdle } from "./follow_run.js";
 
 let isMeasuring = false;

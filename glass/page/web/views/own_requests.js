@@ -5,7 +5,8 @@
 
 import { $, throttle } from "../base/dom.js";
 import { ask, cancel, describeFailure } from "../client/client.js";
-import { data, display, H, L, ownText, selectedMaps, selection } from "../state/page_state.js";
+import { data, H, L } from "../state/page_data.js";
+import { display, ownText, selectedMaps, selection } from "../state/selection.js";
 import { drawAttention, drawSmallMaps } from "./attention_map.js";
 import { headsInView } from "./head_grid.js";
 import { updateHeadEffects } from "./logit_attribution.js";

@@ -6,28 +6,23 @@ import { headName } from "../base/labels.js";
 import { ask, describeFailure, send } from "../client/client.js";
 import { findHidden, placesRead } from "../engine/decoding.js";
 import { Cells, MIN_CLEAR_EFFECT_NATS, Predictions } from "../state/cells.js";
-import { inductionToken } from "../state/opening_token.js";
+import { emit } from "../state/events.js";
+import { inductionToken } from "../state/opening.js";
+import { data, H, isRun, L, runnableSteps, steps, textLimit } from "../state/page_data.js";
 import {
   chooseProbe,
   currentProbe,
   currentStep,
-  data,
   display,
-  emit,
-  H,
   isOwnText,
   keepSelection,
-  L,
   ownText,
-  runnableSteps,
   selection,
   selectWanted,
-  steps,
-  textLimit,
   wanted,
   wantedStep,
   wantsOwnText,
-} from "../state/page_state.js";
+} from "../state/selection.js";
 import { drawAttention } from "./attention_map.js";
 import { cancelRequestsOfText, requestPatterns, requestTokenEffects } from "./own_requests.js";
 import { fillText, revealToken } from "./text_view.js";
@@ -59,8 +54,7 @@ export async function readOwnText() {
 
 /** Say which step's weights are to read the text. */
 function sayThatItIsReading() {
-  const weights =
-    data.kind === "run" ? ` with the weights of step ${formatCount(wantedStep())}` : "";
+  const weights = isRun ? ` with the weights of step ${formatCount(wantedStep())}` : "";
   $("own-text-status").textContent = `reading${weights} …`;
 }
 

@@ -3,7 +3,8 @@
 import { $, el } from "../base/dom.js";
 import { formatProbability } from "../base/format.js";
 import { headName, tokenName } from "../base/labels.js";
-import { currentStep, data, display, selection } from "../state/page_state.js";
+import { data } from "../state/page_data.js";
+import { currentStep, display, selection } from "../state/selection.js";
 
 /** Draw the line beside the button that switches the head off. */
 export function drawPinnedToken() {

@@ -5,14 +5,8 @@ import { formatCount, formatNumber, formatProbability, formatSigned } from "../b
 import { labelToken, tokenName } from "../base/labels.js";
 import { PREDICTED_TOKENS } from "../engine/logits.js";
 import { MIN_CLEAR_EFFECT_NATS } from "../state/cells.js";
-import {
-  currentStep,
-  data,
-  display,
-  highlightToken,
-  ownText,
-  selection,
-} from "../state/page_state.js";
+import { data } from "../state/page_data.js";
+import { currentStep, display, highlightToken, ownText, selection } from "../state/selection.js";
 import { drawBreakdown } from "./logit_attribution.js";
 import { requestBreakdown } from "./own_requests.js";
 import { describeExplained } from "./token_effect.js";

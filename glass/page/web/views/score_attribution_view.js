@@ -5,15 +5,15 @@ import { formatCount, formatSigned } from "../base/format.js";
 import { headName, labelToken } from "../base/labels.js";
 import { barList, largestBars, sumOfValues } from "../charts/bars.js";
 import { ask, describeFailure } from "../client/client.js";
+import { runnableSteps } from "../state/page_data.js";
 import {
   currentProbe,
   currentStep,
   display,
   isOwnText,
   ownText,
-  runnableSteps,
   selection,
-} from "../state/page_state.js";
+} from "../state/selection.js";
 
 /** What the explanation on display depends on. */
 let shownFor = "";

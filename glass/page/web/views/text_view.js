@@ -4,9 +4,9 @@ import { $, el, note, scrollWithin } from "../base/dom.js";
 import { formatCount, formatNumber, makeVisible } from "../base/format.js";
 import { labelToken } from "../base/labels.js";
 import { addArrowKeys } from "../base/tooltip.js";
+import { data } from "../state/page_data.js";
 import {
   currentProbe,
-  data,
   display,
   highlightToken,
   isOwnText,
@@ -14,7 +14,7 @@ import {
   selectedMaps,
   selection,
   togglePin,
-} from "../state/page_state.js";
+} from "../state/selection.js";
 import { cellReader, scaleTop, shownCells, shownSink } from "../state/shown_cells.js";
 
 const MAX_LISTED = 8;

@@ -11,7 +11,7 @@ import {
 } from "../base/format.js";
 import { explanationOf, TASK_CHARTS, term } from "../base/terms.js";
 import { drawLineCharts } from "../charts/line_chart.js";
-import { columns, data, scoredSteps } from "../state/page_state.js";
+import { columns, data, scoredSteps } from "../state/page_data.js";
 
 /** Activities of a run, their labels and colors. */
 const ACTIVITIES = {
