@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 # Limits of a printed table
-MAX_ROWS = 40
-MAX_COLUMNS = 12
+MAX_PRINTED_ROWS = 40
+MAX_PRINTED_COLUMNS = 12
 MAX_COLUMN_LABEL = 12  # characters
 
 
@@ -30,13 +30,18 @@ class Labeled:
         return np.array(self.values, dtype=dtype, copy=copy)
 
     def __getitem__(self, index: Any) -> Any:
-        place = index if isinstance(index, tuple) else (index,)
         if isinstance(index, str):
-            names = ["".join(labels) for labels in product(*list(self.axes.values())[:2])]
-            place = np.unravel_index(names.index(index), self.values.shape[:2])
+            index = self._find_head(index)
+        place = index if isinstance(index, tuple) else (index,)
         place = tuple(operator.index(which) for which in place)  # no slices
-        values, remaining = self.values[place], list(self.axes.items())[len(place) :]
-        return Labeled(self.name, values, dict(remaining)) if remaining else values.item()
+        values = self.values[place]
+        remaining = dict(list(self.axes.items())[len(place) :])
+        return Labeled(self.name, values, remaining) if remaining else values.item()
+
+    def _find_head(self, name: str) -> tuple[np.intp, ...]:
+        layers, heads = list(self.axes.values())[:2]
+        names = ["".join(labels) for labels in product(layers, heads)]
+        return np.unravel_index(names.index(name), self.values.shape[:2])
 
     def __sub__(self, other: "Labeled") -> "Labeled":
         return Labeled(f"difference of {self.name}", self.values - other.values, self.axes)
@@ -55,16 +60,22 @@ class Labeled:
         if len(self.axes) > 2:
             return f'{title} of shape {self.values.shape}: print a part, such as ["L0H0"]'
         rows, columns = [*self.axes.values(), [""]][:2]
-        values = self.values.reshape(len(rows), len(columns))[:MAX_ROWS, :MAX_COLUMNS]
-        if values.size < self.values.size:
-            title += ", the first {} × {} of {} × {}".format(*values.shape, len(rows), len(columns))
-        heading = [label[:MAX_COLUMN_LABEL] for label in columns[:MAX_COLUMNS]]
+        shape = (len(rows), len(columns))
+        printed = self.values.reshape(shape)[:MAX_PRINTED_ROWS, :MAX_PRINTED_COLUMNS]
+        if printed.size < self.values.size:
+            title += ", the first {} × {} of {} × {}".format(*printed.shape, *shape)
+        heading = [label[:MAX_COLUMN_LABEL] for label in columns[:MAX_PRINTED_COLUMNS]]
         table = [["", *heading]] if any(heading) else []
-        for label, row in zip(rows, values.round(2) + 0.0):  # -0.0 becomes 0.0
+        for label, row in zip(rows, printed.round(2) + 0.0):  # -0.0 becomes 0.0
             table.append([label, *(f"{value:.2f}" for value in row)])
-        left, *widths = [max(map(len, column)) for column in zip(*table)] or [0]
-        lines = [
-            label.ljust(left) + "".join(f" {cell:>{width}}" for cell, width in zip(cells, widths))
-            for label, *cells in table
-        ]
-        return "\n".join([title, *lines])
+        return "\n".join([title, *align_columns(table)])
+
+
+def align_columns(table: list[list[str]]) -> list[str]:
+    """Return the lines of a table, its first column aligned to the left, others to the right."""
+    widths = [max(map(len, column)) for column in zip(*table)]
+    lines = []
+    for label, *cells in table:
+        aligned = [cell.rjust(width) for cell, width in zip(cells, widths[1:])]
+        lines.append(" ".join([label.ljust(widths[0]), *aligned]))
+    return lines

@@ -38,7 +38,8 @@ class Opened:
     """
 
     def __init__(self, model: GPT, tokenizer: Tokenizer) -> None:
-        self.model, self.tokenizer = model, tokenizer
+        self.model = model
+        self.tokenizer = tokenizer
 
     @default_settings()
     def loss(self, text: Text, off: Heads = (), hidden: Positions = ()) -> Labeled:
@@ -127,23 +128,25 @@ class Opened:
         wrong_id = self._find_id("wrong", wrong, base, other_than=answer_id)
         contrast = Contrast(source.length - 1, answer_id, wrong_id)
         patching = source.patch_into(base, contrast)
-        axes = self._label_heads()
-        if kind == "residual":
-            measured = patching.patch_residuals()
-            axes = {"layer": axes["layer"], "token": self._label_tokens(base)}
-        else:
-            measured = patching.patch_components()
-            mlp = ["MLP"] if self.model.config.mlp != "none" else []
-            axes = {"layer": axes["layer"], "component": axes["head"] + mlp}
-        differences = np.zeros([len(labels) for labels in axes.values()])
-        for cells, values in measured:
-            differences[tuple(cells.T)] = values
-        lowest, highest = base.logit_difference(contrast), source.logit_difference(contrast)
+        lowest = base.logit_difference(contrast)
+        highest = source.logit_difference(contrast)
         if lowest == highest:
             raise UserError(
                 f"the two texts have the same logit difference, {lowest:.4g}: choose another "
                 "corrupted text, or two different answers"
             )
+
+        labels = self._label_heads()
+        if kind == "residual":
+            measured = patching.patch_residuals()
+            axes = {"layer": labels["layer"], "token": self._label_tokens(base)}
+        else:
+            measured = patching.patch_components()
+            mlp = ["MLP"] if self.model.config.mlp != "none" else []
+            axes = {"layer": labels["layer"], "component": labels["head"] + mlp}
+        differences = np.zeros([len(axis) for axis in axes.values()])
+        for cells, values in measured:
+            differences[tuple(cells.T)] = values
         answers = " - ".join(self._spell((answer_id, wrong_id)))
         name = f"share of logit {answers}: 0 is {lowest:.2f}, 1 is {highest:.2f}"
         return Labeled(name, (differences - lowest) / (highest - lowest), axes)

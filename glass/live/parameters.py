@@ -58,26 +58,27 @@ def read_parameters(body: bytes, config: GPTConfig) -> Parameters:
 
 
 def _check_bounds(p: Parameters, config: GPTConfig) -> None:
-    T, L, H, V = max(1, len(p.ids)), config.n_layer, config.n_head, config.vocab_size
-    assert V is not None  # of every GPT
-    heads: list[tuple[int, int]] = [p.of, (p.layer, p.head)]
-    for patch in p.patched:
-        heads.append((patch.layer, patch.index if patch.kind == "head" else 0))
-    for name, values, bound in (
-        ("a token id", [*p.ids, *p.corrupted, p.answer, p.wrong], V),
-        ("the number of a token", [p.i, p.j], T),
-        ("a layer", [layer for layer, _ in heads], L),
-        ("a head", [number for _, number in heads], H),
-        ("one of heads", [0, *p.heads], L * H),
-    ):
-        if max(values) >= bound:
-            raise UserError(f"{name} is {max(values)}, but must be from 0 to {bound - 1}")
+    assert config.vocab_size is not None  # of every GPT
+    patched_layers = [patch.layer for patch in p.patched]
+    patched_heads = [patch.index for patch in p.patched if patch.kind == "head"]
+    _require_below(config.vocab_size, "a token id", *p.ids, *p.corrupted, p.answer, p.wrong)
+    _require_below(max(1, len(p.ids)), "the number of a token", p.i, p.j)
+    _require_below(config.n_layer, "a layer", p.of[0], p.layer, *patched_layers)
+    _require_below(config.n_head, "a head", p.of[1], p.head, *patched_heads)
+    _require_below(config.n_layer * config.n_head, "one of heads", *p.heads)
+
+
+def _require_below(bound: int, name: str, *values: int) -> None:
+    largest = max(values, default=0)
+    if largest >= bound:
+        raise UserError(f"{name} is {largest}, but must be from 0 to {bound - 1}")
 
 
 def check_text(parameters: Parameters, step: int, config: GPTConfig) -> None:
     """Raise `UserError` unless the model of this step can read the text of a request at once."""
     if parameters.step != step:
         raise StepChanged(f"step={parameters.step} is not loaded any more: reload the page")
-    length, maximum = len(parameters.ids), max_tokens(config)
+    length = len(parameters.ids)
+    maximum = max_tokens(config)
     if not 1 <= length <= maximum:
         raise UserError(f"use a text of 1 to {maximum} tokens: it has {pluralize(length, 'token')}")

@@ -27,7 +27,7 @@ from glass.heads.measure.logit_attribution import (
 )
 from glass.heads.measure.patching import Contrast, Patching
 from glass.heads.measure.results import Head
-from glass.heads.measure.score_attribution import attribute_score
+from glass.heads.measure.score_attribution import ScoreTerm, attribute_score
 from glass.heads.measure.text_pass import TextPass, max_tokens, to_float32
 from glass.heads.say.findings import summarize
 from glass.heads.say.metrics import flatten
@@ -116,17 +116,19 @@ def continue_text(session: Session, parameters: Parameters, text_pass: TextPass)
 
     Beyond `max_tokens` it is cut as a `Decoder` cuts it.
     """
-    ids, maximum = list(parameters.ids), max_tokens(session.model.config)
+    ids = list(parameters.ids)
+    maximum = max_tokens(session.model.config)
     first = 0 if ids[0] == session.tokenizer.begin_of_text else None  # place that is never cut
     ablated, hidden = text_pass.interventions
 
     @torch.inference_mode(False)  # later requests change the pass's tensors in place
     @torch.no_grad()
-    def next_logits(tokens: torch.Tensor) -> torch.Tensor:
+    def next_logits(tokens: Tensor) -> Tensor:
         places = torch.arange(tokens.shape[1])[None]  # (1, T)
-        read = cut(places, window_start(tokens.shape[1], maximum), first)[0].tolist()
-        still_hidden = tuple(k for k, place in enumerate(read) if place in hidden)
-        latest = session.read(tokens[0, read].tolist(), Interventions(ablated, still_hidden))
+        start = window_start(tokens.shape[1], maximum)
+        kept = cut(places, start, first)[0].tolist()
+        still_hidden = tuple(k for k, place in enumerate(kept) if place in hidden)
+        latest = session.read(tokens[0, kept].tolist(), Interventions(ablated, still_hidden))
         return latest.logits(-1)  # (1, V)
 
     prompt = torch.tensor([ids], device=session.model.head.weight.device)  # (1, T)
@@ -142,11 +144,13 @@ def continue_text(session: Session, parameters: Parameters, text_pass: TextPass)
 
 def break_down(session: Session, parameters: Parameters, text_pass: TextPass) -> dict[str, Any]:
     """Return the logit lens and the direct logit attribution of the prediction after token i."""
-    i, (layer, number) = parameters.i, parameters.of
+    i = parameters.i
+    layer, number = parameters.of
     forward = text_pass.forward.first_tokens(i + 2)
     attribution = attribute_logits(session.model, forward, first=i)
     predicted = [id for id in attribution.predicted_ids[i].tolist() if id >= 0]
-    targets = [*parameters.ids[i + 1 : i + 2], *predicted[:1]][:1] + predicted
+    next_id = parameters.ids[i + 1] if i + 1 < len(parameters.ids) else predicted[0]
+    targets = [next_id, *predicted]
     promoted = find_promoted_tokens(session.model, forward, layer, [number], first=i)
     writes = [id for id in promoted[0, i].tolist() if id >= 0]
     return {
@@ -162,7 +166,8 @@ def break_down(session: Session, parameters: Parameters, text_pass: TextPass) ->
 
 def head_effects(session: Session, parameters: Parameters, text_pass: TextPass) -> Parts:
     """Yield the loss increase in nats of the token after i without each head (zero ablation)."""
-    i, H = parameters.i, session.model.config.n_head
+    i = parameters.i
+    H = session.model.config.n_head
     if i + 1 >= len(parameters.ids):
         raise UserError(f"i={i} is the last token: no token follows")
     for layer, nats in enumerate(text_pass.head_effects(i)):
@@ -171,8 +176,9 @@ def head_effects(session: Session, parameters: Parameters, text_pass: TextPass) 
 
 def token_effects(session: Session, parameters: Parameters, text_pass: TextPass) -> Parts:
     """Yield, for each token j, the effects of hiding it on the later predictions, in nats."""
-    forward, interventions = text_pass.forward, text_pass.interventions
-    for hidden, loss, kl in iterate_token_effects(session.model, forward, interventions):
+    interventions = text_pass.interventions
+    effects = iterate_token_effects(session.model, text_pass.forward, interventions)
+    for hidden, loss, kl in effects:
         for row in reversed(range(len(hidden))):
             if hidden[row] not in interventions.hidden:
                 yield {
@@ -183,18 +189,19 @@ def token_effects(session: Session, parameters: Parameters, text_pass: TextPass)
 
 
 def explain_score(session: Session, parameters: Parameters, text_pass: TextPass) -> list[dict]:
-    """Return the terms of one attention score."""
-    i, j, head = parameters.i, parameters.j, Head(parameters.layer, parameters.head)
+    """Return the terms of one attention score, those beyond the largest added up."""
+    i = parameters.i
+    j = parameters.j
     if j > i:
         raise UserError(f"token {i} attends to no later token: j={j}")
-    forward, hidden = text_pass.forward, text_pass.interventions.hidden
-    terms = attribute_score(session.model, forward, head, i, j, hidden)
-    if len(terms) <= MAX_SCORE_TERMS:
-        return [term._asdict() for term in terms]
-    terms = sorted(terms, key=lambda term: -abs(term.value))
-    rest = sum(term.value for term in terms[MAX_SCORE_TERMS:])
-    kept = [term._asdict() for term in terms[:MAX_SCORE_TERMS]]
-    return [*kept, {"query": "others", "key": "others", "value": rest}]
+    head = Head(parameters.layer, parameters.head)
+    hidden = text_pass.interventions.hidden
+    terms = attribute_score(session.model, text_pass.forward, head, i, j, hidden)
+    if len(terms) > MAX_SCORE_TERMS:
+        terms.sort(key=lambda term: -abs(term.value))
+        others = sum(term.value for term in terms[MAX_SCORE_TERMS:])
+        terms = [*terms[:MAX_SCORE_TERMS], ScoreTerm("others", "others", others)]
+    return [term._asdict() for term in terms]
 
 
 def contrast(session: Session, parameters: Parameters, text_pass: TextPass) -> dict[str, Any]:
@@ -203,12 +210,12 @@ def contrast(session: Session, parameters: Parameters, text_pass: TextPass) -> d
     probabilities = in_float32_or_finer(patching.logits()).softmax(dim=-1)  # (V,)
     top = probabilities.topk(min(PREDICTED_TOKENS, len(probabilities)))
     next_ids = top.indices.tolist()
-
+    chances = top.values.tolist()
     return {
         "clean": text_pass.logit_difference(patching.contrast),
         "corrupted": corrupted.logit_difference(patching.contrast),
         "patched": patching.value(),
-        "next": [{"id": id, "chance": chance} for id, chance in zip(next_ids, top.values.tolist())],
+        "next": [{"id": id, "chance": chance} for id, chance in zip(next_ids, chances)],
         "words": session.spell_tokens(next_ids),
     }
 
@@ -227,11 +234,10 @@ def _patch(
 ) -> tuple[TextPass, Patching]:
     """Run the corrupted text, and the patched one."""
     corrupted = session.read(parameters.corrupted, text_pass.interventions, "corrupted")
-    source, base = text_pass, corrupted
-    if parameters.direction == "noising":
-        source, base = base, source
     answer = Contrast(parameters.i, parameters.answer, parameters.wrong)
-    return corrupted, source.patch_into(base, answer, parameters.patched)
+    if parameters.direction == "noising":
+        return corrupted, corrupted.patch_into(text_pass, answer, parameters.patched)
+    return corrupted, text_pass.patch_into(corrupted, answer, parameters.patched)
 
 
 def measure_heads(session: Session, parameters: Parameters, text_pass: TextPass) -> Iterator[str]:

@@ -63,7 +63,8 @@ class Server(ThreadingTCPServer):
 
     def serve(self, page: Callable[[], str], answer: Answer) -> None:
         """Serve the HTML of `page`, and `answer` its requests, until Ctrl-C; free the port."""
-        self.page, self.answer = page, answer
+        self.page = page
+        self.answer = answer
         with self:
             self.serve_forever()
 
