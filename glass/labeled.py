@@ -39,8 +39,8 @@ class Labeled:
         return Labeled(self.name, values, remaining) if remaining else values.item()
 
     def _find_head(self, name: str) -> tuple[np.intp, ...]:
-        layers, heads = list(self.axes.values())[:2]
-        names = ["".join(labels) for labels in product(layers, heads)]
+        layers_and_heads = list(self.axes.values())[:2]
+        names = ["".join(labels) for labels in product(*layers_and_heads)]
         return np.unravel_index(names.index(name), self.values.shape[:2])
 
     def __sub__(self, other: "Labeled") -> "Labeled":
