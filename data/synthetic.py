@@ -1,6 +1,7 @@
 """Open the task of data=synthetic.
 
-A new task is a file of data/tasks, an entry in `TASKS`, and one in `config.TASK_SYMBOLS`.
+A new task is a file of data/tasks, an entry in `TASKS`, one in `config.TASK_SYMBOLS`, and its
+metrics in training/task_metrics.py.
 """
 
 from pathlib import Path

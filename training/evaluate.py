@@ -15,6 +15,7 @@ from data.tokenizer import Tokenizer
 from data.tokens import SEPARATOR, Tokens
 from kernels import autocast
 from model import GPT
+from training.task_metrics import measure_task
 from training.world import World
 
 # Tokens per forward pass: enough to keep a processor busy.
@@ -227,6 +228,6 @@ def evaluate(model: GPT, splits: Splits, is_last: bool = False) -> dict[str, flo
     if splits.task:
         world = splits.validation.world
         plain_model = world.plain_copy(model)  # None on the other ranks
-        metrics |= splits.task.measure(plain_model, is_last) if plain_model else {}
+        metrics |= measure_task(splits.task, plain_model, is_last) if plain_model else {}
         world.wait()
     return metrics

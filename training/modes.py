@@ -28,6 +28,7 @@ from training.plan import fits, print_run, process_memory, resolve
 from training.record import describe_task
 from training.run_folder import Progress, check_run_folder, read_progress
 from training.state import build_state
+from training.task_metrics import measure_task
 from training.wandb_record import check_wandb
 from training.world import World
 from variants import build_model
@@ -75,7 +76,7 @@ def evaluate_only(config: Config, open_weights: OpenWeights) -> float:
     log(f"loss     {metrics['val/loss']:.4f} nats per token{bits}")
     log(f"         over {pluralize(validation.num_targets, 'validation token')}")
     if text.task:
-        for line in describe_task(text.task.measure(model, is_last=True)):
+        for line in describe_task(measure_task(text.task, model, is_last=True)):
             log(line)
     if manifest and manifest.fingerprint != text.fingerprint:
         log(

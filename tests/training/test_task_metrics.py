@@ -9,11 +9,19 @@ import torch
 
 from config import Config, DataConfig, ModelConfig
 from data.synthetic import make_task
-from data.tasks import task as tasks
-from data.tasks.modular import fourier_share
-from data.tasks.task import Predictions, Sequences, Task, average
+from data.tasks.task import Sequences, Task
 from model import GPT
 from tests.models import lively, small
+from training import task_metrics
+from training.task_metrics import (
+    Predictions,
+    average,
+    fourier_share,
+    measure_sequences,
+    measure_task,
+    predict,
+    token_metrics,
+)
 from variants import build_model
 
 V, L, H, T = 5, 2, 3, 20
@@ -72,7 +80,7 @@ def passages() -> np.ndarray:
 
 def test_metrics_of_passages_equal_those_of_loops_over_tokens():
     symbols, p = passages(), random_predictions(passages(), begin=True)
-    readings = task_of("passages", min_period=2, max_period=8).read(p)
+    task = task_of("passages", min_period=2, max_period=8)
     weights, begin = p.weights.numpy(), p.begin_weights.numpy()
     induction = np.zeros((L, H, len(symbols), T))
     for row, period in enumerate(PERIODS):
@@ -97,7 +105,7 @@ def test_metrics_of_passages_equal_those_of_loops_over_tokens():
     head = strongest(induction, repeated)
     attention_sum = weights.sum(-1) + begin
     expect_means(
-        average([readings]),
+        average([token_metrics(p, task.data)]),
         {
             "first_loss": rows(p.loss, first),
             "repeated_loss": rows(p.loss, repeated),
@@ -126,7 +134,7 @@ def count_strategies(symbols: np.ndarray, pseudocount: float) -> dict[str, np.nd
 
 def test_metrics_of_markov_chains_equal_those_of_loops_over_tokens():
     task = task_of("markov", symbols=V, concentration=0.5)
-    symbols = task.symbols_of(task.validation)[:6, :-1].numpy()
+    symbols = task.symbols_of(task.validation)[:6, :-1]
     p = random_predictions(symbols, begin=False)
     strategies = count_strategies(symbols, 0.5)
     late = range(5, T)
@@ -144,7 +152,7 @@ def test_metrics_of_markov_chains_equal_those_of_loops_over_tokens():
             same[:, row, i] = weights[-1, :, row, i, keys].sum(0)
     same = same[..., 5:]
     expected["same_state"] = same[same.mean((1, 2)).argmax()].tolist()
-    expect_means(average([task.read(p)]), expected)
+    expect_means(average([token_metrics(p, task.data)]), expected)
 
 
 @pytest.mark.parametrize("begin", [False, True])
@@ -153,9 +161,9 @@ def test_a_pass_of_a_model_is_read_the_same_in_many_batches(name, begin, monkeyp
     task = task_of(name, begin=begin, min_period=3, max_period=8)
     model = make_model(task).train()
     random_state = torch.get_rng_state()
-    at_once = task.measure(model)
-    monkeypatch.setattr(tasks, "MAX_VALUES", 1)  # one sequence at a time
-    assert task.measure(model) == pytest.approx(at_once, abs=1e-5)
+    at_once = measure_task(task, model)
+    monkeypatch.setattr(task_metrics, "MAX_VALUES", 1)  # one sequence at a time
+    assert measure_task(task, model) == pytest.approx(at_once, abs=1e-5)
     assert model.training and torch.equal(random_state, torch.get_rng_state())
     assert ("task/sink_nothing_to_find" in at_once) == (begin and name == "passages")
 
@@ -163,7 +171,7 @@ def test_a_pass_of_a_model_is_read_the_same_in_many_batches(name, begin, monkeyp
 def test_losses_of_a_model_are_those_of_the_tokens_that_its_task_counts():
     task = task_of("modular", block_size=4, symbols=7)
     model = make_model(task)
-    metrics = task.measure(model)
+    metrics = measure_task(task, model)
     for prefix, sequences in (("", task.validation), ("train_", task.training)):
         targets = torch.from_numpy(sequences.targets)
         with torch.no_grad():
@@ -177,18 +185,18 @@ def test_losses_of_a_model_are_those_of_the_tokens_that_its_task_counts():
 def test_spread_sequences_are_measured_before_the_last_step_and_then_all(monkeypatch):
     task = task_of("passages", min_period=3, max_period=8)
     model, (tokens, is_counted) = make_model(task), task.validation
-    monkeypatch.setattr(tasks, "MAX_TOKENS", 3 * T)
+    monkeypatch.setattr(task_metrics, "MAX_TOKENS", 3 * T)
     assert len(tokens) == 12
     for is_last, chosen in ((False, [0, 6, 11]), (True, range(12))):
         sequences = Sequences(tokens[[*chosen]], is_counted[[*chosen]])
-        expected = task.measure_sequences(model, sequences, is_last=True)
-        measured = task.measure_sequences(model, task.validation, is_last)
+        expected = measure_sequences(task, model, sequences, is_last=True)
+        measured = measure_sequences(task, model, task.validation, is_last)
         assert measured == pytest.approx(expected, abs=1e-6)
 
 
 def test_attention_to_the_begin_symbol_is_what_attention_to_other_tokens_lacks():
     task = task_of("markov", begin=True)
-    p = task.predict(make_model(task), task.validation)
+    p = predict(task, make_model(task), task.validation)
     assert p.begin_weights.shape == p.weights.shape[:-1]
     assert (p.weights.sum(-1) + p.begin_weights).numpy() == pytest.approx(1, abs=1e-5)
 
