@@ -38,7 +38,7 @@ def explore(config: ExploreConfig) -> None:
     from glass.live.server import Server
 
     if config.init_from is None and config.run_dir is None:
-        config.run_dir = str(find_newest_run(Path("runs")).path)
+        config.run_dir = str(find_newest_run().path)
     with Server(config.port) as server:
         # Importing torch takes a second, so that the port is tried before
         choose_wait_policy(print_stderr)

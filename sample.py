@@ -61,7 +61,7 @@ def sample(config: SampleConfig) -> None:
     text = read_text(config)
     path = config.run_dir if config.init_from is None else config.init_from
     if path is None:
-        path = str(find_newest_run(Path("runs")).path)
+        path = str(find_newest_run().path)
     if is_terminal(sys.stderr):
         print_stderr("loading …")
     choose_wait_policy(print_stderr)

@@ -21,7 +21,7 @@ from interop.settings import config_to_hf, find_counterpart
 from interop.tokenizer_export import export_tokenizer
 from kernels import rms_norm
 from model import GPT
-from run.checkpoints import HF_CONFIG_FILE
+from run.run_dir import HF_CONFIG_FILE
 from training.tensors import tensor_shapes
 
 # Our normalization of queries and keys without gains adds nothing to the variance, transformers'

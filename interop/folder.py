@@ -22,7 +22,7 @@ from data.tokenizer import Tokenizer, load_tiktoken
 from interop.external import ExternalModel
 from interop.names import WRAPPER_PREFIX
 from interop.settings import config_from_hf
-from run.checkpoints import HF_CONFIG_FILE
+from run.run_dir import HF_CONFIG_FILE
 from training.tensors import open_safetensors
 
 WEIGHTS_FILE = "model.safetensors"

@@ -19,8 +19,8 @@ from interop.gguf_file import GGUF_MAGIC, GGUFFile
 from interop.nanogpt import NanoGPTFile
 from interop.stored import RunCheckpoint, StoredModel, open_copied_checkpoint, open_run
 from model import GPT
-from run.checkpoints import CONFIG_FILE, HF_CONFIG_FILE, MANIFEST_FILE
-from run.run_dir import find_run
+from run.checkpoints import CONFIG_FILE, MANIFEST_FILE
+from run.run_dir import HF_CONFIG_FILE, RUNS, find_run
 from training.inputs import StartingWeights
 
 TORCH_MAGICS = (b"PK\3\4", b"\x80\2")  # zip, and the pickles of older versions
@@ -98,7 +98,7 @@ def pin_model(name: str) -> str:
         return path
     match = HUB_NAME.fullmatch(path.rstrip("/"))
     owner = Path(path).parts[0]
-    if not match or owner == "runs" or Path(owner).is_dir():
+    if not match or owner == str(RUNS) or Path(owner).is_dir():
         raise UserError(
             f"init_from={name} does not exist; give {FORMATS}, or OWNER/NAME, a model on the "
             "Hugging Face hub, if there is no folder OWNER here"

@@ -14,7 +14,6 @@ OPTIMIZER_FILE = "optimizer.safetensors"
 TOKENIZER_FILE = "tokenizer.json"
 CONFIG_FILE = "config.yaml"
 MANIFEST_FILE = "manifest.json"
-HF_CONFIG_FILE = "config.json"  # of a model of Hugging Face's format
 # The files of a checkpoint besides its manifest.
 CHECKPOINT_FILES = (MODEL_FILE, OPTIMIZER_FILE, TOKENIZER_FILE, CONFIG_FILE)
 

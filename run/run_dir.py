@@ -27,7 +27,6 @@ from config import Config
 from run.checkpoints import (
     CHECKPOINT_FILES,
     CONFIG_FILE,
-    HF_CONFIG_FILE,
     MANIFEST_FILE,
     TOKENIZER_FILE,
     Checkpoint,
@@ -39,6 +38,8 @@ from run.config_file import read_config
 Result = TypeVar("Result")
 Log = Callable[[str], object]
 
+RUNS = Path("runs")  # where runs are unless their folders are named
+HF_CONFIG_FILE = "config.json"  # in the folder of a model of Hugging Face's format, which is no run
 SWEEP_FILE = "multirun.yaml"  # in a sweep's folder: what its jobs share, which Hydra writes
 CHECKPOINTS = "checkpoints"
 CHECKPOINT_NAME = re.compile(r"step_0*(\d+)|(last|best)")
@@ -288,9 +289,9 @@ def find_run(path: Path) -> tuple[RunDir | None, str | None]:
     return (run, None) if run.has_begun else (None, None)
 
 
-def find_newest_run(folder: Path) -> RunDir:
-    """Return the run in a folder, or in a sweep there, that saved a checkpoint last."""
-    folders = [path for path in list_folder(folder) if is_folder(path)]
+def find_newest_run() -> RunDir:
+    """Return the run in `RUNS`, or in a sweep there, that saved a checkpoint last."""
+    folders = [path for path in list_folder(RUNS) if is_folder(path)]
     folders += [path for sweep in folders for path in list_folder(sweep) if is_folder(path)]
     candidates = [RunDir(path) for path in folders]
     runs = [run for run in candidates if run.steps()]
@@ -298,7 +299,6 @@ def find_newest_run(folder: Path) -> RunDir:
         if begun := [run for run in candidates if run.has_begun]:
             raise begun[-1].missing_checkpoint()
         raise UserError(
-            f"{folder}/ has no run yet: train one with python train.py, or name one with "
-            "run_dir=PATH"
+            f"{RUNS}/ has no run yet: train one with python train.py, or name one with run_dir=PATH"
         )
     return max(runs, key=lambda run: run.checkpoints.stat().st_mtime)

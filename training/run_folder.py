@@ -16,7 +16,7 @@ from common.text import pluralize
 from common.torchrun import count_processes
 from config import Config
 from run.checkpoints import Manifest
-from run.run_dir import RunDir
+from run.run_dir import RUNS, RunDir
 
 # Seconds that a run of several processes waits for the lock, because the process that held it
 # before a restart may have been on a machine that was lost. NFS releases it after 90 by default.
@@ -55,7 +55,7 @@ def run_folder(config: Config) -> Iterator[Path]:
 
 def new_run_dir(name: str) -> Path:
     """Create runs/<date>_<time>_<name>, with a number if a run of the same second has that name."""
-    base = Path("runs", f"{datetime.now():%Y-%m-%d_%H-%M-%S}_{name}")
+    base = RUNS / f"{datetime.now():%Y-%m-%d_%H-%M-%S}_{name}"
     for number in count(1):
         path = base if number == 1 else base.with_name(f"{base.name}_{number}")
         with suppress(FileExistsError):

@@ -235,7 +235,7 @@ def test_the_note_about_a_damaged_best_checkpoint_reaches_who_opens_the_run(dama
 @pytest.mark.parametrize(
     "use",
     [
-        lambda: find_newest_run(Path("runs")),
+        find_newest_run,
         lambda: sample(SampleConfig(run_dir="runs/y")),
         lambda: load_session(ExploreConfig(run_dir="runs/y"), print),
         lambda: interop.read_starting_model("runs/y"),

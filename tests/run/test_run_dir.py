@@ -1,0 +1,72 @@
+"""What a run's folder holds, and which of its checkpoints is taken."""
+
+import json
+import shutil
+
+import pytest
+from run_folders import load_run, write_run
+
+from common.errors import UserError
+from run.checkpoints import MODEL_FILE
+from run.run_dir import RunDir
+
+
+@pytest.fixture
+def run(tmp_path) -> RunDir:
+    """A run with checkpoints of steps 3 and 6, of which the first is the best."""
+    write_run(tmp_path / "run")
+    return RunDir(tmp_path / "run")
+
+
+def test_a_run_is_finished_when_its_last_step_is_recorded(run, tmp_path):
+    last_step = run.config.max_steps
+    for step in (0, last_step - 1, last_step):
+        run.metrics_file.write_text(json.dumps({"step": step}) + "\n")
+        assert run.is_finished == (step == last_step)
+    empty = RunDir(tmp_path / "other")
+    assert not empty.has_begun and empty.config is None and not empty.is_finished
+
+
+def test_the_files_of_snapshots_are_found_by_their_steps(run):
+    run.snapshots.mkdir()
+    for step in (100_000_000, 20, 0):
+        run.snapshot(step, ".npz").touch()
+    for name in ("step_00000020.png", "step_notes.npz", "step_0000000030.npz"):
+        (run.snapshots / name).touch()
+    assert [*run.snapshot_files(".npz")] == [0, 20, 100_000_000]
+    assert run.snapshot_files(".png") == {20: run.snapshot(20, ".png")}
+
+
+@pytest.mark.parametrize("which, step", [("last", 6), ("best", 3), ("3", 3), (3, 3)])
+def test_a_checkpoint_is_found_by_best_last_or_its_step(run, which, step):
+    assert run.checkpoint(which).step == step
+    with pytest.raises(UserError, match="3, 6"):
+        load_run(run.path, 5)
+
+
+@pytest.mark.parametrize("which, found", [("last", 3), ("best", 6), ("6", None)])
+def test_a_checkpoint_that_is_removed_while_it_is_read_is_looked_for_again(run, which, found):
+    removed = []
+
+    def read(checkpoint):
+        if not removed:
+            removed.append(shutil.rmtree(checkpoint.folder))
+            raise FileNotFoundError(checkpoint.folder)
+        return checkpoint.step
+
+    if found:
+        assert run.open_checkpoint(which, read, pytest.fail) == found
+    else:
+        with pytest.raises(UserError, match="3"):
+            run.open_checkpoint(which, read, pytest.fail)
+
+
+def test_a_run_whose_checkpoints_are_all_damaged_is_not_started_afresh(run, tiny, train_in_process):
+    for step in run.steps():
+        (run.checkpoint_folder(step) / MODEL_FILE).write_bytes(b"nothing")
+    run.lock.touch()
+    before = sorted(run.path.rglob("*"))
+    with pytest.raises(UserError) as error:
+        train_in_process(tiny, resume=True)
+    assert str(run.path) in str(error.value)
+    assert sorted(run.path.rglob("*")) == before
