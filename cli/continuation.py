@@ -9,7 +9,7 @@ from pathlib import Path
 from common.errors import UserError
 from common.files import exists, is_folder
 from common.paths import expand_model_name
-from common.settings import format_value, iterate_settings
+from common.settings import format_settings
 from config import Config
 from run.checkpoints import MANIFEST_FILE
 from run.config_file import PER_COMMAND, absolute_paths
@@ -105,11 +105,12 @@ def _change_run(run: Config, requested: Config, typed: Sequence[str]) -> Config:
 
 def _list_changes(run: Config, config: Config) -> list[tuple[str, str, str]]:
     """Return (key, old, new) of each setting of a run that changes."""
-    changes = []
-    for (key, _, old), (_, _, new) in zip(iterate_settings(run), iterate_settings(config)):
-        if key not in PER_COMMAND and format_value(old) != format_value(new):
-            changes.append((key, format_value(old), format_value(new)))
-    return changes
+    new = format_settings(config)
+    return [
+        (key, old, new[key])
+        for key, old in format_settings(run).items()
+        if old != new[key] and key not in PER_COMMAND
+    ]
 
 
 # --- the model that a run starts from -------------------------------------------------------------

@@ -119,6 +119,11 @@ def format_value(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
+def format_settings(node: Any) -> dict[str, str]:
+    """Return every setting of a dataclass and its sections by its key, as a user would type it."""
+    return {key: format_value(value) for key, _, value in iterate_settings(node)}
+
+
 def show_value(value: Any) -> str:
     """Format a value of any size for a message."""
     text = format_value(value)

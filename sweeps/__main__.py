@@ -21,12 +21,13 @@ from cli.command_line import SETTINGS
 from common.errors import UserError
 from common.files import exists, is_folder, list_folder
 from common.paths import expand_home, require_output_folder
+from common.settings import format_settings
 from common.terminal import Terminal, run_main
 from run.config_file import PER_COMMAND
 from run.run_dir import RunDir
-from sweeps.jobs import summarize
+from sweeps.jobs import rewrite_results
 from sweeps.page import write_results
-from sweeps.runs import RUN, Run, format_settings, is_sweep, read_run
+from sweeps.runs import RUN, Run, is_sweep, read_run
 from sweeps.table import print_sweep
 
 
@@ -98,7 +99,7 @@ def main() -> None:
         compare(paths, outs[0] if outs else "comparison")
         return
     require_output_folder(f"the folder {paths[0]}", paths[0])
-    print_sweep(Terminal(), paths[0], summarize(paths[0]))
+    print_sweep(Terminal(), paths[0], rewrite_results(paths[0]))
 
 
 if __name__ == "__main__":

@@ -80,7 +80,7 @@ def describe_figure(name: str) -> Figure:
     return BY_NAME.get(name) or Figure(name, heading, heading, is_large=is_time)
 
 
-def summarize_run(run_dir: Path, config: Config | None, rows: list[dict]) -> dict[str, float]:
+def compute_figures(run_dir: Path, config: Config | None, rows: list[dict]) -> dict[str, float]:
     """Compute the figures of a run that sweep.csv has as columns, as far as they were measured.
 
     These are, by the names of metrics.jsonl: the losses of the best step, size, training speed,

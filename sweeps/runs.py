@@ -1,17 +1,17 @@
 """Read runs from their folders: the jobs of a sweep, and any others. Does not import torch."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
 from common.errors import UserError
 from common.files import atomic_write, exists, is_folder, list_folder, read_json_object
-from common.settings import format_value, iterate_settings
 from common.terminal import error_sentence, explain_error
 from config import Config
 from run.run_dir import SWEEP_FILE, RunDir
-from sweeps.figures import summarize_run
+from sweeps.figures import compute_figures
 
 # A pseudo-setting of compared runs: the name of each, so that each is a variant of its own.
 RUN = "run"
@@ -43,6 +43,12 @@ class JobRecord:
             f"{max_steps} from step {first}" if first else f"{max_steps}"
             for first, max_steps in self.schedule
         )
+
+    @property
+    def shown_settings(self) -> dict[str, str]:
+        """Its settings, its text, and its number of steps as far as it has begun."""
+        length = {"max_steps": self.length} if self.schedule else {}
+        return self.settings | {"text": self.text} | length
 
 
 @dataclass(frozen=True)
@@ -76,21 +82,24 @@ class Run:
 
     @cached_property
     def figures(self) -> dict[str, float]:
-        """The run's numbers in sweep.csv, such as `val/loss`; see `summarize_run`."""
-        return summarize_run(self.path, self.config, self.rows)
+        """The run's numbers in sweep.csv, such as `val/loss`; see `compute_figures`."""
+        return compute_figures(self.path, self.config, self.rows)
 
 
 def read_run(path: Path) -> Run:
     """Read a run from its folder. If its files cannot be read, it has failed for that reason."""
-    run_dir = RunDir(path)
-    record, config, rows, failure = JobRecord(), None, [], ""
+    run = RunDir(path)
+    record = JobRecord()
+    config = None
+    rows = []
+    failure = ""
     try:
-        if exists(run_dir.failure_file):
-            failure = run_dir.failure_file.read_text(encoding="utf-8", errors="replace")
-        if exists(run_dir.job_file):
-            record = read_record(path)
-        config = run_dir.config
-        rows = run_dir.rows()
+        if exists(run.failure_file):
+            failure = run.failure_file.read_text(encoding="utf-8", errors="replace")
+        if exists(run.job_file):
+            record = read_record(run)
+        config = run.config
+        rows = run.rows()
     except (UserError, OSError) as e:
         failure = explain_error(e) or error_sentence(e)
     status = "failed" if failure else "unfinished"
@@ -101,28 +110,22 @@ def read_run(path: Path) -> Run:
     return Run(path, {}, record, config, rows, status, failure)
 
 
-def format_settings(config: Config) -> dict[str, str]:
-    """Return every setting by its key, as a user would type it."""
-    return {key: format_value(value) for key, _, value in iterate_settings(config)}
-
-
 # --- sweeps ---------------------------------------------------------------------------------------
 
 
-def write_record(path: Path, record: JobRecord) -> None:
+def write_record(run: RunDir, record: JobRecord) -> None:
     """Write the record of a job into its folder."""
-    with atomic_write(RunDir(path).job_file) as part:
+    with atomic_write(run.job_file) as part:
         part.write_text(json.dumps(asdict(record), indent=1), encoding="utf-8")
 
 
-def read_record(path: Path) -> JobRecord:
+def read_record(run: RunDir) -> JobRecord:
     """Read the record of a job from its folder."""
-    job_file = RunDir(path).job_file
     try:
-        return JobRecord(**read_json_object(job_file))
+        return JobRecord(**read_json_object(run.job_file))
     except (ValueError, TypeError) as e:
         raise UserError(
-            f"{job_file} cannot be read ({error_sentence(e)}): remove this job"
+            f"{run.job_file} cannot be read ({error_sentence(e)}): remove this job"
         ) from None
 
 
@@ -137,33 +140,43 @@ def read_sweep(folder: Path) -> list[Run]:
     A row of the table holds runs that differ only by the seed, of one text and one number of steps:
     they have the same values of all settings, however typed.
     """
-    distinct: dict[str, Run] = {}
-    for path in list_folder(folder):
-        if is_folder(path) and exists(RunDir(path).job_file):
-            run = read_run(path)
-            name = run.record.hash or path.name
-            other = distinct.setdefault(name, run)
-            if (run.status == "finished", run.steps) > (other.status == "finished", other.steps):
-                distinct[name] = run
-    runs = list(distinct.values())
-
-    shown = [run.record.settings | {"text": run.record.text} for run in runs]
-    for run, settings in zip(runs, shown):
-        if run.record.schedule:
-            settings["max_steps"] = run.record.length
-    typed = dict.fromkeys(key for run in runs for key in run.record.typed)
-    columns = {**typed, "max_steps": None}
-    are_extended = any(len(run.record.schedule) > 1 for run in runs)
-    keys = [
-        key
-        for key in columns
-        if len({settings[key] for settings in shown if key in settings}) > 1
-        or (key == "max_steps" and are_extended)
-    ]
-    texts = {run.row[:2] for run in runs if run.record.schedule}
-    if len(texts) > len({row for row, _ in texts}):  # it was replaced between two calls
-        keys.append("text")
+    runs = _read_jobs(folder)
+    keys = _find_differing_settings([run.record for run in runs])
+    shown = [run.record.shown_settings for run in runs]
     return [
         replace(run, settings={key: settings.get(key, "") for key in keys})
         for run, settings in zip(runs, shown)
     ]
+
+
+def _read_jobs(folder: Path) -> list[Run]:
+    """Return the run of each job in a sweep's folder: of copies, the one that has come furthest."""
+    furthest: dict[str, Run] = {}
+    for path in list_folder(folder):
+        if not is_folder(path) or not exists(RunDir(path).job_file):
+            continue
+        run = read_run(path)
+        job = run.record.hash or path.name
+        other = furthest.setdefault(job, run)
+        if (run.status == "finished", run.steps) > (other.status == "finished", other.steps):
+            furthest[job] = run
+    return list(furthest.values())
+
+
+def _find_differing_settings(records: Sequence[JobRecord]) -> list[str]:
+    """Return the keys of the typed settings, and of steps and texts, that differ between jobs."""
+    shown = [record.shown_settings for record in records]
+    typed = dict.fromkeys(key for record in records for key in record.typed)
+    are_extended = any(len(record.schedule) > 1 for record in records)
+    keys = []
+    for key in {**typed, "max_steps": None}:
+        values = {settings[key] for settings in shown if key in settings}
+        if len(values) > 1 or (key == "max_steps" and are_extended):
+            keys.append(key)
+
+    begun = [record for record in records if record.schedule]
+    rows = {record.row for record in begun}
+    rows_on_texts = {(record.row, record.text) for record in begun}
+    if len(rows_on_texts) > len(rows):  # the text was replaced between two calls
+        keys.append("text")
+    return keys

@@ -18,7 +18,7 @@ from glass.page import pack
 from glass.page.embedded_model import EmbeddedModel
 from run.config_file import config_yaml
 from run.run_dir import SWEEP_FILE, RunDir
-from sweeps.jobs import name_part
+from sweeps.identity import name_part
 from sweeps.runs import JobRecord, write_record
 
 HOSTILE = [
@@ -209,9 +209,9 @@ def make_job(
     record = JobRecord(run.name, row, {"seed": "1", **settings}, list(settings))
     (folder / SWEEP_FILE).touch()
     if final is None:
-        write_record(run, record)
+        write_record(RunDir(run), record)
         return run
-    write_record(run, record.continued(0, int(settings["max_steps"])))
+    write_record(RunDir(run), record.continued(0, int(settings["max_steps"])))
     model = GPTConfig(
         vocab_size=vocab, n_layer=L, n_head=H, n_kv_head=groups, block_size=T, n_embd=8 * H
     )

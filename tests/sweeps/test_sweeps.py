@@ -20,18 +20,19 @@ import torch
 import yaml
 from conftest import ROOT, TINY, soak
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from hydra._internal.utils import create_config_search_path
 from pages import make_job
 from processes import Process, rows, rows_without_times, run_to_end
 from rich.console import Console
 
 import cli
-from cli.command_line import CONFIGS, parse_command_line
+from cli.command_line import parse_command_line
 from common.errors import UserError
 from common.text import format_magnitude
 from config import Config, GPTConfig, TokenizerConfig
 from interop import read_starting_model
 from model import KVCache
+from run.run_dir import RunDir
+from sweeps import identity, launching
 from sweeps import jobs as sweep_jobs
 from sweeps import page as sweep_page
 from sweeps.figures import kv_cache_bytes
@@ -87,10 +88,11 @@ def copy(swept, tmp_path) -> Path:
 
 def compose(*argv: str, is_grid: bool = True) -> list[cli.Job]:
     """Compose the jobs of a sweep."""
-    loader = sweep_jobs.JobLoader(create_config_search_path(str(CONFIGS)))
     command_line = parse_command_line(["-m", *argv])
-    _, settings = sweep_jobs.sweep_settings(command_line, loader)
-    return list(sweep_jobs.compose_jobs(settings, command_line.config_dir, is_grid))
+    _, settings = launching.parse_settings(
+        command_line, launching.make_loader(command_line.config_dir)
+    )
+    return list(launching.compose_jobs(settings, command_line.config_dir, is_grid))
 
 
 # --- a sweep's folder -----------------------------------------------------------------------------
@@ -179,7 +181,9 @@ def sweep(monkeypatch, tmp_path):
 
     def run(*argv, job) -> tuple[int, list[float | None]]:
         returned: list[float | None] = []
-        monkeypatch.setattr(sweep_jobs, "run_job", lambda *args: returned.append(run_job(*args)))
+        monkeypatch.setattr(
+            sweep_jobs, "run_job", lambda *args, sweep: returned.append(run_job(*args, sweep))
+        )
         configure = partial(cli.configure, read_model=read_starting_model)
         try:
             argv = ["-m", "hydra.sweep.dir=sweep", *argv]
@@ -229,8 +233,8 @@ SAME = "optim.lr=1e-3", "eval.every=5", "seed=1,2"
     ],
 )
 def test_a_job_is_what_was_composed_for_it(again, are_same):
-    first = {sweep_jobs.hash_settings(job) for job in compose(*SAME)}
-    others = {sweep_jobs.hash_settings(job) for job in compose(*again)}
+    first = {identity.hash_settings(job) for job in compose(*SAME)}
+    others = {identity.hash_settings(job) for job in compose(*again)}
     assert len(first) == 2
     assert first <= others if are_same else not first & others
 
@@ -262,9 +266,11 @@ def test_runs_of_a_row_have_one_text_and_one_number_of_steps_and_a_copy_counts_o
         make_job(tmp_path, {"seed": seed}, maps=False)
     paths = sorted(tmp_path.glob("seed=*"))
     shutil.copytree(paths[0], tmp_path / "a copy")
-    write_record(paths[2], read_record(paths[2]).continued(10, 20).continued(15, 20))
-    write_record(paths[3], replace(read_record(paths[3]), text="0123456789ab"))
-    write_record(paths[2], read_record(paths[2]).continued(10, 30))
+    third = RunDir(paths[2])
+    fourth = RunDir(paths[3])
+    write_record(third, read_record(third).continued(10, 20).continued(15, 20))
+    write_record(fourth, replace(read_record(fourth), text="0123456789ab"))
+    write_record(third, read_record(third).continued(10, 30))
     shown = [run.settings for run in read_sweep(tmp_path)]
     assert [settings["max_steps"] for settings in shown] == ["20"] * 2 + [
         "20, then 30 from step 10",
@@ -337,25 +343,26 @@ def test_resume_auto_runs_only_the_missing_jobs(copy, swept, tmp_path, text_file
 def test_a_begun_job_continues_only_on_its_text_and_to_no_fewer_steps(copy, text_file):
     def prepare(max_steps: int) -> cli.Job:
         argv = ["model.n_kv_head=2", "seed=1,2", *small_jobs(text_file), f"max_steps={max_steps}"]
-        return sweep_jobs.prepare_job(compose(*argv)[0], path, plan)
+        return sweep_jobs.prepare_job(compose(*argv)[0], run_dir, plan)
 
     configure = partial(cli.configure, read_model=pytest.fail)
-    plan = sweep_jobs.SweepPlan(copy, Path.cwd(), {}, pytest.fail, configure, pytest.fail)
+    plan = sweep_jobs.Sweep(copy, Path.cwd(), [], True, configure, pytest.fail)
     (path,) = copy.glob("model.n_kv_head=2,seed=1_*")
-    record = read_record(path)
+    run_dir = RunDir(path)
+    record = read_record(run_dir)
     with pytest.raises(UserError, match="max_steps=3"):
         prepare(3)
-    write_record(path, replace(record, text="of another text"))
+    write_record(run_dir, replace(record, text="of another text"))
     for steps in (4, 8):
         with pytest.raises(UserError, match="another text"):
             prepare(steps)
-    write_record(path, record)
+    write_record(run_dir, record)
     assert prepare(8).config.max_steps == 8
-    assert read_record(path) == replace(record, schedule=[[0, 4], [4, 8]])
+    assert read_record(run_dir) == replace(record, schedule=[[0, 4], [4, 8]])
     run = read_run(path)
     assert run.status == "unfinished" and reproduce_command(run) is None
     assert prepare(4).config.max_steps == 4  # it has not gone on to 8
-    assert read_record(path) == record
+    assert read_record(run_dir) == record
 
 
 def test_a_refused_call_leaves_finished_jobs_as_they_are(copy, sweep, text_file):
@@ -369,7 +376,7 @@ def test_a_refused_call_leaves_finished_jobs_as_they_are(copy, sweep, text_file)
 def test_a_stopped_sweep_is_saved_and_resumes(swept, tmp_path, text_file):
     argv = ["-m", "model.n_kv_head=2,1", "seed=1", *small_jobs(text_file), "hydra.sweep.dir=sweep"]
     process = Process(tmp_path, *argv, "max_steps=10000", "wandb.mode=disabled")
-    job = sweep_jobs.find_job_folder(tmp_path / "sweep", compose(*argv[1:-1])[0])
+    job = identity.find_job_folder(tmp_path / "sweep", compose(*argv[1:-1])[0])
     process.wait_for(job / "metrics.jsonl", lines=3)
     process.signal(signal.SIGTERM)
     assert process.wait() == 143, process.output()
@@ -512,7 +519,7 @@ def test_the_kv_cache_is_counted_in_the_precision_of_decoding(device, width, siz
 def test_every_job_of_a_sweep_preset_is_valid():
     for name in cli.find_presets()["sweep"]:
         jobs = compose(f"sweep={name}")
-        assert len({sweep_jobs.hash_settings(job) for job in jobs}) == len(jobs) > 1
+        assert len({identity.hash_settings(job) for job in jobs}) == len(jobs) > 1
         for job in jobs:
             cli.configure(job, read_model=pytest.fail, log=lambda line: None)
     typed = compose("sweep=kv_heads", "model.n_kv_head=2,4", "seed=7", "max_steps=3")
