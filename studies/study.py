@@ -19,7 +19,7 @@ from typing import Literal, NamedTuple
 from PIL import Image, ImageDraw, ImageFont
 
 from common.errors import UserError
-from common.files import atomic_write, list_folder
+from common.files import atomic_write, is_folder, list_folder
 from common.paths import expand_home
 from common.statistics import (
     censored_median,
@@ -294,7 +294,7 @@ def read_arms(study: Study, folder: Path) -> Arms:
         UserError: If there is none, or several of an arm with the same seed.
     """
     arms: Arms = {arm: {} for arm in study.arms}
-    for path in list_folder(folder):
+    for path in filter(is_folder, list_folder(folder)):
         run = RunDir(path)
         config = run.config
         if config is None or not run.is_finished:
