@@ -30,7 +30,7 @@ ALLOWED = {
     "glass.heads.say": {"glass.heads.measure", "run", "common"},
     "glass.page": HEADS | TRAINING,
     "glass": {"glass.page"} | HEADS | TRAINING,
-    "glass.live": {"glass", "glass.page", "interop", "cli"} | HEADS | TRAINING,
+    "glass.live": {"glass.page", "interop", "cli"} | HEADS | TRAINING,
     "studies": {"run", "config", "common"},
     "sweeps": {"glass.page", "interop", "cli"} | HEADS | TRAINING,
 }

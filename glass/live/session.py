@@ -36,6 +36,7 @@ class Session:
 
     def __post_init__(self) -> None:
         self.model.eval()
+        # A pass that hides tokens does not replace the one of the same text that hides none.
         self._find_pass = lru_cache(MAX_PASSES)(
             lambda ablated, has_hidden, role: TextPass(self.model, ablated)
         )

@@ -8,7 +8,7 @@ from glass.page.embedded_model import EmbeddedModel, embed_weights
 from glass.page.pack import Blobs, Packed
 from glass.page.snapshots import Snapshot
 
-Predictions = dict[tuple[str, int], Packed]  # by probe and step
+PackedPredictions = dict[tuple[str, int], Packed]  # by probe and step
 
 
 def embed_attention(
@@ -34,7 +34,7 @@ def embed_attention(
 
 
 def _embed_predictions(
-    predictions: Predictions, probe: str, steps: Sequence[int], blobs: Blobs
+    predictions: PackedPredictions, probe: str, steps: Sequence[int], blobs: Blobs
 ) -> list[list[float] | None]:
     packed = [predictions.get((probe, step)) for step in steps]
     return [None if one is None else blobs.put(one) for one in packed]
@@ -103,7 +103,7 @@ def _size_of_maps(snapshot: Snapshot, names: list[str]) -> int:
     return sum(snapshot.pack_maps(name).size for name in names)
 
 
-def pack_fitting_predictions(snapshots: Sequence[Snapshot], room: int) -> Predictions:
+def pack_fitting_predictions(snapshots: Sequence[Snapshot], room: int) -> PackedPredictions:
     """Pack the predictions that fit in `room` bytes, those of the newest snapshots first."""
     fitting = {}
     for snapshot in reversed(snapshots):
