@@ -107,16 +107,6 @@ def attend_short(q: Tensor, k: Tensor, v: Tensor, dropout: float, scale: float) 
     return torch.bmm(weights.to(v.dtype), v.flatten(0, 1)).view(B, H, T, -1)
 
 
-def attend_from_last_token(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Compute the attention of one token to all keys without repeating them for grouped queries.
-
-    q (B, H, d_k), k (B, G, T_k, d_k) and v (B, G, T_k, d_v) give (B, H · d_v). The query heads that
-    share a key/value head enter torch's kernel as several queries of that head.
-    """
-    (B, H, d_k), G = q.shape, k.shape[1]
-    return F.scaled_dot_product_attention(q.view(B, G, H // G, d_k), k, v).flatten(1)
-
-
 # --- Norms ----------------------------------------------------------------------------------------
 
 

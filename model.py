@@ -26,14 +26,6 @@ INIT_STD = 0.02  # of GPT-2 (Radford et al. 2019)
 ROPE_LOW = 1.0
 ROPE_HIGH = 4.0
 
-# Functions by (name, layer) that a forward pass calls with a value: they return its replacement, or
-# None to keep it. This is how a model is read and how interventions change it.
-Taps = dict[tuple[str, int], Callable[[Tensor], Tensor | None]]
-# embedding (B, T, C), in layer 0 only; q, k, v (B, H or G, T, d), before they are cached; weights
-# (B, H, T, T_k): attention is written out, not fused, if they are tapped; heads (B, T, H, d_v): the
-# outputs before W_O; attention, mlp (B, T, C): the updates ΔE; residual (B, T, C), after the block.
-TAP_NAMES = ("embedding", "q", "k", "v", "weights", "heads", "attention", "mlp", "residual")
-
 ID_DTYPES = (torch.int64, torch.int32)  # of token ids, as an embedding takes them
 
 
@@ -141,10 +133,21 @@ def rotate(x: Tensor, rotary: Tensor) -> Tensor:
     return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, dims=-1), sin)
 
 
+# --- What a forward pass brings to its layers -----------------------------------------------------
+
+# Functions by (name, layer) that a forward pass calls with a value: they return its replacement, or
+# None to keep it. This is how a model is read and how interventions change it.
+Taps = dict[tuple[str, int], Callable[[Tensor], Tensor | None]]
+# embedding (B, T, C), in layer 0 only; q, k, v (B, H or G, T, d), before they are cached; weights
+# (B, H, T, T_k): attention is written out, not fused, if they are tapped; heads (B, T, H, d_v): the
+# outputs before W_O; attention, mlp (B, T, C): the updates ΔE; residual (B, T, C), after the block.
+TAP_NAMES = ("embedding", "q", "k", "v", "weights", "heads", "attention", "mlp", "residual")
+
+
 class KVCache:
     """Preallocated keys and values of the tokens read so far, and these tokens.
 
-    For d_k = d_v = d, it holds 2 · n_layer · B · G · length · d numbers: H/G times fewer than
+    For d_k = d_v = d, it holds 2 · n_layer · B · G · capacity · d numbers: H/G times fewer than
     multi-head attention needs.
 
     Reference: Shazeer 2019, "Fast Transformer Decoding"; Ainslie et al. 2023, "GQA".
@@ -154,32 +157,16 @@ class KVCache:
         self,
         config: GPTConfig,
         batch_size: int,
-        length: int | None = None,
-        device: torch.device | str | None = None,
+        capacity: int,
+        device: torch.device | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        """Allocate an empty cache for B sequences of at most `length` tokens; None: block_size."""
-        capacity = length or config.block_size
+        """Allocate an empty cache for B sequences of at most `capacity` tokens."""
         shape = (config.n_layer, batch_size, config.kv_heads, capacity)  # (L, B, G, capacity)
         self.keys = torch.empty(*shape, config.key_dim, device=device, dtype=dtype)
         self.values = torch.empty(*shape, config.value_dim, device=device, dtype=dtype)
         self.tokens = torch.empty(batch_size, capacity, device=device, dtype=torch.int64)
         self.length = 0  # number of tokens that the cache holds in every layer
-
-    @classmethod
-    def for_model(cls, model: "GPT", batch_size: int, length: int | None = None) -> "KVCache":
-        """Allocate an empty cache for a model, on its device and in its precision.
-
-        On a CPU it is float32 at least, in which attention is much faster than in bf16 (LOG.md).
-        `length` is its capacity in tokens, cut to block_size; None: block_size.
-        """
-        weight, block_size = model.token_embedding.weight, model.config.block_size
-        dtype = weight.dtype
-        if weight.device.type == "cpu":
-            dtype = torch.promote_types(dtype, torch.float32)
-        return cls(
-            model.config, batch_size, min(block_size, length or block_size), weight.device, dtype
-        )
 
     @property
     def capacity(self) -> int:
@@ -244,6 +231,9 @@ class Context(NamedTuple):
                 f"value, {tuple(value.shape)}, or None to keep it"
             )
         return replacement
+
+
+# --- Layers ---------------------------------------------------------------------------------------
 
 
 class SelfAttention(nn.Module):
@@ -340,9 +330,6 @@ class SelfAttention(nn.Module):
     def weights(self, q: Tensor, k: Tensor, mask: Tensor) -> Tensor:
         """Compute the attention weights (B, H, T, T_k), written out."""
         return attention_weights(q, k, mask)
-
-
-# --- MLP and block --------------------------------------------------------------------------------
 
 
 class MLP(nn.Module):
@@ -445,9 +432,9 @@ class GPT(nn.Module):
         self.head = nn.Linear(C, V, bias=False)
         if config.tie_embeddings:  # Press & Wolf 2017
             self.head.weight = self.token_embedding.weight
-        self.init_weights()
+        self.draw_weights()
 
-    def init_weights(self) -> None:
+    def draw_weights(self) -> None:
         """Draw matrices from N(0, 0.02²), so that the loss starts near ln V; biases are 0, gains 1.
 
         The variance of those that write to the residual stream, W_O and W_out, is divided by their
@@ -573,7 +560,9 @@ class GPT(nn.Module):
         if targets is not None:
             loss = kernels.cross_entropy(logits.flatten(0, 1), targets.flatten())
             logits = logits.detach()  # compiled code would add zeros of their size to the gradient
-        return logits[..., : self.config.vocab_size] if padding else logits, loss
+        if padding:
+            logits = logits[..., : self.config.vocab_size]
+        return logits, loss
 
     def generate(self, *args: Any, **kwargs: Any) -> Tensor:
         """Continue prompts: `generation.generate` of this model, which takes the same arguments."""

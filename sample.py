@@ -180,9 +180,8 @@ def _read_prompt_line(mark: str) -> str:
 def write_texts(config: SampleConfig, model: GPT, tokenizer: Tokenizer, prompt: str) -> str:
     """Write `num_samples` texts to stdout, and return a summary of speed and KV cache."""
     from data.tokenizer import encode_prompt, normal_form_note
-    from generation.decoder import Decoder, window_start
+    from generation.decoder import Decoder, allocate_cache, window_start
     from generation.sampling import Sampling, draw_batch, stream_text
-    from model import KVCache
 
     prompt_ids = encode_prompt(tokenizer, prompt)
     if note := normal_form_note(tokenizer, prompt):
@@ -194,7 +193,7 @@ def write_texts(config: SampleConfig, model: GPT, tokenizer: Tokenizer, prompt: 
             f"{len(prompt_ids) - left_out:,} of them"
         )
     length = len(prompt_ids) + config.max_new_tokens
-    cache = KVCache.for_model(model, 1, length)
+    cache = allocate_cache(model, 1, length)
     fitting_texts = max(1, MAX_CACHE_BYTES // cache.nbytes)
     batch_size = min(config.num_samples, MAX_BATCH_SIZE, fitting_texts)
 

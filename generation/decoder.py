@@ -26,6 +26,21 @@ FAST_SETTINGS = {
 }
 
 
+def allocate_cache(model: GPT, batch_size: int, length: int | None = None) -> KVCache:
+    """Allocate an empty cache for a model that decodes at most `length` tokens.
+
+    Its capacity is at most block_size. It is on the model's device and in its precision; on a CPU
+    float32 at least, in which attention is much faster than in bf16 (LOG.md).
+    """
+    weight = model.token_embedding.weight
+    dtype = weight.dtype
+    if weight.device.type == "cpu":
+        dtype = torch.promote_types(dtype, torch.float32)
+    block_size = model.config.block_size
+    capacity = min(block_size, length or block_size)
+    return KVCache(model.config, batch_size, capacity, weight.device, dtype)
+
+
 class Decoder:
     """Next-token logits of a model with a cache, equal to those of `GPT.forward`.
 
@@ -37,7 +52,7 @@ class Decoder:
     def __init__(self, model: GPT, batch_size: int, length: int | None = None) -> None:
         """Bind the weights, partly as copies: create a new decoder after they change."""
         self.model = model
-        self.cache = KVCache.for_model(model, batch_size, length)
+        self.cache = allocate_cache(model, batch_size, length)
         self.start = 0  # of the window that is in the cache
         rotary = model.rotary_at(0, self.cache.capacity)
         self.rotary = None if rotary is None else rotary.to(model.token_embedding.weight.dtype)
@@ -121,15 +136,23 @@ class DecoderLayer:
         self.keys.select(2, position).copy_(k)
         self.values.select(2, position).copy_(v.view(-1, c.kv_heads, c.value_dim))
         q = q.to(self.keys.dtype)  # the cache may be more precise than the weights
-        y = kernels.attend_from_last_token(
-            q, self.keys.narrow(2, 0, T), self.values.narrow(2, 0, T)
-        )
+        y = attend_from_last_token(q, self.keys.narrow(2, 0, T), self.values.narrow(2, 0, T))
         return self.W_O(y.to(x.dtype))
 
     def feed_forward(self, x: Tensor) -> Tensor:
         """Compute the update (B, C) by the MLP, whose normalized input x is (B, C)."""
         gate = None if self.W_gate is None else self.W_gate(x)
         return self.W_out(self.activate(self.W_in(x), gate))
+
+
+def attend_from_last_token(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Compute the attention of one token to all keys without repeating them for grouped queries.
+
+    q (B, H, d_k), k (B, G, T_k, d_k) and v (B, G, T_k, d_v) give (B, H · d_v). The query heads that
+    share a key/value head enter torch's kernel as several queries of that head.
+    """
+    (B, H, d_k), G = q.shape, k.shape[1]
+    return F.scaled_dot_product_attention(q.view(B, G, H // G, d_k), k, v).flatten(1)
 
 
 def as_function(layer: nn.Module) -> Layer:

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from models import few, seeds
 from torch import nn
 
-from kernels import attend, attend_from_last_token, attend_short
+from generation.decoder import attend_from_last_token
+from kernels import attend, attend_short
 from model import Context, GPTConfig, SelfAttention, attention, causal_mask
 
 close = torch.testing.assert_close

@@ -16,7 +16,7 @@ HEADS = {"glass.heads.measure", "glass.heads.say"}
 ALLOWED = {
     "common": set(),
     "config": {"common"},
-    "kernels": {"config", "common"},
+    "kernels": set(),
     "model": MODEL,
     "generation": MODEL,
     "variants": MODEL,

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from models import LaterConfig, configs, few, lively, random_tokens, seeds, small
 
 from common.errors import UserError
-from generation.decoder import Decoder
+from generation.decoder import Decoder, allocate_cache
 from model import KVCache
 from variants import build_model
 
@@ -29,7 +29,7 @@ def test_a_text_read_in_chunks_has_the_logits_of_the_whole_text(config, chunks, 
             logits.append(model(part, cache=cache)[0])
             start += chunk
         close(torch.cat(logits, dim=1), model(tokens)[0], atol=1e-5, rtol=1e-5)
-    assert cache.length == length and KVCache.for_model(model, 2, 99).capacity == config.block_size
+    assert cache.length == length and allocate_cache(model, 2, 99).capacity == config.block_size
     assert torch.equal(cache.previous_tokens, tokens)
 
 

@@ -124,7 +124,10 @@ def test_sweep_csv_holds_the_numbers_of_the_runs(swept):
         scores = [metrics[-1][key] for key in metrics[-1] if key.startswith("heads/induction/")]
         assert float(line["heads/induction"]) == max(scores)
         assert int(line["parameters"]) == build_model(model).num_parameters()
-        assert int(line["kv_cache_bytes"]) == KVCache(model, 1, dtype=torch.float32).nbytes
+        assert (
+            int(line["kv_cache_bytes"])
+            == KVCache(model, 1, model.block_size, dtype=torch.float32).nbytes
+        )
 
 
 @pytest.mark.slow
