@@ -14,7 +14,8 @@ from run_folders import TEXT, load_run, write_run
 from cli.explore_config import ExploreConfig
 from cli.sample_config import SampleConfig
 from data.tokenizer import PATTERNS, BPETokenizer, CharTokenizer
-from glass.live.explorer import EXAMPLE_PROMPT, Explorer, find_prompt, load_session
+from glass.live.explorer import Explorer
+from glass.live.loading import EXAMPLE_PROMPT, find_prompt, load_session
 from glass.live.requests import MODEL_REQUESTS
 from interop import find_model, save_hf
 from interop.stored import RunCheckpoint
