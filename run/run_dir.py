@@ -24,6 +24,7 @@ from common.files import (
 )
 from common.text import pluralize
 from config import Config
+from run import losses
 from run.checkpoints import (
     CHECKPOINT_FILES,
     CONFIG_FILE,
@@ -215,12 +216,11 @@ class RunDir:
 
         They are those of the manifests, which have a hash; metrics.jsonl has none.
         """
-        for step in self._best_first():
+        rows = []
+        for step in self.steps():
             with suppress(ValueError):  # reported if this checkpoint is to be loaded
-                metrics = read_manifest(self.checkpoint_folder(step)).metrics
-                is_evaluated = step > 0 and isfinite(metrics.get("val/loss", inf))
-                return {**metrics, "step": step} if is_evaluated else None
-        return None
+                rows.append({**read_manifest(self.checkpoint_folder(step)).metrics, "step": step})
+        return losses.best_row(rows)
 
     def _best_first(self) -> list[int]:
         """Return the saved steps by validation loss, those without one last, newest first.
