@@ -9,13 +9,12 @@ ALLOWED = "\t\n\u200c\u200d"  # the last two join letters, or the parts of an em
 REPLACEMENT = "\ufffd"
 VISIBLE_SPACES = str.maketrans({"\n": "\\n", "\r": "\\r", "\t": "\\t", " ": "·"})  # for labels
 DEFAULT_DECIMALS = 2  # of a value without an error
+ROUNDING_SHARE = 1e-7  # of a value: the standard error of values that are equal in float32
 
 
 def format_with_error(value: float, error: float | None) -> str:
     """Format a value with the decimals that its standard error leaves: 1.39 ± 0.06."""
-    if (
-        error is None or not isfinite(error) or error <= 1e-7 * abs(value)
-    ):  # of values that are equal in float32
+    if error is None or not isfinite(error) or error <= ROUNDING_SHARE * abs(value):
         return f"{_without_negative_zero(value, DEFAULT_DECIMALS):,.{DEFAULT_DECIMALS}f}"
     rounded_error = float(f"{error:.0e}")
     decimals = max(0, -floor(log10(rounded_error)))
