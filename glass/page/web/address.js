@@ -4,7 +4,7 @@
  */
 
 import { $ } from "./base/dom.js";
-import { headName, parseHead } from "./base/labels.js";
+import { headName, parseHead } from "./base/format.js";
 import { describeChoices, readChoices } from "./patching/state.js";
 import { data, H, L, openingIndex, runnableSteps, steps } from "./state/page_data.js";
 import {

@@ -1,5 +1,7 @@
 /** HTML elements. Data enters the page as text nodes only; nothing is ever parsed as HTML. */
 
+import { shortenToken } from "./format.js";
+
 const NARROW_WINDOW = 1000; // pixels; below this width the page has one column
 
 /** @type {(id: string) => any} */
@@ -31,6 +33,12 @@ export function el(tag, properties = {}, ...children) {
 
 /** Create an element whose text cannot change the direction of the text around it. */
 export const bdi = (text, className = "") => el("bdi", { className }, text);
+
+/** Create the name of a token. */
+export const tokenName = text => bdi(shortenToken(text), "token");
+
+/** Return token i of a text with its position, as nodes. */
+export const labelToken = ({ tokens }, i) => [tokenName(tokens[i]), el("small", {}, ` ${i}`)];
 
 export const button = (properties, ...children) =>
   el("button", { type: "button", ...properties }, ...children);

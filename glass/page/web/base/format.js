@@ -1,4 +1,4 @@
-/** Numbers and texts as the pages write them. */
+/** Numbers, texts and names as the pages write them. */
 
 /** Marks in place of characters that would not be visible. */
 const VISIBLE_MARKS = {
@@ -124,4 +124,18 @@ export function formatDuration(seconds) {
   if (whole < 3600) return `${Math.floor(whole / 60)} min ${whole % 60} s`;
   const minutes = Math.round(seconds / 60);
   return `${Math.floor(minutes / 60)} h ${minutes % 60} min`;
+}
+
+/** Return L2H3 for head 3 of layer 2. */
+export const headName = (layer, head) => `L${layer}H${head}`;
+
+/**
+ * Return [layer, head] of a name, or null if it is not that of a head.
+ *
+ * @param {string} name
+ * @returns {[number, number] | null}
+ */
+export function parseHead(name) {
+  const match = /^L(\d+)H(\d+)$/.exec(name);
+  return match && [Number(match[1]), Number(match[2])];
 }

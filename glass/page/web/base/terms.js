@@ -1,8 +1,7 @@
 /** The glossary of the pages: one sentence for beginners about each term and each score. */
 
 import { button, el } from "./dom.js";
-import { readableName } from "./format.js";
-import { parseHead } from "./labels.js";
+import { parseHead, readableName } from "./format.js";
 import { addTooltip } from "./tooltip.js";
 
 /** What the scores of heads mean, in the order of the page. @type {Record<string, Score>} */

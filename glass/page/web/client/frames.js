@@ -1,6 +1,6 @@
 /** The frames in which explore.py sends parts, answers and errors (glass/live/frames.py). */
 
-import { decodeHalves } from "../engine/float16.js";
+import { decodeHalves } from "../engine/packed.js";
 
 const HEADER_BYTES = 8; // the lengths of the JSON and of the binary part, little-endian uint32
 

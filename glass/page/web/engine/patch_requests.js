@@ -52,7 +52,9 @@ export const PATCH_HANDLERS = {
       if (performance.now() - sent < PART_INTERVAL) continue;
       send();
       if (await isCanceled()) return;
-      [cells, values, sent] = [[], [], performance.now()];
+      cells = [];
+      values = [];
+      sent = performance.now();
     }
     send();
   },

@@ -2,11 +2,10 @@
 
 import { breakDown } from "./breakdown.js";
 import { findHidden, placesRead, sample } from "./decoding.js";
-import { unpackWeights } from "./float16.js";
 import { ForwardPass } from "./forward.js";
 import { outputWeight } from "./layers.js";
 import { argTop, logNormalizers, PREDICTED_TOKENS } from "./logits.js";
-import { inflate } from "./packed.js";
+import { inflate, unpackWeights } from "./packed.js";
 import { attributeScore } from "./score_attribution.js";
 import { createTokenizer } from "./tokenizer.js";
 

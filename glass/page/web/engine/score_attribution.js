@@ -61,21 +61,42 @@ function dot(a, b) {
  * @returns {{name: string, vectors: Float64Array[]}[]} The vector (d_k) of each token.
  */
 function projectComponents(pass, layer, which, head, tokens) {
+  const { weights, config } = pass;
+  const { C } = pass.sizes;
+  const norm_1 = `blocks.${layer}.norm_1`;
+  const scales = modelScales(config, pass.rowsOf(pass.layers[layer].x, C));
+  const gain = weights[`${norm_1}.weight`]?.data;
+  const projectToken = createTokenProjection(pass, layer, which, head);
+  const below = pass.components().filter(component => component.layer < layer);
+  const projected = below.map(({ name, wrote }) => {
+    const rows = normalize(wrote, C, scales, gain);
+    return { name, vectors: tokens.map(t => projectToken(rows, null, t)) };
+  });
+  const normBias = weights[`${norm_1}.bias`]?.data;
+  const bias = weights[`blocks.${layer}.attention.W_${which}.bias`]?.data;
+  if (bias || normBias) {
+    const rows = repeatRow(normBias, pass.T);
+    projected.push({ name: "biases", vectors: tokens.map(t => projectToken(rows, bias, t)) });
+  }
+  return projected;
+}
+
+/**
+ * Return a function (rows, bias, t) → vector (d_k) that projects token t of normalized rows (T, C),
+ * or of zeros if there are none, to a head's query or key, scaled and rotated as in the pass.
+ */
+function createTokenProjection(pass, layer, which, head) {
   const { weights, config, T } = pass;
   const { H, G, C, d_k } = pass.sizes;
   const heads = which === "Q" ? H : G;
   const block = `blocks.${layer}`;
   const name = `${block}.attention`;
-  const x = pass.rowsOf(pass.layers[layer].x, C);
-  const inputScales = modelScales(config, x);
-  const normalized = norm(weights, config, `${block}.norm_1`, x);
+  const normalized = norm(weights, config, `${block}.norm_1`, pass.rowsOf(pass.layers[layer].x, C));
   const { scales: qkScales } = project(weights, config, name, which, normalized, T);
   const { data: W } = weights[`${name}.W_${which}.weight`];
   const qkGain = weights[`${name}.norm_${which.toLowerCase()}.weight`]?.data;
   const frequencies = isRotary(config) ? rotaryFrequencies(config, d_k) : null;
-
-  /** Project token t of normalized rows (T, C), or of zeros. */
-  const projectToken = (rows, bias, t) => {
+  return (rows, bias, t) => {
     const vector = new Float64Array(d_k);
     for (let n = 0; n < d_k; n++) {
       const row = (head * d_k + n) * C;
@@ -87,20 +108,4 @@ function projectComponents(pass, layer, which, head, tokens) {
     if (frequencies) rotate(vector, 0, t, frequencies);
     return vector;
   };
-
-  const inputGain = weights[`${block}.norm_1.weight`]?.data;
-  const projected = pass
-    .components()
-    .filter(component => component.layer < layer)
-    .map(component => {
-      const rows = normalize(component.wrote, C, inputScales, inputGain);
-      return { name: component.name, vectors: tokens.map(t => projectToken(rows, null, t)) };
-    });
-  const inputBias = weights[`${block}.norm_1.bias`]?.data;
-  const bias = weights[`${name}.W_${which}.bias`]?.data;
-  if (bias || inputBias) {
-    const rows = repeatRow(inputBias, T);
-    projected.push({ name: "biases", vectors: tokens.map(t => projectToken(rows, bias, t)) });
-  }
-  return projected;
 }

@@ -52,7 +52,9 @@ function mergePairs(bytes, ids) {
     let place = -1;
     for (let i = 0; i + 1 < parts.length; i++) {
       const id = ids.get(parts[i] + parts[i + 1]) ?? Infinity;
-      if (id < lowest) [lowest, place] = [id, i];
+      if (id >= lowest) continue;
+      lowest = id;
+      place = i;
     }
     if (place < 0) return parts.map(part => ids.get(part));
     parts.splice(place, 2, parts[place] + parts[place + 1]);

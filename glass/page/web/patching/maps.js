@@ -1,8 +1,13 @@
 /** The two maps of activation patching: the effect of each patch, as a share of the difference. */
 
-import { $, el } from "../base/dom.js";
-import { formatInCell, formatNumber, formatSigned, shortenToken } from "../base/format.js";
-import { headName, tokenName } from "../base/labels.js";
+import { $, el, tokenName } from "../base/dom.js";
+import {
+  formatInCell,
+  formatNumber,
+  formatSigned,
+  headName,
+  shortenToken,
+} from "../base/format.js";
 import { valueLine } from "../base/tooltip.js";
 import { CellGrid } from "../charts/cell_grid.js";
 import { colorIndex, drawColorBar, resolveColor } from "../charts/colors.js";
@@ -73,11 +78,7 @@ function patchContent(kind, first, cols, toggle) {
     maxWidth: maxHeadsWidth(cols),
     signed: true,
     color: (row, column) => colorIndex(Math.max(-1, Math.min(1, shareAt(row, column))), true),
-    write: (row, column) => {
-      const share = shareAt(row, column);
-      if (Number.isNaN(share)) return "";
-      return Math.abs(share) < 0.005 ? "0" : formatInCell(share);
-    },
+    write: (row, column) => formatShare(shareAt(row, column)),
     describe: (row, column) => [
       el("div", {}, ...describePatch(kind, row, first + column)),
       ...describeEffect(valueAt(row, column)),
@@ -85,13 +86,19 @@ function patchContent(kind, first, cols, toggle) {
     ],
     pick: (row, column) => toggle(nameAt(row, column)),
     drawOver: (context, box) => {
+      const columns = [...Array(cols).keys()];
       for (let row = 0; row < L; row++) {
-        for (let column = 0; column < cols; column++) {
-          if (isKept(row, column)) outlineCell(context, box, row, column);
+        for (const column of columns.filter(k => isKept(row, k))) {
+          outlineCell(context, box, row, column);
         }
       }
     },
   };
+}
+
+function formatShare(share) {
+  if (Number.isNaN(share)) return "";
+  return Math.abs(share) < 0.005 ? "0" : formatInCell(share);
 }
 
 function outlineCell(context, { left, cellWidth, cellHeight }, row, column) {

@@ -151,23 +151,23 @@ function stopMeasuring() {
  * if it is or if the measurement was canceled.
  */
 async function measureAll(task) {
-  const { input, isCurrent } = task;
-  const { ids, i } = input;
-  const { tokens: cleanTokens, allIds, predictions } = ownText;
+  const { tokens: cleanTokens, allIds } = ownText;
   const text = choices.corrupted;
   const allCorrupted = text === null ? allIds : await send("encode", { text });
   const corrupted = placesRead(allCorrupted, textLimit).map(place => allCorrupted[place]);
   const corruptedTokens = await send("tokenTexts", { ids: corrupted });
-  if (!isCurrent()) return "";
+  if (!task.isCurrent()) return "";
+  const { ids, i } = task.input;
   const first = firstDifference(ids, corrupted);
   const tokenCount = allIds.length;
   Object.assign(measured, UNMEASURED, { cleanTokens, corruptedTokens, tokenCount, first });
   const problem = compareTexts(allIds, allCorrupted) || compareReadTokens(ids, first, i);
-  if (problem) return problem;
+  return problem || measureAnswers(task, { request: "contrast", ...task.input, corrupted });
+}
 
-  // The predictions to choose the answers from.
-  const texts = { request: "contrast", ...input, corrupted };
-  const cleanNext = predictions.predicted(i).slice(0, PREDICTED_TOKENS);
+/** Predict the next token after both texts, choose the answers, and measure all patches. */
+async function measureAnswers(task, texts) {
+  const cleanNext = ownText.predictions.predicted(texts.i).slice(0, PREDICTED_TOKENS);
   const [answer, wrong] = cleanNext.map(({ id }) => id);
   const unpatched = { answer, wrong, direction: "denoising", patched: [] };
   const onCorrupted = await ask({ ...texts, ...unpatched });
@@ -175,7 +175,7 @@ async function measureAll(task) {
   Object.assign(data.words, onCorrupted.words);
   Object.assign(measured, { cleanNext, corruptedNext: onCorrupted.next });
   await chooseAnswers();
-  if (!isCurrent()) return "";
+  if (!task.isCurrent()) return "";
   if (measured.answer === measured.wrong) return "Choose a wrong answer that is not the answer.";
   return measurePatches(task, texts);
 }

@@ -3,9 +3,14 @@
  * prediction becomes when activations are copied from the run on one text into that on the other.
  */
 
-import { $, bdi, button, el } from "../base/dom.js";
-import { describeTokens, formatSigned, makeVisible, shortenToken } from "../base/format.js";
-import { labelToken, parseHead, tokenName } from "../base/labels.js";
+import { $, bdi, button, el, labelToken, tokenName } from "../base/dom.js";
+import {
+  describeTokens,
+  formatSigned,
+  makeVisible,
+  parseHead,
+  shortenToken,
+} from "../base/format.js";
 import { term } from "../base/terms.js";
 import { addArrowKeys } from "../base/tooltip.js";
 import { emit } from "../state/events.js";

@@ -1,8 +1,7 @@
 /** The values of one probe at one step, stored in the page or computed by the model. */
 
-import { decodeSplitHalves, splitArray } from "../engine/float16.js";
 import { PREDICTED_TOKENS } from "../engine/logits.js";
-import { unpack } from "../engine/packed.js";
+import { decodeSplitHalves, splitArray, unpack } from "../engine/packed.js";
 
 /** A byte holds 256 levels, from 0 to the largest weight of its row (glass/page/pack.py). */
 const LEVELS = 255;

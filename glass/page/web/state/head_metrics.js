@@ -1,6 +1,6 @@
 /** The metrics of heads at each snapshot, read from the columns of the page's data. */
 
-import { headName, parseHead } from "../base/labels.js";
+import { headName, parseHead } from "../base/format.js";
 import { columns, data, H, L, scoredSteps, steps } from "./page_data.js";
 import { selection } from "./selection.js";
 

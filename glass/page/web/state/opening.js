@@ -1,6 +1,6 @@
 /** What a page opens on: a head, an input in which it copies, and the token where it does most. */
 
-import { parseHead } from "../base/labels.js";
+import { parseHead } from "../base/format.js";
 import { MIN_CLEAR_EFFECT_NATS } from "./cells.js";
 import { headNames, measuredIndices, metricAt } from "./head_metrics.js";
 import { data } from "./page_data.js";

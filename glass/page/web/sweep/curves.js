@@ -50,17 +50,8 @@ function settingLines(curveOf, dotsOf = (_run, _curve) => []) {
     const curves = measuredRuns(setting).map(curveOf).filter(hasValues);
     const hasMeanLine = curves.length > 1;
     for (const run of runsOf(setting).filter(run => hasValues(curveOf(run)))) {
-      const curve = curveOf(run);
-      const { steps: xs, values: ys } = curve;
-      const line = {
-        ...style,
-        name: run.title,
-        xs,
-        ys,
-        dots: dotsOf(run, curve).map(k => ({ ...style, k })),
-      };
-      const detail = run.status === "finished" ? "" : run.status;
-      if (detail) foreground.push({ ...line, detail, dash: UNFINISHED_DASH });
+      const line = runLine(run, curveOf(run), style, dotsOf);
+      if (run.status !== "finished") foreground.push(line);
       else if (hasMeanLine) background.push({ ...line, faint: true });
       else foreground.push({ ...line, bold: true, label: name });
     }
@@ -69,6 +60,14 @@ function settingLines(curveOf, dotsOf = (_run, _curve) => []) {
     foreground.push({ ...style, ...meanCurve(curves), name, detail, bold: true, label: name });
   }
   return [...background, ...foreground.reverse()];
+}
+
+/** The line of one run, dashed if it has not finished. */
+function runLine(run, curve, style, dotsOf) {
+  const dots = dotsOf(run, curve).map(k => ({ ...style, k }));
+  const line = { ...style, name: run.title, xs: curve.steps, ys: curve.values, dots };
+  if (run.status === "finished") return line;
+  return { ...line, detail: run.status, dash: UNFINISHED_DASH };
 }
 
 const hasValues = curve => curve !== undefined && curve.steps.length > 0;

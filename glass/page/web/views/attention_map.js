@@ -1,8 +1,7 @@
 /** The large map: attention weights of a head, or token effects of the whole model. */
 
-import { $, el, isNarrow } from "../base/dom.js";
+import { $, el, isNarrow, labelToken } from "../base/dom.js";
 import { formatNumber, formatWithError, pluralize, shortenToken } from "../base/format.js";
-import { labelToken } from "../base/labels.js";
 import { valueLine } from "../base/tooltip.js";
 import { CellGrid } from "../charts/cell_grid.js";
 import { colorIndex, drawColorBar, resolveColor } from "../charts/colors.js";

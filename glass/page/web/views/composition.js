@@ -5,8 +5,7 @@
  */
 
 import { el, note } from "../base/dom.js";
-import { formatCount, formatWithError } from "../base/format.js";
-import { headName, parseHead } from "../base/labels.js";
+import { formatCount, formatWithError, headName, parseHead } from "../base/format.js";
 import { scoreLabel, term } from "../base/terms.js";
 import { addArrowKeys, addTooltip, valueLine } from "../base/tooltip.js";
 import { compositionAt } from "../state/head_metrics.js";

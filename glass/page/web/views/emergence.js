@@ -14,43 +14,30 @@ const EXPLANATION =
   "A dot marks the first snapshot at which a head passed the threshold of a score. A hollow dot marks a " +
   "head that was lost again: its score fell below the threshold by more than two standard errors.";
 
-/** Pixels between the rows of names within the lane of a score. */
+// In pixels: the name of a score, and the rows of heads below it.
+const NAME_HEIGHT = 18;
 const ROW_HEIGHT = 15;
 
 /** Draw the loss with a lane of emerged heads for each score; `scoreColor` names its color in CSS. */
 export function drawEmergence(host, scores, scoreColor) {
-  const marks = [];
   const lanes = scores.filter(score => emergences.some(emergence => emergence.score === score));
-
-  function drawLanes(svg, x, top, width) {
-    let y = top + 12;
-    for (const score of lanes) {
-      const color = `var(--${scoreColor(score)})`;
-      const attributes = { x: 4, y: y + 4, class: "lane", style: `fill: ${color}` };
-      svg.append(el("svg:text", attributes, scoreLabel(score)));
-      y += 18;
-      const rowEnds = []; // right end of the last name in each row
-      for (const emergence of emergences.filter(one => one.score === score)) {
-        const stemX = x(emergence.step);
-        const labelWidth = 14 + 7 * emergence.name.length;
-        const markX = Math.min(stemX, width - labelWidth);
-        const freeRow = rowEnds.findIndex(end => end < markX - 6);
-        const row = freeRow < 0 ? rowEnds.length : freeRow;
-        rowEnds[row] = markX + labelWidth;
-        marks.push(createMark(emergence, stemX, markX, y + row * ROW_HEIGHT, color));
-      }
-      y += ROW_HEIGHT * rowEnds.length + 8;
-    }
-    svg.append(...marks);
-    return y - top;
-  }
-
+  const marks = [];
   drawLineChart(host, {
     title: "Emergence of heads, and the loss (nats/token)",
     explanation: EXPLANATION,
     height: 200,
     currentStep: steps[selection.step],
-    drawBelow: drawLanes,
+    drawBelow: (svg, x, top, width) => {
+      let y = top + 12;
+      for (const score of lanes) {
+        const lane = createLane(score, `var(--${scoreColor(score)})`, x, y, width);
+        svg.append(lane.name);
+        marks.push(...lane.marks);
+        y += lane.height;
+      }
+      svg.append(...marks);
+      return y - top;
+    },
     extraSteps: emergences.map(({ step }) => step),
     series: [
       metricSeries("train/loss", "training loss", "soft"),
@@ -59,6 +46,24 @@ export function drawEmergence(host, scores, scoreColor) {
   });
   const svg = host.querySelector("svg");
   if (svg) addKeyboard(svg, marks);
+}
+
+/** Create the name of a score, and marks of its heads below: each in the first row with room. */
+function createLane(score, color, x, y, width) {
+  const attributes = { x: 4, y: y + 4, class: "lane", style: `fill: ${color}` };
+  const name = el("svg:text", attributes, scoreLabel(score));
+  const rowEnds = []; // right end of the last name in each row
+  const ofScore = emergences.filter(emergence => emergence.score === score);
+  const marks = ofScore.map(emergence => {
+    const stemX = x(emergence.step);
+    const labelWidth = 14 + 7 * emergence.name.length;
+    const markX = Math.min(stemX, width - labelWidth);
+    const freeRow = rowEnds.findIndex(end => end < markX - 6);
+    const row = freeRow < 0 ? rowEnds.length : freeRow;
+    rowEnds[row] = markX + labelWidth;
+    return createMark(emergence, stemX, markX, y + NAME_HEIGHT + row * ROW_HEIGHT, color);
+  });
+  return { name, marks, height: NAME_HEIGHT + ROW_HEIGHT * rowEnds.length + 8 };
 }
 
 /** Say when a head emerged, and whether it was lost again. */

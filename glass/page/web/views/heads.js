@@ -3,8 +3,7 @@
  */
 
 import { $, el } from "../base/dom.js";
-import { formatCount, formatInCell, formatWithError } from "../base/format.js";
-import { headName } from "../base/labels.js";
+import { formatCount, formatInCell, formatWithError, headName } from "../base/format.js";
 import { SCORES, scoreLabel, term } from "../base/terms.js";
 import { valueLine } from "../base/tooltip.js";
 import { CellGrid } from "../charts/cell_grid.js";

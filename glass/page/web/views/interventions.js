@@ -1,8 +1,7 @@
 /** The interventions on the reader's text: heads that are ablated and tokens that are hidden. */
 
 import { $ } from "../base/dom.js";
-import { formatNumber } from "../base/format.js";
-import { headName } from "../base/labels.js";
+import { formatNumber, headName } from "../base/format.js";
 import { mean } from "../base/statistics.js";
 import { currentProbe, isOwnText, ownText, selection, wantsOwnText } from "../state/selection.js";
 import { headOfEvent, markAblatedHeads } from "./head_grid.js";

@@ -1,8 +1,7 @@
 /** The breakdown of a prediction by components of the model. */
 
-import { bdi, el, note } from "../base/dom.js";
-import { formatNumber, formatSigned, shortenToken } from "../base/format.js";
-import { headName, tokenName } from "../base/labels.js";
+import { bdi, el, note, tokenName } from "../base/dom.js";
+import { formatNumber, formatSigned, headName, shortenToken } from "../base/format.js";
 import { term } from "../base/terms.js";
 import { valueLine } from "../base/tooltip.js";
 import { barList, largestBars, sumOfValues } from "../charts/bars.js";

@@ -1,8 +1,7 @@
 /** The title of the large map and the sentences below it. */
 
 import { $, el, note } from "../base/dom.js";
-import { formatCount, formatWithError, pluralize } from "../base/format.js";
-import { headName } from "../base/labels.js";
+import { formatCount, formatWithError, headName, pluralize } from "../base/format.js";
 import { scoreLabel } from "../base/terms.js";
 import {
   EMERGENCE_MARK,

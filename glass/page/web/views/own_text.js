@@ -1,8 +1,7 @@
 /** The reader's own text: the model reads it as it is typed. It is one more probe for other views. */
 
 import { $ } from "../base/dom.js";
-import { describeTokens, formatCount } from "../base/format.js";
-import { headName } from "../base/labels.js";
+import { describeTokens, formatCount, headName } from "../base/format.js";
 import { ask, describeFailure, send } from "../client/client.js";
 import { findHidden, placesRead } from "../engine/decoding.js";
 import { Cells, MIN_CLEAR_EFFECT_NATS, Predictions } from "../state/cells.js";
@@ -90,12 +89,13 @@ async function readOnce(isWanted) {
   predictions.addRead(results, input.off, input.hidden);
   Object.assign(data.words, results.words);
   Object.assign(ownText, { ids, tokens, T: ids.length, allIds, places, attention, predictions });
-  if (!display.attention && wanted.pin === null)
+  if (!display.attention && wanted.pin === null) {
     wanted.pin = await findInductionToken(input, predictions);
+  }
   if (isWanted()) showOwnText(isEdited);
 }
 
-/** Return the strongest induction event of the selected head, whose effects this measures first. */
+/** Return the strongest induction token of the selected head, whose effects this measures first. */
 async function findInductionToken(input, predictions) {
   const { layer, head } = selection;
   const off = [...input.off, headName(layer, head)];

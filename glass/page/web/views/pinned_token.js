@@ -1,8 +1,7 @@
 /** One line about the pinned token: what the selected head attends to, and what is predicted. */
 
-import { $, el } from "../base/dom.js";
-import { formatProbability } from "../base/format.js";
-import { headName, tokenName } from "../base/labels.js";
+import { $, el, tokenName } from "../base/dom.js";
+import { formatProbability, headName } from "../base/format.js";
 import { data } from "../state/page_data.js";
 import { currentStep, display, selection } from "../state/selection.js";
 

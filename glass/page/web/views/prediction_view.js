@@ -1,8 +1,7 @@
 /** The prediction after the highlighted token, and the breakdown of the pinned one. */
 
-import { $, button, el, note } from "../base/dom.js";
+import { $, button, el, labelToken, note, tokenName } from "../base/dom.js";
 import { formatCount, formatNumber, formatProbability, formatSigned } from "../base/format.js";
-import { labelToken, tokenName } from "../base/labels.js";
 import { PREDICTED_TOKENS } from "../engine/logits.js";
 import { MIN_CLEAR_EFFECT_NATS } from "../state/cells.js";
 import { data } from "../state/page_data.js";
@@ -69,26 +68,12 @@ function drawExpected(predictions, i) {
  * k-th likeliest. With interventions, those whose probability changed most come first.
  */
 function createPredictions(predictions, i) {
-  const actual = predictions.tokens[i + 1];
-  const listed = predictions.predicted(i).map((prediction, k) => ({
-    ...prediction,
-    text: data.words[prediction.id],
-    target: k < PREDICTED_TOKENS ? k + 1 : null,
-  }));
-  // What target 0 stands for
-  let initial = listed[0];
-  if (actual !== undefined) {
-    initial = listed.find(({ text }) => text === actual.slice(0, MAX_WORD_LENGTH));
-    if (!initial) {
-      initial = { text: actual, ...predictions.following(i) };
-      listed.push(initial);
-    }
-    initial.target ??= 0;
-  }
+  const hasNext = i + 1 < predictions.T;
+  const { listed, initial } = listPredictions(predictions, i);
   if (predictions.was) listed.sort((a, b) => changeOf(b) - changeOf(a));
   const buttons = listed.map(prediction =>
     predictionButton(prediction, {
-      isActual: actual !== undefined && prediction === initial,
+      isActual: hasNext && prediction === initial,
       isTarget: selection.target ? selection.target === prediction.target : prediction === initial,
       pick: () => {
         selection.target = prediction.target;
@@ -99,6 +84,27 @@ function createPredictions(predictions, i) {
   if (!predictions.was) return [el("div", { className: "chances" }, ...buttons)];
   const caption = note("Probability without → with the interventions, the largest change first.");
   return [caption, el("div", { className: "chances changes" }, ...buttons)];
+}
+
+/**
+ * Return the likeliest next tokens after token i and the actual one, each with the target that it
+ * stands for (null: none), and the one that target 0 stands for.
+ */
+function listPredictions(predictions, i) {
+  const actual = predictions.tokens[i + 1];
+  const listed = predictions.predicted(i).map((prediction, k) => ({
+    ...prediction,
+    text: data.words[prediction.id],
+    target: k < PREDICTED_TOKENS ? k + 1 : null,
+  }));
+  if (actual === undefined) return { listed, initial: listed[0] };
+  let initial = listed.find(({ text }) => text === actual.slice(0, MAX_WORD_LENGTH));
+  if (!initial) {
+    initial = { text: actual, ...predictions.following(i) };
+    listed.push(initial);
+  }
+  initial.target ??= 0;
+  return { listed, initial };
 }
 
 const changeOf = ({ chance, was }) => Math.abs(chance - was);

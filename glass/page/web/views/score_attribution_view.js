@@ -1,8 +1,7 @@
 /** The explanation of the pinned cell: which components produced its attention score. */
 
-import { $, el, isNarrow, note } from "../base/dom.js";
-import { formatCount, formatSigned } from "../base/format.js";
-import { headName, labelToken } from "../base/labels.js";
+import { $, el, isNarrow, labelToken, note } from "../base/dom.js";
+import { formatCount, formatSigned, headName } from "../base/format.js";
 import { barList, largestBars, sumOfValues } from "../charts/bars.js";
 import { ask, describeFailure } from "../client/client.js";
 import { runnableSteps } from "../state/page_data.js";
@@ -21,34 +20,41 @@ let shownFor = "";
 /** Explain the attention score of the pinned cell, if the model can run in the page. */
 export async function explainPinnedCell() {
   const host = $("score-attribution");
-  const { pinnedCell, layer, head, averageHeads, showTokenEffect } = selection;
-  const canExplain = runnableSteps.length && currentProbe().ids.length;
-  host.hidden = !pinnedCell || averageHeads || showTokenEffect || !canExplain;
+  host.hidden = !canExplain();
   if (host.hidden) return;
   (isNarrow() ? $("zoom") : $("expected")).before(host); // beside the cell
-
-  const [i, j] = pinnedCell;
-  const obstacle = describeObstacle(i, j);
+  const obstacle = describeObstacle(...selection.pinnedCell);
   const requested = explainedCell();
-  if (obstacle || requested !== shownFor) host.replaceChildren(); // of another one
   if (obstacle) {
-    host.append(note(obstacle));
+    host.replaceChildren(note(obstacle));
     shownFor = "";
     return;
   }
-  const interventions = isOwnText() ? {} : { off: [], hidden: [] };
-  const input = { ids: currentProbe().ids, ...interventions };
-  let content = [];
-  try {
-    const terms = await ask({ request: "explainScore", ...input, layer, head, i, j });
-    if (!terms) return; // it was canceled
-    content = describeTerms(terms, i, j);
-  } catch (error) {
-    content = [note(describeFailure(error))];
-  }
-  if (explainedCell() !== requested) return;
+  if (requested !== shownFor) host.replaceChildren(); // of another one
+  const content = await requestExplanation();
+  if (!content || explainedCell() !== requested) return;
   shownFor = requested;
   host.replaceChildren(...content);
+}
+
+function canExplain() {
+  const { pinnedCell, averageHeads, showTokenEffect } = selection;
+  if (!pinnedCell || averageHeads || showTokenEffect) return false;
+  return runnableSteps.length > 0 && currentProbe().ids.length > 0;
+}
+
+/** Return the explanation, or why there is none, as nodes; undefined if the request was canceled. */
+async function requestExplanation() {
+  const { layer, head } = selection;
+  const [i, j] = selection.pinnedCell;
+  const interventions = isOwnText() ? {} : { off: [], hidden: [] };
+  const input = { ids: currentProbe().ids, ...interventions };
+  try {
+    const terms = await ask({ request: "explainScore", ...input, layer, head, i, j });
+    return terms && describeTerms(terms, i, j);
+  } catch (error) {
+    return [note(describeFailure(error))];
+  }
 }
 
 /** Return what the explanation depends on, to notice that another one is wanted meanwhile. */

@@ -1,8 +1,7 @@
 /** The tokens of the selected probe as running text, colored by the selected map. */
 
-import { $, el, note, scrollWithin } from "../base/dom.js";
+import { $, el, labelToken, note, scrollWithin } from "../base/dom.js";
 import { formatCount, formatNumber, makeVisible } from "../base/format.js";
-import { labelToken } from "../base/labels.js";
 import { addArrowKeys } from "../base/tooltip.js";
 import { data } from "../state/page_data.js";
 import {
@@ -43,27 +42,22 @@ export const textLength = () => spans.length;
 /** Fill the text with the tokens of the selected probe; nothing is pinned. */
 export function fillText() {
   const host = $("text");
-  const { tokens } = currentProbe();
   const focused = spans.indexOf(document.activeElement);
-  Object.assign(selection, {
-    token: null,
-    pinned: null,
-    pinnedCell: null,
-    isTokenChosen: false,
-  });
-  spans = tokens.map(createToken);
+  Object.assign(selection, { token: null, pinned: null, pinnedCell: null, isTokenChosen: false });
   shownProbe = currentProbe();
+  spans = shownProbe.tokens.map(createToken);
   host.classList.toggle("own", isOwnText());
-  host.replaceChildren(
-    ...spans.flatMap((span, i) => {
-      if (isOwnText()) return tokens[i].includes("\n") ? [span, el("br")] : [span];
-      return breakAfter(span);
-    }),
-  );
+  host.replaceChildren(...spans.flatMap(isOwnText() ? breakLine : breakAfter));
   spans[data.promptTokens]?.before(el("span", { className: "border" }, "▏generated from here on▕"));
   host.onpointerleave = () => highlightToken(null);
   const reached = focused < 0 ? spans.length - 1 : Math.min(focused, spans.length - 1);
-  addArrowKeys(host, spans, { current: reached });
+  addKeyboard(host, reached);
+  if (focused >= 0) spans[reached]?.focus({ preventScroll: true });
+}
+
+/** Let keys move over the tokens, and pin and unpin them; `current` is in the tab order at first. */
+function addKeyboard(host, current) {
+  addArrowKeys(host, spans, { current });
   const moveWithArrows = host.onkeydown;
   host.onkeydown = event => {
     if (event.key === "Enter" || event.key === " ") {
@@ -74,8 +68,10 @@ export function fillText() {
       highlightToken(null);
     } else if (event.key !== "ArrowUp" && event.key !== "ArrowDown") moveWithArrows(event);
   };
-  if (focused >= 0) spans[reached]?.focus({ preventScroll: true });
 }
+
+/** Return a token's element, and a line break after it if the token has one. */
+const breakLine = (span, i) => (shownProbe.tokens[i].includes("\n") ? [span, el("br")] : [span]);
 
 function createToken(text, i) {
   const properties = {

@@ -1,8 +1,7 @@
 /** Token effects, described and outlined. */
 
-import { el } from "../base/dom.js";
+import { el, labelToken } from "../base/dom.js";
 import { formatCount, formatSigned } from "../base/format.js";
-import { labelToken } from "../base/labels.js";
 import { valueLine } from "../base/tooltip.js";
 import { resolveColor } from "../charts/colors.js";
 import { MIN_CLEAR_EFFECT_NATS } from "../state/cells.js";
