@@ -76,7 +76,8 @@ BY_NAME = {figure.name: figure for figure in FIGURES}
 
 def describe_figure(name: str) -> Figure:
     """Return the description of a figure; that of a task's or a head's measure is its name."""
-    heading, is_time = name.removeprefix("task/"), name.startswith("emerged/")
+    heading = name.removeprefix("task/")
+    is_time = name.startswith("emerged/")
     return BY_NAME.get(name) or Figure(name, heading, heading, is_large=is_time)
 
 
@@ -99,21 +100,26 @@ def compute_figures(run_dir: Path, config: Config | None, rows: list[dict]) -> d
     figures |= _best_of_heads(last_snapshot, "emerged", min)
     figures |= _best_of_heads(last_snapshot, "heads", max)
     for score in SCORES_WITH_TIMING:
-        if f"emerged/{score}" in figures and figures.get("step") and "tokens" in figures:
+        has_emerged = f"emerged/{score}" in figures
+        if has_emerged and figures.get("step") and "tokens" in figures:
             tokens_per_step = figures["tokens"] / figures["step"]
             figures[f"tokens_at_emergence/{score}"] = figures[f"emerged/{score}"] * tokens_per_step
     return figures
 
 
 def _progress(rows: list[dict]) -> dict[str, float]:
-    best, last = best_row(rows) or {}, rows[-1] if rows else {}
-    figures = {key: best[key] for key in ("val/loss", "val/bits_per_byte") if key in best}
-    if best:
+    """Return the losses of the best step, the last evaluation's metrics, length and speed."""
+    figures = {}
+    if best := best_row(rows):
+        figures = {key: best[key] for key in ("val/loss", "val/bits_per_byte") if key in best}
         figures["best_step"] = best["step"]
-    figures |= {key: last[key] for key in ("step", "tokens", "train_seconds") if key in last}
+    if rows:
+        last = rows[-1]
+        figures |= {key: last[key] for key in ("step", "tokens", "train_seconds") if key in last}
     evaluated: dict = next((row for row in reversed(rows) if "val/loss" in row), {})
-    names = [key for key in evaluated if key.startswith(("task/", "val/in_context"))]
-    figures |= {name: evaluated[name] for name in names if not name.endswith("_se")}
+    for name, value in evaluated.items():
+        if name.startswith(("task/", "val/in_context")) and not name.endswith("_se"):
+            figures[name] = value
     if figures.get("train_seconds") and "tokens" in figures:
         figures["tokens_per_second"] = figures["tokens"] / figures["train_seconds"]
     return figures

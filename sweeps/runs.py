@@ -141,7 +141,7 @@ def read_sweep(folder: Path) -> list[Run]:
     they have the same values of all settings, however typed.
     """
     runs = _read_jobs(folder)
-    keys = _find_differing_settings([run.record for run in runs])
+    keys = _find_swept_settings([run.record for run in runs])
     shown = [run.record.shown_settings for run in runs]
     return [
         replace(run, settings={key: settings.get(key, "") for key in keys})
@@ -163,7 +163,7 @@ def _read_jobs(folder: Path) -> list[Run]:
     return list(furthest.values())
 
 
-def _find_differing_settings(records: Sequence[JobRecord]) -> list[str]:
+def _find_swept_settings(records: Sequence[JobRecord]) -> list[str]:
     """Return the keys of the typed settings, and of steps and texts, that differ between jobs."""
     shown = [record.shown_settings for record in records]
     typed = dict.fromkeys(key for record in records for key in record.typed)

@@ -17,7 +17,7 @@ from pages import (
 )
 
 from sweeps import page as sweep_page
-from sweeps.__main__ import read_comparison
+from sweeps.comparison import read_comparison
 from sweeps.ranking import Ranking
 from sweeps.runs import read_sweep
 
