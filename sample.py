@@ -322,7 +322,6 @@ def _write_attention(
     from glass.heads.measure.analysis import analyze
     from glass.heads.measure.capture import float16_weights
     from glass.heads.say.findings import summarize
-    from glass.heads.say.metrics import flatten
     from glass.page.embedded_model import EmbeddedModel
     from glass.page.pack import PackedWeights, pack_weights
     from glass.page.write import write_prompt_page
@@ -330,13 +329,13 @@ def _write_attention(
     path = expand_home("attention", file)
     path.parent.mkdir(parents=True, exist_ok=True)
     analysis = analyze(model, tokenizer, tokens, print_stderr)
-    findings = summarize(analysis)
+    findings = summarize(analysis.row)
 
     def weights() -> PackedWeights | None:
         return pack_weights({name: t.numpy() for name, t in float16_weights(model).items()})
 
     embedded = EmbeddedModel(model.config, tokenizer.to_json(), {0: weights})
-    write_prompt_page(path, facts, analysis.arrays, embedded, flatten(analysis), findings)
+    write_prompt_page(path, facts, analysis.arrays, embedded, analysis.row, findings)
     for finding in findings:
         print_stderr(f"finding  {finding.headline}")
     print_stderr(f"page     {path.absolute().as_uri()}")

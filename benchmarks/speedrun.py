@@ -37,6 +37,7 @@ from benchmarks.harness import (
 )
 from data.tokens import prepare
 from interop import read_starting_model
+from run.row import Row
 from run.run_dir import RunDir
 
 # nanoGPT's published losses with these recipes; the first on the whole validation split.
@@ -89,7 +90,7 @@ def train(experiment: str, seed: int, settings: list[str], targets: list[str]) -
     return TrainedRun(last["val/loss"], last["train_seconds"], seconds_to)
 
 
-def seconds_to_loss(loss: float, rows: list[dict[str, float]]) -> float | None:
+def seconds_to_loss(loss: float, rows: list[Row]) -> float | None:
     """Return the training time until the first evaluation of at most this loss."""
     for row in rows:
         if row.get("val/loss", math.inf) <= loss:

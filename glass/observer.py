@@ -15,18 +15,13 @@ from glass.heads.measure.capture import in_float32, save_snapshot, save_weights
 from glass.heads.measure.snapshot import ABLATION_TOKENS, Snapshots
 from glass.heads.measure.stored_weights import prune_stored_weights
 from glass.heads.say.attention_grid import draw_attention_grid
-from glass.heads.say.findings import summarize_run
-from glass.heads.say.metrics import (
-    composition_table,
-    flatten,
-    head_table,
-    highest_scores,
-    read_latest,
-)
+from glass.heads.say.findings import summarize
+from glass.heads.say.tables import composition_table, head_table, highest_scores
 from glass.page.write import write_page
 from kernels import exact_float32
 from model import GPT
 from run.losses import best_row
+from run.row import Row, last_scored_row
 from run.run_dir import RunDir
 from training.evaluate import Windows
 from training.flops import memory_metrics, tokens_until
@@ -39,7 +34,7 @@ from training.stopwatch import Stopwatch
 class Snapshot(NamedTuple):
     """The results of a snapshot that are written with the metrics of its step."""
 
-    metrics: dict[str, float]
+    row: Row
     sample: str | None  # a generated text; None at snapshots without an attention grid
 
 
@@ -96,7 +91,7 @@ class Observer:
         moved. It may be interrupted anywhere and done again.
         """
         self.clock.switch("attention")
-        model, previous = in_float32(model), read_latest(self.record.rows)
+        model, previous = in_float32(model), last_scored_row(self.record.rows)
         is_regular = is_snapshot_due(step, self.config)
         if not is_regular and not self.snapshots.has_changed(model, previous):
             return None
@@ -105,13 +100,12 @@ class Observer:
         self.record.progress_bar.show_activity(activity)
         wandb, sample = self.record.wandb, None
         with exact_float32():
-            measurements, arrays = self.snapshots.measure(model, step, previous)
-            metrics = flatten(measurements)
+            row, arrays = self.snapshots.measure(model, step, previous)
             if has_grid:
                 self._draw_grid(step, arrays["text"])
-            wandb.log_table("attention/head_scores", *head_table(metrics))
-            wandb.log_table("attention/composition", *composition_table(measurements))
-            wandb.log(highest_scores(metrics))
+            wandb.log_table("attention/head_scores", *head_table(row))
+            wandb.log_table("attention/composition", *composition_table(row))
+            wandb.log(highest_scores(row))
             folder = self.snapshots.run.snapshots
             with self.record.tolerate_errors(f"saving a snapshot in {folder}"):
                 path = self.snapshots.run.snapshot(step, ".npz")
@@ -120,12 +114,11 @@ class Observer:
                 save_weights(self.snapshots.run.snapshot(step, ".safetensors"), step, model)
                 best = best_row(self.record.rows)
                 best_step = best["step"] if best else None
-                emerged = measurements.emergence.emerged
-                prune_stored_weights(self.snapshots.run, emerged, best_step)
+                prune_stored_weights(self.snapshots.run, row.columns("emerged"), best_step)
             if has_grid:
                 with self.record.tolerate_errors("generating a sample text"):
                     sample = self.snapshots.sample(model)
-        return Snapshot(metrics, sample)
+        return Snapshot(row, sample)
 
     def _draw_grid(self, step: int, maps: np.ndarray) -> None:
         tokens, groups = self.snapshots.probes.text_tokens, self.config.model.kv_heads
@@ -140,7 +133,7 @@ class Observer:
     def write(self, step: int, row: dict[str, float], snapshot: Snapshot | None) -> None:
         """Write the metrics of a step, if there are any; redraw the page at regular snapshots."""
         if snapshot:
-            row = row | snapshot.metrics
+            row = row | snapshot.row
             if snapshot.sample is not None:
                 self.record.write_sample(step, snapshot.sample)
         if row:
@@ -159,7 +152,7 @@ class Observer:
                 self.record.log(f"page     {page.absolute().as_uri()}")
                 self.record.log("         (open it in a browser; it updates itself)")
             self.record.progress_bar.show_activity("drawing the page")
-            findings = [str(finding) for finding in summarize_run(self.record.rows)]
+            findings = [str(finding) for finding in summarize(*self.record.rows)]
             write_page(self.run_dir)
 
             is_last = step == self.config.max_steps  # this page contains all earlier snapshots
@@ -179,5 +172,5 @@ class Observer:
         self.clock.switch(None)
         record, findings = self.record, []
         with record.tolerate_errors("summarizing the findings"):
-            findings = [finding.headline for finding in summarize_run(record.rows)]
+            findings = [finding.headline for finding in summarize(*record.rows)]
         print_summary(record.console, self.run_dir, record.rows, findings, self.clock.seconds)

@@ -8,17 +8,17 @@ import numpy as np
 from common.errors import UserError, not_one_of
 from common.text import VISIBLE_SPACES, pluralize
 from data.tokenizer import Tokenizer
-from glass.heads.measure import analysis
 from glass.heads.measure.ablation import measure_token_effects
+from glass.heads.measure.analysis import encode_end, measure_in_stages
 from glass.heads.measure.arguments import Heads, Positions, Text, read_ids, read_predicted
 from glass.heads.measure.capture import capture, in_float32
 from glass.heads.measure.interventions import read_interventions
 from glass.heads.measure.patching import Contrast
 from glass.heads.measure.probes import spell_tokens
-from glass.heads.measure.results import Measurements
 from glass.heads.measure.text_pass import TextPass, max_tokens, to_float32
 from glass.labeled import Labeled
 from model import GPT
+from run.row import Row
 from training.device import default_settings
 
 KINDS = ("component", "residual")  # of patches
@@ -152,18 +152,22 @@ class Opened:
         return Labeled(name, (differences - lowest) / (highest - lowest), axes)
 
     @default_settings()
-    def measure_heads(self, text: Text, log: Callable[[str], None] = print) -> Measurements:
-        """Measure the scores of every head on random tokens, as frequent as predicted here.
+    def measure_heads(self, text: Text, log: Callable[[str], None] = print) -> Row:
+        """Measure every head on random tokens, as frequent as predicted here.
 
+        The measurements have the names of metrics.jsonl, such as `heads/induction/L1H3`, and
         `glass.heads.say.findings.summarize` states what they show.
         """
-        model, ids = in_float32(self.model), self._encode(text)
-        stages = analysis.measure_heads(model, self.tokenizer, capture(model, np.array([ids])))
-        return analysis.call_with_lines(stages, log)
+        model = in_float32(self.model)
+        text_pass = capture(model, np.array([self._encode(text)]))
+        row = Row()
+        for stage in measure_in_stages(row, model, self.tokenizer, text_pass):
+            log(f"attention: {stage}")
+        return row
 
     def _encode(self, text: Text, name: str = "text") -> list[int]:
         limit = max_tokens(self.model.config)
-        return analysis.encode_end(self.model, self.tokenizer, text, limit, name)
+        return encode_end(self.model, self.tokenizer, text, limit, name)
 
     def _read(self, text: Text, off: Heads, hidden: Positions, name: str = "text") -> TextPass:
         """Run the model on a text anew, because its weights may have changed."""

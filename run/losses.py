@@ -1,10 +1,9 @@
 """Judge the losses in the rows of a run: the best one, overfitting, and a warning."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from math import inf, isfinite, nan
 from statistics import fmean
-from typing import Any
 
 # Overfitting is reported if the validation loss has risen by more than each of these.
 MIN_RISE_NATS = 0.01
@@ -75,13 +74,3 @@ def loss_warning(rows: Sequence[dict]) -> str:
             f"step 0, and at best {best['val/loss']:.4f} afterwards"
         )
     return ""
-
-
-def is_scored(row: Mapping[str, Any]) -> bool:
-    """Return whether a row is of a snapshot, with scores of heads."""
-    return any(key.startswith("heads/") for key in row)
-
-
-def snapshot_steps(rows: Sequence[dict]) -> list[int]:
-    """Return the steps of the snapshots."""
-    return [row["step"] for row in rows if is_scored(row)]

@@ -35,6 +35,7 @@ from run.checkpoints import (
     verify_checkpoint,
 )
 from run.config_file import read_config
+from run.row import Row
 
 Result = TypeVar("Result")
 Log = Callable[[str], object]
@@ -103,11 +104,11 @@ class RunDir:
             return None
         return _read_config(self.config_file, self.config_file.stat().st_mtime_ns)
 
-    def rows(self, log: Log | None = None) -> list[dict]:
+    def rows(self, log: Log | None = None) -> list[Row]:
         """Read the rows of metrics.jsonl; see `read_rows`."""
         return read_rows(self.metrics_file, log)
 
-    def samples(self) -> list[dict]:
+    def samples(self) -> list[Row]:
         """Read the texts of samples.jsonl with their steps; see `read_rows`."""
         return read_rows(self.samples_file)
 
@@ -257,7 +258,7 @@ def _read_config(path: Path, modified_ns: int) -> Config:
     return read_config(path)
 
 
-def read_rows(path: Path, log: Log | None = None) -> list[dict]:
+def read_rows(path: Path, log: Log | None = None) -> list[Row]:
     """Read the rows of a metrics or samples file in order; none if it does not exist.
 
     A line that is not a row with a step, as after a power loss, is skipped with a note to `log`.
@@ -268,7 +269,7 @@ def read_rows(path: Path, log: Log | None = None) -> list[dict]:
         with suppress(ValueError):
             row = json.loads(line)
             if isinstance(row, dict) and isinstance(row.get("step"), int):
-                rows.append(row)
+                rows.append(Row(row))
     if log and len(rows) < len(lines):
         log(f"note: skipped {pluralize(len(lines) - len(rows), 'invalid line')} of {path}")
     return rows

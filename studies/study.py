@@ -31,6 +31,7 @@ from common.statistics import (
 from common.terminal import Terminal, print_stderr, printer, run_main, tolerate_errors
 from common.text import format_with_error, pluralize
 from config import Config
+from run.row import Row
 from run.run_dir import RunDir
 
 START, END = "start", "end"
@@ -47,7 +48,7 @@ MARGIN = 90
 COLORS = ("#2f6db3", "#c8502f", "#2f8a57", "#8455ac")  # of the arms
 USAGE = "python -m studies.NAME FOLDER"
 
-Arms = dict[str, dict[int, list[dict]]]  # for each arm the rows of metrics.jsonl by seed
+Arms = dict[str, dict[int, list[Row]]]  # for each arm the rows of metrics.jsonl by seed
 
 
 class Event(NamedTuple):
@@ -144,7 +145,7 @@ class Results:
         """Return a quantity by the seeds of the runs in which it was measured."""
         values = {}
         for seed, rows in self.arms[quantity.arm].items():
-            row = rows[0 if quantity.at == START else -1]
+            row: dict = rows[0 if quantity.at == START else -1]
             if quantity.at in self.study.events:
                 row = self.study.events[quantity.at].find(rows)
             if quantity.metric in row:

@@ -3,7 +3,7 @@
 Does not import torch.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from math import prod
@@ -13,9 +13,9 @@ from safetensors import safe_open
 
 from common.text import format_fixed, format_magnitude, format_with_error
 from config import MIN_BF16_DECODING_WIDTH, Config
-from glass.heads.say.metrics import read_head_values
 from run.checkpoints import MODEL_FILE
-from run.losses import best_row, is_scored
+from run.losses import best_row
+from run.row import Row, last_scored_row
 from run.run_dir import RunDir
 
 SCORES_WITH_TIMING = ("previous_token", "induction")  # the heads that in-context copying needs
@@ -81,7 +81,7 @@ def describe_figure(name: str) -> Figure:
     return BY_NAME.get(name) or Figure(name, heading, heading, is_large=is_time)
 
 
-def compute_figures(run_dir: Path, config: Config | None, rows: list[dict]) -> dict[str, float]:
+def compute_figures(run_dir: Path, config: Config | None, rows: Sequence[Row]) -> dict[str, float]:
     """Compute the figures of a run that sweep.csv has as columns, as far as they were measured.
 
     These are, by the names of metrics.jsonl: the losses of the best step, size, training speed,
@@ -89,7 +89,7 @@ def compute_figures(run_dir: Path, config: Config | None, rows: list[dict]) -> d
     of a task; for each score the first emergence (`emerged/induction`), the tokens at that step,
     and the highest last score (`heads/induction`).
     """
-    last_snapshot: dict = next(filter(is_scored, reversed(rows)), {})
+    last_snapshot = last_scored_row(rows)
     figures = _progress(rows)
     if parameters := _count_parameters(RunDir(run_dir)):
         figures["parameters"] = parameters
@@ -107,7 +107,7 @@ def compute_figures(run_dir: Path, config: Config | None, rows: list[dict]) -> d
     return figures
 
 
-def _progress(rows: list[dict]) -> dict[str, float]:
+def _progress(rows: Sequence[Row]) -> dict[str, float]:
     """Return the losses of the best step, the last evaluation's metrics, length and speed."""
     figures = {}
     if best := best_row(rows):
@@ -125,10 +125,9 @@ def _progress(rows: list[dict]) -> dict[str, float]:
     return figures
 
 
-def _best_of_heads(row: dict, group: str, choose: Callable[..., float]) -> dict[str, float]:
+def _best_of_heads(row: Row, group: str, choose: Callable[..., float]) -> dict[str, float]:
     return {
-        f"{group}/{score}": choose(values.values())
-        for score, values in read_head_values(row, group).items()
+        f"{group}/{score}": choose(values.values()) for score, values in row.scores(group).items()
     }
 
 

@@ -8,9 +8,9 @@ from urllib.parse import quote
 
 from common.files import exists
 from common.terminal import print_stderr, tolerate_errors
-from glass.heads.say.metrics import read_head_values
 from glass.page.html import write_html
 from glass.page.values import finite_number, metric_curve
+from run.row import Row
 from run.run_dir import RunDir
 from sweeps.figures import BY_NAME, describe_figure
 from sweeps.ranking import Ranking, Variant, name_settings, reproduce_command
@@ -115,10 +115,10 @@ def _relative_url(folder: Path, page: Path) -> str:
     return quote(os.fsencode(Path(os.path.relpath(page, folder)).as_posix()))
 
 
-def _scores_of_row(row: dict) -> dict[str, float]:
+def _scores_of_row(row: Row) -> dict[str, float]:
     """Return one value per score: of the strongest head, or the mean over the heads."""
     values = {}
-    for score, by_head in read_head_values(row, "heads").items():
+    for score, by_head in row.scores().items():
         combine = fmean if score in AVERAGED_SCORES else max
         values[score] = combine(by_head.values())
     return values

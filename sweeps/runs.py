@@ -10,6 +10,7 @@ from common.errors import UserError
 from common.files import atomic_write, exists, is_folder, list_folder, read_json_object
 from common.terminal import error_sentence, explain_error
 from config import Config
+from run.row import Row
 from run.run_dir import SWEEP_FILE, RunDir
 from sweeps.figures import compute_figures
 
@@ -61,7 +62,7 @@ class Run:
     settings: dict[str, str]
     record: JobRecord  # of a sweep; empty for other runs
     config: Config | None  # resolved; None before it trained
-    rows: list[dict]  # rows of metrics.jsonl
+    rows: list[Row]  # rows of metrics.jsonl
     status: str  # finished, failed (in its last attempt), or unfinished (stopped or still running)
     failure: str  # why its last attempt failed or was refused, in one line; "" if neither
 

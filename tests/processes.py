@@ -30,6 +30,7 @@ from conftest import ROOT, TINY
 from hydra.core.global_hydra import GlobalHydra
 from safetensors.numpy import load_file
 
+from run.row import Row
 from run.run_dir import parse_step
 
 # Prefixes of the metrics that depend on time and on the rest of the process.
@@ -267,9 +268,10 @@ def pointer(run: Path, name: str) -> int:
     return parse_step((run / "checkpoints" / name).read_text().strip())
 
 
-def rows(run: str | Path) -> list[dict]:
+def rows(run: str | Path) -> list[Row]:
     """Return the rows of a run's metrics.jsonl."""
-    return [json.loads(line) for line in (Path(run) / "metrics.jsonl").read_text().splitlines()]
+    lines = (Path(run) / "metrics.jsonl").read_text().splitlines()
+    return [Row(json.loads(line)) for line in lines]
 
 
 def rows_without_times(run: str | Path) -> list[dict]:

@@ -8,7 +8,7 @@ import re
 import shlex
 import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import cache
 from pathlib import Path
@@ -29,6 +29,7 @@ from common.text import format_minutes, format_speed, format_with_error
 from config import ResolvedConfig
 from run.config_file import config_yaml
 from run.losses import best_row, loss_warning
+from run.row import Row
 from run.run_dir import RunDir, parse_step, read_rows
 from training.wandb_record import WandbRecord
 
@@ -172,7 +173,7 @@ class Record:
 
         Values that are not finite are left out, because JSON has none.
         """
-        row = {key: value for key, value in row.items() if math.isfinite(value)}
+        row = Row({key: value for key, value in row.items() if math.isfinite(value)})
         self.rows.append(row)
         self._append(self.run.metrics_file, row)
         self.wandb.log({key: value for key, value in row.items() if not PER_HEAD.search(key)})
@@ -198,7 +199,7 @@ class Record:
         return tolerate_errors(activity, self.note)
 
 
-def truncate_rows(path: Path, step: int, log: Callable[[str], None]) -> list[dict]:
+def truncate_rows(path: Path, step: int, log: Callable[[str], None]) -> list[Row]:
     """Keep only the rows of a file up to `step`, and return them.
 
     The previous file is kept beside it, as `<name>.before`.
@@ -235,7 +236,7 @@ def describe_task(metrics: dict[str, float]) -> list[str]:
 def print_summary(
     console: Terminal,
     run_dir: Path,
-    rows: list[dict],
+    rows: Sequence[dict],
     findings: list[str],
     seconds: dict[str, float],
 ) -> None:
@@ -259,7 +260,7 @@ def print_summary(
     print_line(f"         python sample.py run_dir={folder}")
 
 
-def summarize_losses(rows: list[dict]) -> list[str]:
+def summarize_losses(rows: Sequence[dict]) -> list[str]:
     """Return lines with the best validation loss, a warning, and the last metrics of a task."""
     best = best_row(rows)
     if best is None:

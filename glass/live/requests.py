@@ -16,8 +16,8 @@ from common.errors import UserError
 from data.tokenizer import encode_prompt
 from generation.decoder import cut, window_start
 from generation.sampling import Sampling, draw_tokens
-from glass.heads.measure import analysis
 from glass.heads.measure.ablation import iterate_token_effects
+from glass.heads.measure.analysis import measure_in_stages
 from glass.heads.measure.capture import capture, in_float32
 from glass.heads.measure.interventions import Interventions
 from glass.heads.measure.logit_attribution import (
@@ -26,15 +26,14 @@ from glass.heads.measure.logit_attribution import (
     find_promoted_tokens,
 )
 from glass.heads.measure.patching import Contrast, Patching
-from glass.heads.measure.results import Head
 from glass.heads.measure.score_attribution import ScoreTerm, attribute_score
 from glass.heads.measure.text_pass import TextPass, max_tokens, to_float32
 from glass.heads.say.findings import summarize
-from glass.heads.say.metrics import flatten
 from glass.live.parameters import Parameters
 from glass.live.session import Session
 from glass.page.describe import describe_scores
 from kernels import in_float32_or_finer
+from run.row import Head, Row
 
 Parts = Iterator[dict[str, Any]]
 
@@ -244,9 +243,9 @@ def measure_heads(session: Session, parameters: Parameters, text_pass: TextPass)
     """Measure the scores of all heads for the page; yield the name of each of the two stages."""
     model = in_float32(session.model)
     text = capture(model, np.array([parameters.ids]))
-    measurements = yield from analysis.measure_heads(model, session.tokenizer, text)
-    findings = summarize(measurements)
-    session.scores = describe_scores(session.step, flatten(measurements), findings)
+    row = Row()
+    yield from measure_in_stages(row, model, session.tokenizer, text)
+    session.scores = describe_scores(session.step, row, summarize(row))
 
 
 TOKENIZER_REQUESTS: dict[str, Callable[[Session, Parameters], Any]] = {

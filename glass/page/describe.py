@@ -5,11 +5,12 @@ from dataclasses import asdict
 from typing import Any
 
 from config import GPTConfig
-from glass.heads.say.findings import Finding, format_emergence, summarize_run
-from glass.heads.say.metrics import SNAPSHOT_PREFIXES, read_emergence
+from glass.heads.say.findings import Finding, format_emergence, summarize
 from glass.page.values import finite_number, thin
-from run.losses import is_scored, snapshot_steps
+from run.row import Row, last_scored_row, scored_rows
 
+# The metrics of snapshots that the page has: all but the heads of circuits.
+SNAPSHOT_PREFIXES = ("heads/", "emerged/", "lost/", "composition/", "probe/", "faithfulness")
 MAX_SCORED_STEPS = 200  # steps of which the page has the scores of every head
 
 
@@ -24,12 +25,12 @@ def describe_model(config: GPTConfig | None) -> dict[str, Any]:
     }
 
 
-def describe_run_scores(rows: list[dict]) -> dict[str, Any]:
+def describe_run_scores(rows: Sequence[Row]) -> dict[str, Any]:
     """Describe the scores of every head at every snapshot of a run, and what they show."""
     return {
         "emergenceIntervals": _emergence_intervals(rows),
         "scored": _head_metrics(rows),
-        "findings": [finding._asdict() for finding in summarize_run(rows)],
+        "findings": [finding._asdict() for finding in summarize(*rows)],
     }
 
 
@@ -40,19 +41,19 @@ def describe_scores(
     row = {key: value for key, value in metrics.items() if not key.startswith("emerged/")}
     return {
         "emergenceIntervals": {},
-        "scored": _head_metrics([{**row, "step": step}]),
+        "scored": _head_metrics([Row(row, step=step)]),
         "findings": [finding._asdict() for finding in findings],
     }
 
 
-def read_scores(rows: list[dict]) -> dict[str, Any] | None:
+def read_scores(rows: Sequence[Row]) -> dict[str, Any] | None:
     """Describe the latest scores in rows of a run's metrics.jsonl; None without any."""
-    row = next(filter(is_scored, reversed(rows)), None)
-    return None if row is None else describe_scores(row["step"], row, summarize_run(rows))
+    row = last_scored_row(rows)
+    return describe_scores(row["step"], row, summarize(*rows)) if row else None
 
 
-def _head_metrics(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    scored = thin([row for row in rows if is_scored(row)], MAX_SCORED_STEPS)
+def _head_metrics(rows: Sequence[Row]) -> dict[str, Any]:
+    scored = thin(scored_rows(rows), MAX_SCORED_STEPS)
     keys = dict.fromkeys(key for row in scored for key in row if key.startswith(SNAPSHOT_PREFIXES))
     return {
         "steps": [row["step"] for row in scored],
@@ -60,11 +61,10 @@ def _head_metrics(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _emergence_intervals(rows: Sequence[dict]) -> dict[str, str]:
-    snapshots = snapshot_steps(rows)
-    latest: dict = next((row for row in reversed(rows) if is_scored(row)), {})
+def _emergence_intervals(rows: Sequence[Row]) -> dict[str, str]:
+    steps = [row["step"] for row in scored_rows(rows)]
+    latest = last_scored_row(rows)
     return {
-        f"emerged/{score}/{head}": format_emergence(step, snapshots)
-        for score, emerged in read_emergence(latest).items()
-        for head, step in emerged.items()
+        f"emerged/{place}": format_emergence(latest[f"emerged/{place}"], steps)
+        for place in latest.places("emerged")
     }

@@ -12,8 +12,8 @@ from common.files import read_json_object
 from config import GPTConfig
 from generation.known_settings import find_unknown_setting
 from glass.heads.measure.stored_weights import order_by_importance
-from glass.heads.say.metrics import read_emergence
 from glass.page.pack import Blobs, PackedWeights, pack_weights, to_base64
+from run.row import Head
 from run.run_dir import RunDir
 from training.tensors import read_weights, tensor_shapes
 
@@ -44,11 +44,12 @@ class EmbeddedModel(NamedTuple):
 
 
 def find_embedded_model(
-    run: RunDir, latest: dict[str, float], opening_step: int | None = None
+    run: RunDir, emerged: Mapping[str, Mapping[Head, int]], opening_step: int | None = None
 ) -> EmbeddedModel | None:
     """Return a run's model with its stored weights; None if it cannot be read.
 
-    `latest` has the steps of emergence. The page opens on `opening_step`, or on the last step.
+    `emerged` has the steps of emergence by score and head. The page opens on `opening_step`, or on
+    the last step.
     """
     try:
         settings = run.config
@@ -60,7 +61,7 @@ def find_embedded_model(
     paths = run.snapshot_files(".safetensors")
     weights = {
         step: partial(_pack_file, paths[step], paths[step].stat().st_mtime_ns)
-        for step in order_by_importance([*paths], read_emergence(latest), opening_step)
+        for step in order_by_importance([*paths], emerged, opening_step)
     }
     return EmbeddedModel(GPTConfig.from_settings(settings.model), tokenizer, weights)
 

@@ -18,6 +18,7 @@ from glass.page.pack import Blobs
 from glass.page.snapshots import Snapshot, list_snapshots
 from glass.page.values import MAX_TITLE_LENGTH, clip_text, finite_number, metric_curve
 from run.losses import best_row, loss_warning, overfitting
+from run.row import Row
 from run.run_dir import RunDir
 
 MAX_PAGE_BYTES = 24_500_000
@@ -48,7 +49,9 @@ def write_page(run_dir: Path) -> Path:
     """Write report.html of a run from what its folder holds so far, and return its path."""
     run = RunDir(Path(run_dir))
     rows, config = run.rows(), run.config
-    latest = {key: value for row in rows for key, value in row.items()}
+    latest = Row()
+    for row in rows:
+        latest |= row
     best = best_row(rows)
     opening_step = best["step"] if best and overfitting(rows) else None
     settings = iterate_settings(config) if config else ()
@@ -67,12 +70,12 @@ def write_page(run_dir: Path) -> Path:
         "config": [[name, format_value(value)] for name, _, value in settings],
         **describe_run_scores(rows),
     }
-    model = find_embedded_model(run, latest, opening_step)
+    model = find_embedded_model(run, latest.columns("emerged"), opening_step)
     snapshots = list_snapshots(run)
     return _write_with_attention(run.page, content, snapshots, model)
 
 
-def _describe_training(rows: list[dict], latest: Mapping[str, Any]) -> dict[str, Any]:
+def _describe_training(rows: Sequence[Row], latest: Mapping[str, Any]) -> dict[str, Any]:
     """Describe the curves of a run, its speed, and where its time went."""
     task_metrics = [key for key in latest if key.startswith("task/")]
     # Of one row: another machine, on which an earlier part of the run ran, has other figures.
@@ -97,7 +100,7 @@ def write_prompt_page(
 ) -> Path:
     """Write the page of the attention over one text, and return its path.
 
-    `arrays`, `metrics` and `findings` are those of an `Analysis`. The page runs the model if it is
+    `arrays` and `metrics` are those of an `Analysis`. The page runs the model if it is
     small enough. `facts` hold the `title`, and either the number of `promptTokens`, after which the
     model generated the text, and the `tokenCount` of the whole text, or the `losses` of a scored
     text.

@@ -28,7 +28,7 @@ from training.world import Stopped, World
 pytestmark = pytest.mark.slow
 ERRORS = [TypeError("a type"), MemoryError(), KeyError("key"), OSError("no number")]
 PLACES = [  # a run reaches each of these although the ones before fail
-    [(observer, "draw_attention_grid"), (observer, "save_weights"), (observer, "summarize_run")],
+    [(observer, "draw_attention_grid"), (observer, "save_weights"), (observer, "summarize")],
     [(wandb, "Image"), (glass.page.write, "find_embedded_model")],
 ]
 
@@ -69,7 +69,7 @@ def test_a_signal_interrupts_a_snapshot_and_it_is_recorded_once(
     )
     text = SimpleNamespace(train=ids, val=ids[:500], tokenizer=tokenizer, task=None)
     clock = Stopwatch(lambda: None, {})
-    monkeypatch.setattr("glass.observer.summarize_run", lambda rows: ["a < b"])
+    monkeypatch.setattr("glass.observer.summarize", lambda *rows: ["a < b"])
 
     def stop(*_):
         os.kill(os.getpid(), signal.SIGTERM)

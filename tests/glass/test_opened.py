@@ -16,8 +16,8 @@ from common.errors import UserError
 from data.tokenizer import CharTokenizer
 from glass.heads.measure.analysis import analyze
 from glass.heads.measure.interventions import Interventions
-from glass.heads.measure.results import Head, parse_head
 from glass.labeled import Labeled
+from run.row import Head, parse_head
 from variants import build_model
 
 TOKENIZER = CharTokenizer("abcdefghijklmnopqrstu v")
@@ -199,7 +199,7 @@ def test_the_model_is_read_as_it_is_and_left_as_it_was():
 
 def test_heads_are_measured_on_a_text():
     opened = glass.open(lively(build_model(small())), TOKENIZER)
-    assert opened.measure_heads(TEXT, log=lambda line: None).scores["sink"].mean.shape == (2, 4)
+    assert len(opened.measure_heads(TEXT, log=lambda line: None).heads("heads/sink")) == 8
 
 
 IDS = TOKENIZER.encode(TEXT)[-T:]

@@ -31,6 +31,7 @@ from common.text import format_magnitude
 from config import Config, GPTConfig, TokenizerConfig
 from interop import read_starting_model
 from model import KVCache
+from run.row import Row
 from run.run_dir import RunDir
 from sweeps import identity, launching
 from sweeps import jobs as sweep_jobs
@@ -413,7 +414,7 @@ def run_of(settings: dict, loss: float | None, status="finished", vocabulary=65,
     name = ",".join(f"{key}={value}" for key, value in settings.items())
     row = str({key: value for key, value in settings.items() if key != "seed"})
     record = JobRecord(name, row, settings, list(settings), [[0, 10]])
-    return Run(Path("none", name), settings, record, config, [last], status, "")
+    return Run(Path("none", name), settings, record, config, [Row(last)], status, "")
 
 
 def test_runs_of_different_texts_are_not_ranked():

@@ -18,7 +18,6 @@ from common.settings import iterate_settings
 from common.text import format_with_error
 from config import WandbConfig
 from run.config_file import read_config
-from run.losses import is_scored
 from run.run_dir import RunDir
 from training.record import Record
 from training.wandb_record import check_wandb
@@ -202,7 +201,7 @@ def test_an_offline_wandb_record_contains_the_metrics_and_the_configuration(comm
     assert list(record.history) == list(range(7))
     for item, row in zip(record.history.values(), rows):
         sent = dict(item)
-        if is_scored(row):
+        if row.is_scored:
             table = json.loads((files / item["attention/head_scores.path"]).read_text())
             for head, *cells in table["data"]:
                 names = table["columns"][1:]

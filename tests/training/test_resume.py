@@ -20,7 +20,7 @@ import glass.heads.measure.snapshot
 import training.device
 from config import Config
 from run.checkpoints import write_manifest
-from run.losses import snapshot_steps
+from run.row import scored_rows
 from run.run_dir import RunDir
 
 pytestmark = pytest.mark.slow
@@ -69,7 +69,7 @@ def test_extra_snapshots_are_the_same_after_a_stop(
     tiny.attention.check_every = 1
     monkeypatch.setattr(glass.heads.measure.snapshot, "MIN_CHANGE", 2e-5)
     train_in_process(tiny)
-    snapshots = snapshot_steps(rows(tiny.run_dir))
+    snapshots = [row["step"] for row in scored_rows(rows(tiny.run_dir))]
     assert {0, 6, 12} < set(snapshots)
     stopped = replace(tiny, run_dir=str(tmp_path / "stopped"))
     with monkeypatch.context() as patch:

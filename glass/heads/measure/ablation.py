@@ -20,7 +20,7 @@ from glass.heads.measure.interventions import (
     mask_hidden,
     replace_heads,
 )
-from glass.heads.measure.results import Estimates
+from glass.heads.measure.scores import Estimates
 from kernels import autocast, in_float32_or_finer
 from model import GPT
 

@@ -3,9 +3,9 @@
 Training snapshots, `sample.py attention=…` and the Python API share this code.
 """
 
-from collections.abc import Callable, Generator
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from common.text import pluralize
 from data.tokenizer import Tokenizer, encode_prompt
 from generation.decoder import cut
 from generation.sampling import NON_FINITE_PREDICTIONS
-from glass.heads.measure import composition, scores
+from glass.heads.measure import scores
 from glass.heads.measure.arguments import Text, read_ids
 from glass.heads.measure.capture import (
     ForwardPass,
@@ -25,7 +25,13 @@ from glass.heads.measure.capture import (
     value_norms,
 )
 from glass.heads.measure.circuit import find_induction_circuit, reported_copying_gain
-from glass.heads.measure.emergence import threshold, update_emergence
+from glass.heads.measure.composition import (
+    MAX_MEASURED_HEADS,
+    MEASURED_SCORES,
+    ScoredRows,
+    measure_composition,
+)
+from glass.heads.measure.emergence import date_emergence, threshold
 from glass.heads.measure.faithfulness import measure_faithfulness, measure_isolated_gains
 from glass.heads.measure.logit_attribution import (
     copying_scores,
@@ -33,15 +39,8 @@ from glass.heads.measure.logit_attribution import (
     explain_predictions,
 )
 from glass.heads.measure.probes import Probes, make_probes, spell_tokens
-from glass.heads.measure.results import (
-    CompositionShare,
-    Estimates,
-    Faithfulness,
-    Head,
-    Measurements,
-    Scores,
-)
 from model import GPT
+from run.row import COMPANION_SUFFIXES, Head, Row
 from training.device import default_settings
 
 RANDOM_ROW_TOKENS = 32  # tokens in each random row that `analyze` draws
@@ -52,15 +51,13 @@ LARGE_MODEL_PARAMETERS = 20_000_000
 MAX_COMPONENTS_OF_LARGE_MODEL = 4
 
 
-@dataclass(frozen=True)
-class Analysis(Measurements):
-    """Measurements of a model's heads, with arrays for one text of T tokens.
+class Analysis(NamedTuple):
+    """The measurements of a model's heads, and arrays of one text of T tokens."""
 
-    `arrays` has the attention patterns `text` (L, H, T, T), `text_value_norms` (L, H, T), the
-    tokens `text_ids` and `text_tokens` (T,), and those of `explain_predictions`.
-    """
-
-    arrays: dict[str, np.ndarray] = field(default_factory=dict)
+    row: Row  # by the names of metrics.jsonl
+    # The attention patterns `text` (L, H, T, T), `text_value_norms` (L, H, T), the tokens
+    # `text_ids` and `text_tokens` (T,), and those of `explain_predictions`.
+    arrays: dict[str, np.ndarray]
 
 
 @default_settings()
@@ -77,7 +74,9 @@ def analyze(
     model = in_float32(model)
     ids = np.array(encode_end(model, tokenizer, text, model.config.block_size))
     text_pass = capture(model, ids[None])
-    measurements = call_with_lines(measure_heads(model, tokenizer, text_pass), log)
+    row = Row()
+    for stage in measure_in_stages(row, model, tokenizer, text_pass):
+        log(f"attention: {stage}")
     arrays = {
         "text": text_pass.weights[:, 0].cpu().numpy(),
         "text_value_norms": value_norms(model, text_pass.v)[:, 0].cpu().numpy(),
@@ -88,7 +87,7 @@ def analyze(
     of_all = f", the last of {len(ids):,}" if count < len(ids) else ""
     log(f"attention: token and head effects on {pluralize(count, 'prediction')}{of_all}")
     arrays |= explain_predictions(model, text_pass, tokenizer)
-    return Analysis(**vars(measurements), arrays=arrays)
+    return Analysis(row, arrays)
 
 
 def encode_end(
@@ -104,38 +103,26 @@ def encode_end(
     return cut(tokens, start, tokenizer.begin_of_text)[0].tolist()
 
 
-def measure_heads(
-    model: GPT, tokenizer: Tokenizer, text: ForwardPass
-) -> Generator[str, None, Measurements]:
+def measure_in_stages(
+    row: Row, model: GPT, tokenizer: Tokenizer, text: ForwardPass
+) -> Iterator[str]:
     """Measure every head on random tokens, drawn from the model's predictions on a text.
 
-    Yields the name of each of two stages before it. Faithfulness is measured in small models only.
+    Writes the measurements into `row`, and yields the name of each of two stages before it.
+    Faithfulness is measured in small models only.
     """
     expected = draw_expected_tokens(model, text, tokenizer.vocab_size)
     length = min(RANDOM_ROW_TOKENS, model.config.block_size)
     probes = make_probes(expected, expected, tokenizer, length, seed=0)
-    windows = probes.control if len(probes.control) else probes.windows
     yield "scores of every head on random tokens"
-    run = ProbeRun(model, replace(probes, windows=windows), text)
-    head_scores = run.score_heads()
+    run = ProbeRun(model, probes, text)
+    row |= {"step": 0} | run.score_heads()
+    row |= date_emergence(row, row, run.window_length)  # heads that pass now
     yield "composition of the strongest heads"
-    measurements = run.measure(0, head_scores)
-    emergence = update_emergence(measurements, measurements, run.window_length)
-    measurements = replace(measurements, emergence=emergence)  # heads that pass now
+    row |= run.measure_copying()
+    row |= run.measure_composition(row)
     if not run.is_large:
-        measurements = replace(measurements, faithfulness=run.measure_faithfulness(measurements))
-    return measurements
-
-
-def call_with_lines(
-    stages: Generator[str, None, Measurements], log: Callable[[str], None]
-) -> Measurements:
-    """Call `log` with each line that a measurement yields, and return its result."""
-    while True:
-        try:
-            log(f"attention: {next(stages)}")
-        except StopIteration as end:
-            return end.value
+        row |= run.measure_faithfulness(row)
 
 
 @torch.no_grad()
@@ -153,90 +140,104 @@ class ProbeRun:
     """Run a model on all probes, and compute measurements from these forward passes."""
 
     def __init__(self, model: GPT, probes: Probes, text: ForwardPass | None = None) -> None:
-        self.model, self.periods = model, probes.periods
-        # Whether fewer heads and components are measured.
+        """Run the model.
+
+        Args:
+            model: The model.
+            probes: The texts and random rows.
+            text: The pass over a text that takes the place of the probe and its windows: scores
+                are measured on the control rows instead of them, if there are any.
+        """
+        self.model = model
+        self.periods = probes.periods
+        # Of a large model, fewer heads and components are measured.
         self.is_large = model.num_parameters() > LARGE_MODEL_PARAMETERS
-        self.text = capture(model, probes.text[None]) if text is None else text
         self.random = capture(model, probes.random)
-        self._control = self._random_rows(2)
-        is_control = probes.windows is probes.control
-        self._windows = self._control if is_control else capture(model, probes.windows)
+        self.control = self._random_rows(2)
+        if text is not None and len(probes.control):
+            self.windows = self.control
+        else:
+            self.windows = capture(model, probes.windows)
+        self.window_length = self.windows.tokens.shape[1]
+        self.text = capture(model, probes.text[None]) if text is None else text
         self.arrays = snapshot_arrays(model, self.text, self.random)
-        self.window_length = self._windows.tokens.shape[1]  # tokens in each scored window
 
     def _random_rows(self, *kinds: int) -> ForwardPass:
         """Select the repeated (0), reshuffled (1) or control rows (2) of the random ones."""
         rows = np.arange(len(self.random.tokens)).reshape(3, -1)  # (3, P)
         return self.random.rows(rows[list(kinds)].ravel())
 
-    def score_heads(self) -> Scores:
+    def score_heads(self) -> Row:
         """Compute every score of every head, except head importance."""
         readings = scores.readings(
-            self._windows.weights.cpu().numpy(),
+            self.windows.weights.cpu().numpy(),
             self.arrays.get("repeated"),
             self.arrays.get("control"),
             self.periods,
             self.model.config.attention_sink,
         )
-        head_scores = {name: scores.mean_and_error(values) for name, values in readings.items()}
+        row = Row()
+        for name, values in readings.items():
+            mean, error = scores.mean_and_error(values)
+            is_companion = name.endswith(COMPANION_SUFFIXES)  # it has no error of its own
+            row.put_heads(f"heads/{name}", mean, None if is_companion else error)
         if len(self.periods):
-            mean, error = head_scores["induction"]
-            measured = np.ones(mean.shape, bool)
-            if self.is_large:  # measure induction heads only
-                measured = mean - error >= threshold("induction", self.window_length)
-            head_scores["copying"] = copying_scores(self.model, self._control, measured)
-        return head_scores
+            measured = self._select_copying_heads(row)
+            row.put_heads("heads/copying", *copying_scores(self.model, self.control, measured))
+        return row
 
-    def measure(
-        self, step: int, head_scores: Scores, previous: Measurements | None = None
-    ) -> Measurements:
-        """Compute all measurements except faithfulness; `previous` is the snapshot before."""
-        measurements = Measurements(step, head_scores)
-        emergence = update_emergence(previous, measurements, self.window_length)
-        measurements = replace(measurements, emergence=emergence)
+    def _select_copying_heads(self, row: Row) -> np.ndarray:
+        """Return of which heads copying is measured, (L, H): all, or only induction heads."""
+        config = self.model.config
+        if not self.is_large:
+            return np.ones((config.n_layer, config.n_head), bool)
+        is_selected = np.zeros((config.n_layer, config.n_head), bool)
+        for head in self._passing_heads(row, "induction"):
+            is_selected[head] = True
+        return is_selected
+
+    def _passing_heads(self, row: Row, score: str) -> list[Head]:
+        return strongest_heads(row, score, threshold(score, self.window_length))
+
+    def measure_copying(self) -> Row:
+        """Compute the copying gain, and the loss and accuracy on repeated random tokens."""
+        row = Row()
+        if len(self.periods):
+            names = ("repeated_loss", "reshuffled_loss", "repeated_correct")
+            repeated, reshuffled, correct = (
+                scores.second_half_means(self.arrays[name], self.periods) for name in names
+            )
+            row.put("probe/copying_gain", scores.mean_estimate(reshuffled - repeated))
+            row.put("probe/repeated_loss", scores.mean_estimate(repeated))
+            row.put("probe/repeated_accuracy", scores.mean_estimate(correct))
+        return row
+
+    def measure_composition(self, scored: Row) -> Row:
+        """Measure the composition of the heads with the highest scores in a row."""
+        row = Row()
         if not len(self.periods):
-            return measurements
-        names = ("repeated_loss", "reshuffled_loss", "repeated_correct")
-        repeated, reshuffled, correct = (
-            scores.second_half_means(self.arrays[name], self.periods) for name in names
-        )
-        return replace(
-            measurements,
-            copying_gain=scores.mean_estimate(reshuffled - repeated),
-            repeated_loss=scores.mean_estimate(repeated),
-            repeated_accuracy=scores.mean_estimate(correct),
-            composition=self._measure_composition(head_scores),
-        )
-
-    def _measure_composition(self, head_scores: Scores) -> tuple[CompositionShare, ...]:
-        most = dict.fromkeys(composition.MEASURED_SCORES, composition.MAX_MEASURED_HEADS)
+            return row
+        rows = {
+            "previous_token": ScoredRows(self.windows),
+            "induction": ScoredRows(self._random_rows(0, 2), self.periods),
+        }
+        most, max_components = dict.fromkeys(MEASURED_SCORES, MAX_MEASURED_HEADS), None
         if self.is_large:
-            most = {"induction": 1}
-        heads = {}
-        for name, count in most.items():
-            minimum = threshold(name, self.window_length)
-            heads[name] = strongest_heads(head_scores[name], minimum)[:count]
-        shares = composition.measure_composition(
-            self.model,
-            self._windows,
-            self._random_rows(0, 2),
-            self.periods,
-            heads,
-            MAX_COMPONENTS_OF_LARGE_MODEL if self.is_large else None,
-        )
-        return tuple(shares)
+            most, max_components = {"induction": 1}, MAX_COMPONENTS_OF_LARGE_MODEL
+        for score, count in most.items():
+            heads = self._passing_heads(scored, score)[:count]
+            row |= measure_composition(self.model, score, heads, rows[score], max_components)
+        return row
 
-    def measure_faithfulness(
-        self, measurements: Measurements, finds_sufficient: bool = True
-    ) -> Faithfulness | None:
-        """Measure the induction circuit's faithfulness; None if no copying gain is reported."""
-        if reported_copying_gain(measurements) is None:
-            return None
+    def measure_faithfulness(self, measured: Row, finds_sufficient: bool = True) -> Row:
+        """Measure the induction circuit's faithfulness; nothing if no copying gain is reported."""
+        if reported_copying_gain(measured) is None:
+            return Row()
         rows, config = self._random_rows(0, 1), self.model.config
         return measure_faithfulness(
             partial(measure_isolated_gains, self.model, rows, self.periods),
             [Head(*index) for index in np.ndindex(config.n_layer, config.n_head)],
-            find_induction_circuit(measurements),
+            find_induction_circuit(measured),
             finds_sufficient and not self.is_large,
         )
 
@@ -250,8 +251,8 @@ def highest_induction_score(model: GPT, probes: Probes) -> float:
     return float(scores.induction(repeated, control, probes.periods).mean(axis=-1).max())
 
 
-def strongest_heads(head_scores: Estimates, minimum: float) -> list[Head]:
+def strongest_heads(row: Row, score: str, minimum: float) -> list[Head]:
     """Return the heads whose score minus its standard error reaches `minimum`, strongest first."""
-    passing = np.argwhere(head_scores.mean - head_scores.error >= minimum)
-    heads = [Head(*index) for index in passing.tolist()]
-    return sorted(heads, key=lambda head: -head_scores.mean[head])
+    estimates = {head: row.score(score, head) for head in row.heads(f"heads/{score}")}
+    passing = [head for head, (value, error) in estimates.items() if value - error >= minimum]
+    return sorted(passing, key=lambda head: -estimates[head].value)

@@ -7,7 +7,7 @@ from typing import Any
 from common.errors import UserError
 from common.text import pluralize
 from config import GPTConfig
-from glass.heads.measure.results import Head, parse_head
+from run.row import Head, parse_head
 
 Text = str | int | Iterable[int]  # or its token ids, also as an array or a tensor (T,) or (1, T)
 Heads = str | Head | Iterable[str | Head]

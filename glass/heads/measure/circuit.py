@@ -1,8 +1,9 @@
 """Select the heads of a circuit from statistically significant measurements."""
 
 from statistics import NormalDist
+from typing import NamedTuple
 
-from glass.heads.measure.results import CompositionShare, Estimate, Head, Measurements, parse_head
+from run.row import Estimate, Head, Row, parse_head
 
 READINGS = 16  # windows or rows from which each standard error is estimated
 MAX_NAMED_HEADS = 2  # heads of one kind that findings name and circuits include
@@ -11,6 +12,14 @@ MIN_UPSTREAM_SHARE = 0.2  # of a head's score, for an upstream head to join the 
 # A copying gain must exceed both limits to be reported.
 MIN_REPORTED_GAIN_NATS = 0.1
 MIN_REPORTED_GAIN_ERRORS = 3
+
+
+class UpstreamHead(NamedTuple):
+    """A head on whose output another head's score depends."""
+
+    head: Head
+    input: str  # of the other head, in which this one was ablated: "queries" or "keys"
+    share: Estimate  # of the score, which was lost
 
 
 def max_errors_by_chance(count: int) -> float:
@@ -25,67 +34,59 @@ def max_errors_by_chance(count: int) -> float:
     return z + first_order + second_order
 
 
-def reported_copying_gain(measurements: Measurements) -> Estimate | None:
-    """Return the copying gain, or None if it is small or not significant."""
-    gain = measurements.copying_gain
-    return gain if gain is not None and is_reported_gain(gain) else None
+def reported_copying_gain(row: Row) -> Estimate | None:
+    """Return the copying gain, or None if it is unknown, small or not significant."""
+    gain = row.estimate("probe/copying_gain")
+    is_reported = gain.exceeds(MIN_REPORTED_GAIN_NATS, MIN_REPORTED_GAIN_ERRORS)
+    return gain if is_reported else None
 
 
-def is_reported_gain(gain: Estimate) -> bool:
-    """Return whether a copying gain is large and significant enough to be reported."""
-    return gain.exceeds(MIN_REPORTED_GAIN_NATS, MIN_REPORTED_GAIN_ERRORS)
-
-
-def find_active_heads(
-    measurements: Measurements, score: str, most: int | None = MAX_NAMED_HEADS
-) -> list[Head]:
+def find_active_heads(row: Row, score: str, most: int | None = MAX_NAMED_HEADS) -> list[Head]:
     """Return the heads with a significant score that emerged and are not lost, strongest first."""
-    emerged = measurements.emergence.emerged.get(score, {})
-    lost = measurements.emergence.lost.get(score, {})
+    lost = row.heads(f"lost/{score}")
     active = [
         head
-        for head in emerged
-        if head not in lost and measurements.score(score, head).exceeds(errors=2)
+        for head in row.heads(f"emerged/{score}")
+        if head not in lost and row.score(score, head).exceeds(errors=2)
     ]
-    active.sort(key=lambda head: -measurements.score(score, head).value)
+    active.sort(key=lambda head: -row.score(score, head).value)
     return active[:most]
 
 
-def find_upstream_head(
-    measurements: Measurements, score: str, head: Head
-) -> CompositionShare | None:
-    """Return the share of the upstream head on which a head's score depends most.
+def find_upstream_head(row: Row, score: str, head: Head) -> UpstreamHead | None:
+    """Return the upstream head on which a head's score depends most.
 
     For an induction head, previous-token heads come first: they mark each key with its predecessor.
     None if no share is significant.
     """
-    shares = [
-        entry
-        for entry in measurements.composition
-        if (entry.score, entry.head) == (score, head)
-        and parse_head(entry.upstream)
-        and entry.input != "values"  # values do not decide where a head attends
-        and entry.share.exceeds(MIN_UPSTREAM_SHARE, errors=0)
-    ]
+    candidates = _list_upstream_heads(row, score, head)
     if score == "induction":
-        shares = [one for one in shares if is_previous_token_head(measurements, one)] or shares
-    strongest = max(shares, key=lambda one: one.share.value, default=None)
-    comparisons = 2 * len(measurements.scored_heads(score))  # queries and keys of every head
-    if strongest is None or not strongest.share.exceeds(errors=max_errors_by_chance(comparisons)):
+        previous_token_heads = find_active_heads(row, "previous_token")
+        preferred = [one for one in candidates if one.head in previous_token_heads]
+        candidates = preferred or candidates
+    if not candidates:
         return None
-    return strongest
+    strongest = max(candidates, key=lambda one: one.share.value)
+    comparisons = 2 * len(row.heads(f"heads/{score}"))  # queries and keys of every head
+    is_significant = strongest.share.exceeds(errors=max_errors_by_chance(comparisons))
+    return strongest if is_significant else None
 
 
-def is_previous_token_head(measurements: Measurements, share: CompositionShare) -> bool:
-    """Return whether the upstream component of a share is a strong previous-token head."""
-    return parse_head(share.upstream) in find_active_heads(measurements, "previous_token")
+def _list_upstream_heads(row: Row, score: str, head: Head) -> list[UpstreamHead]:
+    """Return the heads with a large share in where a head attends."""
+    upstream_heads = []
+    for place in row.places(f"composition/{score}/{head}"):
+        name, _, component = place.partition("/")
+        upstream = parse_head(component)
+        share = row.estimate(f"composition/{score}", f"{head}/{place}")
+        # Values do not decide where a head attends.
+        if upstream and name != "values" and share.exceeds(MIN_UPSTREAM_SHARE, errors=0):
+            upstream_heads.append(UpstreamHead(upstream, name, share))
+    return upstream_heads
 
 
-def find_induction_circuit(measurements: Measurements) -> list[Head]:
+def find_induction_circuit(row: Row) -> list[Head]:
     """Return the strongest induction heads, and the upstream head of the strongest one."""
-    heads = set(find_active_heads(measurements, "induction"))
-    for strongest in find_active_heads(measurements, "induction", most=1):
-        upstream = find_upstream_head(measurements, "induction", strongest)
-        if upstream and (head := parse_head(upstream.upstream)):
-            heads.add(head)
-    return sorted(heads)
+    heads = find_active_heads(row, "induction")
+    upstream = find_upstream_head(row, "induction", heads[0]) if heads else None
+    return sorted({*heads, upstream.head} if upstream else heads)

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from glass.heads.measure.capture import ForwardPass, residual_writes
-from glass.heads.measure.results import Head
 from kernels import in_float32_or_finer
 from model import GPT
+from run.row import Head
 
 
 class Component(NamedTuple):

@@ -4,7 +4,8 @@ Method: path patching. The component's output is replaced by its mean in the inp
 queries, keys or values, and the layers between are recomputed.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -15,8 +16,9 @@ from glass.heads.measure import scores
 from glass.heads.measure.capture import ForwardPass
 from glass.heads.measure.components import Component, components
 from glass.heads.measure.interventions import replace_heads
-from glass.heads.measure.results import CompositionShare, Estimates, Head
+from glass.heads.measure.scores import Estimates
 from model import GPT, Context, Taps, causal_mask
+from run.row import Head, Row
 from variants import gates_of
 
 INPUTS = ("queries", "keys", "values")  # inputs of a head, in the order of array axes
@@ -27,60 +29,99 @@ MIN_RECORDED_SHARE = 0.05
 PRESELECTION_STRIDE = 4
 
 
+@dataclass(frozen=True)
+class ScoredRows:
+    """A pass over the rows on which a score is measured; the score has R readings on them.
+
+    The previous-token score has one on each window of text. The prefix-matching score has one on
+    each of P repeated rows, which P control rows follow.
+    """
+
+    forward: ForwardPass
+    periods: np.ndarray | None = None  # of the repeated rows, (P,); None for windows of text
+
+    def every(self, stride: int) -> "ScoredRows":
+        """Select one in `stride` rows."""
+        some = slice(None, None, stride)
+        periods = None if self.periods is None else self.periods[some]
+        return ScoredRows(self.forward.rows(some), periods)
+
+    def read_patterns(self, A: np.ndarray) -> np.ndarray:
+        """Read the score of n heads from each of k patterns, (k, B, n, T, T) → (k, n, R)."""
+        if self.periods is None:
+            return scores.previous_token(A).mean(axis=-1).swapaxes(1, 2)
+        P = len(self.periods)
+        return scores.induction(A[:, :P], A[:, -P:], self.periods)
+
+    def average(self, values: np.ndarray) -> np.ndarray:
+        """Average values over the tokens on which the score is read, (B, n, T) → (n, R)."""
+        if self.periods is None:
+            return values[..., 1:].mean(axis=-1).T
+        second_occurrences = (
+            values[row, :, period : 2 * period] for row, period in enumerate(self.periods)
+        )
+        return np.transpose([some.mean(axis=-1) for some in second_occurrences])
+
+
 @torch.no_grad()
 def measure_composition(
     model: GPT,
-    windows: ForwardPass,
-    random: ForwardPass,
-    periods: np.ndarray,
-    heads: Mapping[str, Sequence[Head]],
+    score: str,
+    heads: Sequence[Head],
+    rows: ScoredRows,
     max_components: int | None = None,
-) -> list[CompositionShare]:
-    """Measure how much the scores of `heads` (by score) depend on each upstream component.
+) -> Row:
+    """Measure how much the score of some heads depends on each upstream component.
 
     The component is mean-ablated in the input of a head's queries, keys or values. For queries and
     keys, the share is the part of the head's score that is lost. Values do not decide where a head
     attends, so their share is 1 - cos² of the angle between its output with and without the
-    component. The previous-token score is measured on `windows` of the text, the prefix-matching
-    score on `random`: P repeated rows with `periods` (P,), then P control rows.
+    component.
 
-    Of each score, only the `max_components` with the largest direct shares on a quarter of the rows
-    are measured. Components with at least one share of 0.05 and two standard errors are returned.
+    Args:
+        model: The model.
+        score: One of `MEASURED_SCORES`.
+        heads: The heads whose score it is.
+        rows: The rows on which it is measured.
+        max_components: Only so many components are measured, those with the largest direct shares
+            on a quarter of the rows. None: all.
+
+    Returns:
+        The shares `composition/<score>/<head>/<input>/<upstream>`, and those without recomputation
+        of the layers between, `composition/<score>_direct/…`, of the components with at least one
+        share of 0.05 and two standard errors.
 
     Reference: Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits"; Wang et al.
     2022, "Interpretability in the Wild"; Goldowsky-Dill et al. 2023, "Localizing Model Behavior
     with Path Patching".
     """
-    shares: list[CompositionShare] = []
-    for score, measured in heads.items():
-        is_on_windows = score == "previous_token"
-        forward, of_rows = (windows, None) if is_on_windows else (random, periods)
-        readers = _make_readers(model, measured, forward, of_rows)
-        if not readers:
-            continue
-        selected = None
-        if max_components is not None:
-            largest = _largest_direct_shares(model, measured, forward, of_rows)
-            selected = sorted(largest, key=largest.__getitem__)[-max_components:]
-        top = max(readers)
-        for component, written in _upstream_components(model, forward, top):
-            if selected is None or component in selected:
-                inputs = _inputs_without(model, forward, component, written, top)
-                for layer, recomputed, direct in inputs:
-                    if layer in readers:
-                        shares += _shares(score, component, readers[layer], recomputed, direct)
-    return shares
+    row = Row()
+    layers = _group_by_layer(model, heads, rows)
+    if not layers:
+        return row
+    top = max(layers)
+    selected = None
+    if max_components is not None:
+        largest = _largest_direct_shares(model, heads, rows.every(PRESELECTION_STRIDE))
+        selected = sorted(largest, key=largest.__getitem__)[-max_components:]
+    for component, written in _upstream_components(model, rows.forward, top):
+        if selected is None or component in selected:
+            inputs = _inputs_without(model, rows.forward, component, written, top)
+            for layer, recomputed, direct in inputs:
+                if layer in layers:
+                    row |= _measure_shares(score, component, layers[layer], recomputed, direct)
+    return row
 
 
-def _make_readers(
-    model: GPT, heads: Sequence[Head], forward: ForwardPass, periods: np.ndarray | None
-) -> dict[int, "Reader"]:
-    """Return the readers by layer, without layer 0, which reads the embedding only."""
-    by_layer: dict[int, list[int]] = {}
-    for layer, number in sorted(heads):
-        by_layer.setdefault(layer, []).append(number)
-    by_layer.pop(0, None)
-    return {n: Reader(model, n, by_layer[n], forward, periods) for n in by_layer}
+def _group_by_layer(
+    model: GPT, heads: Sequence[Head], rows: ScoredRows
+) -> dict[int, "DownstreamHeads"]:
+    """Return the heads of each layer, without layer 0, which reads the embedding only."""
+    numbers: dict[int, list[int]] = {}
+    for head in sorted(heads):
+        if head.layer > 0:
+            numbers.setdefault(head.layer, []).append(head.number)
+    return {layer: DownstreamHeads(model, layer, numbers[layer], rows) for layer in numbers}
 
 
 def _upstream_components(
@@ -92,35 +133,43 @@ def _upstream_components(
             yield component, written
 
 
-def _shares(
-    score: str, component: Component, reader: "Reader", recomputed: Tensor, direct: Tensor
-) -> Iterator[CompositionShare]:
-    lost = reader.lost_shares(recomputed)  # (3, n)
-    is_significant = (lost.mean >= MIN_RECORDED_SHARE) & (lost.mean >= 2 * lost.error)
+def _measure_shares(
+    score: str,
+    component: Component,
+    heads: "DownstreamHeads",
+    recomputed: Tensor,
+    direct: Tensor,
+) -> Row:
+    """Measure the shares of one component in the score of the heads of one layer."""
+    row = Row()
+    shares = heads.lost_shares(recomputed)  # (3, n)
+    is_significant = (shares.mean >= MIN_RECORDED_SHARE) & (shares.mean >= 2 * shares.error)
     significant_heads = np.flatnonzero(is_significant.any(axis=0))
     if not len(significant_heads):
-        return
-    lost_directly = lost if direct is recomputed else reader.lost_shares(direct)
+        return row
+    direct_shares = shares if direct is recomputed else heads.lost_shares(direct)
     for n in significant_heads:
-        head = Head(reader.layer, reader.heads[n])
+        head = Head(heads.layer, heads.numbers[n])
         for number, name in enumerate(INPUTS):
-            share, direct_share = lost.at((number, n)), lost_directly.at((number, n))
-            yield CompositionShare(score, head, name, str(component), share, direct_share)
+            place = f"{head}/{name}/{component}"
+            row.put(f"composition/{score}", shares.at((number, n)), place)
+            row.put(f"composition/{score}_direct", direct_shares.at((number, n)), place)
+    return row
 
 
 def _largest_direct_shares(
-    model: GPT, heads: Sequence[Head], forward: ForwardPass, periods: np.ndarray | None
+    model: GPT, heads: Sequence[Head], rows: ScoredRows
 ) -> dict[Component, float]:
-    some = slice(None, None, PRESELECTION_STRIDE)
-    forward, periods = forward.rows(some), None if periods is None else periods[some]
-    readers = _make_readers(model, heads, forward, periods)
+    """Return the largest share of each component in the queries or keys of a head."""
+    layers = _group_by_layer(model, heads, rows)
     largest = {}
-    for component, written in _upstream_components(model, forward, max(readers)):
+    for component, written in _upstream_components(model, rows.forward, max(layers)):
         largest[component] = 0.0
-        for layer, reader in readers.items():
+        for layer, downstream in layers.items():
             if component.layer < layer:
-                lost = reader.lost_shares(_without(forward, layer, written)).mean  # (3, n)
-                largest[component] = max(largest[component], np.nanmax(lost[:2]))  # Q, K
+                x = _without(rows.forward, layer, written)
+                shares = downstream.lost_shares(x).mean[:2]  # of queries and keys, (2, n)
+                largest[component] = max(largest[component], np.nanmax(shares))
     return largest
 
 
@@ -137,13 +186,15 @@ def _inputs_without(
     The layers between are recomputed for the first input, but not for the second.
     """
     first = component.layer
+    taps: Taps = {}
     if component.kind == "head":
         x = forward.residuals[first]
         mean = forward.heads[first].mean(dim=(0, 1))  # (H, d_v)
         taps = replace_heads(first, [[component.number]], mean)
-    else:  # nothing comes between the embedding or an MLP and the next layer
+    else:
+        # Nothing comes between the embedding or an MLP and the next layer.
         first += 1
-        x, taps = _without(forward, first, written), Taps()
+        x = _without(forward, first, written)
         yield first, x, x
     context = Context(model.rotary_at(0, x.shape[1]), taps=taps)
     for layer in range(first, top):
@@ -152,78 +203,60 @@ def _inputs_without(
         yield layer + 1, x, _without(forward, layer + 1, written)
 
 
-class Reader:
-    """Recompute n heads of one layer with a patched input to their queries, keys or values.
+class DownstreamHeads:
+    """The measured heads of one layer, with another input to their queries, keys or values.
 
-    A reading is a head's score on one of R rows: W windows of text, or P repeated rows, if there
-    are `periods` (P,).
+    There are n heads, with R readings each: those of their score for queries and keys, and for
+    values cos² of the angle between their output and the unpatched one.
     """
 
-    def __init__(
-        self,
-        model: GPT,
-        layer: int,
-        heads: list[int],
-        forward: ForwardPass,
-        periods: np.ndarray | None,
-    ) -> None:
-        c = model.config
-        self.layer, self.heads, self.periods = layer, heads, periods
-        self.groups = [head // (c.n_head // c.kv_heads) for head in heads]
+    def __init__(self, model: GPT, layer: int, numbers: list[int], rows: ScoredRows) -> None:
+        self.layer = layer
+        self.numbers = numbers
+        self.rows = rows
+        self.config = model.config
         self.block = model.blocks[layer]
-        T = forward.tokens.shape[1]
+        x = rows.forward.residuals[layer]  # (B, T, C)
+        T = x.shape[1]
         self.rotary = model.rotary_at(0, T)
-        self.mask = causal_mask(T, T, forward.tokens.device)
-        W_O = self.block.attention.W_O.weight
-        self.W_O = W_O.unflatten(1, (c.n_head, c.value_dim))[:, heads]  # (C, n, d_v)
-        x = forward.residuals[layer]
-        gates = gates_of(self.block.attention, self.block.norm_1(x))
-        self.gates: Tensor | float = 1.0
-        if gates is not None:
-            self.gates = gates[:, :, heads].transpose(1, 2)  # (B, n, T, 1 or d_v)
+        self.mask = causal_mask(T, T, x.device)
+        self.gates = self._gate(x)
+
         self.q, self.k, v = self._project(x)
         self.weights = self._attend(self.q, self.k)
         self.output = self._write(v)
-        self.unchanged_readings = self._readings(x)
+        self.unpatched_readings = self._read(x)
 
     def lost_shares(self, x: Tensor) -> Estimates:
         """Return the shares (3, n) lost with layer input x (B, T, C) in each of `INPUTS`."""
-        kept = scores.ratio(self._readings(x), self.unchanged_readings)
+        kept = scores.ratio(self._read(x), self.unpatched_readings)
         return Estimates(1 - kept.mean, kept.error)
+
+    def _read(self, x: Tensor) -> np.ndarray:
+        """Return readings (3, n, R) with queries, keys or values computed from x (B, T, C)."""
+        q, k, v = self._project(x)
+        patterns = torch.stack([self._attend(q, self.k), self._attend(self.q, k)])
+        attended = self.rows.read_patterns(patterns.float().cpu().numpy())  # (2, n, R)
+        cosine = F.cosine_similarity(self._write(v), self.output, dim=-1)  # (B, n, T)
+        written = self.rows.average(cosine.float().square().cpu().numpy())  # (n, R)
+        return np.stack([*attended, written])
 
     def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Compute q (B, H, T, d_k), k (B, G, T, d_k) and the heads' values (B, n, T, d_v)."""
         q, k, v = self.block.attention.project(self.block.norm_1(x), self.rotary)
-        return q, k, v[:, self.groups]
+        heads_per_group = self.config.n_head // self.config.kv_heads
+        return q, k, v[:, [number // heads_per_group for number in self.numbers]]
 
     def _attend(self, q: Tensor, k: Tensor) -> Tensor:
         """Compute the heads' patterns (B, n, T, T)."""
-        return self.block.attention.weights(q, k, self.mask)[:, self.heads]
+        return self.block.attention.weights(q, k, self.mask)[:, self.numbers]
+
+    def _gate(self, x: Tensor) -> Tensor | float:
+        """Compute the heads' gates (B, n, T, 1 or d_v); 1 if the layer has none."""
+        gates = gates_of(self.block.attention, self.block.norm_1(x))
+        return 1.0 if gates is None else gates[:, :, self.numbers].transpose(1, 2)
 
     def _write(self, v: Tensor) -> Tensor:
         """Compute the heads' outputs (B, n, T, C) from values v, unpatched patterns and gates."""
-        return torch.einsum("bntd,cnd->bntc", self.weights @ v * self.gates, self.W_O)
-
-    def _readings(self, x: Tensor) -> np.ndarray:
-        """Return readings (3, n, R) with queries, keys or values recomputed from x (B, T, C).
-
-        For values, a reading is cos² of the angle between the patched and the unpatched output.
-        """
-        q, k, v = self._project(x)
-        patterns = torch.stack([self._attend(q, self.k), self._attend(self.q, k)])
-        A = patterns.float().cpu().numpy()  # (2, B, n, T, T)
-        cosine = F.cosine_similarity(self._write(v), self.output, dim=-1)  # (B, n, T)
-        squared_cosine = cosine.float().square().cpu().numpy()
-        if self.periods is None:
-            attended = scores.previous_token(A).mean(axis=-1).swapaxes(1, 2)  # (2, n, W)
-            written = squared_cosine[..., 1:].mean(axis=-1).T  # (n, W)
-        else:
-            P = len(self.periods)
-            attended = scores.induction(A[:, :P], A[:, -P:], self.periods)  # (2, n, P)
-            written = np.transpose(
-                [
-                    squared_cosine[row, :, period : 2 * period].mean(axis=-1)
-                    for row, period in enumerate(self.periods)
-                ]
-            )  # (n, P)
-        return np.stack([*attended, written])
+        W_O = self.block.attention.W_O.weight.unflatten(1, (self.config.n_head, -1))  # (C, H, d_v)
+        return torch.einsum("bntd,cnd->bntc", self.weights @ v * self.gates, W_O[:, self.numbers])

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from glass.heads.measure.results import Emergence, Measurements
+from run.row import Row
 
 # Thresholds, as shares of the range from the score of uniform attention to 1.
 THRESHOLD_SHARES = {
@@ -23,29 +23,37 @@ def threshold(score: str, length: int) -> float:
     return uniform + THRESHOLD_SHARES[score] * (1 - uniform)
 
 
-def update_emergence(
-    previous: Measurements | None, current: Measurements, length: int
-) -> Emergence:
-    """Return the steps at which heads emerged and were lost, updated with the current snapshot.
+def date_emergence(previous: Row, current: Row, length: int) -> Row:
+    """Return the steps at which heads emerged and were lost, given two successive snapshots.
 
     A head emerges at the first of two snapshots in a row at which it passes the threshold; this
     step never changes later. It is lost when its score falls below the threshold by more than two
     standard errors, until it passes again. Scored windows have `length` tokens.
+
+    Args:
+        previous: The snapshot before, with the steps of all earlier ones; empty at the first one.
+        current: The scores of the current snapshot.
+        length: Number of tokens in each scored window.
+
+    Returns:
+        For each head, `emerged/<score>/<head>`, the first step at which it passed, and
+        `lost/<score>/<head>`, the last step before it fell, if it did not pass since.
     """
-    if previous is None:
-        return Emergence()
-    emerged = {score: dict(steps) for score, steps in previous.emergence.emerged.items()}
-    lost = {score: dict(steps) for score, steps in previous.emergence.lost.items()}
+    emerged = {place: previous[f"emerged/{place}"] for place in previous.places("emerged")}
+    lost = {place: previous[f"lost/{place}"] for place in previous.places("lost")}
     for score in THRESHOLD_SHARES:
         minimum = threshold(score, length)
-        for head in current.scored_heads(score):
+        for head in current.heads(f"heads/{score}"):
+            place = f"{score}/{head}"
             value, error = current.score(score, head)
             value_before, error_before = previous.score(score, head)
-            # Comparisons with an unknown value (nan) are False
+            # Comparisons with an unknown value (nan) are False.
             if value - error >= minimum:
-                lost.get(score, {}).pop(head, None)
+                lost.pop(place, None)
                 if value_before - error_before >= minimum:
-                    emerged.setdefault(score, {}).setdefault(head, previous.step)
-            elif head in emerged.get(score, {}) and minimum - value > 2 * error:
-                lost.setdefault(score, {}).setdefault(head, previous.step)
-    return Emergence(emerged, lost)
+                    emerged.setdefault(place, previous["step"])
+            elif place in emerged and minimum - value > 2 * error:
+                lost.setdefault(place, previous["step"])
+    row = Row({f"emerged/{place}": step for place, step in emerged.items()})
+    row |= {f"lost/{place}": step for place, step in lost.items()}
+    return row

@@ -1,6 +1,5 @@
 """Measure the faithfulness of a circuit: the behavior that remains if it works alone."""
 
-import math
 from collections.abc import Callable, Collection
 
 import numpy as np
@@ -12,8 +11,8 @@ from glass.heads.measure.ablation import rows_per_pass
 from glass.heads.measure.capture import ForwardPass, next_tokens
 from glass.heads.measure.circuit import SUFFICIENT_SHARE
 from glass.heads.measure.interventions import replace_heads
-from glass.heads.measure.results import Estimate, Faithfulness, Head
 from model import GPT, Taps
+from run.row import Estimate, Head, Row
 
 # The best of many sets looks better than it is, so its share is measured on rows that were not used
 # to find it. Both halves have rows of every period.
@@ -57,11 +56,15 @@ def measure_faithfulness(
     all_heads: list[Head],
     circuit: list[Head],
     finds_sufficient: bool = True,
-) -> Faithfulness:
+) -> Row:
     """Measure the share of the copying gain that remains with only some heads active.
 
     `copying_gains` returns the gains of some rows with only the given heads active. With
     `all_heads` of the model active, the share is 1.
+
+    Returns:
+        The shares `faithfulness/<set>`, and `circuit/<head>` and `sufficient/<head>`, which are 1
+        for each head of these sets.
 
     Reference: Wang et al. 2022, "Interpretability in the Wild"; Hanna et al. 2024, "Have Faith in
     Faithfulness".
@@ -71,21 +74,20 @@ def measure_faithfulness(
     def share(heads: list[Head], rows: slice = ALL_ROWS) -> Estimate:
         return scores.ratio(copying_gains(heads, rows), gains_of_all[rows]).at(())
 
+    def share_of_selection(heads: list[Head]) -> float:
+        return share(heads, SELECTION_ROWS).value
+
     layer_0 = [head for head in all_heads if head.layer == 0]
-    sufficient, sufficient_share = [], Estimate(math.nan)
+    sufficient = find_sufficient_heads(share_of_selection, all_heads) if finds_sufficient else []
+
+    row = Row({f"circuit/{head}": 1 for head in circuit})
+    row |= {f"sufficient/{head}": 1 for head in sufficient}
+    row.put("faithfulness", share([]), "none")
+    row.put("faithfulness", share(circuit), "circuit")
+    row.put("faithfulness", share(sorted({*circuit, *layer_0})), "circuit_and_layer_0")
     if finds_sufficient:
-        sufficient = find_sufficient_heads(
-            lambda heads: share(heads, SELECTION_ROWS).value, all_heads
-        )
-        sufficient_share = share(sufficient, HELD_OUT_ROWS)
-    return Faithfulness(
-        circuit_heads=tuple(circuit),
-        sufficient_heads=tuple(sufficient),
-        none=share([]),
-        circuit=share(circuit),
-        circuit_and_layer_0=share(sorted({*circuit, *layer_0})),
-        sufficient=sufficient_share,
-    )
+        row.put("faithfulness", share(sufficient, HELD_OUT_ROWS), "sufficient")
+    return row
 
 
 def find_sufficient_heads(
@@ -103,10 +105,10 @@ def find_sufficient_heads(
         return [other for other in heads if other != head]
 
     heads = sorted(all_heads, key=lambda head: -share(without(head, all_heads)))
-    is_smaller = True
-    while is_smaller:
-        is_smaller = False
+    count = None
+    while len(heads) != count:
+        count = len(heads)
         for head in list(heads):
             if share(without(head, heads)) >= SUFFICIENT_SHARE:
-                heads, is_smaller = without(head, heads), True
+                heads = without(head, heads)
     return sorted(heads)

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from config import GPTConfig
 from glass.heads.measure.arguments import Heads, Positions, read_heads, read_positions
-from glass.heads.measure.results import Head
 from model import Context, Taps
+from run.row import Head
 
 
 class Interventions(NamedTuple):

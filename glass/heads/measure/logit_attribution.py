@@ -15,8 +15,7 @@ from glass.heads.measure.ablation import measure_head_effects, measure_token_eff
 from glass.heads.measure.capture import ForwardPass, next_tokens, residual_writes
 from glass.heads.measure.components import components
 from glass.heads.measure.probes import spell_tokens
-from glass.heads.measure.results import Estimates
-from glass.heads.measure.scores import mean_and_error
+from glass.heads.measure.scores import Estimates, mean_and_error
 from model import GPT
 
 PREDICTED_TOKENS = 5  # most probable next tokens, listed for each token

@@ -14,9 +14,9 @@ from generation.known_settings import find_unknown_setting
 from glass.heads.measure.capture import ForwardPass
 from glass.heads.measure.components import Component, components
 from glass.heads.measure.logit_attribution import norm_scales
-from glass.heads.measure.results import Head
 from kernels import in_float32_or_finer
 from model import GPT, SelfAttention, rotate
+from run.row import Head
 
 # Values of settings that `attribute_score` computes, and settings that do not enter the scores of a
 # layer whose input is known.

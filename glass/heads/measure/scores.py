@@ -4,10 +4,23 @@ A score is the mean of readings: one per window of the text, or one per row of r
 standard error is that of this mean. docs/definitions.md defines every score.
 """
 
+from typing import NamedTuple
+
 import numpy as np
 
 from common import statistics
-from glass.heads.measure.results import Estimate, Estimates
+from run.row import Estimate
+
+
+class Estimates(NamedTuple):
+    """Estimated values and their standard errors, in two arrays of one shape; nan if unknown."""
+
+    mean: np.ndarray
+    error: np.ndarray
+
+    def at(self, index: tuple[int, ...]) -> Estimate:
+        """Return the value and standard error at one index."""
+        return Estimate(float(self.mean[index]), float(self.error[index]))
 
 
 def current_token(A: np.ndarray) -> np.ndarray:

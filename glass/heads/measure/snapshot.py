@@ -1,6 +1,5 @@
 """Measure the snapshots of a run: when they are due, what is measured, and a sample text."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,10 +12,11 @@ from generation.decoder import Decoder
 from generation.sampling import Sampling, draw_batch, stream_text
 from glass.heads.measure.ablation import ablate_heads, head_importance
 from glass.heads.measure.analysis import ProbeRun, highest_induction_score
+from glass.heads.measure.emergence import date_emergence
 from glass.heads.measure.logit_attribution import explain_predictions
 from glass.heads.measure.probes import make_probes
-from glass.heads.measure.results import Measurements
 from model import GPT
+from run.row import Row
 from run.run_dir import RunDir
 from training.schedule import is_doubling, is_snapshot_due
 
@@ -47,16 +47,17 @@ class Snapshots:
         self._explains_always = _can_always_explain(config, length)
         self.run.snapshots.mkdir(exist_ok=True)
 
-    def has_changed(self, model: GPT, previous: Measurements | None) -> bool:
+    def has_changed(self, model: GPT, previous: Row) -> bool:
         """Return whether the highest prefix-matching score has moved since the previous snapshot.
 
         Then an induction head is forming or fading. It depends only on the model and the metrics so
         far, so that a resumed run takes the same snapshots.
         """
-        if previous is None or "induction" not in previous.scores:
+        before = previous.heads("heads/induction")
+        if not before:
             return False  # without random rows nothing is known between snapshots
-        before = float(np.nanmax(previous.scores["induction"].mean))
-        return abs(highest_induction_score(model, self.probes) - before) >= MIN_CHANGE
+        change = highest_induction_score(model, self.probes) - max(before.values())
+        return abs(change) >= MIN_CHANGE
 
     def is_grid_due(self, step: int) -> bool:
         """Return whether the snapshot at a step gets an attention grid and a sample text.
@@ -71,13 +72,13 @@ class Snapshots:
             return step % picture_every == 0
         return is_doubling(step, every)
 
-    def measure(
-        self, model: GPT, step: int, previous: Measurements | None
-    ) -> tuple[Measurements, dict[str, np.ndarray]]:
+    def measure(self, model: GPT, step: int, previous: Row) -> tuple[Row, dict[str, np.ndarray]]:
         """Measure every head of a float32 model; return the arrays that are saved too."""
         has_grid = self.is_grid_due(step)
-        run, is_last = ProbeRun(model, self.probes), step == self.config.max_steps
-        arrays, head_scores = run.arrays, run.score_heads()
+        is_last = step == self.config.max_steps
+        run = ProbeRun(model, self.probes)
+        arrays = run.arrays
+        row = run.score_heads()
         if has_grid or (self._explains_always and is_snapshot_due(step, self.config)):
             arrays |= explain_predictions(model, run.text, self.tokenizer)
         if has_grid and len(self.probes.periods):
@@ -86,14 +87,15 @@ class Snapshots:
             arrays |= {f"repeated_{name}": values for name, values in effects.items()}
         if is_last and (not run.is_large or _can_measure_importance(self.config)):
             ablation = ablate_heads(model, *self.windows, self.config.precision)
-            head_scores["importance"] = head_importance(ablation)
+            row.put_heads("heads/importance", *head_importance(ablation))
             arrays["validation_loss"] = ablation.loss
             arrays["validation_loss_without_head"] = ablation.loss_without_head
-        measurements = run.measure(step, head_scores, previous)
+        row |= date_emergence(previous, row, run.window_length)
+        row |= run.measure_copying()
+        row |= run.measure_composition(row)
         if has_grid:
-            faithfulness = run.measure_faithfulness(measurements, finds_sufficient=is_last)
-            measurements = replace(measurements, faithfulness=faithfulness)
-        return measurements, arrays
+            row |= run.measure_faithfulness(row, finds_sufficient=is_last)
+        return row, arrays
 
     def sample(self, model: GPT) -> str:
         """Generate a text, or one sequence of a task; equal weights and seed give equal texts."""

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from glass.heads.measure.results import Head
+from run.row import Head
 from run.run_dir import RunDir
 
 MAX_STORED_BYTES = 250_000_000  # of a run's folder, for the weights of its snapshots

@@ -17,9 +17,9 @@ from glass.heads.measure.capture import ForwardPass, allocate_pass, output_gram,
 from glass.heads.measure.interventions import Interventions
 from glass.heads.measure.logit_attribution import PREDICTED_TOKENS
 from glass.heads.measure.patching import Contrast, Patch, Patching, measure_logit_difference
-from glass.heads.measure.results import Head
 from kernels import in_float32_or_finer
 from model import GPT
+from run.row import Head
 
 MAX_ATTENTION_WEIGHTS = 1 << 26  # of one text in all heads: 256 MB in float32
 CAPACITY_STEP = 64  # tokens by which the buffers of a pass grow

@@ -6,7 +6,7 @@ comparisons.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -17,13 +17,10 @@ from glass.heads.measure.circuit import (
     SUFFICIENT_SHARE,
     find_active_heads,
     find_upstream_head,
-    is_previous_token_head,
-    is_reported_gain,
     max_errors_by_chance,
     reported_copying_gain,
 )
-from glass.heads.measure.results import CompositionShare, Estimate, Head, Measurements
-from glass.heads.say.metrics import read_gain_history, read_latest
+from run.row import Estimate, Head, Row, scored_rows
 
 MAX_FINDINGS = 6
 FULL_ATTENTION = 0.5  # a head whose score is not surely above this attends "in part"
@@ -40,6 +37,8 @@ PHENOMENA = {
     "duplicate_token": ("Duplicate-token head", "earlier copies of the current token"),
     "current_token": ("Current-token head", "the current token itself"),
 }
+# Those and sinks, which are reported together.
+KINDS = PHENOMENA | {"sink": ("Attention sink", "the first token")}
 
 
 class Finding(NamedTuple):
@@ -68,24 +67,22 @@ class Finding(NamedTuple):
         return f"{line} [{'; '.join(self.details)}]" if self.details else line
 
 
-def summarize_run(rows: list[dict]) -> list[Finding]:
-    """Return the findings of a run from the rows of its metrics.jsonl."""
-    latest = read_latest(rows)
-    return [] if latest is None else summarize(latest, read_gain_history(rows))
+def summarize(*rows: Row) -> list[Finding]:
+    """Return the significant findings at the last snapshot, the most important first.
 
-
-def summarize(
-    latest: Measurements, gain_history: Mapping[int, Estimate] | None = None
-) -> list[Finding]:
-    """Return the significant findings of the latest snapshot, the most important first.
-
-    `gain_history` has the copying gain at the step of every snapshot, the latest one included.
+    `rows` are those of a run's metrics.jsonl, or the only one that `measure_heads` returns.
     """
-    history = gain_history or {}
-    snapshots = list(history)
-    induction, *others = (_find_attention(latest, score, snapshots) for score in PHENOMENA)
-    headline = induction or _find_copying(latest, history)
-    attention = [finding for finding in (headline, *others) if finding is not None]
+    snapshots = scored_rows(rows)
+    if not snapshots:
+        return []
+    latest = snapshots[-1]
+    steps = [row["step"] for row in snapshots]
+    other_scores = [score for score in PHENOMENA if score != "induction"]
+    attention = [
+        _find_induction(latest, steps) or _find_copying(snapshots),
+        *(_find_attention(latest, score, steps) for score in other_scores),
+    ]
+    attention = [finding for finding in attention if finding is not None]
     candidates = [
         *attention[:1],
         _find_sufficient_heads(latest),
@@ -97,61 +94,91 @@ def summarize(
     return [finding for finding in candidates if finding is not None][:MAX_FINDINGS]
 
 
-def _find_attention(latest: Measurements, score: str, snapshots: Sequence[int]) -> Finding | None:
+# --- heads that attend to something ---------------------------------------------------------------
+
+
+def _find_attention(latest: Row, score: str, steps: Sequence[int]) -> Finding | None:
+    """State which heads attend to something, and since when."""
     active = find_active_heads(latest, score, most=None)
-    heads = active[:MAX_NAMED_HEADS]
-    if not heads:
+    if not active:
         return None
-    name, target = PHENOMENA[score]
-    title = name if len(heads) == 1 else f"{name}s"
-    sentences = [_state_target(latest, score, active, target)]
-    upstream = {head: find_upstream_head(latest, score, head) for head in heads}
-    emerged: dict[Head, str] = {}
-    interval = ""
-    if len(snapshots) > 1:
-        steps = latest.emergence.emerged[score]
-        trained = [head for head in heads if steps[head]]  # the others passed before the first step
-        emerged = {head: format_emergence(steps[head], snapshots) for head in trained}
-        if len(trained) == len(heads):
-            first, last = min(steps[head] for head in heads), max(steps[head] for head in heads)
-            interval = format_emergence(last, [s for s in snapshots if s < first] or [first])
-    details = []
-    if score == "induction":
-        sentences += _state_circuit(latest, heads, upstream[heads[0]])
-        if gain := reported_copying_gain(latest):
-            details = _list_copying(latest, gain)
-        if emerged:
-            strongest, when = next(iter(emerged.items()))
-            is_common = when == interval
-            sentences.append(f"{'Emerged' if is_common else f'{strongest} emerged'} {when}.")
-            emerged = {} if is_common else {head: emerged[head] for head in trained[1:]}
-    details += [
-        _describe_head(latest, score, head, upstream[head], emerged.get(head)) for head in heads
-    ]
-    return Finding(title, " ".join(sentences), details, _names(heads), interval, len(active))
+    heads = active[:MAX_NAMED_HEADS]
+    dates = _date_heads(latest, score, heads, steps)
+    return Finding(
+        title=_title(score, heads),
+        text=_state_target(latest, score, active),
+        details=[_describe_head(latest, score, head, dates.get(head)) for head in heads],
+        heads=_names(heads),
+        emerged=_date_all(latest, score, heads, steps),
+        total=len(active),
+    )
 
 
-def _describe_head(
-    latest: Measurements,
-    score: str,
-    head: Head,
-    source: CompositionShare | None,
-    emerged: str | None,
-) -> str:
+def _find_induction(latest: Row, steps: Sequence[int]) -> Finding | None:
+    """State which induction heads there are, their circuit and what it does, and since when."""
+    active = find_active_heads(latest, "induction", most=None)
+    if not active:
+        return None
+    heads = active[:MAX_NAMED_HEADS]
+    emerged = _date_all(latest, "induction", heads, steps)
+    sentences = [_state_target(latest, "induction", active), *_state_circuit(latest, heads)]
+    # The text has the date of all heads or of the strongest one, the details have the others.
+    dates = _date_heads(latest, "induction", heads, steps)
+    if dates:
+        strongest = next(iter(dates))
+        date = dates.pop(strongest)
+        if date == emerged:
+            sentences.append(f"Emerged {date}.")
+            dates = {}
+        else:
+            sentences.append(f"{strongest} emerged {date}.")
+    details = _list_copying(latest)
+    details += [_describe_head(latest, "induction", head, dates.get(head)) for head in heads]
+    title = _title("induction", heads)
+    return Finding(title, " ".join(sentences), details, _names(heads), emerged, len(active))
+
+
+def _title(score: str, heads: Sequence[Head]) -> str:
+    name, _ = PHENOMENA[score]
+    return name if len(heads) == 1 else f"{name}s"
+
+
+def _date_heads(
+    latest: Row, score: str, heads: Sequence[Head], steps: Sequence[int]
+) -> dict[Head, str]:
+    """Return when heads emerged, without those that passed before the first step of training."""
+    if len(steps) == 1:
+        return {}
+    emerged = latest.heads(f"emerged/{score}")
+    return {head: format_emergence(emerged[head], steps) for head in heads if emerged[head]}
+
+
+def _date_all(latest: Row, score: str, heads: Sequence[Head], steps: Sequence[int]) -> str:
+    """Return the interval in which all of the heads emerged; "" if one passed before training."""
+    emerged = latest.heads(f"emerged/{score}")
+    dates = [emerged[head] for head in heads]
+    if len(steps) == 1 or 0 in dates:
+        return ""
+    before = [step for step in steps if step < min(dates)] or [min(dates)]
+    return format_emergence(max(dates), before)
+
+
+def _describe_head(latest: Row, score: str, head: Head, emerged: str | None) -> str:
     facts = [f"score {format_with_error(*latest.score(score, head))}"]
     copying = latest.score("copying", head)
     if score == "induction" and copying.is_known:
         facts.append(f"copying score {format_with_error(*copying)}")
     if emerged is not None:
         facts.append(f"emerged {emerged}")
-    if source is not None:
-        lost = f"{_format_share(source.share)} of the score is lost"
-        facts.append(f"{lost} when {source.upstream} is ablated in its {source.input}")
+    if upstream := find_upstream_head(latest, score, head):
+        lost = f"{_format_share(upstream.share)} of the score is lost"
+        facts.append(f"{lost} when {upstream.head} is ablated in its {upstream.input}")
     return f"{head}: {', '.join(facts)}"
 
 
-def _state_target(latest: Measurements, score: str, active: Sequence[Head], target: str) -> str:
+def _state_target(latest: Row, score: str, active: Sequence[Head]) -> str:
     """State what the strongest of the active heads attend to, and how many there are."""
+    name, target = KINDS[score]
     heads = active[:MAX_NAMED_HEADS]
     full = [head for head in heads if _attends_fully(latest, score, head)]
     partial = [head for head in heads if head not in full]
@@ -159,7 +186,7 @@ def _state_target(latest: Measurements, score: str, active: Sequence[Head], targ
     def subject(named: list[Head]) -> str:
         if len(active) == len(heads) or heads[0] not in named:
             return _join(named)
-        return f"{_join(named)}, the strongest of {len(active)} {PHENOMENA[score][0].lower()}s,"
+        return f"{_join(named)}, the strongest of {len(active)} {name.lower()}s,"
 
     verb = "attends" if len(full or partial) == 1 else "attend"
     if not full:
@@ -171,7 +198,7 @@ def _state_target(latest: Measurements, score: str, active: Sequence[Head], targ
     return f"{sentence}."
 
 
-def _attends_fully(latest: Measurements, score: str, head: Head) -> bool:
+def _attends_fully(latest: Row, score: str, head: Head) -> bool:
     return _surely_reaches(latest.score(score, head), FULL_ATTENTION)
 
 
@@ -179,28 +206,27 @@ def _surely_reaches(estimate: Estimate, minimum: float) -> bool:
     return estimate.value - 2 * estimate.error >= minimum
 
 
-def _state_circuit(
-    latest: Measurements, heads: Sequence[Head], source: CompositionShare | None
-) -> list[str]:
+def _state_circuit(latest: Row, heads: Sequence[Head]) -> list[str]:
     """State where the strongest induction head reads from, and the circuit's share of the gain."""
     clauses = []
-    if source is not None:
-        kind = "the previous-token head " if is_previous_token_head(latest, source) else ""
+    if upstream := find_upstream_head(latest, "induction", heads[0]):
+        previous_token_heads = find_active_heads(latest, "previous_token")
+        kind = "the previous-token head " if upstream.head in previous_token_heads else ""
         reader = "It" if len(heads) == 1 else str(heads[0])
-        clauses.append(f"{reader} reads from {kind}{source.upstream}")
+        clauses.append(f"{reader} reads from {kind}{upstream.head}")
     clauses += _state_circuit_share(latest)
     return [f"{'; '.join(clauses)}."] if clauses else []
 
 
-def _state_circuit_share(latest: Measurements) -> list[str]:
+def _state_circuit_share(latest: Row) -> list[str]:
     """State the circuit's share of the gain, with layer 0 if its share alone is too small."""
-    faithfulness = latest.faithfulness
-    if faithfulness is None or reported_copying_gain(latest) is None:
+    if reported_copying_gain(latest) is None:
         return []
-    share, components = faithfulness.circuit, _names(faithfulness.circuit_heads)
+    components = _names([*latest.heads("circuit")])
+    share = latest.estimate("faithfulness", "circuit")
     if not share.value >= MIN_FAITHFULNESS_ALONE:
-        share = faithfulness.circuit_and_layer_0
         components.append("layer 0")
+        share = latest.estimate("faithfulness", "circuit_and_layer_0")
     return [_state_kept_gain(components, share, "other heads")] if _is_reported(share) else []
 
 
@@ -214,66 +240,90 @@ def _state_kept_gain(components: Sequence[str], share: Estimate, others: str) ->
     return f"{_join(components)} {keep} {kept} without {others}"
 
 
-def _find_copying(latest: Measurements, history: Mapping[int, Estimate]) -> Finding | None:
+# --- copying without such heads, and the heads that suffice for it --------------------------------
+
+
+def _find_copying(snapshots: Sequence[Row]) -> Finding | None:
     """State that the model copies in context without a detected induction head."""
-    gain, accuracy = reported_copying_gain(latest), latest.repeated_accuracy
+    latest = snapshots[-1]
+    gain = reported_copying_gain(latest)
     if gain is None:
         return None
     text = (
         "Repeating a sequence of random tokens, instead of reshuffling it, lowers its loss by "
         f"{format_with_error(*gain)} nats/token"
     )
-    emerged = ""
-    # The first report at two successive snapshots counts: later ones never change it.
-    for (step, first), (_, second) in pairwise(history.items()):
-        if is_reported_gain(first) and is_reported_gain(second):
-            if step:  # otherwise before training
-                interval = format_emergence(step, list(history))
-                emerged = f" The gain passed {MIN_REPORTED_GAIN_NATS} nats {interval}."
-            break
-    is_learned = accuracy is not None and _surely_reaches(accuracy, LEARNED_ACCURACY)
-    title = "In-context copying" if is_learned else "Beginning of in-context copying"
-    if accuracy is not None:
+    accuracy = latest.estimate("probe/repeated_accuracy")
+    if accuracy.is_measured:
         text += f"; {_format_percent(accuracy)} of the repeated tokens are predicted"
-    return Finding(title, f"{text}.{emerged}", _describe_repeated_loss(latest), [])
+    is_learned = _surely_reaches(accuracy, LEARNED_ACCURACY)
+    title = "In-context copying" if is_learned else "Beginning of in-context copying"
+    return Finding(
+        title, f"{text}.{_date_copying_gain(snapshots)}", _describe_repeated_loss(latest), []
+    )
 
 
-def _list_copying(latest: Measurements, gain: Estimate) -> list[str]:
+def _date_copying_gain(snapshots: Sequence[Row]) -> str:
+    """State when the copying gain was first reported at two successive snapshots.
+
+    Later snapshots never change this. Returns "" if it was before training, or at fewer snapshots.
+    """
+    for row, following in pairwise(snapshots):
+        if reported_copying_gain(row) and reported_copying_gain(following):
+            if row["step"] == 0:
+                return ""
+            interval = format_emergence(row["step"], [one["step"] for one in snapshots])
+            return f" The gain passed {MIN_REPORTED_GAIN_NATS} nats {interval}."
+    return ""
+
+
+def _list_copying(latest: Row) -> list[str]:
+    gain = reported_copying_gain(latest)
+    if gain is None:
+        return []
     details = [f"in-context copying gain {format_with_error(*gain)} nats"]
     details += _describe_repeated_loss(latest)
-    if latest.repeated_accuracy is not None:
-        details.append(f"{_format_percent(latest.repeated_accuracy)} of repeated tokens predicted")
+    accuracy = latest.estimate("probe/repeated_accuracy")
+    if accuracy.is_measured:
+        details.append(f"{_format_percent(accuracy)} of repeated tokens predicted")
     return details
 
 
-def _describe_repeated_loss(latest: Measurements) -> list[str]:
-    if latest.repeated_loss is None:
+def _describe_repeated_loss(latest: Row) -> list[str]:
+    loss = latest.estimate("probe/repeated_loss")
+    if not loss.is_measured:
         return []
-    loss = format_with_error(*latest.repeated_loss)
-    return [f"loss of repeated tokens {loss} nats/token"]
+    return [f"loss of repeated tokens {format_with_error(*loss)} nats/token"]
 
 
-def _find_sufficient_heads(latest: Measurements) -> Finding | None:
-    faithfulness = latest.faithfulness
-    if faithfulness is None or reported_copying_gain(latest) is None:
+def _find_sufficient_heads(latest: Row) -> Finding | None:
+    """State which few heads keep most of the copying gain."""
+    heads = latest.heads("sufficient").keys()
+    all_heads = {head for by_head in latest.scores().values() for head in by_head}
+    other_heads = len(all_heads) - len(heads)
+    share = latest.estimate("faithfulness", "sufficient")
+    if reported_copying_gain(latest) is None or not heads or other_heads < 1:
         return None
-    heads, share = faithfulness.sufficient_heads, faithfulness.sufficient
-    other_heads = latest.head_count - len(heads)
-    if not heads or other_heads < 1 or not _is_reported(share):
+    if not _is_reported(share):
         return None
     if share.value + 2 * share.error < SUFFICIENT_SHARE:
         return None  # they were only on the rows on which they were found
-    if heads == faithfulness.circuit_heads and faithfulness.circuit.value >= MIN_FAITHFULNESS_ALONE:
+    circuit_share = latest.estimate("faithfulness", "circuit")
+    if heads == latest.heads("circuit").keys() and circuit_share.value >= MIN_FAITHFULNESS_ALONE:
         return None  # the headline says so
-    title = "Sufficient head" if len(heads) == 1 else "Sufficient heads"
+    names = _names([*heads])
+    title = "Sufficient head" if len(names) == 1 else "Sufficient heads"
     others = f"the other {pluralize(other_heads, 'head')}"
-    return Finding(title, f"{_state_kept_gain(_names(heads), share, others)}.", [], _names(heads))
+    return Finding(title, f"{_state_kept_gain(names, share, others)}.", [], names)
 
 
-def _find_most_important_heads(latest: Measurements) -> Finding | None:
+# --- other heads ----------------------------------------------------------------------------------
+
+
+def _find_most_important_heads(latest: Row) -> Finding | None:
     """State on which one to three heads the validation loss depends most, if they stand out."""
     importance = {
-        head: latest.score("importance", head) for head in latest.scored_heads("importance")
+        head: latest.score("importance", head) for head in latest.heads("heads/importance")
     }
     errors_by_chance = max_errors_by_chance(len(importance))
     significant = {
@@ -298,7 +348,7 @@ def _find_most_important_heads(latest: Measurements) -> Finding | None:
     return Finding(title, text, [], _names(leaders))
 
 
-def _find_sinks(latest: Measurements) -> Finding | None:
+def _find_sinks(latest: Row) -> Finding | None:
     heads = find_active_heads(latest, "sink", most=None)
     if not heads:
         return None
@@ -308,20 +358,20 @@ def _find_sinks(latest: Measurements) -> Finding | None:
         for head in strongest_and_weakest
     ]
     if len(heads) <= MAX_NAMED_HEADS:
-        text = _state_target(latest, "sink", heads, "the first token")
+        text = _state_target(latest, "sink", heads)
         return Finding("Attention sink", text, details, _names(heads))
     partial = sum(not _attends_fully(latest, "sink", head) for head in heads)
     extent = " in part" if partial == len(heads) else ""
     suffix = f", {partial} of them in part" if 0 < partial < len(heads) else ""
-    scored_heads = len(latest.scored_heads("sink"))
+    scored_heads = len(latest.heads("heads/sink"))
     text = f"{len(heads)} of {scored_heads} heads attend{extent} to the first token{suffix}."
     return Finding("Attention sink", text, details, _names(heads))
 
 
-def _find_lost_head(latest: Measurements, score: str) -> Finding | None:
+def _find_lost_head(latest: Row, score: str) -> Finding | None:
     """State when the head of a score that had been one longest was lost, if none is active."""
-    emerged = latest.emergence.emerged.get(score, {})
-    lost = latest.emergence.lost.get(score, {})
+    emerged = latest.heads(f"emerged/{score}")
+    lost = latest.heads(f"lost/{score}")
     if not lost or find_active_heads(latest, score):
         return None
     head = max(lost, key=lambda head: lost[head] - emerged.get(head, lost[head]))
@@ -335,7 +385,7 @@ def _find_lost_head(latest: Measurements, score: str) -> Finding | None:
         "its score fell significantly below the threshold"
     )
     present = latest.score(score, head)
-    if math.isfinite(present.value):
+    if present.is_measured:
         text += f"; now it is {format_with_error(*present)}"
     return Finding(f"Lost: {kind}", f"{text}.", [], _names([head]), total=len(lost))
 

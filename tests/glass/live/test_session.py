@@ -17,7 +17,6 @@ from data.tokenizer import CharTokenizer
 from generation.decoder import window_start
 from glass.heads.measure.capture import capture, value_norms
 from glass.heads.measure.interventions import NO_INTERVENTIONS, Interventions
-from glass.heads.measure.results import Head
 from glass.heads.measure.text_pass import MAX_ATTENTION_WEIGHTS, max_tokens
 from glass.live.rendering import render_page
 from glass.live.requests import MODEL_REQUESTS, TOKENIZER_REQUESTS
@@ -25,6 +24,7 @@ from glass.live.session import Session
 from glass.page.describe import read_scores
 from glass.page.write import write_page
 from model import GPT
+from run.row import Head
 from run.run_dir import RunDir
 from variants import build_model
 

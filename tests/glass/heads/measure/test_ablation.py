@@ -17,8 +17,8 @@ from glass.heads.measure.ablation import (
 )
 from glass.heads.measure.capture import ForwardPass, capture
 from glass.heads.measure.interventions import Interventions
-from glass.heads.measure.results import Head
 from model import GPT
+from run.row import Head
 from variants import build_model
 
 

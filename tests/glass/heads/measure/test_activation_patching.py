@@ -24,8 +24,8 @@ from glass.heads.measure.patching import (
     measure_logit_difference,
     parse_patch,
 )
-from glass.heads.measure.results import Head, parse_head
 from model import GPT
+from run.row import Head, parse_head
 from variants import build_model
 
 DIFFERING = 3  # the first token that differs in `two_texts`

@@ -9,15 +9,16 @@ from data.tokenizer import CharTokenizer
 from glass.heads.measure import analysis, logit_attribution
 from glass.heads.measure.analysis import analyze, draw_expected_tokens, strongest_heads
 from glass.heads.measure.capture import capture
-from glass.heads.measure.results import Estimates, Head
+from run.row import Head, Row
 from variants import build_model
 
 TOKENIZER = CharTokenizer("abcdefghijklmnopqrstuv\n")
 
 
 def test_the_strongest_heads_pass_less_their_error_the_strongest_first():
-    estimates = Estimates(np.array([[0.1, 0.9], [0.7, 0.45]]), np.full((2, 2), 0.1))
-    assert strongest_heads(estimates, 0.4) == [Head(0, 1), Head(1, 0)]
+    row = Row()
+    row.put_heads("heads/sink", np.array([[0.1, 0.9], [0.7, 0.45]]), np.full((2, 2), 0.1))
+    assert strongest_heads(row, "sink", 0.4) == [Head(0, 1), Head(1, 0)]
 
 
 def test_expected_tokens_are_drawn_from_the_mean_of_the_predictions():
@@ -43,10 +44,12 @@ def test_fewer_measurements_are_taken_of_a_large_model(monkeypatch):
     monkeypatch.setattr(analysis, "LARGE_MODEL_PARAMETERS", 0)
     monkeypatch.setattr(logit_attribution, "MAX_HEAD_EFFECT_COST", 0)
     reduced = analyze(model, TOKENIZER, ids, lambda line: None)
-    assert reduced.faithfulness is None
+    assert not reduced.row.places("faithfulness")
     assert np.isnan(reduced.arrays["head_effect"]).all()
-    assert not np.isnan(complete.scores["copying"].mean).any()
-    is_induction = reduced.scores["induction"].mean - reduced.scores["induction"].error >= 0.2
-    assert np.array_equal(~np.isnan(reduced.scores["copying"].mean), is_induction)
-    for name in complete.scores.keys() - {"copying"}:
-        assert np.array_equal(reduced.scores[name].mean, complete.scores[name].mean)
+    all_heads = {Head(*index) for index in np.ndindex(2, 4)}
+    assert complete.row.heads("heads/copying").keys() == all_heads
+    estimates = {head: reduced.row.score("induction", head) for head in all_heads}
+    induction_heads = {head for head, (value, error) in estimates.items() if value - error >= 0.2}
+    assert reduced.row.heads("heads/copying").keys() == induction_heads
+    for name in complete.row.columns("heads").keys() - {"copying", "copying_se"}:
+        assert reduced.row.heads(f"heads/{name}") == complete.row.heads(f"heads/{name}")

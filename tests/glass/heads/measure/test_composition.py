@@ -11,9 +11,9 @@ from models import induction_model, lively, small
 
 from glass.heads.measure import scores
 from glass.heads.measure.capture import capture
-from glass.heads.measure.composition import INPUTS, measure_composition
-from glass.heads.measure.results import CompositionShare, Head
+from glass.heads.measure.composition import INPUTS, ScoredRows, measure_composition
 from model import GPT, attention_weights, causal_mask
+from run.row import Head, Row
 from variants import build_model
 
 V, T = 40, 24
@@ -44,13 +44,23 @@ def measure(
     texts: tuple[np.ndarray, ...],
     heads: dict[str, list[Head]],
     max_components: int | None = None,
-) -> dict[tuple[Head, str, str], CompositionShare]:
-    """Return composition shares by head, input and upstream component."""
+) -> Row:
+    """Return the composition of heads by score."""
     windows, repeated, control = texts
     random = capture(model, np.concatenate((repeated, control)))
-    forward = capture(model, windows)
-    shares = measure_composition(model, forward, random, PERIODS, heads, max_components)
-    return {(one.head, one.input, one.upstream): one for one in shares}
+    rows = {
+        "previous_token": ScoredRows(capture(model, windows)),
+        "induction": ScoredRows(random, PERIODS),
+    }
+    row = Row()
+    for score, some in heads.items():
+        row |= measure_composition(model, score, some, rows[score], max_components)
+    return row
+
+
+def upstream_of(row: Row, score: str, head: Head) -> set[str]:
+    """Return the components with a share in the score of a head."""
+    return {place.split("/")[1] for place in row.places(f"composition/{score}/{head}")}
 
 
 INDUCTION_HEAD, PREVIOUS_TOKEN_HEAD = Head(1, 1), Head(0, 0)
@@ -66,34 +76,33 @@ def test_an_induction_head_depends_on_the_previous_token_head_through_its_keys(m
         "induction": [INDUCTION_HEAD, Head(1, 0)],
         "previous_token": [PREVIOUS_TOKEN_HEAD],
     }
-    shares = measure(model, texts, heads)
+    row = measure(model, texts, heads)
     # Ids come from the embedding; neither the noisy head nor the empty MLP contributes.
-    upstream = {name for head, _, name in shares if head == INDUCTION_HEAD}
-    assert upstream == {"L0H0", "embedding"}
-    assert not any(head == PREVIOUS_TOKEN_HEAD for head, _, _ in shares)  # nothing is upstream
+    assert upstream_of(row, "induction", INDUCTION_HEAD) == {"L0H0", "embedding"}
+    assert not row.places("composition/previous_token")  # nothing is upstream
 
-    keys, queries, values = (
-        shares[INDUCTION_HEAD, name, "L0H0"].share for name in ("keys", "queries", "values")
-    )
-    assert keys.value == pytest.approx(1, abs=0.02) and keys.error < 0.05
-    assert queries.value == pytest.approx(0, abs=0.05)
-    assert values.value == pytest.approx(0, abs=0.02)  # it moves ids, not previous tokens
-    assert shares[INDUCTION_HEAD, "values", "embedding"].share.value > 0.8
+    share, error = row.estimate("composition/induction", f"{INDUCTION_HEAD}/keys/L0H0")
+    assert share == pytest.approx(1, abs=0.02) and error < 0.05
+    prefix = f"composition/induction/{INDUCTION_HEAD}"
+    assert row[f"{prefix}/queries/L0H0"] == pytest.approx(0, abs=0.05)
+    # It moves ids, not previous tokens.
+    assert row[f"{prefix}/values/L0H0"] == pytest.approx(0, abs=0.02)
+    assert row[f"{prefix}/values/embedding"] > 0.8
 
 
 def test_of_few_components_those_with_the_largest_direct_shares_are_measured(model, texts):
-    shares = measure(model, texts, {"induction": [INDUCTION_HEAD]})
-    assert measure(model, texts, {"induction": [INDUCTION_HEAD]}, max_components=2) == shares
-    shares = measure(model, texts, {"induction": [INDUCTION_HEAD]}, max_components=1)
-    assert len({upstream for _, _, upstream in shares}) == 1
+    row = measure(model, texts, {"induction": [INDUCTION_HEAD]})
+    assert measure(model, texts, {"induction": [INDUCTION_HEAD]}, max_components=2) == row
+    row = measure(model, texts, {"induction": [INDUCTION_HEAD]}, max_components=1)
+    assert len(upstream_of(row, "induction", INDUCTION_HEAD)) == 1
 
 
 def test_the_share_of_values_is_that_of_what_a_head_moves(model, texts):
     second, d = model.blocks[1].attention, max(V, T)
     with torch.no_grad():  # now it moves the previous token that L0H0 wrote
         second.W_V.weight[d : d + V].zero_()[:, V + T :] = torch.eye(V)
-    shares = measure(model, texts, {"induction": [INDUCTION_HEAD]})
-    assert shares[INDUCTION_HEAD, "values", "L0H0"].share.value > 0.9
+    row = measure(model, texts, {"induction": [INDUCTION_HEAD]})
+    assert row[f"composition/induction/{INDUCTION_HEAD}/values/L0H0"] > 0.9
 
 
 def slow_input(
@@ -203,22 +212,24 @@ def test_shares_are_those_of_a_slow_loop_over_all_blocks(changes, score, texts):
     model = lively(build_model(small(n_layer=3, vocab_size=V, block_size=T, **changes))).double()
     ids = np.concatenate(texts[1:]) if score == "induction" else texts[0]
     heads = [Head(2, number) for number in range(4)]
-    shares = measure(model, texts, {score: heads})
-    components = {name for _, _, name in shares}
+    row = measure(model, texts, {score: heads})
+    upstream = {head: upstream_of(row, score, head) for head in heads}
+    components = set().union(*upstream.values())
     assert len(components) > 5 and "embedding" in components
-    for head, component in {(head, component) for head, _, component in shares}:
-        measured = [shares[head, name, component].share for name in INPUTS]
+    for head, component in [(one, name) for one in heads for name in upstream[one]]:
+        places = [f"{head}/{name}/{component}" for name in INPUTS]
+        measured = [row.estimate(f"composition/{score}", place) for place in places]
         assert any(share.exceeds(minimum=0.05, errors=2) for share in measured)
     x = capture(model, ids).residuals[2]
     for component in components & set(COMPONENTS):
         for is_direct in (False, True):
             without = slow_input(model, torch.from_numpy(ids), COMPONENTS[component], is_direct)
             expected = lost_shares(model, score, x, without)
-            for head, name in product(heads, expected):
-                if one := shares.get((head, name, component)):
-                    share = one.direct if is_direct else one.share
-                    value = pytest.approx(expected[name][head.number], rel=1e-4, abs=1e-5)
-                    assert share.value == value
+            name = f"composition/{score}{'_direct' if is_direct else ''}"
+            for head, read in product(heads, expected):
+                if component in upstream[head]:
+                    share = pytest.approx(expected[read][head.number], rel=1e-4, abs=1e-5)
+                    assert row[f"{name}/{head}/{read}/{component}"] == share
 
 
 def test_a_ratio_has_the_standard_error_of_a_bootstrap():

@@ -9,10 +9,10 @@ from glass.heads.measure import scores
 from glass.heads.measure.emergence import (
     CONTROLLED_SCORES,
     THRESHOLD_SHARES,
+    date_emergence,
     threshold,
-    update_emergence,
 )
-from glass.heads.measure.results import Emergence, Estimates, Head, Measurements
+from run.row import Head, Row
 
 HEAD, LENGTH = Head(0, 0), 48
 
@@ -29,22 +29,20 @@ def test_thresholds_are_above_the_score_of_uniform_attention(length, uniform_sco
         assert threshold(score, length) - expected == pytest.approx(share * (1 - expected))
 
 
-def follow(score: str, values: list[tuple[float, float]], every: int = 10) -> Emergence:
-    """Return the emergence after snapshots with these scores and errors of one head."""
-    measurements = None
-    for number, (value, error) in enumerate(values):
-        estimates = Estimates(np.array([[value]]), np.array([[error]]))
-        current = Measurements(every * number, {score: estimates})
-        emergence = update_emergence(measurements, current, LENGTH)
-        measurements = Measurements(current.step, current.scores, emergence)
-    return measurements.emergence
+def follow(score: str, values: list[tuple[float, float]], every: int = 10) -> Row:
+    """Return the row after snapshots with these scores and errors of one head."""
+    row = Row()
+    for number, estimate in enumerate(values):
+        previous, row = row, Row(step=every * number)
+        row.put(f"heads/{score}", estimate, HEAD)
+        row |= date_emergence(previous, row, LENGTH)
+    return row
 
 
 def follow_induction(values: list[float]) -> tuple[int | None, int | None]:
     """Return when an induction head emerged and was lost, without standard errors."""
-    emergence = follow("induction", [(value, 0.0) for value in values])
-    steps = (emergence.emerged, emergence.lost)
-    return tuple(by_score.get("induction", {}).get(HEAD) for by_score in steps)
+    row = follow("induction", [(value, 0.0) for value in values])
+    return row.get(f"emerged/induction/{HEAD}"), row.get(f"lost/induction/{HEAD}")
 
 
 def test_a_head_emerges_at_the_first_of_two_snapshots_at_which_it_passes():
@@ -64,20 +62,22 @@ def test_a_head_is_lost_only_if_it_falls_below_the_threshold_by_more_than_two_er
     minimum = threshold("current_token", LENGTH)
     before = [(minimum + 0.03, 0.012)] * 2
     near, below = (minimum + 0.01, 0.012), (minimum - 0.02, 0.012)  # neither passes
-    assert follow("current_token", [*before, near, below, near]).lost == {}
     fallen = (minimum - 0.03, 0.012)
-    assert follow("current_token", [*before, near, fallen]).lost == {"current_token": {HEAD: 20}}
-    assert follow("current_token", [*before, fallen, near, fallen]).lost["current_token"] == {
-        HEAD: 10
-    }
-    assert follow("current_token", [*before, fallen, *before]).lost["current_token"] == {}
+    for then, lost in [
+        ([near, below, near], None),
+        ([near, fallen], 20),
+        ([fallen, near, fallen], 10),
+        ([fallen, *before], None),
+    ]:
+        row = follow("current_token", [*before, *then])
+        assert row.get(f"lost/current_token/{HEAD}") == lost
 
 
 @given(st.lists(st.floats(0, 1), min_size=3, max_size=30), st.floats(0, 0.1))
 def test_the_date_of_an_emergence_never_moves(values, error):
     history = [(value, error) for value in values]
     dates = [
-        follow("induction", history[:count]).emerged.get("induction", {}).get(HEAD)
+        follow("induction", history[:count]).get(f"emerged/induction/{HEAD}")
         for count in range(1, 1 + len(history))
     ]
     known = [date for date in dates if date is not None]

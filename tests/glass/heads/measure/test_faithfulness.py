@@ -17,8 +17,8 @@ from glass.heads.measure.faithfulness import (
     measure_isolated_gains,
 )
 from glass.heads.measure.probes import make_random_rows
-from glass.heads.measure.results import Faithfulness, Head
 from model import GPT
+from run.row import Head, Row
 
 
 class Circuit(NamedTuple):
@@ -47,7 +47,7 @@ def known_circuit() -> Circuit:
 
 
 @pytest.fixture(scope="module")
-def measured(known_circuit) -> Faithfulness:
+def measured(known_circuit) -> Row:
     return measure_faithfulness(known_circuit.gains, known_circuit.all_heads, [Head(1, 1)])
 
 
@@ -56,8 +56,8 @@ CIRCUIT = (Head(0, 0), Head(1, 1))
 
 def test_the_sufficient_heads_are_those_that_were_built_to_copy(known_circuit, measured):
     isolated = known_circuit
-    assert measured.sufficient_heads == CIRCUIT
-    share, error = measured.sufficient
+    assert measured.heads("sufficient").keys() == {*CIRCUIT}
+    share, error = measured.estimate("faithfulness", "sufficient")
     assert share >= 0.9 and 0 < error < 0.05
     all_gains = isolated.gains(isolated.all_heads)
     for pair in combinations(isolated.all_heads, 2):
@@ -95,13 +95,14 @@ def test_shares_are_those_of_whole_passes_and_that_of_sufficient_heads_is_of_the
     alone, complete = gains(CIRCUIT), gains(None)
     held_out = slice(1, None, 2)
     expected = alone[held_out].sum() / complete[held_out].sum()
-    assert measured.sufficient.value == pytest.approx(expected, abs=1e-9)
-    for share, heads in (
-        (measured.none, []),
-        (measured.circuit, [Head(1, 1)]),
-        (measured.circuit_and_layer_0, [Head(0, 0), Head(0, 1), Head(1, 1)]),
+    assert measured["faithfulness/sufficient"] == pytest.approx(expected, abs=1e-9)
+    for name, heads in (
+        ("none", []),
+        ("circuit", [Head(1, 1)]),
+        ("circuit_and_layer_0", [Head(0, 0), Head(0, 1), Head(1, 1)]),
     ):
-        assert share.value == pytest.approx(gains(heads).sum() / complete.sum(), abs=1e-9)
+        share = gains(heads).sum() / complete.sum()
+        assert measured[f"faithfulness/{name}"] == pytest.approx(share, abs=1e-9)
 
 
 def test_a_head_that_is_only_needed_together_with_others_is_kept():
@@ -113,12 +114,12 @@ def test_a_head_that_is_only_needed_together_with_others_is_kept():
         gain = 1.0 * ({heads[1], heads[4]} <= {*active}) - 0.2 * (heads[2] in active)
         return np.linspace(0.9, 1.1, 16)[rows] * (gain - 0.5 * is_odd * (heads[5] not in active))
 
-    faithfulness = measure_faithfulness(copying_gains, heads, [])
-    assert faithfulness.sufficient_heads == (heads[1], heads[4])
-    assert faithfulness.sufficient.value == pytest.approx(0.5 / 0.8)  # on the other half
+    row = measure_faithfulness(copying_gains, heads, [])
+    assert row.heads("sufficient").keys() == {heads[1], heads[4]}
+    assert row["faithfulness/sufficient"] == pytest.approx(0.5 / 0.8)  # on the other half
     not_found = measure_faithfulness(copying_gains, heads, [], finds_sufficient=False)
-    assert not_found.sufficient_heads == () and not not_found.sufficient.is_known
-    assert not_found.circuit == faithfulness.circuit
+    assert not not_found.heads("sufficient") and "faithfulness/sufficient" not in not_found
+    assert not_found["faithfulness/circuit"] == row["faithfulness/circuit"]
 
 
 @pytest.mark.parametrize(("share", "count"), [(0.89, 2), (0.91, 1)])

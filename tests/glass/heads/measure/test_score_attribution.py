@@ -20,8 +20,8 @@ from common.errors import UserError
 from glass.heads.measure.capture import capture
 from glass.heads.measure.components import Component, components
 from glass.heads.measure.interventions import Interventions
-from glass.heads.measure.results import Head
 from glass.heads.measure.score_attribution import attribute_score
+from run.row import Head
 from variants import build_model
 
 ablations = st.lists(st.builds(Head, st.integers(0, 1), st.integers(0, 3)), max_size=2)

@@ -19,7 +19,7 @@ from glass.heads.measure import ablation, analysis, scores, snapshot
 from glass.heads.measure.analysis import ProbeRun, analyze
 from glass.heads.measure.probes import make_probes
 from glass.heads.say.findings import summarize
-from glass.heads.say.metrics import COMPANION_SUFFIXES, flatten, read_latest
+from run.row import COMPANION_SUFFIXES, Row
 from variants import build_model
 
 TOKENIZER = CharTokenizer("abcdefghijklmnopqrstuv\n")
@@ -66,10 +66,13 @@ def test_models_and_texts_of_any_size_can_be_measured(config, ids):
     model, tokenizer = build_model(config), CharTokenizer("ACGTN\n"[: config.vocab_size])
     text = np.array(ids) % config.vocab_size
     run = ProbeRun(model, make_probes(text, text, tokenizer, config.block_size, seed=0))
-    assert np.isfinite(run.measure(0, run.score_heads()).scores["entropy"].mean).all()
+    row = run.score_heads()
+    row |= run.measure_copying()
+    row |= run.measure_composition(row)
+    assert len(row.heads("heads/entropy")) == config.n_layer * config.n_head
     analysis = analyze(model, tokenizer, text.tolist(), lambda line: None)
     assert analysis.arrays["text"].shape[-1] == min(len(text), config.block_size)
-    summarize(analysis)
+    summarize(analysis.row)
 
 
 @pytest.mark.parametrize(
@@ -84,29 +87,26 @@ def test_grids_are_due_at_both_ends_and_regularly_or_at_each_doubling(
 
 def test_the_highest_prefix_matching_score_is_that_of_all_measurements():
     probes = make_probes(IDS, IDS[:500], TOKENIZER, 32, seed=0)
-    scored = ProbeRun(MODEL, probes).score_heads()["induction"].mean
-    assert analysis.highest_induction_score(MODEL, probes) == pytest.approx(scored.max(), abs=1e-6)
+    highest = max(ProbeRun(MODEL, probes).score_heads().heads("heads/induction").values())
+    assert analysis.highest_induction_score(MODEL, probes) == pytest.approx(highest, abs=1e-6)
 
 
 @pytest.mark.parametrize(("change", "expected"), [(0.0, False), (0.04, False), (-0.06, True)])
 def test_a_changed_prefix_matching_score_asks_for_a_snapshot(make_snapshots, change, expected):
     snapshots = make_snapshots()
     highest = analysis.highest_induction_score(MODEL, snapshots.probes)
-    others = [{"step": 0, "heads/induction/L0H0": 9.0}, {"step": 3, "val/loss": 2.0}]
-    last = {"step": 2, "heads/induction/L1H0": highest + change, "heads/induction/L0H1": -1.0}
+    previous = Row({"heads/induction/L1H0": highest + change, "heads/induction/L0H1": -1.0})
     before = torch.random.get_rng_state()
-    previous = read_latest([others[0], last, others[1]])
     assert snapshots.has_changed(MODEL, previous) == expected
     assert torch.equal(torch.random.get_rng_state(), before)
-    assert not snapshots.has_changed(MODEL, None)
-    previous = read_latest([{"step": 0, "heads/sink/L0H0": 0.5}])
-    assert not snapshots.has_changed(MODEL, previous)
+    assert not snapshots.has_changed(MODEL, Row())
+    assert not snapshots.has_changed(MODEL, Row({"heads/sink/L0H0": 0.5}))
 
 
 def test_an_extra_snapshot_measures_the_heads_but_explains_no_predictions(make_snapshots):
     snapshots = make_snapshots(2, batch_size=4096)
-    extra, regular = (snapshots.measure(MODEL, step, None) for step in (3, 6))
-    assert flatten(extra[0]).keys() == flatten(regular[0]).keys()
+    extra, regular = (snapshots.measure(MODEL, step, Row()) for step in (3, 6))
+    assert extra[0].keys() == regular[0].keys()
     assert ["token_effect" in arrays for _, arrays in (extra, regular)] == [False, True]
 
 

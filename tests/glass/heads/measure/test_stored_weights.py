@@ -5,8 +5,8 @@ from itertools import pairwise
 import pytest
 
 from glass.heads.measure import stored_weights
-from glass.heads.measure.results import Head
 from glass.heads.measure.stored_weights import prune_stored_weights
+from run.row import Head
 from run.run_dir import RunDir
 
 

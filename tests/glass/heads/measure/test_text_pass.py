@@ -17,8 +17,8 @@ from models import (
 
 from glass.heads.measure.capture import ForwardPass
 from glass.heads.measure.interventions import Interventions
-from glass.heads.measure.results import Head
 from glass.heads.measure.text_pass import TextPass
+from run.row import Head
 from variants import build_model
 
 edits = st.lists(

@@ -9,24 +9,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from glass.heads.measure.circuit import find_induction_circuit
-from glass.heads.measure.results import Head
-from glass.heads.say.findings import Finding, summarize_run
-from glass.heads.say.metrics import read_measurements
+from glass.heads.say.findings import Finding, summarize
+from run.row import Head, Row
 
 INDUCTION_HEAD, PREVIOUS_TOKEN_HEAD = Head(3, 2), Head(1, 3)
 
 
-def make_rows() -> list[dict]:
+def make_rows() -> list[Row]:
     """Metrics of four snapshots of a run in which an induction head forms."""
 
-    def row(step: int, gain: float) -> dict:
-        return {
-            "step": step,
-            "probe/copying_gain": gain,
-            "probe/copying_gain_se": 0.05,
-            "heads/induction/L3H2": gain / 4,
-            "heads/induction_se/L3H2": 0.01,
-        }
+    def row(step: int, gain: float) -> Row:
+        row = Row(step=step)
+        row.put("probe/copying_gain", (gain, 0.05))
+        row.put("heads/induction", (gain / 4, 0.01), INDUCTION_HEAD)
+        row.put_heads("heads/entropy", np.ones((4, 4)))
+        return row
 
     rows = [row(0, 0.0), row(900, 0.4), row(1000, 1.9), row(1100, 2.5)]
     rows[-1] |= {
@@ -59,13 +56,13 @@ def make_rows() -> list[dict]:
     return rows
 
 
-def find(rows: list[dict], title: str) -> Finding | None:
+def find(rows: list[Row], title: str) -> Finding | None:
     """Return the first finding whose title begins like this."""
-    return next((one for one in summarize_run(rows) if one.title.startswith(title)), None)
+    return next((one for one in summarize(*rows) if one.title.startswith(title)), None)
 
 
 def test_an_induction_head_is_reported_with_its_circuit():
-    findings = summarize_run(make_rows())
+    findings = summarize(*make_rows())
     assert [(finding.title, finding.heads) for finding in findings] == [
         ("Induction head", ["L3H2"]),
         ("Sufficient heads", ["L1H3", "L3H2"]),
@@ -73,7 +70,7 @@ def test_an_induction_head_is_reported_with_its_circuit():
         ("Previous-token head", ["L1H3"]),
         ("Attention sink", ["L2H0"]),
     ]
-    circuit = find_induction_circuit(read_measurements(make_rows()[-1]))
+    circuit = find_induction_circuit(make_rows()[-1])
     assert circuit == [PREVIOUS_TOKEN_HEAD, INDUCTION_HEAD]
     first, *others = findings
     for figure in ("L3H2", "L1H3", "layer 0", "at least 97%", "between steps 900 and 1,000"):
@@ -83,7 +80,7 @@ def test_an_induction_head_is_reported_with_its_circuit():
         assert figure in details
     assert "93 ± 2%" in others[0].text and "the other 14 heads" in others[0].text
     assert "0.37 ± 0.04" in others[1].text and "0.90 ± 0.01" in others[-1].details[0]
-    assert summarize_run([{"step": 3, "train/loss": 2.0}]) == []
+    assert summarize(Row({"step": 3, "train/loss": 2.0})) == []
 
 
 @pytest.mark.parametrize(
@@ -139,7 +136,7 @@ SINKS = {
 }
 
 # Changes of the metrics; the title of a finding; what it and its headline say; what they do not
-# say. None: there is no such metric or finding.
+# say. None: there is no such finding.
 CASES = [
     (LOST, "Lost: induction head", ["L3H2", "from step 1,000 to step 1,050"], ["nan"]),
     (LOST, "Induction head", None, []),
@@ -189,7 +186,7 @@ CASES = [
 @pytest.mark.parametrize(("changes", "title", "said", "unsaid"), CASES)
 def test_what_is_said_follows_from_the_metrics(changes, title, said, unsaid):
     rows = make_rows()
-    rows[-1] = {key: value for key, value in (rows[-1] | changes).items() if value is not None}
+    rows[-1] |= changes
     found = find(rows, title)
     assert (found is None) == (said is None)
     text = f"{found.headline}\n{found}" if found else ""
@@ -203,7 +200,7 @@ def test_a_stated_share_is_at_most_all_and_above_half_whatever_its_error(share, 
     for name in ("circuit", "circuit_and_layer_0", "sufficient"):
         rows[-1] |= kept(name, share, error)
     rows[-1] |= composition("keys/L1H3", share, error) | {"sufficient/L2H0": 1}
-    text = "; ".join(map(str, summarize_run(rows)))
+    text = "; ".join(map(str, summarize(*rows)))
     stated = r"(?:all|at least (\d+)%|([\d.]+)(?: ± [\d.]+)?%) of the (score|in-context)"
     for least, estimate, whole in re.findall(stated, text):
         lowest = share - 2 * error
@@ -235,29 +232,24 @@ def test_a_share_is_compared_with_the_largest_by_chance_of_all_queries_and_keys(
 @pytest.mark.parametrize("head_count", [1, 2, 3, 8, 51])
 @pytest.mark.parametrize("factor", [0.995, 1.005])
 def test_importance_is_compared_with_the_largest_by_chance_of_all_heads(head_count, factor):
-    row = {"step": 1}
+    row = Row(step=1)
     for number in range(head_count):
         row |= score("importance", f"L0H{number}", 0.0)
     errors = student_t_quantile(1 - 0.05 / head_count, freedom=15)
     row |= score("importance", "L0H0", 0.3, 0.3 / errors * factor)
-    assert bool(summarize_run([row])) == (factor < 1)
+    assert bool(summarize(row)) == (factor < 1)
 
 
-def rows_of_gains(gains: list[float], error: float = 0.05) -> list[dict]:
+def rows_of_gains(gains: list[float], error: float = 0.05) -> list[Row]:
     """Metrics of snapshots every 100 steps of a run without an induction head."""
-    return [
-        {
-            "step": 100 * number,
-            "heads/induction/L0H0": 0.0,
-            "heads/induction_se/L0H0": 0.01,
-            "probe/copying_gain": gain,
-            "probe/copying_gain_se": error,
-        }
-        for number, gain in enumerate(gains)
-    ]
+    rows = []
+    for number, gain in enumerate(gains):
+        row = Row(step=100 * number) | score("induction", "L0H0", 0.0)
+        rows.append(Row(row | {"probe/copying_gain": gain, "probe/copying_gain_se": error}))
+    return rows
 
 
-def date_of_gain(rows: list[dict]) -> str:
+def date_of_gain(rows: list[Row]) -> str:
     """Return when the copying gain was first reported, as its finding states it."""
     return str(find(rows, "Beginning of in-context copying") or "").partition("The gain passed")[2]
 
@@ -295,6 +287,6 @@ def test_copying_is_learned_only_if_half_of_the_repeats_are_predicted(accuracy, 
     rows[-1] |= {"probe/repeated_loss": 6.76, "probe/repeated_loss_se": 0.05}
     rows[-1] |= {"probe/repeated_accuracy": accuracy, "probe/repeated_accuracy_se": error}
     del rows[-1]["emerged/induction/L3H2"]
-    first = summarize_run(rows)[0]
+    first = summarize(*rows)[0]
     assert first.title.startswith("Beginning") == (not is_learned)
     assert "6.76 ± 0.05" in str(first) and f"{100 * accuracy:.0f}" in str(first)
