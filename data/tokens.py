@@ -46,8 +46,13 @@ if TYPE_CHECKING:
 
 TEXT_FORMAT = 2  # version of how text becomes tokens; part of the text's fingerprint
 CACHE_FORMAT = 4  # version of the files in a cache entry
-TOKEN_FILES = ("train.bin", "val.bin", "val_bytes.bin", "tokenizer.json")
-META_FILE = "meta.json"
+# The files of a cache entry.
+TRAIN_FILE = "train.bin"
+VAL_FILE = "val.bin"
+VAL_BYTES_FILE = "val_bytes.bin"
+TOKENIZER_FILE = "tokenizer.json"
+META_FILE = "meta.json"  # has the hashes of the others
+TOKEN_FILES = (TRAIN_FILE, VAL_FILE, VAL_BYTES_FILE, TOKENIZER_FILE)
 SEPARATOR = -1  # in `Tokens.val_bytes`: a token between documents, which is not text
 # What `_open_entry` raises if an entry is absent or damaged.
 ENTRY_ERRORS = (OSError, ValueError, KeyError, TypeError, UserError)
@@ -186,7 +191,7 @@ def _write_entry(
         all_text = (piece.text for piece in corpus.pieces())
         training_text = sample_training_text(corpus, split_position, size.characters)
         tokenizer = build_tokenizer(config, all_text, training_text)
-    save_tokenizer(tokenizer, folder / "tokenizer.json")
+    save_tokenizer(tokenizer, folder / TOKENIZER_FILE)
 
     copies = _write_splits(split_corpus(corpus, split_position), tokenizer, folder)
 
@@ -216,9 +221,9 @@ def _write_splits(pieces: Iterator[SplitPiece], tokenizer: Tokenizer, folder: Pa
         return encode_with_bytes(tokenizer, piece.text)
 
     with (
-        (folder / "train.bin").open("wb") as train,
-        (folder / "val.bin").open("wb") as val,
-        (folder / "val_bytes.bin").open("wb") as val_bytes,
+        (folder / TRAIN_FILE).open("wb") as train,
+        (folder / VAL_FILE).open("wb") as val,
+        (folder / VAL_BYTES_FILE).open("wb") as val_bytes,
     ):
         bytes_without_token = 0  # of validation text: they count for the next token
         for piece, encoded in encode_pieces(encode, pieces):
@@ -253,12 +258,12 @@ def _open_entry(entry: Path, name: str, fingerprint: str) -> Tokens:
     for file in TOKEN_FILES:
         if sha256_of_file(entry / file) != meta["hashes"][file]:
             raise ValueError(f"{file} has changed since it was written")
-    tokenizer = load_tokenizer(entry / "tokenizer.json")
+    tokenizer = load_tokenizer(entry / TOKENIZER_FILE)
     dtype = _token_dtype(tokenizer)
     return Tokens(
-        train=_map_array(entry / "train.bin", dtype),
-        val=_map_array(entry / "val.bin", dtype),
-        val_bytes=_map_array(entry / "val_bytes.bin", np.dtype(np.int32)),
+        train=_map_array(entry / TRAIN_FILE, dtype),
+        val=_map_array(entry / VAL_FILE, dtype),
+        val_bytes=_map_array(entry / VAL_BYTES_FILE, np.dtype(np.int32)),
         tokenizer=tokenizer,
         fingerprint=fingerprint,
         name=name,
