@@ -5,9 +5,7 @@ short diffs from them, and `python train.py --help` is printed from this page.
 """
 
 import dataclasses
-import re
-from dataclasses import MISSING, dataclass, replace
-from typing import Any
+from dataclasses import MISSING, dataclass
 
 from common.errors import UserError
 from common.settings import LARGEST_SEED, Above, check_settings, setting
@@ -16,8 +14,6 @@ from common.settings import LARGEST_SEED, Above, check_settings, setting
 GPU_VOCAB_MULTIPLE = 64
 # Narrower models decode faster in fp32, even on a CPU with bf16 instructions.
 MIN_BF16_DECODING_WIDTH = 384
-# A model of the Hugging Face hub with its commit: owner/name@commit.
-HUB_MODEL = re.compile(r"(\w[\w.-]*/[\w.-]+)@([0-9a-f]{40})")
 
 # Other settings, with the values beside which alone some settings have an effect.
 TASK = {"data.source": ("synthetic",)}
@@ -547,13 +543,6 @@ class Config(Hardware, ModelSource):
     checkpoint: CheckpointConfig = dataclasses.field(default_factory=CheckpointConfig)
     attention: AttentionConfig = dataclasses.field(default_factory=AttentionConfig)
     wandb: WandbConfig = dataclasses.field(default_factory=WandbConfig)
-
-    def with_value(self, key: str, value: Any) -> "Config":
-        """Return a configuration with one setting, named by its dotted key, or section replaced."""
-        section, _, name = key.rpartition(".")
-        if section:
-            value = replace(getattr(self, section), **{name: value})
-        return replace(self, **{section or name: value})
 
     def micro_batch_size(self, n_processes: int = 1) -> int:
         """Return the number of sequences per micro-step and process."""

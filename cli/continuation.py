@@ -9,7 +9,7 @@ from pathlib import Path
 from common.errors import UserError
 from common.files import exists, is_folder
 from common.paths import expand_model_name
-from common.settings import format_settings
+from common.settings import format_settings, replace_setting
 from config import Config
 from run.checkpoints import MANIFEST_FILE
 from run.config_file import PER_COMMAND, absolute_paths
@@ -99,7 +99,7 @@ def _change_run(run: Config, requested: Config, typed: Sequence[str]) -> Config:
     for key in typed:
         value = attrgetter(key)(requested)
         if key not in RESOLVED or value not in (None, "auto"):
-            config = config.with_value(key, value)
+            config = replace_setting(config, key, value)
     return config
 
 

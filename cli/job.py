@@ -29,7 +29,7 @@ from cli.presets import use_preset_files
 from cli.wandb_environment import check_agent
 from common.errors import UserError
 from common.paths import expand_home, expand_model_name, require_path
-from common.settings import check_settings, explain_unused, show_value
+from common.settings import check_settings, explain_unused, replace_setting, show_value
 from common.signals import exit_on_stop_signals
 from common.terminal import Terminal, error_sentence, printer, run_main
 from common.torchrun import process_rank
@@ -214,7 +214,7 @@ def _request_to(run: Config, job: Job) -> Config:
             "a preset of your own, add --config-dir"
         ) from None
     for key in presets:
-        config = config.with_value(key, getattr(composed, key))
+        config = replace_setting(config, key, getattr(composed, key))
     return config
 
 
@@ -260,6 +260,6 @@ def _apply_task(config: Config, keys: list[str], log: Log) -> Config:
     config = replace(config, tokenizer=TokenizerConfig("char"))
     length = fixed_sequence_length(config.data)
     if length not in (None, config.model.block_size) and "model.block_size" not in keys:
-        config = config.with_value("model.block_size", length)
+        config = replace_setting(config, "model.block_size", length)
         log(f"note: model.block_size={length} is the length of a sequence of this task")
     return config

@@ -8,9 +8,11 @@ from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from operator import ge, gt, le, lt
 from types import NoneType
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple, TypeVar, get_args
 
 from common.errors import UserError, not_one_of
+
+Node = TypeVar("Node", bound=Any)  # a dataclass of settings
 
 LARGEST_SEED = 2**63 - 1  # of torch's generators
 # The largest value of a number by its type; a float has to fit into float32.
@@ -117,6 +119,14 @@ def format_value(value: Any) -> str:
     if isinstance(value, tuple):
         return ",".join(map(format_value, value))
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def replace_setting(node: Node, key: str, value: Any) -> Node:
+    """Return a dataclass with one setting, named by its dotted key, or section replaced."""
+    section, _, name = key.rpartition(".")
+    if section:
+        value = dataclasses.replace(getattr(node, section), **{name: value})
+    return dataclasses.replace(node, **{section or name: value})
 
 
 def format_settings(node: Any) -> dict[str, str]:

@@ -11,7 +11,7 @@ from common.errors import UserError
 from common.files import exists, is_folder, read_start
 from common.paths import expand_model_name
 from common.terminal import error_sentence, print_stderr
-from config import HUB_MODEL, Config, TokenizerConfig
+from config import Config, TokenizerConfig
 from data.tokenizer import Tokenizer
 from interop.external import ExternalModel
 from interop.folder import DOWNLOADED_FILES, HFFolder, pickle_error
@@ -20,6 +20,7 @@ from interop.nanogpt import NanoGPTFile
 from interop.stored import RunCheckpoint, StoredModel, open_copied_checkpoint, open_run
 from model import GPT
 from run.checkpoints import CONFIG_FILE, MANIFEST_FILE
+from run.config_file import HUB_MODEL
 from run.run_dir import HF_CONFIG_FILE, RUNS, find_run
 from training.inputs import StartingWeights
 

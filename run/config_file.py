@@ -14,9 +14,11 @@ from common.errors import UserError
 from common.files import ordinary_file
 from common.settings import check_settings, iterate_settings
 from common.terminal import error_sentence
-from config import HUB_MODEL, Config
+from config import Config
 
 MAX_CONFIG_BYTES = 1 << 20
+# A model of the Hugging Face hub with its commit: owner/name@commit.
+HUB_MODEL = re.compile(r"(\w[\w.-]*/[\w.-]+)@([0-9a-f]{40})")
 # Settings that config.yaml lacked once → the value with which a run does what it did before. A new
 # setting needs an entry: stored configurations are never filled up with defaults, which may change.
 ADDED_SETTINGS: dict[str, Any] = {
