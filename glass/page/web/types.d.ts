@@ -109,7 +109,8 @@ interface Finding {
 
 interface Score {
   label: string;
-  unit?: string; // missing if it is a share or has none
+  unit?: string; // missing if it is a share
+  isSigned?: boolean; // whether it is from -1 to 1
   explanation: string; // one sentence
 }
 

@@ -4,7 +4,7 @@ import { button, el } from "./dom.js";
 import { parseHead, readableName } from "./format.js";
 import { addTooltip } from "./tooltip.js";
 
-/** What the scores of heads mean, in the order of the page. @type {Record<string, Score>} */
+/** What the scores of heads mean. @type {Record<string, Score>} */
 export const SCORES = {
   current_token: {
     label: "Current token",
@@ -42,6 +42,7 @@ export const SCORES = {
   },
   copying: {
     label: "Copying",
+    isSigned: true,
     explanation:
       "How often attending to a token makes it one of the ten likeliest next tokens, minus how often one of the " +
       "ten least likely ones; from −1 to 1.",

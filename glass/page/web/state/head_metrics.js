@@ -1,6 +1,7 @@
 /** The metrics of heads at each snapshot, read from the columns of the page's data. */
 
 import { headName, parseHead } from "../base/format.js";
+import { SCORES } from "../base/terms.js";
 import { columns, data, H, L, scoredSteps, steps } from "./page_data.js";
 import { selection } from "./selection.js";
 
@@ -8,9 +9,6 @@ import { selection } from "./selection.js";
 export const headNames = Array.from({ length: L * H }, (_, k) =>
   headName(Math.floor(k / H), k % H),
 );
-
-/** Scores that are not shares, so that their color scale ends at the largest value. */
-const UNBOUNDED_SCORES = ["distance", "importance"];
 
 /** The names of all scores. Standard errors and variants have columns of their own. */
 export const scoreNames = [...new Set(Object.keys(columns).map(scoreOfColumn))].filter(
@@ -37,8 +35,8 @@ export function metricAt(key, k) {
   return columns[key]?.[k] ?? null;
 }
 
-/** Return whether a score is a share. */
-export const isShare = score => !UNBOUNDED_SCORES.includes(score);
+/** Return whether a score is a share; the color scale of another one ends at the largest value. */
+export const isShare = score => !SCORES[score]?.unit;
 
 /** Return the upper end of a score's scale, the same at all steps. */
 export function maxScore(score) {

@@ -28,8 +28,6 @@ import { drawEmergence } from "./emergence.js";
 import { headsContent } from "./heads_content.js";
 
 const COLORS = ["c1", "c2", "c3", "c4", "c5", "c6", "c7"];
-/** Scores between -1 and 1, whose color scale has two ends. */
-const SIGNED_SCORES = ["copying"];
 
 /** The scores that have a color of their own, those of emerged heads included. */
 const coloredScores = [
@@ -117,8 +115,8 @@ function createScoreTable(score) {
 /** Return the range of a score's colors: "0 to 1", "0 to 12 tokens". */
 function scoreCaption(score) {
   const k = snapshotIndex(score);
-  const low = SIGNED_SCORES.includes(score) ? "−1" : "0";
-  const unit = SCORES[score]?.unit;
+  const { unit, isSigned } = SCORES[score] ?? {};
+  const low = isSigned ? "−1" : "0";
   const range = `${low} to ${Number(maxScore(score).toPrecision(2))}${unit ? ` ${unit}` : ""}`;
   const isMeasuredOnce = measuredIndices[score].length === 1 && isRun;
   const when = isMeasuredOnce ? `, at step ${formatCount(scoredSteps[k])}` : "";
@@ -131,7 +129,7 @@ function scoreCaption(score) {
 function scoreContent(score) {
   const k = snapshotIndex(score);
   const max = maxScore(score);
-  const signed = SIGNED_SCORES.includes(score);
+  const signed = Boolean(SCORES[score]?.isSigned);
   const read = (layer, head) => scoreAt(score, layer, head, k);
   return {
     ...headsContent(360),
