@@ -22,6 +22,7 @@ from common.errors import UserError
 from common.files import atomic_write, is_folder, list_folder
 from common.paths import expand_home
 from common.statistics import (
+    Difference,
     censored_median,
     paired_difference,
     proportion_interval,
@@ -44,8 +45,8 @@ MIN_ERRORS = 5
 MIN_ERRORS_TO_REFUTE = 3
 INDENT = " " * 16  # of the reasons below a verdict
 CHART_WIDTH, CHART_HEIGHT = 1100, 600  # pixels, with the margins of a chart
-MARGIN = 90
-COLORS = ("#2f6db3", "#c8502f", "#2f8a57", "#8455ac")  # of the arms
+CHART_MARGIN = 90
+ARM_COLORS = ("#2f6db3", "#c8502f", "#2f8a57", "#8455ac")  # of the arms
 USAGE = "python -m studies.NAME FOLDER"
 
 Arms = dict[str, dict[int, list[Row]]]  # for each arm the rows of metrics.jsonl by seed
@@ -88,6 +89,11 @@ class Comparison(NamedTuple):
     second: Quantity
     at_least: float
     at_most: float
+
+    @property
+    def is_paired(self) -> bool:
+        """True if both quantities are of the same runs."""
+        return self.first.arm == self.second.arm
 
     @property
     def name(self) -> str:
@@ -156,7 +162,8 @@ class Results:
         """Return the verdict on a claim, the worst of its comparisons, and the reasons."""
         events = [(each.at, each.arm) for each in claim.quantities if each.at in self.study.events]
         for event, arm in (*claim.needs, *events):
-            count, total = len(self.values(Quantity(STEP, arm, event))), len(self.arms[arm])
+            count = len(self.values(Quantity(STEP, arm, event)))
+            total = len(self.arms[arm])
             if 2 * count <= total:
                 return UNDECIDED, [f"{arm}: {event} in only {count} of {total} seeds"]
         verdicts, reasons = zip(*map(self.judge_comparison, claim.comparisons))
@@ -164,30 +171,24 @@ class Results:
 
     def judge_comparison(self, comparison: Comparison) -> tuple[str, str]:
         """Return the verdict on one comparison, and its reason."""
-        first, second, at_least, at_most = comparison
-        a, b, share = self.values(first), self.values(second), ""
-        if first.arm == second.arm:
-            seeds, n_runs = [seed for seed in a if seed in b], len(self.arms[first.arm])
-            difference = paired_difference([a[s] for s in seeds], [b[s] for s in seeds])
-            n_within = sum(at_least <= a[s] - b[s] <= at_most for s in seeds)
-            low, high = proportion_interval(n_within, n_runs)
-            share = f"; {n_within} of {n_runs} seeds ({low:.0%} to {high:.0%})"
-            n_seeds = len(seeds)
-        else:
-            difference = welch_difference([*a.values()], [*b.values()])
-            n_seeds = min(len(a), len(b))
-        reason = f"{comparison.name} = "
+        difference, n_seeds = self._measure(comparison)
         if n_seeds < MIN_SEEDS:
             count = pluralize(n_seeds, "seed")
-            return UNDECIDED, f"{reason}unknown ({count}, but {MIN_SEEDS} are needed)"
+            return UNDECIDED, f"{comparison.name} = unknown ({count}, but {MIN_SEEDS} are needed)"
 
-        above, below = difference.value - at_least, at_most - difference.value
-        bound = f"at least {at_least:g}" if above < below else f"at most {at_most:g}"
+        above = difference.value - comparison.at_least
+        below = comparison.at_most - difference.value
+        bound = f"at most {comparison.at_most:g}"
+        if above < below:
+            bound = f"at least {comparison.at_least:g}"
         errors = difference._replace(value=min(above, below)).in_errors
-        is_inside, size = errors > 0, abs(errors)
-        reason += (
-            f"{format_with_error(difference.value, difference.error)}, {bound}: "
-            f"{size:.{0 if size >= 10 else 1}f} SE {'inside' if is_inside else 'outside'}{share}"
+        size = abs(errors)
+        is_inside = errors > 0
+        value = format_with_error(difference.value, difference.error)
+        side = "inside" if is_inside else "outside"
+        reason = (
+            f"{comparison.name} = {value}, {bound}: {size:.{0 if size >= 10 else 1}f} SE {side}"
+            f"{self._describe_seeds_within(comparison)}"
         )
         needed = MIN_ERRORS if is_inside else MIN_ERRORS_TO_REFUTE
         if size >= needed:
@@ -196,6 +197,29 @@ class Results:
             n_deciding = ceil(n_seeds * (needed / size) ** 2)
             reason += f"; about {n_deciding} seeds would decide"
         return UNDECIDED, reason
+
+    def _measure(self, comparison: Comparison) -> tuple[Difference, int]:
+        """Return a difference and in how many seeds both of its quantities were measured."""
+        first = self.values(comparison.first)
+        second = self.values(comparison.second)
+        if not comparison.is_paired:
+            n_seeds = min(len(first), len(second))
+            return welch_difference([*first.values()], [*second.values()]), n_seeds
+        seeds = [seed for seed in first if seed in second]
+        difference = paired_difference([first[s] for s in seeds], [second[s] for s in seeds])
+        return difference, len(seeds)
+
+    def _describe_seeds_within(self, comparison: Comparison) -> str:
+        """Say in how many of an arm's runs a difference is within its bounds; "" of two arms."""
+        if not comparison.is_paired:
+            return ""
+        first = self.values(comparison.first)
+        second = self.values(comparison.second)
+        differences = [first[seed] - second[seed] for seed in first if seed in second]
+        n_within = sum(comparison.at_least <= d <= comparison.at_most for d in differences)
+        n_runs = len(self.arms[comparison.first.arm])
+        low, high = proportion_interval(n_within, n_runs)
+        return f"; {n_within} of {n_runs} seeds ({low:.0%} to {high:.0%})"
 
     def text(self) -> str:
         """Return the tables, and the verdict on each claim with its reasons."""
@@ -220,15 +244,20 @@ class Results:
             yield metric, "", ""
             for arm, at in product(self.arms, (START, *self.study.events, END)):
                 quantity = Quantity(metric, arm, at)
-                values = self.values(quantity)
-                if not values or not (at == END or quantity in compared):
-                    continue
-                texts = [f"{values[s]:.3f}" if s in values else "–" for s in self.arms[arm]]
-                mean = format_with_error(fmean(values.values()), standard_error([*values.values()]))
-                errors = self.values(quantity._replace(metric=f"{metric}_se")).values()
-                within = f" ({round(fmean(errors), 6):.2g})" if errors else ""
-                name = f"  {arm}" if at == END else f"  {arm}, {at}"
-                yield name, " ".join(texts), f"{mean}{within}"
+                is_shown = at == END or quantity in compared
+                if is_shown and self.values(quantity):
+                    yield self._value_row(quantity)
+
+    def _value_row(self, quantity: Quantity) -> tuple[str, str, str]:
+        """Return the name of a quantity in the table, its values by seed, and their mean."""
+        values = self.values(quantity)
+        seeds = self.arms[quantity.arm]
+        texts = [f"{values[seed]:.3f}" if seed in values else "–" for seed in seeds]
+        mean = format_with_error(fmean(values.values()), standard_error([*values.values()]))
+        errors = self.values(quantity._replace(metric=f"{quantity.metric}_se")).values()
+        within = f" ({round(fmean(errors), 6):.2g})" if errors else ""
+        at = "" if quantity.at == END else f", {quantity.at}"
+        return f"  {quantity.arm}{at}", " ".join(texts), f"{mean}{within}"
 
     def _event_rows(self) -> Iterator[tuple[str, str, str]]:
         yield "", "step of the event", "median (seeds)"
@@ -248,44 +277,60 @@ class Results:
         metrics = dict.fromkeys(
             [*compared, *(event.metric for event in self.study.events.values())]
         )
-        size = 2 * CHART_WIDTH, MARGIN + ceil(len(metrics) / 2) * CHART_HEIGHT
+        size = 2 * CHART_WIDTH, CHART_MARGIN + ceil(len(metrics) / 2) * CHART_HEIGHT
         image = Image.new("RGB", size, "white")
         pen = ImageDraw.Draw(image)
         pen.font = ImageFont.load_default(26)
-        for index, (arm, color) in enumerate(zip(self.arms, COLORS)):
-            pen.text((MARGIN + 500 * index, MARGIN / 2), arm, color)
+        for index, (arm, color) in enumerate(zip(self.arms, ARM_COLORS)):
+            pen.text((CHART_MARGIN + 500 * index, CHART_MARGIN / 2), arm, color)
         for index, metric in enumerate(metrics):
-            corner = index % 2 * CHART_WIDTH, MARGIN + index // 2 * CHART_HEIGHT
+            corner = index % 2 * CHART_WIDTH, CHART_MARGIN + index // 2 * CHART_HEIGHT
             self._draw_chart(pen, metric, *corner)
         return image
 
     def _draw_chart(self, pen: ImageDraw.ImageDraw, metric: str, left: int, top: int) -> None:
-        runs = [
+        """Draw a line for each run, in the color of its arm, with a dot at each event."""
+        rows_by_color = [
             (color, [row for row in rows if metric in row])
-            for color, runs in zip(COLORS, self.arms.values())
+            for color, runs in zip(ARM_COLORS, self.arms.values())
             for rows in runs.values()
         ]
-        last_step = max([0, *(row["step"] for _, rows in runs for row in rows)]) or 1
-        values = [row[metric] for _, rows in runs for row in rows]
-        low, high = min([0, *values]), max([0, *values]) or 1
-        width, height = CHART_WIDTH - 2 * MARGIN, CHART_HEIGHT - 2 * MARGIN
-
-        def place(step: float, value: float) -> tuple[float, float]:
-            x = left + MARGIN + width * step / last_step
-            return x, top + MARGIN + height * (high - value) / (high - low)
-
-        pen.text((left + MARGIN, top), metric, "black")
-        for share in (0, 0.5, 1):
-            value = low + share * (high - low)
-            pen.text(place(0, value), f"{value:.2g}  ", "black", anchor="rm")
-            pen.text(
-                place(share * last_step, low), f"\n{share * last_step:,.0f}", "black", anchor="ma"
-            )
-        for color, rows in runs:
-            pen.line([place(row["step"], row[metric]) for row in rows], color, 3)
+        steps = [row["step"] for _, rows in rows_by_color for row in rows]
+        values = [row[metric] for _, rows in rows_by_color for row in rows]
+        axes = Axes(left, top, max([0, *steps]) or 1, min([0, *values]), max([0, *values]) or 1)
+        axes.draw(pen, metric)
+        for color, rows in rows_by_color:
+            pen.line([axes.place(row["step"], row[metric]) for row in rows], color, 3)
             for event in self.study.events.values():
                 if event.metric == metric and (row := event.find(rows)):
-                    pen.circle(place(row["step"], row[metric]), 8, color)
+                    pen.circle(axes.place(row["step"], row[metric]), 8, color)
+
+
+class Axes(NamedTuple):
+    """The axes of a chart: its corner in pixels, and the range of steps and values."""
+
+    left: int
+    top: int
+    last_step: float
+    low: float
+    high: float
+
+    def place(self, step: float, value: float) -> tuple[float, float]:
+        """Return the pixel (x, y) of a value at a step."""
+        width = CHART_WIDTH - 2 * CHART_MARGIN
+        height = CHART_HEIGHT - 2 * CHART_MARGIN
+        x = self.left + CHART_MARGIN + width * step / self.last_step
+        y = self.top + CHART_MARGIN + height * (self.high - value) / (self.high - self.low)
+        return x, y
+
+    def draw(self, pen: ImageDraw.ImageDraw, title: str) -> None:
+        """Draw the title, and three labels of each axis."""
+        pen.text((self.left + CHART_MARGIN, self.top), title, "black")
+        for share in (0, 0.5, 1):
+            value = self.low + share * (self.high - self.low)
+            step = share * self.last_step
+            pen.text(self.place(0, value), f"{value:.2g}  ", "black", anchor="rm")
+            pen.text(self.place(step, self.low), f"\n{step:,.0f}", "black", anchor="ma")
 
 
 def read_arms(study: Study, folder: Path) -> Arms:
@@ -315,7 +360,8 @@ def read_arms(study: Study, folder: Path) -> Arms:
 
 def report(study: Study, folder: Path) -> None:
     """Print the results of the runs in a folder, and draw their curves into its study.png."""
-    results, picture = Results(study, read_arms(study, folder)), folder / "study.png"
+    results = Results(study, read_arms(study, folder))
+    picture = folder / "study.png"
     with atomic_write(picture) as part:
         results.draw().save(part, "PNG")
     printer(Terminal())(f"\ncurves      {picture.absolute().as_uri()}\n\n{results.text()}")
