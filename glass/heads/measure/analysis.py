@@ -31,7 +31,7 @@ from glass.heads.measure.composition import (
     ScoredRows,
     measure_composition,
 )
-from glass.heads.measure.emergence import date_emergence, threshold
+from glass.heads.measure.emergence import date_emergence, find_passing_heads
 from glass.heads.measure.faithfulness import measure_faithfulness, measure_isolated_gains
 from glass.heads.measure.logit_attribution import (
     copying_scores,
@@ -149,6 +149,7 @@ class ProbeRun:
                 are measured on the control rows instead of them, if there are any.
         """
         self.model = model
+        self.shape = model.config.n_layer, model.config.n_head
         self.periods = probes.periods
         # Of a large model, fewer heads and components are measured.
         self.is_large = model.num_parameters() > LARGE_MODEL_PARAMETERS
@@ -187,30 +188,28 @@ class ProbeRun:
         return row
 
     def _select_copying_heads(self, row: Row) -> np.ndarray:
-        """Return of which heads copying is measured, (L, H): all, or only induction heads."""
-        config = self.model.config
+        """Return for which heads copying is measured, (L, H): all, or only induction heads."""
         if not self.is_large:
-            return np.ones((config.n_layer, config.n_head), bool)
-        is_selected = np.zeros((config.n_layer, config.n_head), bool)
-        for head in self._passing_heads(row, "induction"):
+            return np.ones(self.shape, bool)
+        is_selected = np.zeros(self.shape, bool)
+        for head in find_passing_heads(row, "induction", self.window_length):
             is_selected[head] = True
         return is_selected
-
-    def _passing_heads(self, row: Row, score: str) -> list[Head]:
-        return strongest_heads(row, score, threshold(score, self.window_length))
 
     def measure_copying(self) -> Row:
         """Compute the copying gain, and the loss and accuracy on repeated random tokens."""
         row = Row()
         if len(self.periods):
-            names = ("repeated_loss", "reshuffled_loss", "repeated_correct")
-            repeated, reshuffled, correct = (
-                scores.second_half_means(self.arrays[name], self.periods) for name in names
-            )
+            repeated = self._second_half_means("repeated_loss")
+            reshuffled = self._second_half_means("reshuffled_loss")
+            correct = self._second_half_means("repeated_correct")
             row.put("probe/copying_gain", scores.mean_estimate(reshuffled - repeated))
             row.put("probe/repeated_loss", scores.mean_estimate(repeated))
             row.put("probe/repeated_accuracy", scores.mean_estimate(correct))
         return row
+
+    def _second_half_means(self, name: str) -> np.ndarray:
+        return scores.second_half_means(self.arrays[name], self.periods)  # (P,)
 
     def measure_composition(self, scored: Row) -> Row:
         """Measure the composition of the heads with the highest scores in a row."""
@@ -221,11 +220,13 @@ class ProbeRun:
             "previous_token": ScoredRows(self.windows),
             "induction": ScoredRows(self._random_rows(0, 2), self.periods),
         }
-        most, max_components = dict.fromkeys(MEASURED_SCORES, MAX_MEASURED_HEADS), None
+        most = dict.fromkeys(MEASURED_SCORES, MAX_MEASURED_HEADS)
+        max_components = None
         if self.is_large:
-            most, max_components = {"induction": 1}, MAX_COMPONENTS_OF_LARGE_MODEL
+            most = {"induction": 1}
+            max_components = MAX_COMPONENTS_OF_LARGE_MODEL
         for score, count in most.items():
-            heads = self._passing_heads(scored, score)[:count]
+            heads = find_passing_heads(scored, score, self.window_length)[:count]
             row |= measure_composition(self.model, score, heads, rows[score], max_components)
         return row
 
@@ -233,10 +234,10 @@ class ProbeRun:
         """Measure the induction circuit's faithfulness; nothing if no copying gain is reported."""
         if reported_copying_gain(measured) is None:
             return Row()
-        rows, config = self._random_rows(0, 1), self.model.config
+        rows = self._random_rows(0, 1)
         return measure_faithfulness(
             partial(measure_isolated_gains, self.model, rows, self.periods),
-            [Head(*index) for index in np.ndindex(config.n_layer, config.n_head)],
+            [Head(*index) for index in np.ndindex(self.shape)],
             find_induction_circuit(measured),
             finds_sufficient and not self.is_large,
         )
@@ -249,10 +250,3 @@ def highest_induction_score(model: GPT, probes: Probes) -> float:
     A = model.attention_maps(tokens).cpu().numpy()  # (L, 2 P, H, T, T)
     repeated, control = np.split(A, 2, axis=1)
     return float(scores.induction(repeated, control, probes.periods).mean(axis=-1).max())
-
-
-def strongest_heads(row: Row, score: str, minimum: float) -> list[Head]:
-    """Return the heads whose score minus its standard error reaches `minimum`, strongest first."""
-    estimates = {head: row.score(score, head) for head in row.heads(f"heads/{score}")}
-    passing = [head for head, (value, error) in estimates.items() if value - error >= minimum]
-    return sorted(passing, key=lambda head: -estimates[head].value)

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from run.row import Row
+from run.row import Head, Row
 
 # Thresholds, as shares of the range from the score of uniform attention to 1.
 THRESHOLD_SHARES = {
@@ -21,6 +21,14 @@ def threshold(score: str, length: int) -> float:
     # Uniform attention of query i to any one token is 1 / (i + 1); queries begin at i = 1.
     uniform = 0.0 if score in CONTROLLED_SCORES else float((1 / np.arange(2, length + 1)).mean())
     return uniform + THRESHOLD_SHARES[score] * (1 - uniform)
+
+
+def find_passing_heads(row: Row, score: str, length: int) -> list[Head]:
+    """Return the heads that pass the threshold at a snapshot, strongest first."""
+    minimum = threshold(score, length)
+    estimates = {head: row.score(score, head) for head in row.heads(f"heads/{score}")}
+    passing = [head for head, (value, error) in estimates.items() if value - error >= minimum]
+    return sorted(passing, key=lambda head: -estimates[head].value)
 
 
 def date_emergence(previous: Row, current: Row, length: int) -> Row:

@@ -14,9 +14,11 @@ from glass.heads.measure.interventions import replace_heads
 from model import GPT, Taps
 from run.row import Estimate, Head, Row
 
+ALL_ROWS = slice(None)
 # The best of many sets looks better than it is, so its share is measured on rows that were not used
 # to find it. Both halves have rows of every period.
-ALL_ROWS, SELECTION_ROWS, HELD_OUT_ROWS = slice(None), slice(0, None, 2), slice(1, None, 2)
+SELECTION_ROWS = slice(0, None, 2)
+HELD_OUT_ROWS = slice(1, None, 2)
 
 
 @torch.no_grad()
@@ -32,12 +34,8 @@ def measure_isolated_gains(
     `forward` is the pass over P repeated, then P reshuffled rows. Every other head outputs its mean
     over all tokens of the pass.
     """
-    means = forward.heads.mean(dim=(1, 2))  # (L, H, d_v)
-    taps: Taps = {}
-    for layer in range(model.config.n_layer):
-        numbers = range(model.config.n_head)
-        if others := [number for number in numbers if Head(layer, number) not in heads]:
-            taps |= replace_heads(layer, [others], means[layer])
+    taps = _ablate_others(forward, heads)
+    # Nothing changes below the first layer with an ablated head.
     first = min((layer for _, layer in taps), default=model.config.n_layer)
     chosen = torch.arange(len(forward.tokens)).view(2, -1)[:, rows].flatten()
     losses = []
@@ -49,6 +47,18 @@ def measure_isolated_gains(
             losses.append(token_losses(model, x, next_tokens(tokens)))
     repeated, reshuffled = np.split(torch.cat(losses).cpu().numpy(), 2)
     return scores.copying_gains(repeated, reshuffled, periods[rows])
+
+
+def _ablate_others(forward: ForwardPass, heads: Collection[Head]) -> Taps:
+    """Return taps that replace the outputs of all heads but some by their means over the pass."""
+    means = forward.heads.mean(dim=(1, 2))  # (L, H, d_v)
+    n_layer, n_head, _ = means.shape
+    taps: Taps = {}
+    for layer in range(n_layer):
+        others = [number for number in range(n_head) if Head(layer, number) not in heads]
+        if others:
+            taps |= replace_heads(layer, [others], means[layer])
+    return taps
 
 
 def measure_faithfulness(

@@ -101,12 +101,14 @@ def make_random_rows(
         return RandomRows(no_rows, no_rows, no_rows, np.zeros(0, np.int64))
     # A row draws different tokens. Only a vocabulary of five is smaller than a row: its first token
     # occurs again, at a distance that is not a period.
-    V, count = len(probabilities), min(size, vocabulary)
+    count = min(size, vocabulary)
     drawn = [
-        generator.choice(V, count, replace=False, p=probabilities) for _ in range(2 * MAX_ROWS)
+        generator.choice(len(probabilities), count, replace=False, p=probabilities)
+        for _ in range(2 * MAX_ROWS)
     ]
     rows = np.array([np.resize(tokens, size) for tokens in drawn])
-    repeated, control = rows[:MAX_ROWS], rows[MAX_ROWS:]
+    repeated = rows[:MAX_ROWS]
+    control = rows[MAX_ROWS:]
     # Several periods, because a head that attends at a fixed distance can match only one.
     different = np.linspace(size // 4, size // 2, DIFFERENT_PERIODS).astype(int)
     periods = np.sort(np.resize(np.unique(different.clip(min=MIN_PERIOD)), MAX_ROWS))

@@ -7,18 +7,12 @@ from models import lively, random_tokens, small
 
 from data.tokenizer import CharTokenizer
 from glass.heads.measure import analysis, logit_attribution
-from glass.heads.measure.analysis import analyze, draw_expected_tokens, strongest_heads
+from glass.heads.measure.analysis import analyze, draw_expected_tokens
 from glass.heads.measure.capture import capture
-from run.row import Head, Row
+from run.row import Head
 from variants import build_model
 
 TOKENIZER = CharTokenizer("abcdefghijklmnopqrstuv\n")
-
-
-def test_the_strongest_heads_pass_less_their_error_the_strongest_first():
-    row = Row()
-    row.put_heads("heads/sink", np.array([[0.1, 0.9], [0.7, 0.45]]), np.full((2, 2), 0.1))
-    assert strongest_heads(row, "sink", 0.4) == [Head(0, 1), Head(1, 0)]
 
 
 def test_expected_tokens_are_drawn_from_the_mean_of_the_predictions():

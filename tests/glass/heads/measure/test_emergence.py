@@ -10,6 +10,7 @@ from glass.heads.measure.emergence import (
     CONTROLLED_SCORES,
     THRESHOLD_SHARES,
     date_emergence,
+    find_passing_heads,
     threshold,
 )
 from run.row import Head, Row
@@ -27,6 +28,13 @@ def test_thresholds_are_above_the_score_of_uniform_attention(length, uniform_sco
             expected = getattr(scores, score)(uniform).mean()
             assert expected == pytest.approx(uniform_score, abs=5e-4)
         assert threshold(score, length) - expected == pytest.approx(share * (1 - expected))
+
+
+def test_heads_pass_the_threshold_less_their_error_the_strongest_first():
+    row = Row()
+    scored = np.array([[0.1, 0.7], [0.9, 0.25]])  # the threshold is 0.2
+    row.put_heads("heads/induction", scored, np.full((2, 2), 0.1))
+    assert find_passing_heads(row, "induction", LENGTH) == [Head(1, 0), Head(0, 1)]
 
 
 def follow(score: str, values: list[tuple[float, float]], every: int = 10) -> Row:
