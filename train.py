@@ -18,7 +18,7 @@ if __name__ == "__main__":
     end_on_interrupt()  # without a traceback from an import below
 
 import cli
-from common.terminal import Terminal, error_sentence, exit_on_error, printer, tolerate_errors
+from common.terminal import Terminal, exit_on_error, printer, tolerate_errors
 from common.torchrun import process_rank
 from config import Config, ResolvedConfig
 
@@ -36,61 +36,71 @@ if __name__ == "__main__":
     choose_wait_policy(print)
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from contextlib import nullcontext
 from functools import partial
+from importlib.util import find_spec
 from math import isfinite, nan
-from typing import NamedTuple
+from types import ModuleType
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
-from torch._dynamo.exc import TorchDynamoException
+from torch import Tensor, nn
+from torch.optim import Optimizer
 from torch.profiler import record_function
 
-import interop
 from common.errors import UserError
-from common.files import exists
 from common.text import pluralize
 from data.batches import Batches
-from data.tasks.task import Task
+from data.tokens import Tokens
 from distributed.world import join
-from glass.observer import Observer
-from glass.page.write import write_page
 from kernels import autocast
+from model import GPT
+from run.row import Row
 from run.run_dir import RunDir
-from studies.study import report_sweep
-from sweeps import jobs
+from run.start import Start, find_start
 from training import device, modes
 from training.checkpoint import Checkpoints
-from training.evaluate import Splits, evaluate, make_splits
+from training.compiler import compile_ahead, compile_model, explained_compiler_errors
+from training.evaluate import evaluate, make_splits
 from training.flops import speed_metrics, tokens_until
-from training.inputs import init_weights, prepare_inputs
-from training.optimizers import clip_gradients
+from training.loss_scale import LossScaler
+from training.losses import Losses
+from training.optimizers import build_optimizers, clip_gradients
 from training.plan import print_run, resolve
 from training.profiling import TRAIN_STEP
-from training.run_folder import Progress, read_progress, run_folder
+from training.record import Record
+from training.run_folder import run_folder
 from training.schedule import (
     is_attention_due,
     is_due,
     is_evaluation_due,
+    is_snapshot_due,
     learning_rate_metrics,
     lr_factor,
     set_learning_rates,
 )
-from training.state import TrainingState, build_state
 from training.stopwatch import Stopwatch
+from training.stored_model import StoredModel
+from training.text import prepare_text
 from training.wandb_record import check_wandb
 from training.world import Stopped, World
+from variants import build_model
+
+if TYPE_CHECKING:
+    from glass.observer import Observer
 
 
 def main(request: cli.Job | cli.CommandLine) -> None:
     """Train the run, or the runs of the sweep, that the command line asks for."""
     if isinstance(request, cli.Job):
         run(request)
-    else:
-        configure = partial(cli.configure, read_model=read_starting_model)
-        jobs.run_sweep(request, configure, run, partial(report_sweep, request.settings))
+        return
+    from studies.study import report_sweep
+    from sweeps.jobs import run_sweep
+
+    configure = partial(cli.configure, read_model=read_starting_model)
+    run_sweep(request, configure, run, partial(report_sweep, request.settings))
 
 
 def train_from(*settings: str) -> float:
@@ -111,152 +121,187 @@ def run(job: cli.Job) -> float:
         if config.prepare_only or config.eval_only or config.dry_run:
             return run_mode(job) if is_first else nan
         with join(alone=config.distributed == "none") as world:
-            return train_run(job, world)
+            config = world.broadcast(config)  # which only rank 0 has completed
+            log = printer(Terminal(quiet=world.rank > 0))
+            with world.opened_on_rank_0(run_folder(config)) as run_dir:
+                start = Start()
+                if config.resume:
+                    start = world.on_rank_0(lambda: find_start(run_dir, log))
+                if start.recorded < config.max_steps:
+                    return train(config, run_dir, start, world)
+                return report_finished(run_dir, start, config, log) if world.rank == 0 else nan
 
 
 def run_mode(job: cli.Job) -> float:
     """Do what prepare_only, eval_only or dry_run asks for; return the loss, nan without one."""
-    config, open_weights = job.config, interop.open_starting_weights
+    config = job.config
+    log = printer(Terminal(quiet=bool(job.swept)))
+    start = modes.find_planned_start(config, log) if config.dry_run else Start()
+    source = config.run_dir if config.eval_only and config.run_dir else config.init_from
+    origin = open_starting_model(source, start, log)
     if config.prepare_only:
-        prepare_inputs(config, World(), Path(), Progress(), open_weights)
+        prepare_text(config, World(), origin, start)
         return nan
-    if config.eval_only:
-        return modes.evaluate_only(config, open_weights)
-    return modes.dry_run(config, open_weights, train_step, is_in_sweep=bool(job.swept))
+    if config.eval_only and origin:
+        return modes.evaluate_only(config, origin)
+    return modes.dry_run(config, start, origin, train_step, is_in_sweep=bool(job.swept))
 
 
-def train_run(job: cli.Job, world: World) -> float:
-    """Train or resume the run of a job, and return its best validation loss."""
-    log = printer(Terminal())
-    config = world.broadcast(job.config)
-    opened = run_folder(config) if world.rank == 0 else nullcontext()
-    with opened as folder:
-        run_dir = world.broadcast(folder)
-        progress = read_progress(config, RunDir(run_dir), log) if world.rank == 0 else None
-        progress = world.broadcast(progress)
-        if progress.first_step > config.max_steps:
-            return _report_finished(config, run_dir, progress, log) if world.rank == 0 else nan
-        with prepare(config, world, run_dir, progress) as prepared:
-            return train(prepared)
-
-
-@dataclass(frozen=True)
-class Run:
-    """The objects that live as long as a run, in each process."""
-
-    progress: Progress
-    state: TrainingState
-    checkpoints: Checkpoints
-    batches: Batches | Task
-    splits: Splits
-    clock: Stopwatch
-    observer: Observer | None  # on rank 0
-
-
-@contextmanager
-def prepare(config: Config, world: World, run_dir: Path, progress: Progress) -> Iterator[Run]:
-    """Prepare the text, build or restore the model, open the record; print a summary at the end."""
-    log = printer(Terminal(quiet=world.rank > 0))
-
-    # Text, after the checks of the device and of W&B
-    device.pick_device(config.device, world.size)
-    if world.rank == 0:
-        check_wandb(config.wandb)
-    world.wait()
-    initial, text = prepare_inputs(config, world, run_dir, progress, interop.open_starting_weights)
-    resolved = resolve(config, world.size, text, progress.step) if world.rank == 0 else None
-    resolved = world.broadcast(resolved)  # another machine could choose differently
-
-    # Model
-    device.configure_process(resolved)
-    state = build_state(resolved, world, partial(init_weights, initial=initial, text=text))
-    checkpoints = Checkpoints(run_dir, state, text, log)
-    if progress.manifest:
-        checkpoints.restore(progress.manifest)
-    print_prose = printer(Terminal(quiet=world.rank > 0), wrap=True)
-    print_run(print_prose, resolved, state.model.num_parameters(), text, world.size)
-
-    # Batches, evaluation and record
-    batches = text.task or Batches(
-        text.train, resolved.model.block_size, resolved.batch_size, resolved.seed
-    )
-    splits = make_splits(text, resolved, world)
-    synchronize = partial(device.synchronize, resolved.device)
-    clock = Stopwatch(synchronize, progress.seconds, tokens_until(progress.step, resolved))
-    with world:
-        opened: AbstractContextManager[Observer | None] = nullcontext()
-        if world.rank == 0:
-            recorded_step = progress.step if progress.manifest else -1
-            opened = Observer(resolved, run_dir, text, splits.validation, clock, recorded_step)
-        with opened as observer:
-            yield Run(progress, state, checkpoints, batches, splits, clock, observer)
-    if observer:
-        checkpoints.prune()
-        observer.print_summary()
-
-
-def train(run: Run) -> float:
-    """Take the remaining steps, and return the best validation loss (nan without one).
+def train(requested: Config, run_dir: RunDir, start: Start, world: World) -> float:
+    """Train a run from its start to its end; return the best validation loss, nan without one.
 
     After a stop signal it saves the run and raises `SystemExit` with 128 + the signal's number.
     """
-    state, checkpoints, observer, clock = run.state, run.checkpoints, run.observer, run.clock
-    config, world = state.config, state.world
-    step, row = run.progress.step, run.progress.metrics
-    try:
-        if config.compile and step < config.max_steps:
-            clock.switch("train")
-            state.compile_ahead(*run.batches.batch(step, world.rank, world.size))
-        for step in range(run.progress.first_step, config.max_steps + 1):  # steps taken so far
-            row = dict(run.progress.metrics) if step == run.progress.step else {}
-            snapshot = None
+    log = printer(Terminal(quiet=world.rank > 0))
 
-            # Step: batch, forward, backward, clip, update
-            if step > run.progress.step:
+    # Machine: what is missing is reported before the text is prepared, which may take long
+    device.pick_device(requested.device, world.size)
+    world.on_rank_0(lambda: check_wandb(requested.wandb))
+    glass = find_glass(requested, log)
+
+    # Text, with the tokenizer of the checkpoint or of init_from if there is one
+    origin = open_starting_model(requested.init_from, start, log)
+    text = prepare_text(requested, world, origin, start)
+
+    # Configuration, resolved on rank 0 because another machine could choose differently
+    config = world.on_rank_0(lambda: resolve(requested, world.size, text, start.step))
+    device.configure_process(config)
+
+    # Model, on its device, whole or sharded
+    model = make_model(config, origin, text)
+    del origin  # whose files it keeps open
+    world.place(model, config)
+    compiled_model = compile_model(model, config)  # the same model; with compile=false, itself
+
+    # Optimizers, and what else a step changes and a checkpoint keeps
+    optimizers = build_optimizers(model, config.optim, config.precision)
+    scaler, losses = LossScaler(config.precision), Losses(model, config.device)
+    checkpoints = Checkpoints(run_dir, config, text, world, model, optimizers, scaler, losses)
+    checkpoints.restore(start)
+    print_run(config, model.num_parameters(), text, world.size, quiet=world.rank > 0)
+
+    # Batches, and the splits on which the run is evaluated
+    batches = text.task or Batches(
+        text.train, config.model.block_size, config.batch_size, config.seed
+    )
+    splits = make_splits(text, config, world)
+
+    # Record: rows, W&B and the terminal
+    clock = Stopwatch(config.device, start.seconds, tokens_until(start.step, config))
+    is_first = world.rank == 0
+    opened = Record(config, run_dir, text, start, clock) if is_first else nullcontext()
+    with world, opened as record, explained_compiler_errors():
+        heads = glass.Observer(text, splits.validation, record) if glass and record else None
+
+        # Loop
+        step, row = start.step, Row(start.metrics)
+        try:
+            if config.compile and step < config.max_steps:
                 clock.switch("train")
-                inputs, targets = run.batches.batch(step - 1, world.rank, world.size)
-                result = train_step(state, step - 1, inputs, targets)
-                if is_due(config.log.every, step, config):
-                    row = _training_metrics(run, step, result)
+                batch = batches.batch(step, world.rank, world.size)
+                micro_batch = next(micro_batches(batch, config, world))
+                compile_ahead(compiled_model, micro_batch, config, world)
+            for step in range(start.recorded + 1, config.max_steps + 1):  # steps taken so far
+                row = Row(start.metrics if step == start.step else {})
 
-            # Evaluate: the loss on the validation split
-            if is_evaluation_due(step, config):
-                clock.switch("evaluate")
-                state.guard.flush()
-                row |= evaluate(state.model, run.splits, is_last=step == config.max_steps)
+                # Step: batch, forward, backward, clip, update
+                if step > start.step:
+                    clock.switch("train")
+                    batch = batches.batch(step - 1, world.rank, world.size)
+                    result = train_step(
+                        step - 1, batch, compiled_model, optimizers, scaler, losses, config, world
+                    )
+                    if is_due(config.log.every, step, config):
+                        row |= {"train/loss": losses.read_mean(), **result.metrics()}
+                        speed = clock.speed(tokens_until(step, config))
+                        row |= speed_metrics(speed, config, world.size)
+                        row |= learning_rate_metrics(optimizers)
 
-            # Save: a checkpoint where one is due, or where the loss is the lowest so far
-            checkpoints.save_if_due(step, row, clock)
+                # Evaluate: the loss on the validation split
+                if is_evaluation_due(step, config):
+                    clock.switch("evaluate")
+                    losses.require_finite()
+                    row |= evaluate(model, splits, is_last=step == config.max_steps)
 
-            # Log: the progress bar and the losses
-            if observer:
-                observer.show(step, row)
+                # Save: a checkpoint where one is due, or where the loss is the lowest so far
+                checkpoints.save_if_due(step, row, clock)
 
-            # Snapshot: what every attention head does, where one is due or an induction head forms
-            if is_attention_due(step, config):
-                world.check_stop()
-                model = world.plain_copy(state.model)  # gathered on rank 0, None on the others
-                with world.interruptible():
-                    snapshot = observer.snapshot(model, step) if observer and model else None
-                world.check_stop()
-                del model
+                # Show: the progress bar and the losses
+                if record:
+                    record.show(step, row)
 
-            # Record: metrics.jsonl, W&B and the page
-            if observer:
-                observer.write(step, row, snapshot)
+                # Look: what every attention head does, and a sample text
+                if is_attention_due(step, config):
+                    clock.switch("attention")
+                    row |= look(model, step, heads, record, world)
 
-            # Stop: all ranks together, after they have waited for what rank 0 did alone
-            has_waited = is_evaluation_due(step, config) or is_attention_due(step, config)
-            world.check_stop(at_once=has_waited)
-    except Stopped as stopped:
-        checkpoints.save(step, row, clock, must_succeed=True)
-        command = f"python train.py run_dir={shlex.quote(str(checkpoints.run_dir))} resume=true"
-        checkpoints.log(f"stopped after {pluralize(step, 'step')}; to resume: {command}")
-        raise SystemExit(stopped.exit_status) from None
-    except TorchDynamoException as e:
-        reason = error_sentence(e)[:200]
-        raise UserError(f"torch.compile failed here ({reason}): use compile=false") from None
+                # Record: metrics.jsonl, W&B and the page
+                if record:
+                    record.write(step, row)
+                if heads and is_snapshot_due(step, config):
+                    clock.switch("attention")
+                    heads.draw_page(step)
+
+                # Stop: all ranks together, after they have waited for what rank 0 did alone
+                has_waited = is_evaluation_due(step, config) or is_attention_due(step, config)
+                world.check_stop(at_once=has_waited)
+        except Stopped as stopped:
+            checkpoints.save(step, row, clock, must_succeed=True)
+            command = f"python train.py run_dir={shlex.quote(str(run_dir.path))} resume=true"
+            log(f"stopped after {pluralize(step, 'step')}; to resume: {command}")
+            raise SystemExit(stopped.exit_status) from None
+    if record:
+        checkpoints.prune()
+        record.print_summary(heads.list_findings() if heads else None)
     return (checkpoints.best_row or {}).get("val/loss", nan)
+
+
+def open_starting_model(
+    init_from: str | None, start: Start, log: Callable[[str], None]
+) -> StoredModel | None:
+    """Open the model whose weights and tokenizer a run begins with; None: it makes its own.
+
+    That is its checkpoint, or the model in `init_from`, which `read_starting_model` has downloaded.
+    """
+    if start.checkpoint:
+        from interop.stored import RunCheckpoint
+
+        return RunCheckpoint(start.checkpoint)
+    if init_from:
+        from interop.loading import open_pinned
+
+        return open_pinned(init_from, log)
+    return None
+
+
+def find_glass(config: Config, log: Callable[[str], None]) -> ModuleType | None:
+    """Return what looks at the attention heads and draws the page; None without the folder glass/.
+
+    It is optional, and imported only here.
+    """
+    if find_spec("glass"):
+        from glass import observer
+
+        return observer
+    if config.attention.every:
+        raise UserError(
+            f"attention.every={config.attention.every} needs the folder glass/, which is missing: "
+            "restore it, or set attention.every=0"
+        )
+    log("note     attention heads are not measured, because the folder glass/ is missing")
+    return None
+
+
+def make_model(config: ResolvedConfig, origin: StoredModel | None, text: Tokens) -> GPT:
+    """Make the model of a run, with the weights of `origin` or with random ones of its seed."""
+    torch.manual_seed(config.seed)
+    model = build_model(config.model)
+    model.checkpoint_activations = config.checkpoint_activations
+    if origin:
+        origin.copy_to(model)
+    elif model.ngrams is not None:
+        model.ngrams.keys.copy_(torch.from_numpy(text.ngrams))
+    return model
 
 
 class StepResult(NamedTuple):
@@ -265,60 +310,72 @@ class StepResult(NamedTuple):
     loss: Tensor  # mean over the global batch: ()
     gradient_norms: Tensor  # of each parameter, before clipping: (parameters,)
 
+    def metrics(self) -> dict[str, float]:
+        """Return the norm of the gradient, unless fp16 overflowed and the step was skipped."""
+        norm = self.gradient_norms.norm().item()
+        return {"train/grad_norm": norm} if isfinite(norm) else {}
+
 
 @record_function(TRAIN_STEP)
 def train_step(
-    state: TrainingState, step: int, inputs: np.ndarray, targets: np.ndarray
+    step: int,
+    batch: tuple[np.ndarray, np.ndarray],
+    model: nn.Module,
+    optimizers: list[Optimizer],
+    scaler: LossScaler,
+    losses: Losses,
+    config: ResolvedConfig,
+    world: World,
 ) -> StepResult:
     """Take one optimizer step, which updates nothing if a gradient overflows in fp16.
 
     Args:
-        state: The model, the optimizers and the ranks that take the step together.
         step: Number of optimizer steps taken before this one.
-        inputs: Token ids of this rank, (batch_size / processes, T).
-        targets: The token after each input, of the same shape.
+        batch: Token ids of this rank and the token after each, (batch_size / processes, T) each.
+        model: The placed model, compiled or not.
+        optimizers: Together they update each parameter once.
+        scaler: Scales the loss in fp16.
+        losses: Gets the loss of the step.
+        config: The configuration of the run.
+        world: The ranks that take the step together.
 
     Raises:
         UserError: If the loss or a gradient is not finite. On a CPU it is raised before the update.
             A GPU computes while Python goes on, so there the update is made and the error is raised
             at the next step, or before an evaluation or a checkpoint: it is never saved.
     """
-    config, world = state.config, state.world
-    set_learning_rates(state.optimizers, lr_factor(step, config.optim, config.max_steps))
+    set_learning_rates(optimizers, lr_factor(step, config.optim, config.max_steps))
 
     # Forward and backward passes
     loss = torch.zeros((), device=config.device)
-    for micro_step, batch in enumerate(micro_batches(inputs, targets, config, world)):
+    for micro_step, (inputs, targets) in enumerate(micro_batches(batch, config, world)):
         device.seed_micro_step(config.seed, step, micro_step, world.rank)
         with autocast(config.device, config.precision):
-            micro_loss = state.forward(*batch)[1]  # the logits are freed
-        state.scaler.scale(micro_loss / config.accumulate).backward()
+            micro_loss = model(inputs, targets)[1]  # the logits are freed
+        scaler.scale(micro_loss / config.accumulate).backward()
         loss += micro_loss.detach() / (config.accumulate * world.size)
-    world.average_gradients(state.model)
+    world.average_gradients(model)
 
     # Clipping
-    norms = clip_gradients(
-        state.model, config.optim.grad_clip, world.join_norms, state.scaler.factor
-    )
+    norms = clip_gradients(model, config.optim.grad_clip, world, scaler.factor)
     loss = world.sum(loss)
-    has_overflowed = state.scaler.has_overflowed(norms)
-    state.guard.check(step, loss, norms[:0] if has_overflowed else norms)
-    state.mean_loss.add(loss)
+    has_overflowed = scaler.has_overflowed(norms)
+    losses.add(step, loss, norms[:0] if has_overflowed else norms)
 
     # Update
-    for optimizer in state.optimizers:
+    for optimizer in optimizers:
         if not has_overflowed:
             optimizer.step()
         optimizer.zero_grad()
-    state.scaler.update(has_overflowed)
+    scaler.update(has_overflowed)
     return StepResult(loss, norms)
 
 
 def micro_batches(
-    inputs: np.ndarray, targets: np.ndarray, config: ResolvedConfig, world: World
+    batch: tuple[np.ndarray, np.ndarray], config: ResolvedConfig, world: World
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield the inputs and targets (rows, T) of each micro-step, on the device."""
-    x, y = torch.from_numpy(inputs), torch.from_numpy(targets)
+    x, y = (torch.from_numpy(ids) for ids in batch)
     if config.device.startswith("cuda"):  # copied while the GPU is busy with the previous step
         x, y = x.pin_memory(), y.pin_memory()
     rows = config.micro_batch_size(world.size)
@@ -329,35 +386,38 @@ def micro_batches(
         )
 
 
-def _training_metrics(run: Run, step: int, result: StepResult) -> dict[str, float]:
-    state = run.state
-    speed = run.clock.speed(tokens_until(step, state.config))
-    metrics = {"train/loss": state.mean_loss.read()}
-    grad_norm = result.gradient_norms.norm().item()
-    if isfinite(grad_norm):  # otherwise fp16 overflowed, and the step was skipped
-        metrics["train/grad_norm"] = grad_norm
-    return {
-        **metrics,
-        **speed_metrics(speed, state.config, state.world.size),
-        **learning_rate_metrics(state.optimizers),
-    }
+def look(
+    model: GPT, step: int, heads: "Observer | None", record: Record | None, world: World
+) -> Row:
+    """Measure the attention heads and generate a sample text, on rank 0; a signal ends this early.
+
+    Returns the measurements; none on other ranks.
+    """
+    world.check_stop()
+    row = Row()
+    plain_model = world.plain_copy(model)  # gathered on rank 0, None on the others
+    with world.interruptible():
+        if plain_model and heads:
+            row = heads.look(plain_model, step)
+        if plain_model and record:
+            record.sample(plain_model, step)
+    world.check_stop()
+    return row
 
 
-def _report_finished(
-    config: Config, run_dir: Path, progress: Progress, log: Callable[[str], None]
+def report_finished(
+    run_dir: RunDir, start: Start, config: Config, log: Callable[[str], None]
 ) -> float:
     """Return the best validation loss, nan without one; draw the page if a kill prevented that."""
     log(
-        f"{run_dir} is finished after {pluralize(progress.step, 'step')} (max_steps="
+        f"{run_dir.path} is finished after {pluralize(start.step, 'step')} (max_steps="
         f"{config.max_steps}); a larger max_steps extends it, with the learning-rate schedule "
         "recomputed for that length"
     )
-    folder = RunDir(run_dir)
-    page, metrics = folder.page, folder.metrics_file
-    with tolerate_errors(f"drawing {page}", log):
-        if not exists(page) or page.stat().st_mtime_ns < metrics.stat().st_mtime_ns:
-            write_page(run_dir)
-    return (folder.best_row() or {}).get("val/loss", nan)
+    with tolerate_errors(f"drawing {run_dir.page}", log):
+        if glass := find_glass(config, log):
+            glass.redraw_page(run_dir)
+    return (run_dir.best_row() or {}).get("val/loss", nan)
 
 
 if __name__ == "__main__":

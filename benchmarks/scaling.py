@@ -37,6 +37,7 @@ from benchmarks.harness import (
     run_command,
     select,
 )
+from benchmarks.train_step import make_train_step
 from config import OptimConfig, ResolvedConfig
 
 if TYPE_CHECKING:
@@ -124,11 +125,8 @@ def make_step(
     """
     if method == DDP:
         return make_ddp_step(config, world, inputs, targets)
-    from train import train_step
-    from training.state import build_state
-
-    state = build_state(config, world, lambda model: None)
-    return lambda: train_step(state, 0, inputs, targets)
+    _, take_step = make_train_step(config, world)
+    return lambda: take_step(0, (inputs, targets))
 
 
 def make_ddp_step(
@@ -148,7 +146,7 @@ def make_ddp_step(
     optimizers = build_optimizers(model, config.optim, config.precision)
 
     def step() -> None:
-        for x, y in micro_batches(inputs, targets, config, world):
+        for x, y in micro_batches((inputs, targets), config, world):
             with autocast(config.device, config.precision):
                 _, loss = forward(x, y)
             loss.backward()

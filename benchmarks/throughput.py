@@ -18,7 +18,6 @@ product here in the same precision.
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -35,6 +34,7 @@ from benchmarks.harness import (
     run_in_process,
     select,
 )
+from benchmarks.train_step import make_train_step
 from config import GPU_VOCAB_MULTIPLE, OptimConfig, ResolvedConfig
 
 if TYPE_CHECKING:
@@ -123,15 +123,12 @@ def measure_glassgpt(
     size: str, precision: str, compile: bool | str, device: str, seconds: float
 ) -> StepMeasurement:
     """Time the training step of train.py."""
-    from train import train_step
     from training.device import configure_process
-    from training.state import build_state
-    from training.world import World
 
     config = make_config(size, precision, compile, device)
     configure_process(config)
-    state = build_state(config, World(), lambda model: None)
-    return time_steps(partial(train_step, state), state.model, config, seconds)
+    model, take_step = make_train_step(config)
+    return time_steps(take_step, model, config, seconds)
 
 
 def measure_transformers(
@@ -186,8 +183,8 @@ def measure_peer(
         model.parameters(), optim.lr, betas, weight_decay=optim.weight_decay, fused=True
     )
 
-    def train_step(step: int, inputs: Any, targets: Any) -> None:
-        for x, y in micro_batches(inputs, targets, config, World()):
+    def train_step(step: int, batch: tuple) -> None:
+        for x, y in micro_batches(batch, config, World()):
             with autocast(config.device, config.precision):
                 loss = compute_loss(forward, x, y)
             loss.backward()
@@ -214,7 +211,8 @@ def time_steps(
 ) -> StepMeasurement:
     """Time training steps of a model on batches of random tokens.
 
-    `train_step` is called with the number of the step, inputs and targets (batch_size, T).
+    `train_step` is called with the number of the step and its batch: inputs and targets
+    (batch_size, T).
     """
     from training.device import synchronize
 
@@ -223,7 +221,7 @@ def time_steps(
 
     def take_step() -> None:
         step = next(numbers)
-        train_step(step, *batches.batch(step))
+        train_step(step, batches.batch(step))
 
     steps_per_timing = GPU_STEPS_PER_TIMING if config.device.startswith("cuda") else 1
     step_seconds = median_step_seconds(

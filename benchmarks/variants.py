@@ -12,7 +12,6 @@ The table is torch's profile of the first row: the operations that take most of 
 """
 
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
@@ -32,6 +31,7 @@ from benchmarks.throughput import (
     random_batches,
     time_steps,
 )
+from benchmarks.train_step import make_train_step
 from common.terminal import error_sentence
 from config import GPU_VOCAB_MULTIPLE, ResolvedConfig
 from training.profiling import WARM_UP_STEPS
@@ -91,10 +91,7 @@ def measure_variant(size: str, variant: Variant, device: str, seconds: float) ->
     import torch
 
     import kernels
-    from train import train_step
     from training.device import configure_process
-    from training.state import build_state
-    from training.world import World
 
     config = configure_variant(size, variant, device)
     configure_process(config)
@@ -102,31 +99,28 @@ def measure_variant(size: str, variant: Variant, device: str, seconds: float) ->
         torch.set_float32_matmul_precision("highest")
     if not variant.has_chunks:
         kernels.MAX_FLOAT32_LOGITS.clear()
-    state = build_state(config, World(), lambda model: None)
-    return time_steps(partial(train_step, state), state.model, config, seconds)
+    model, take_step = make_train_step(config)
+    return time_steps(take_step, model, config, seconds)
 
 
 def profile_variant(size: str, variant: Variant, device: str, steps: int) -> str:
     """Profile training steps as `profile=N` does, and return torch's table."""
-    from train import train_step
-    from training.device import configure_process, synchronize
+    from training.device import configure_process
     from training.profiling import StepProfiler
-    from training.state import build_state
     from training.stopwatch import Stopwatch
-    from training.world import World
 
     config = configure_variant(size, variant, device)
     config = replace(config, profile=steps, max_steps=WARM_UP_STEPS + steps)
     configure_process(config)
-    state = build_state(config, World(), lambda model: None)
+    _, take_step = make_train_step(config)
     batches = random_batches(config)
-    clock = Stopwatch(partial(synchronize, device), {})
+    clock = Stopwatch(device, {})
     with TemporaryDirectory() as folder:
         profiler = StepProfiler(config, Path(folder), clock, step=0)
         table, step = None, 0
         while table is None:
             clock.switch("train")
-            train_step(state, step, *batches.batch(step))
+            take_step(step, batches.batch(step))
             step += 1
             table = profiler.advance(step)
     return table

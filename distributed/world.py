@@ -4,14 +4,14 @@ import os
 import platform
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from common.errors import SharedError, UserError
 from common.signals import STOP_SIGNALS, set_handlers
@@ -91,15 +91,16 @@ class DistributedWorld(World):
 
     # --- The model and its gradients --------------------------------------------------------------
 
-    def place_model(self, model: GPT, config: ResolvedConfig) -> Callable:
-        """Place the model on the device of each rank; see `World.place_model`."""
+    def place(self, model: GPT, config: ResolvedConfig) -> None:
+        """Move the model to the device of each rank, or shard it; see `World.place`."""
+        self.wait()  # for the ranks that still read weights
         if config.shard > 1:
             apply_fsdp(model, config, self.size)
-            return model
-        return super().place_model(model, config)
+        else:
+            super().place(model, config)
 
     @torch.no_grad()
-    def average_gradients(self, model: GPT) -> None:
+    def average_gradients(self, model: nn.Module) -> None:
         """Average the gradients that FSDP2 has not averaged.
 
         They travel in one message, so that they are summed in the same order at every step.

@@ -9,7 +9,7 @@ from interop.loading import (
     find_model,
     load,
     load_hf,
-    open_starting_weights,
+    open_pinned,
     read_starting_model,
 )
 
@@ -17,7 +17,7 @@ __all__ = [
     "find_model",
     "load",
     "load_hf",
-    "open_starting_weights",
+    "open_pinned",
     "read_starting_model",
     "save_gguf",
     "save_hf",

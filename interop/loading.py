@@ -17,12 +17,12 @@ from interop.external import ExternalModel
 from interop.folder import DOWNLOADED_FILES, HFFolder, pickle_error
 from interop.gguf_file import GGUF_MAGIC, GGUFFile
 from interop.nanogpt import NanoGPTFile
-from interop.stored import RunCheckpoint, StoredModel, open_copied_checkpoint, open_run
+from interop.stored import RunCheckpoint, open_copied_checkpoint, open_run
 from model import GPT
 from run.checkpoints import CONFIG_FILE, MANIFEST_FILE
 from run.config_file import HUB_MODEL
 from run.run_dir import HF_CONFIG_FILE, RUNS, find_run
-from training.inputs import StartingWeights
+from training.stored_model import StoredModel
 
 TORCH_MAGICS = (b"PK\3\4", b"\x80\2")  # zip, and the pickles of older versions
 HUB_NAME = re.compile(r"(\w[\w.-]*/[\w.-]+?)(?:@(\w[\w./-]*))?")
@@ -76,13 +76,9 @@ def read_starting_model(init_from: str) -> Config:
     return replace(start, tokenizer=TokenizerConfig(name=source.tokenizer_name))
 
 
-def open_starting_weights(
-    init_from: str | os.PathLike, log: Callable[[str], Any] = print
-) -> StartingWeights:
-    """Open the weights that training starts from, which `read_starting_model` has downloaded."""
-    source = open_model(find_path(init_from), log=log)
-    manifest = source.manifest if isinstance(source, RunCheckpoint) else None
-    return StartingWeights(source.read_tokenizer(), source.copy_to, manifest)
+def open_pinned(pinned: str, log: Callable[[str], Any] = print_stderr) -> StoredModel:
+    """Open a model by the path or the name that `pin_model` returned; see `find_model`."""
+    return open_model(find_path(pinned), log=log)
 
 
 # --- names ----------------------------------------------------------------------------------------
@@ -140,12 +136,12 @@ def open_model(
     path: Path, checkpoint: str | int = "best", log: Callable[[str], Any] = print_stderr
 ) -> StoredModel:
     """Open the run, checkpoint or model of another library at a path, or around a file in it."""
-    run, named = find_run(path)
+    run_dir, named = find_run(path)
     is_step = str(checkpoint).isdecimal()
-    if is_step and (run is None or named not in (None, str(checkpoint))):
+    if is_step and (run_dir is None or named not in (None, str(checkpoint))):
         raise UserError(f"{path} has no checkpoint={checkpoint}; leave that out")
-    if run:
-        return open_run(run, named or checkpoint, log)
+    if run_dir:
+        return open_run(run_dir, named or checkpoint, log)
     folder = path if is_folder(path) else path.parent
     if exists(folder / MANIFEST_FILE) and exists(folder / CONFIG_FILE):
         return open_copied_checkpoint(folder)

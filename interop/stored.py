@@ -1,27 +1,25 @@
-"""A model on disk: its settings are known, and its weights are read when they are needed."""
+"""The checkpoint of a run, as a model on disk."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from common.errors import UserError
 from config import GPTConfig
 from data.tokenizer import Tokenizer, load_tokenizer
-from model import GPT
 from run.checkpoints import (
     CONFIG_FILE,
     MODEL_FILE,
     TOKENIZER_FILE,
     Checkpoint,
+    Manifest,
     verify_checkpoint,
 )
 from run.config_file import read_config
 from run.run_dir import RunDir
-from training.nonfinite import check_finite_weights
+from training.stored_model import StoredModel
 from training.tensors import (
     list_shapes,
     read_weights,
@@ -29,55 +27,6 @@ from training.tensors import (
     require_same_tensors,
     tensor_shapes,
 )
-from variants import build_model
-
-
-class StoredModel(ABC):
-    """A model on disk: a run's checkpoint, or a model of another library."""
-
-    path: Path  # its file or folder
-    config: GPTConfig
-
-    @abstractmethod
-    def read_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield what `GPT.tensors` returns; tensors of safetensors are memory-mapped."""
-
-    @abstractmethod
-    def read_tokenizer(self) -> Tokenizer | None:
-        """Return the tokenizer, or None for a character model whose alphabet is not on the disk."""
-
-    def build(self) -> GPT:
-        """Build the model on the CPU, in evaluation mode."""
-        with torch.device("meta"):
-            model = build_model(self.config)
-        model.assign(dict(self.read_tensors()))
-        return model.eval()
-
-    @torch.no_grad()
-    def copy_to(self, model: GPT) -> None:
-        """Copy the weights into a model of these settings, or of a smaller block_size."""
-        destinations = model.tensors()
-        for name, tensor in self.read_tensors():
-            destination = destinations[name]
-            destination.copy_(tensor[: len(destination)])
-
-    def load(self) -> tuple[GPT, Tokenizer]:
-        """Return the model as `build` does, and its tokenizer.
-
-        Raises:
-            UserError: One of them cannot be read, or a weight is not finite.
-        """
-        tokenizer = self.read_tokenizer()
-        if tokenizer is None:
-            raise UserError(
-                f"{self.path} has the characters of its vocabulary in another file, a pickle, "
-                "which is not opened because it may run code; train on its text with "
-                f"init_from={self.path}, and load that run"
-            )
-        model = self.build()
-        model.token_count, model.begin_of_text = tokenizer.vocab_size, tokenizer.begin_of_text
-        check_finite_weights(model, str(self.path))
-        return model, tokenizer
 
 
 class RunCheckpoint(StoredModel):
@@ -90,7 +39,7 @@ class RunCheckpoint(StoredModel):
     def __init__(
         self,
         checkpoint: Checkpoint,
-        which: str,
+        which: str = "last",
         run: RunDir | None = None,
         snapshot: Path | None = None,
     ) -> None:
@@ -99,7 +48,7 @@ class RunCheckpoint(StoredModel):
         The tensors are memory-mapped, which keeps their file readable.
         """
         self.path = folder = checkpoint.folder
-        self.manifest = checkpoint.manifest
+        self.manifest: Manifest = checkpoint.manifest
         self.which = which
         self.run = run
         self.step = checkpoint.step if snapshot is None else int(which)

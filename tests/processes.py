@@ -48,7 +48,8 @@ RUN_STEPS = 12  # of the run of `tiny_arguments`
 @functools.cache
 def import_everything() -> None:
     """Import modules and read presets once, on which every process would spend seconds."""
-    for name in ("train", "training.wandb_record", "torch._dynamo"):  # optimizers import the last
+    optional = ("glass.observer", "interop", "sweeps.jobs", "studies.study")
+    for name in ("train", *optional, "torch._dynamo"):  # optimizers import the last
         importlib.import_module(name)
     if not GlobalHydra.instance().is_initialized():
         with hydra.initialize_config_dir(str(ROOT / "configs"), version_base="1.3"):

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 from models import lively
@@ -23,6 +24,9 @@ from run.checkpoints import (
 )
 from run.config_file import config_yaml
 from run.run_dir import RunDir
+from run.start import Start
+from training.record import Record
+from training.stopwatch import Stopwatch
 from variants import build_model
 
 SHAPE = {"block_size": 32, "n_layer": 1, "n_head": 2, "n_embd": 16}
@@ -74,3 +78,10 @@ def load_run(
     stored = open_model(Path(run_dir), which, log)
     assert isinstance(stored, RunCheckpoint)
     return *stored.load(), stored.settings
+
+
+def open_record(config: Config, run_dir: Path, recorded: int = -1) -> Record:
+    """Open the record of a run that goes on after the step `recorded`."""
+    text = SimpleNamespace(tokenizer=CharTokenizer(TEXT), task=None)
+    start = Start(step=max(0, recorded), recorded=recorded)
+    return Record(config, RunDir(run_dir), text, start, Stopwatch("cpu", {}))

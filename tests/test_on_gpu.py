@@ -14,6 +14,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from models import lively, random_tokens, small
 from processes import assert_same_run, copy_after_8_steps, same_tensors
+from steps import Steps
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from config import Config, GPTConfig, OptimConfig, ResolvedConfig
@@ -22,9 +23,7 @@ from distributed.world import DistributedWorld
 from generation.decoder import Decoder
 from kernels import cross_entropy
 from model import SelfAttention, attention, causal_mask
-from train import train_step
 from training.device import configure_process
-from training.state import build_state
 from training.world import World
 from variants import build_model
 
@@ -117,12 +116,12 @@ def test_a_step_does_not_synchronize_with_the_gpu(compile):
     config = ResolvedConfig(
         device=DEVICE, precision="bf16", compile=compile, batch_size=4, model=small(n_embd=64)
     )
-    state, x = build_state(config, World()), random_tokens(4, 16).numpy()
+    steps, x = Steps(config), random_tokens(4, 16).numpy()
     for step in range(6):
         if step == 3:  # kernels are compiled
             torch.cuda.set_sync_debug_mode("error")
         try:
-            train_step(state, step, x, x)
+            steps.take(step, x, x)
         finally:
             torch.cuda.set_sync_debug_mode("default")
 
@@ -139,18 +138,18 @@ def test_a_compiled_step_is_the_eager_one_within_rounding(precision):
             batch_size=4,
             model=small(n_embd=64),
         )
-        state, x = build_state(config, World()), random_tokens(4, 16).numpy()
-        losses.append(torch.stack([train_step(state, step, x, x).loss for step in range(8)]))
+        steps, x = Steps(config), random_tokens(4, 16).numpy()
+        losses.append(torch.stack([steps.take(step, x, x).loss for step in range(8)]))
     assert torch.allclose(*losses, rtol=1e-3 if precision == "fp32" else 3e-2)
 
 
 def losses_of_steps(
-    config: ResolvedConfig, steps: int = 5, world: World | None = None
+    config: ResolvedConfig, count: int = 5, world: World | None = None
 ) -> torch.Tensor:
-    """Train a model on one batch, and return the losses (steps,)."""
-    state = build_state(config, world or World())
+    """Train a model on one batch, and return the losses (count,)."""
+    steps = Steps(config, world)
     x = random_tokens(config.batch_size, config.model.block_size).numpy()
-    return torch.stack([train_step(state, step, x, x).loss for step in range(steps)])
+    return torch.stack([steps.take(step, x, x).loss for step in range(count)])
 
 
 @pytest.fixture
@@ -165,9 +164,8 @@ def process_group():
 class ShardedWorld(DistributedWorld):
     """One process, whose model FSDP2 shards as that of several processes."""
 
-    def place_model(self, model, config):
+    def place(self, model, config):
         apply_fsdp(model, config, self.size)
-        return model
 
 
 @pytest.mark.parametrize("world", [DistributedWorld, ShardedWorld])

@@ -2,7 +2,7 @@
 
 import shutil
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,8 @@ from torch.optim import Optimizer
 
 from common.errors import SharedError
 from common.files import exists, list_folder, sync
-from common.terminal import tolerate_errors
+from common.terminal import Terminal, printer, tolerate_errors
+from config import ResolvedConfig
 from data.tokenizer import save_tokenizer
 from data.tokens import Tokens
 from model import GPT
@@ -29,69 +30,77 @@ from run.checkpoints import (
 from run.config_file import config_yaml
 from run.losses import best_row
 from run.run_dir import RunDir
+from run.start import Start
+from training.loss_scale import LossScaler
+from training.losses import Losses
 from training.schedule import is_due
-from training.state import TrainingState
 from training.stopwatch import Stopwatch
-from training.tensors import (
-    full_tensor,
-    list_shapes,
-    load_values,
-    read_weights,
-    require_same_tensors,
-    save_values,
-    shard_like,
-)
+from training.tensors import full_tensor, load_values, save_values, shard_like
+from training.world import World
 
 # A checkpoint that is being written.
 PART_FOLDER = ".step.part"
 
 
 class Checkpoints:
-    """Saves a run's checkpoints and keeps the newest ones and the best. All ranks call it together.
+    """Saves what a step of a run changes, and restores it; all ranks call a method together.
 
-    `last_step` is that of the newest checkpoint, or None; `best_row` has the metrics of the
-    checkpoint with the lowest validation loss, or None.
+    The newest checkpoints are kept, and the best. `last_step` is that of the newest one, or None;
+    `best_row` has the metrics of the one with the lowest validation loss, or None.
     """
 
     def __init__(
-        self, run_dir: Path, state: TrainingState, text: Tokens, log: Callable[[str], None]
+        self,
+        run: RunDir,
+        config: ResolvedConfig,
+        text: Tokens,
+        world: World,
+        model: GPT,
+        optimizers: list[Optimizer],
+        scaler: LossScaler,
+        losses: Losses,
     ) -> None:
-        self.run_dir = run_dir
-        self.run = RunDir(run_dir)
-        self.state = state
+        self.run = run
+        self.config = config
         self.text = text
-        self.log = log
-        self.world = state.world
+        self.world = world
+        self.model = model
+        self.optimizers = optimizers
+        self.scaler = scaler
+        self.losses = losses
+        self.log = printer(Terminal(quiet=world.rank > 0))
         self.last_step: int | None = None
         self.best_row: dict[str, float] | None = None
 
-    def restore(self, manifest: Manifest) -> None:
-        """Load the checkpoint of a manifest into the training state and set later ones aside."""
-        folder = self.run.checkpoint_folder(manifest.step)
-        load_weights(self.state.model, folder / MODEL_FILE)  # each rank reads its own rows
-        load_optimizer_state(self.state.optimizers, self.state.model, folder / OPTIMIZER_FILE)
+    def restore(self, start: Start) -> None:
+        """Restore all but the weights from the checkpoint of a start, and set later ones aside."""
+        if start.checkpoint is None:
+            return
+        path = start.checkpoint.folder / OPTIMIZER_FILE
+        load_optimizer_state(self.optimizers, self.model, path)
         self.world.wait()
-        self.state.mean_loss.restore(manifest.losses)
-        self.state.scaler.restore(manifest.loss_scale)
-        self.last_step = manifest.step
-        best = None
+        self.losses.restore(start.losses)
+        self.scaler.restore(start.loss_scale)
+        self.last_step = start.step
         if self.world.rank == 0:
-            for step in self.run.steps():
-                if step > manifest.step:  # unreadable here, but maybe not damaged
-                    kept_as = self.run.set_aside(step)
-                    self.log(f"the unreadable checkpoint of step {step:,} is kept as {kept_as}")
-            best = self.run.best_row()
-        self.best_row = self.world.broadcast(best)
+            self._set_aside_after(start.step)
+        self.best_row = self.world.on_rank_0(self.run.best_row)
         self.prune()
-        self.log(f"resuming at step {manifest.step:,}")
+        self.log(f"resuming at step {start.step:,}")
+
+    def _set_aside_after(self, last_step: int) -> None:
+        """Rename later checkpoints, which are unreadable here but maybe not damaged."""
+        for step in self.run.steps():
+            if step > last_step:
+                kept_as = self.run.set_aside(step)
+                self.log(f"the unreadable checkpoint of step {step:,} is kept as {kept_as}")
 
     def save_if_due(self, step: int, row: dict[str, float], clock: Stopwatch) -> None:
         """Save a step if `checkpoint.every` says so, at the last step, or at a new best loss."""
-        config = self.state.config
         lowest = self.best_row["val/loss"] if self.best_row else inf
         is_best = row.get("val/loss", inf) < lowest
-        if step and (is_best or is_due(config.checkpoint.every, step, config)):
-            self.save(step, row, clock, must_succeed=step == config.max_steps)
+        if step and (is_best or is_due(self.config.checkpoint.every, step, self.config)):
+            self.save(step, row, clock, must_succeed=step == self.config.max_steps)
 
     def save(
         self, step: int, row: dict[str, float], clock: Stopwatch, must_succeed: bool = False
@@ -102,7 +111,7 @@ class Checkpoints:
         """
         if self.last_step == step:
             return
-        self.state.guard.flush()
+        self.losses.require_finite()
         clock.switch("save")
         values = self._gather()
         problem = None
@@ -112,8 +121,8 @@ class Checkpoints:
                 clock.seconds,
                 row,
                 self.text.fingerprint,
-                self.state.mean_loss.state(),
-                self.state.scaler.state(),
+                self.losses.state(),
+                self.scaler.state(),
             )
             problem = self._write(manifest, values)
         problem = self.world.broadcast(problem)
@@ -129,11 +138,12 @@ class Checkpoints:
 
     def _gather(self) -> dict[str, dict[str, Any]]:
         """Return the values of each file, complete and on the CPU; none on ranks other than 0."""
-        model = self.state.model
-        weights = sorted(model.tensors().items())  # in one order, because all ranks gather together
+        weights = sorted(
+            self.model.tensors().items()
+        )  # in one order, because all ranks gather together
         complete = {
             MODEL_FILE: ((name, full_tensor(tensor.detach())) for name, tensor in weights),
-            OPTIMIZER_FILE: optimizer_state(self.state.optimizers, model),
+            OPTIMIZER_FILE: optimizer_state(self.optimizers, self.model),
         }
         gathered: dict[str, dict[str, Any]] = {}
         for file_name, values in complete.items():
@@ -158,7 +168,7 @@ class Checkpoints:
             for file_name, named_values in values.items():
                 save_values(named_values, part / file_name)
             save_tokenizer(self.text.tokenizer, part / TOKENIZER_FILE)
-            (part / CONFIG_FILE).write_text(config_yaml(self.state.config), encoding="utf-8")
+            (part / CONFIG_FILE).write_text(config_yaml(self.config), encoding="utf-8")
             write_manifest(part, manifest)
             for path in [*list_folder(part), part]:
                 sync(path)
@@ -173,7 +183,7 @@ class Checkpoints:
         except (OSError, SafetensorError) as e:
             return (
                 f"the checkpoint of step {manifest.step} could not be written in "
-                f"{self.run_dir} ({e}); earlier checkpoints are unchanged"
+                f"{self.run.path} ({e}); earlier checkpoints are unchanged"
             )
         finally:
             shutil.rmtree(part, ignore_errors=True)
@@ -190,7 +200,7 @@ class Checkpoints:
             for name, named in (("last", self.last_step), ("best", best_step)):
                 if named is not None:
                     self.run.write_pointer(name, named)
-            for step in self.run.steps()[: -self.state.config.checkpoint.keep]:
+            for step in self.run.steps()[: -self.config.checkpoint.keep]:
                 if step != best_step:
                     folder = self.run.checkpoint_folder(step)
                     folder.rename(folder.with_name(f".{folder.name}.part"))  # at once for readers
@@ -242,16 +252,3 @@ def load_optimizer_state(optimizers: list[Optimizer], model: nn.Module, path: Pa
 
 def _parameters(optimizer: Optimizer) -> list[Tensor]:
     return [p for group in optimizer.param_groups for p in group["params"]]
-
-
-# --- loading --------------------------------------------------------------------------------------
-
-
-@torch.no_grad()
-def load_weights(model: GPT, path: Path) -> None:
-    """Copy weights from a file into a model, or each rank its rows."""
-    tensors = model.tensors()
-    stored = read_weights(path)
-    require_same_tensors(str(path), list_shapes(stored), list_shapes(tensors))
-    for name, tensor in tensors.items():
-        tensor.copy_(shard_like(tensor, stored[name]))

@@ -3,7 +3,6 @@
 import ctypes
 import os
 import platform
-import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -98,12 +97,6 @@ def has_tf32(device: str) -> bool:
     """Return whether a device multiplies float32 in TF32: NVIDIA's from compute capability 8."""
     is_nvidia = device.startswith("cuda") and torch.version.hip is None
     return is_nvidia and torch.cuda.get_device_capability(device)[0] >= 8
-
-
-def has_compiler() -> bool:
-    """Return whether torch.compile finds a C++ compiler, which it needs for GPUs too."""
-    candidates = (os.environ.get("CXX"), "g++", "clang++", "cl")
-    return any(shutil.which(name) for name in candidates if name)
 
 
 def configure_process(config: ResolvedConfig) -> None:

@@ -21,9 +21,9 @@ class LossScaler:
     Reference: Micikevicius et al. 2018, "Mixed Precision Training".
     """
 
-    def __init__(self, is_enabled: bool) -> None:
-        self.is_enabled = is_enabled
-        self.factor = INITIAL_LOSS_SCALE if is_enabled else 1.0
+    def __init__(self, precision: str) -> None:
+        self.is_enabled = precision == "fp16"
+        self.factor = INITIAL_LOSS_SCALE if self.is_enabled else 1.0
         self.steps = 0
 
     def scale(self, loss: Tensor) -> Tensor:

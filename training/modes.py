@@ -14,21 +14,20 @@ from common.torchrun import count_processes
 from config import Config, ResolvedConfig
 from run.config_file import config_yaml
 from run.run_dir import RunDir
+from run.start import Start, find_start
 from training import device
 from training.evaluate import Splits, evaluate, validation_windows
 from training.flops import estimate_step_seconds, model_size, tokens_per_step
-from training.inputs import (
-    OpenWeights,
-    init_weights,
-    prepare_inputs,
-    prepare_same_text,
-)
+from training.loss_scale import LossScaler
+from training.losses import Losses
 from training.memory import memory_bound
+from training.optimizers import build_optimizers
 from training.plan import fits, print_run, process_memory, resolve
-from training.record import describe_task
-from training.run_folder import Progress, check_run_folder, read_progress
-from training.state import build_state
+from training.run_folder import check_run_folder
+from training.stored_model import StoredModel
+from training.summary import describe_task
 from training.task_metrics import measure_task
+from training.text import prepare_text
 from training.wandb_record import check_wandb
 from training.world import World
 from variants import build_model
@@ -42,19 +41,14 @@ MAX_TIMING_SECONDS = 60
 WARM_UP_STEPS, TIMED_STEPS = 2, 5
 
 
-def evaluate_only(config: Config, open_weights: OpenWeights) -> float:
-    """Print and return the validation loss of a run's best model, or of the model in init_from.
+def evaluate_only(config: Config, stored: StoredModel) -> float:
+    """Print and return the validation loss of a model: a run's best one, or that of init_from.
 
     The run is only read: nothing in its folder changes, and it may still be training.
     """
-    console = Terminal()
-    log = printer(console)
-    source = str(config.run_dir or config.init_from)
+    log = printer(Terminal())
     device.pick_device(config.device)  # refuse a missing one before the text is prepared
-    initial = open_weights(source, log)
-    text = prepare_same_text(config, initial.tokenizer, Progress(), console)
-    for line in text.summary():
-        log(line)
+    text = prepare_text(config, World(), stored, Start())
 
     # Windows of a text that is shorter than the context would be padded to it
     length = min(config.model.block_size, len(text.train) - 1, len(text.val) - 1)
@@ -62,12 +56,13 @@ def evaluate_only(config: Config, open_weights: OpenWeights) -> float:
     resolved = resolve(replace(config, model=model_settings, compile=False), 1, text)
     device.configure_process(resolved)
     model = build_model(resolved.model)
-    init_weights(model, initial, text, source)
+    stored.copy_to(model)
     model.to(resolved.device)
 
     validation = validation_windows(text, resolved)
     metrics = evaluate(model, Splits(validation, validation))
-    manifest = initial.manifest
+    manifest = stored.manifest
+    source = config.run_dir or config.init_from
     step = f"step {manifest.step:,}, " if manifest else ""
     log(f"model    {source}, {step}{pluralize(model.num_parameters(), 'parameter')}")
     bits = ""
@@ -86,8 +81,21 @@ def evaluate_only(config: Config, open_weights: OpenWeights) -> float:
     return metrics["val/loss"]
 
 
+def find_planned_start(config: Config, log: Callable[[str], None]) -> Start:
+    """Return the start of a run that is only planned; refuse a folder that it could not have."""
+    if not config.run_dir:
+        return Start()
+    run = RunDir(Path(config.run_dir))
+    check_run_folder(config, run)
+    return find_start(run, log) if config.resume else Start()
+
+
 def dry_run(
-    config: Config, open_weights: OpenWeights, train_step: Callable, is_in_sweep: bool = False
+    config: Config,
+    start: Start,
+    origin: StoredModel | None,
+    train_step: Callable,
+    is_in_sweep: bool = False,
 ) -> float:
     """Print a run's resolved configuration, size, memory, operations and time; return nan.
 
@@ -95,20 +103,16 @@ def dry_run(
     cache; of a large text just the beginning is read. For a job of a sweep, one line is printed.
     """
     log = printer(Terminal(quiet=is_in_sweep))
-    run = RunDir(Path(config.run_dir or ""))
-    if config.run_dir:
-        check_run_folder(config, run)
-    progress = read_progress(config, run, log)
     processes = count_processes(alone=config.distributed == "none")
     device.pick_device(config.device, processes)
     check_wandb(config.wandb)
-    _, text = prepare_inputs(config, World(), run.path, progress, open_weights)
-    resolved = resolve(config, processes, text, progress.step)
+    text = prepare_text(config, World(), origin, start)
+    resolved = resolve(config, processes, text, start.step)
     device.configure_process(resolved)
 
     # Size, memory and time
     parameters, flops_per_token = model_size(resolved.model)
-    num_steps = max(0, config.max_steps - progress.step)
+    num_steps = max(0, config.max_steps - start.step)
     num_tokens = num_steps * tokens_per_step(resolved)
     memory = memory_bound(resolved, processes)
     available = process_memory(resolved.device, processes)
@@ -126,7 +130,7 @@ def dry_run(
         )
         return nan
     log("\n" + config_yaml(resolved))
-    print_run(printer(Terminal(), wrap=True), resolved, parameters, text, processes)
+    print_run(resolved, parameters, text, processes)
     of_device = f" of {available / 1e9:,.1f} GB" if available else ""
     log(
         f"memory   at most about {memory_text}{of_device} for the tensors of a step in each process"
@@ -152,13 +156,17 @@ def time_step(
     is_too_large = memory is not None and not fits(alone, 1, memory)
     if is_too_large or (estimate or 0) > MAX_STEP_SECONDS:
         return estimate, "a rough estimate" if estimate else "too large to be timed"
-    state = build_state(alone, World())
+    world, model = World(), build_model(alone.model)
+    model.checkpoint_activations = alone.checkpoint_activations
+    world.place(model, alone)
+    optimizers = build_optimizers(model, alone.optim, alone.precision)
+    scaler, losses = LossScaler(alone.precision), Losses(model, alone.device)
     shape = (alone.batch_size, alone.model.block_size)
     tokens = np.random.default_rng(0).integers(alone.model.vocab_size, size=shape)
     seconds = []
     for _ in range(WARM_UP_STEPS + TIMED_STEPS):
         start = time.perf_counter()
-        train_step(state, 0, tokens, tokens)
+        train_step(0, (tokens, tokens), model, optimizers, scaler, losses, alone, world)
         device.synchronize(alone.device)
         seconds.append(time.perf_counter() - start)
         if sum(seconds) > MAX_TIMING_SECONDS:

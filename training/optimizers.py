@@ -2,7 +2,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
 
 import torch
@@ -12,6 +12,7 @@ from torch.optim import AdamW, Optimizer
 from config import OptimConfig
 from kernels import DTYPES
 from training.tensors import apply_to_whole, is_distributed, local_part
+from training.world import World
 
 # Coefficients of Muon's quintic iteration (Jordan et al. 2024). The polynomial is steep at 0, so
 # that small singular values grow quickly; in exchange they end near 1 instead of exactly at 1.
@@ -188,26 +189,31 @@ def build_optimizers(
 
 @torch.no_grad()
 def clip_gradients(
-    model: nn.Module,
-    max_norm: float,
-    join_norms: Callable[[Tensor, list[Tensor]], Tensor],
-    loss_scale: float = 1.0,
+    model: nn.Module, max_norm: float, world: World, loss_scale: float = 1.0
 ) -> Tensor:
     """Divide gradients by `loss_scale`, then limit their joint norm to `max_norm`; 0: no limit.
 
     Returns the norm of each parameter's gradient before clipping, (parameters,), on the device.
     """
-    for p in model.parameters():
-        if p.grad.is_sparse:
-            p.grad = p.grad.coalesce()  # adds up the gradients of a row that occurs several times
     params = list(model.parameters())
-    grads = [local_part(p.grad) for p in params]  # of some, a rank may have no rows
-    grads = [grad.values() if grad.is_sparse else grad for grad in grads]
-    # Among the norms of many gradients, torch can confuse those after an empty one on a GPU.
-    norm_of_next = iter(torch._foreach_norm([grad for grad in grads if grad.numel() > 0]))
-    zero = torch.zeros((), device=params[0].device)
-    norms = torch.stack([next(norm_of_next) if grad.numel() > 0 else zero for grad in grads])
-    norms = join_norms(norms, params) / loss_scale
-    scale = ((max_norm or math.inf) / (norms.norm() + 1e-6)).clamp(max=1.0)
-    torch._foreach_mul_(grads, scale / loss_scale)
+    grads = [_gradient_values(p) for p in params]
+    norms = world.join_norms(_norms(grads), params) / loss_scale
+    factor = ((max_norm or math.inf) / (norms.norm() + 1e-6)).clamp(max=1.0)
+    torch._foreach_mul_(grads, factor / loss_scale)
     return norms
+
+
+def _gradient_values(p: Tensor) -> Tensor:
+    """Return this rank's part of a gradient; of a sparse one, the rows that it has."""
+    if p.grad.is_sparse:
+        p.grad = p.grad.coalesce()  # adds up the gradients of a row that occurs several times
+        return p.grad.values()
+    return local_part(p.grad)
+
+
+def _norms(tensors: list[Tensor]) -> Tensor:
+    """Return the norm of each tensor, (n,), which is 0 if it is empty, such as a rank's part."""
+    # Among the norms of many gradients, torch can confuse those after an empty one on a GPU.
+    norms = iter(torch._foreach_norm([tensor for tensor in tensors if tensor.numel() > 0]))
+    zero = tensors[0].new_zeros(())
+    return torch.stack([next(norms) if tensor.numel() > 0 else zero for tensor in tensors])

@@ -1,17 +1,17 @@
 """Resolve a run's configuration before it starts, on its text and machine."""
 
 import os
-from collections.abc import Callable
 from dataclasses import fields, replace
 
 from common.errors import UserError
+from common.terminal import Terminal, printer
 from common.text import pluralize
 from config import GPU_VOCAB_MULTIPLE, Config, EvalConfig, GPTConfig, ResolvedConfig
 from data.tokens import Tokens
+from training.compiler import has_compiler
 from training.device import (
     describe,
     device_memory,
-    has_compiler,
     pick_device,
     pick_precision,
     pick_threads,
@@ -191,13 +191,10 @@ def should_compile(device: str, flops: float) -> bool:
 
 
 def print_run(
-    log: Callable[[str], None],
-    config: ResolvedConfig,
-    parameters: int,
-    text: Tokens,
-    processes: int,
+    config: ResolvedConfig, parameters: int, text: Tokens, processes: int, quiet: bool = False
 ) -> None:
     """Print what is going to be trained, for how long and where."""
+    log = printer(Terminal(quiet=quiet), wrap=True)
     step_tokens = tokens_per_step(config)
     epochs = config.max_steps * step_tokens / len(text.train)
     machines = ""

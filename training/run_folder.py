@@ -1,8 +1,7 @@
-"""The folder of a run: open and lock it, and find the step at which the run continues."""
+"""Open and lock the folder of a run."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import count
 from pathlib import Path
@@ -15,7 +14,6 @@ from common.paths import require_output_folder
 from common.text import pluralize
 from common.torchrun import count_processes
 from config import Config
-from run.checkpoints import Manifest
 from run.run_dir import RUNS, RunDir
 
 # Seconds that a run of several processes waits for the lock, because the process that held it
@@ -24,7 +22,7 @@ LOST_LOCK_SECONDS = 120
 
 
 @contextmanager
-def run_folder(config: Config) -> Iterator[Path]:
+def run_folder(config: Config) -> Iterator[RunDir]:
     """Open the folder of a run, and lock it against other processes.
 
     A folder that is still empty at the end is removed if it was created here.
@@ -43,7 +41,7 @@ def run_folder(config: Config) -> Iterator[Path]:
             f"run_dir={path} is in use by another process: wait for it, or choose another folder"
         ) from None
     try:
-        yield path
+        yield run
     finally:
         lock.release()
         with suppress(OSError):  # removing an empty folder is best effort
@@ -84,28 +82,3 @@ def check_run_folder(config: Config, run: RunDir) -> None:
                 f"{run.checkpoints} holds no checkpoint: restore them, or, if none could be "
                 "saved, start a new run in another folder."
             )
-
-
-# --- where a run continues ------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Progress:
-    """The progress of a run: at its newest checkpoint, or before its first step."""
-
-    manifest: Manifest | None = None  # of the checkpoint; None for a new run
-    step: int = 0  # optimizer steps taken
-    first_step: int = 0  # to be recorded: that of the checkpoint if it is not, otherwise the next
-    metrics: dict[str, float] = field(default_factory=dict)  # of the step, from the checkpoint
-    seconds: dict[str, float] = field(default_factory=dict)  # spent so far, by activity
-
-
-def read_progress(config: Config, run: RunDir, log: Callable[[str], None]) -> Progress:
-    """Find the checkpoint that a run resumes from; none for a run that starts."""
-    if not config.resume or not run.steps():
-        return Progress()
-    manifest = run.checkpoint("last", log).manifest
-    step = manifest.step
-    is_recorded = any(row["step"] == step for row in run.rows())
-    first_step = step + 1 if is_recorded else step
-    return Progress(manifest, step, first_step, manifest.metrics, manifest.seconds)

@@ -77,3 +77,17 @@ def is_attention_due(step: int, config: Config) -> bool:
     """Return whether a snapshot of attention is due, or a check for an extra one."""
     every, check_every = config.attention.every, config.attention.check_every
     return is_snapshot_due(step, config) or (every > 0 and is_due(check_every, step, config))
+
+
+def is_grid_due(step: int, config: Config) -> bool:
+    """Return whether the snapshot at a step gets an attention grid and a sample text.
+
+    Both ends of the run get them, and every `picture_every` steps between; if that is 0, the first,
+    second, fourth, eighth, … multiple of `every`.
+    """
+    every, picture_every = config.attention.every, config.attention.picture_every
+    if step in (0, config.max_steps):
+        return True
+    if picture_every:
+        return step % picture_every == 0
+    return is_doubling(step, every)

@@ -1,20 +1,19 @@
 """Measure how long a run spends on each activity."""
 
 import time
-from collections.abc import Callable
+
+from training.device import synchronize
 
 
 class Stopwatch:
     """Measures the seconds per activity; a resumed run goes on from its `seconds` and `tokens`.
 
-    `synchronize` waits until the device has finished its work.
+    It waits until the device has finished its work.
     """
 
-    def __init__(
-        self, synchronize: Callable[[], None], seconds: dict[str, float], tokens: int = 0
-    ) -> None:
+    def __init__(self, device: str, seconds: dict[str, float], tokens: int = 0) -> None:
         self.seconds = {"train": 0.0, "evaluate": 0.0, "attention": 0.0, "save": 0.0, **seconds}
-        self._synchronize = synchronize
+        self._device = device
         self._activity: str | None = None
         self._started = 0.0
         self._speed_tokens, self._speed_seconds = tokens, self.seconds["train"]
@@ -33,7 +32,7 @@ class Stopwatch:
         }
 
     def _read_train_seconds(self) -> float:
-        self._synchronize()
+        synchronize(self._device)
         now = time.perf_counter()
         if self._activity is not None:
             self.seconds[self._activity] += now - self._started

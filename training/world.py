@@ -6,16 +6,17 @@ the same train.py on its slice of each batch. Rank 0 writes and prints.
 
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
-import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from common.signals import STOP_SIGNALS, set_handlers
 from config import ResolvedConfig
 from model import GPT
+
+Result = TypeVar("Result")
 
 
 class Stopped(BaseException):
@@ -83,6 +84,16 @@ class World:
         """Return rank 0's value on every rank."""
         return value
 
+    def on_rank_0(self, function: Callable[[], Result]) -> Result:
+        """Call a function on rank 0 only, and return its result on every rank."""
+        return self.broadcast(function() if self.rank == 0 else None)
+
+    @contextmanager
+    def opened_on_rank_0(self, opened: AbstractContextManager[Result]) -> Iterator[Result]:
+        """Enter a context on rank 0 only, and yield its value on every rank."""
+        with opened if self.rank == 0 else nullcontext() as value:
+            yield self.broadcast(value)
+
     def wait(self) -> None:
         """Wait until all ranks are here, however long one has worked alone.
 
@@ -95,14 +106,13 @@ class World:
 
     # --- The model and its gradients --------------------------------------------------------------
 
-    def place_model(self, model: GPT, config: ResolvedConfig) -> Callable:
-        """Move, compile and divide a model as configured; return its forward pass in training."""
+    def place(self, model: GPT, config: ResolvedConfig) -> None:
+        """Move a model to the device of each rank, or its rows of it if the model is sharded."""
         model.to(config.device)
         if self.size == 1 and model.ngrams is not None:
             model.ngrams.sparse = True  # several ranks average dense gradients instead
-        return compile_model(model) if config.compile else model
 
-    def average_gradients(self, model: GPT) -> None:
+    def average_gradients(self, model: nn.Module) -> None:
         """Average the gradients over the ranks, as far as the backward pass has not done so."""
 
     def join_norms(self, norms: Tensor, params: list[Tensor]) -> Tensor:
@@ -119,11 +129,3 @@ class World:
         A single process gets the model itself.
         """
         return model
-
-
-def compile_model(model: GPT) -> Callable:
-    """Return a model that torch.compile compiles as a whole when it is first called."""
-    # On a CPU, cpp_wrapper generates two files instead of fifty; compiling their headers dominates
-    # the time. torch 2.13 cannot generate them for attention in float32 that is computed again.
-    has_cpp_wrapper = model.head.weight.device.type == "cpu" and not model.checkpoint_activations
-    return torch.compile(model, options={"cpp_wrapper": True} if has_cpp_wrapper else None)

@@ -15,6 +15,7 @@ import torch
 from conftest import soak
 from processes import assert_same_run, fault_at_call
 from ranks import Ranks, assert_same_steps, in_ranks, odd, trained
+from steps import Steps
 
 import distributed.world
 import training.checkpoint
@@ -23,10 +24,8 @@ import training.evaluate
 from common.errors import UserError
 from config import Config, GPTConfig, OptimConfig, ResolvedConfig
 from run.run_dir import RunDir
-from train import train_step
 from training.memory import memory_bound
 from training.plan import check_batch_size, check_shard, pick_shard
-from training.state import build_state
 from training.tensors import is_distributed, local_part
 from training.world import World
 
@@ -80,9 +79,9 @@ def random_batch(world: World, batch_size: int = 8) -> tuple[np.ndarray, np.ndar
 def test_each_rank_stores_its_share_of_the_model_and_measures_the_same_loss(tmp_path, size, shard):
     def work(world):
         torch.compile = partial(torch.compile, backend="eager")  # which traces as any other
-        training = build_state(small_config(shard), world)
-        loss, norms = train_step(training, 0, *random_batch(world))
-        gpt = training.model
+        steps = Steps(small_config(shard), world)
+        loss, norms = steps.take(0, *random_batch(world))
+        gpt = steps.model
         mine, whole = 0, 0  # numbers of weights: of this rank, and of vectors that every rank has
         for p in gpt.parameters():
             mine += local_part(p.detach()).numel()

@@ -16,12 +16,17 @@ from processes import assert_same_run, run_to_end, tiny_arguments
 
 import glass.heads.measure.snapshot
 import glass.page.write
+import train
+import training.record
 from config import AttentionConfig, ResolvedConfig, WandbConfig
 from data.tokenizer import CharTokenizer
 from glass import observer
 from glass.observer import Observer
 from model import GPT
+from run.run_dir import RunDir
+from run.start import Start
 from training.evaluate import Windows
+from training.record import Record
 from training.stopwatch import Stopwatch
 from training.world import Stopped, World
 
@@ -68,7 +73,6 @@ def test_a_signal_interrupts_a_snapshot_and_it_is_recorded_once(
         CharTokenizer("abcdefghijklmnopqrstuv\n"),
     )
     text = SimpleNamespace(train=ids, val=ids[:500], tokenizer=tokenizer, task=None)
-    clock = Stopwatch(lambda: None, {})
     monkeypatch.setattr("glass.observer.summarize", lambda *rows: ["a < b"])
 
     def stop(*_):
@@ -76,13 +80,14 @@ def test_a_signal_interrupts_a_snapshot_and_it_is_recorded_once(
         raise AssertionError("the signal did not interrupt")
 
     windows = Windows(ids[:500], tokenizer, config)
-    with Observer(config, tmp_path, text, windows, clock, recorded_step=-1) as observer:
+    with Record(config, RunDir(tmp_path), text, Start(), Stopwatch("cpu", {})) as record:
+        observer = Observer(text, windows, record)
         with monkeypatch.context() as patch, pytest.raises(Stopped), World() as world:
-            patch.setattr(glass.heads.measure.snapshot.Snapshots, "sample", stop)
-            with world.interruptible():
-                observer.snapshot(model, 4)
-            world.check_stop()
-        observer.write(4, {"faithfulness_se/none": 0.5}, observer.snapshot(model, 4))
+            patch.setattr(training.record, "sample_text", stop)
+            train.look(model, 4, observer, record, world)
+        row = train.look(model, 4, observer, record, World())
+        record.write(4, {"faithfulness_se/none": 0.5} | row)
+        observer.draw_page(4)
     assert {path.name for path in (tmp_path / "attention").iterdir()} == {
         f"step_00000004.{suffix}" for suffix in ("npz", "png", "safetensors")
     }

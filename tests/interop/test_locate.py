@@ -147,7 +147,7 @@ def test_a_model_is_loaded_by_whatever_names_it(prepare, name, original, here, i
     start = interop.read_starting_model(name)
     assert vocab_size == start.model.vocab_size
     copy = build_model(GPTConfig.from_settings(start.model))
-    interop.open_starting_weights(start.init_from).copy_to(copy)
+    interop.open_pinned(start.init_from).copy_to(copy)
     copied = dict(copy.named_parameters())
     assert all(torch.equal(copied[key], expected[key].float()) for key in expected)
 
@@ -225,7 +225,7 @@ def test_the_note_about_a_damaged_best_checkpoint_reaches_who_opens_the_run(dama
     (folder / damaged).write_bytes(b"")
     notes = []
     assert interop.find_model("runs/x", "best", notes.append).step == 6
-    assert interop.open_starting_weights("runs/x", notes.append).manifest.step == 6
+    assert interop.open_pinned("runs/x", notes.append).manifest.step == 6
     interop.load("runs/x")
     notes += capsys.readouterr().err.splitlines()
     assert [folder.name in note for note in notes] == [True, False] * 3

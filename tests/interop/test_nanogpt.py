@@ -12,7 +12,7 @@ from run_folders import load_run
 from common.errors import UserError
 from config import DataConfig, GPTConfig, TokenizerConfig
 from data.tokens import prepare
-from interop import find_model, load, open_starting_weights
+from interop import find_model, load, open_pinned
 from interop.names import map_tensors
 from model import GPT
 from run.config_file import read_config
@@ -93,7 +93,7 @@ def test_a_checkpoint_of_nanogpt_is_trained_from_and_no_code_in_it_runs(
     for content in (*contents, other_shape, {"model": CreatesAFolder()}, []):
         torch.save(content, "ckpt.pt")
         with pytest.raises(UserError) as error:
-            open_starting_weights(Path("ckpt.pt")).copy_to(build_model(GPTConfig(**shape)))
+            open_pinned("ckpt.pt").copy_to(build_model(GPTConfig(**shape)))
         assert "ckpt.pt" in str(error.value)
     assert not os.path.exists("ran")
 

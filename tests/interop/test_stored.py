@@ -18,7 +18,8 @@ from glass.heads.measure.capture import float16_weights, save_weights
 from interop import load
 from run.checkpoints import MODEL_FILE, read_manifest, write_manifest
 from run.run_dir import RunDir
-from training.checkpoint import load_weights
+from run.start import find_start
+from train import open_starting_model
 from training.tensors import read_weights
 from variants import build_model
 
@@ -47,7 +48,7 @@ def test_weights_that_do_not_fit_their_configuration_are_refused_by_name(
     write_manifest(folder, read_manifest(folder))  # with the hashes of today
     for read in (
         lambda: load(tmp_path, "last"),
-        lambda: load_weights(build_model(CONFIG), folder / MODEL_FILE),
+        lambda: open_starting_model(None, find_start(RunDir(tmp_path), pytest.fail), pytest.fail),
     ):
         with pytest.raises(UserError) as error:
             read()

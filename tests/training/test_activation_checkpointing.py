@@ -6,10 +6,9 @@ import pytest
 import torch
 from conftest import soak
 from ranks import in_ranks
+from steps import Steps
 
 from config import GPTConfig, OptimConfig, ResolvedConfig
-from train import train_step
-from training.state import build_state
 from training.tensors import full_tensor
 from training.world import World
 
@@ -25,14 +24,14 @@ CHECKPOINTED = replace(CONFIG, checkpoint_activations=True)
 PADDED = replace(CHECKPOINTED, model=replace(CONFIG.model, vocab_multiple=64))
 
 
-def weights_after_steps(config: ResolvedConfig, world: World, steps: int = 3) -> torch.Tensor:
+def weights_after_steps(config: ResolvedConfig, world: World, count: int = 3) -> torch.Tensor:
     """All weights of a model after some steps, in one row."""
-    state = build_state(config, world)
+    steps = Steps(config, world)
     tokens = torch.randint(97, (8, 17), generator=torch.Generator().manual_seed(0))
     rows = tokens.chunk(world.size)[world.rank].numpy()
-    for step in range(steps):
-        train_step(state, step, rows[:, :-1], rows[:, 1:])
-    return torch.cat([full_tensor(p.detach()).flatten() for p in state.model.parameters()])
+    for step in range(count):
+        steps.take(step, rows[:, :-1], rows[:, 1:])
+    return torch.cat([full_tensor(p.detach()).flatten() for p in steps.model.parameters()])
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

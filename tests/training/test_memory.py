@@ -10,13 +10,12 @@ import pytest
 import torch
 from conftest import soak
 from ranks import in_ranks
+from steps import Steps
 
 import cli
 from benchmarks.scaling import read_memory_status, reset_peak_memory
 from config import GPTConfig, OptimConfig, ResolvedConfig
-from train import train_step
 from training.memory import memory_bound
-from training.state import build_state
 from training.world import World
 
 LLAMA = {"n_kv_head": 2, "norm": "rmsnorm", "position": "rope", "mlp": "swiglu"}
@@ -41,9 +40,9 @@ def two_steps(world: World, config: ResolvedConfig) -> None:
     """The optimizer has its state from the second one on."""
     rows = config.batch_size // world.size
     tokens = torch.randint(config.model.vocab_size, (rows, config.model.block_size)).numpy()
-    state = build_state(config, world)
+    steps = Steps(config, world)
     for step in range(2):
-        train_step(state, step, tokens, tokens)
+        steps.take(step, tokens, tokens)
 
 
 def measure_peak(world: World, config: ResolvedConfig) -> float:

@@ -34,7 +34,7 @@ def difference_after_a_resume(name: str, folder: Path, world: World, shard: int 
     for stops in (False, True):
         torch.manual_seed(0)
         model = build_model(shape)
-        world.place_model(model, config)
+        world.place(model, config)
         optimizers = BUILD[name](model)
         for step in range(4):
             if stops and step == 2:
@@ -49,7 +49,7 @@ def difference_after_a_resume(name: str, folder: Path, world: World, shard: int 
             model(tokens[:, :-1], tokens[:, 1:])[1].backward()
             if world.size > 1:
                 world.average_gradients(model)
-            clip_gradients(model, 0, world.join_norms)
+            clip_gradients(model, 0, world)
             for optimizer in optimizers:
                 optimizer.step()
                 optimizer.zero_grad()

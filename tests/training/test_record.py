@@ -11,15 +11,15 @@ from typing import NamedTuple
 import pytest
 import wandb
 from conftest import TINY
+from run_folders import open_record
 
-import training.record
+import training.display
 from common.errors import UserError
 from common.settings import iterate_settings
 from common.text import format_with_error
 from config import WandbConfig
 from run.config_file import read_config
 from run.run_dir import RunDir
-from training.record import Record
 from training.wandb_record import check_wandb
 
 
@@ -43,7 +43,7 @@ def test_a_resume_keeps_rows_and_snapshots_up_to_its_step_and_removes_later_ones
     lines = "".join(f'{{"step": {n}}}\n' for n in steps)
     for file in files:
         file.write_text(lines)
-    record = Record(tiny, tmp_path, step)
+    record = open_record(tiny, tmp_path, step)
     assert record.rows == [{"step": n} for n in steps if n <= step]
     assert RunDir(tmp_path).rows() == RunDir(tmp_path).samples() == record.rows
     for file in files:
@@ -53,39 +53,39 @@ def test_a_resume_keeps_rows_and_snapshots_up_to_its_step_and_removes_later_ones
 
 
 def test_a_run_that_becomes_slow_says_so_once(tiny, tmp_path, capsys):
-    with Record(tiny, tmp_path) as record:
+    with open_record(tiny, tmp_path) as record:
         for step, duration in enumerate([900, 10, 11, 9, 12, 29, 50, 60]):
-            row = {"step": step, "train/ms_per_step": duration}
-            record.print_metrics(row)
-            record.write(row)
+            row = {"train/ms_per_step": duration}
+            record.show(step, row)
+            record.write(step, row)
     before, after = capsys.readouterr().out.split("note ")
     assert "  50 ms" in before and "  60 ms" in after
 
 
 def test_without_a_terminal_a_line_shows_what_takes_long(tiny, tmp_path, monkeypatch):
-    monkeypatch.setattr(training.record, "SILENT_SECONDS", 0.01)
-    record, lines = Record(tiny, tmp_path), queue.Queue()
-    monkeypatch.setattr(record, "log", lines.put)
+    monkeypatch.setattr(training.display, "SILENT_SECONDS", 0.01)
+    record, lines = open_record(tiny, tmp_path), queue.Queue()
+    monkeypatch.setattr(record.display, "log", lines.put)
     with record:
-        record.print_metrics({"step": 3})
-        record.progress_bar.show_activity("measuring attention")
+        record.show(3, {})
+        record.display.show_activity("measuring attention")
         while "3  measuring attention" not in lines.get(timeout=60):
             pass
 
 
 def test_a_recurring_failure_is_noted_once_and_costs_nothing_else(tiny, tmp_path, capsys):
-    with Record(tiny, tmp_path) as record:
+    with open_record(tiny, tmp_path) as record:
         (tmp_path / "metrics.jsonl").mkdir()
         for step in (1, 2):
-            record.write({"step": step})
+            record.write(step, {"val/loss": 1.0})
             with record.tolerate_errors("drawing a page"):
                 raise KeyError("key")
         (tmp_path / "metrics.jsonl").rmdir()
-        record.write({"step": 3})
+        record.write(3, {"val/loss": 1.0})
     warnings = [line for line in capsys.readouterr().out.splitlines() if "warning" in line]
     assert len(warnings) == 2 and "KeyError" in warnings[1]
     assert f"{tmp_path / 'metrics.jsonl'} failed (Is a directory)" in warnings[0]
-    assert RunDir(tmp_path).rows() == [{"step": 3}]
+    assert [row["step"] for row in RunDir(tmp_path).rows()] == [3]
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """The folder of a run: where a run may begin or continue, and at which step."""
 
 import json
-from dataclasses import replace
 
 import pytest
 from run_folders import write_run
@@ -9,7 +8,8 @@ from run_folders import write_run
 from common.errors import UserError
 from config import Config
 from run.run_dir import RunDir
-from training.run_folder import check_run_folder, read_progress
+from run.start import Start, find_start
+from training.run_folder import check_run_folder
 
 RESUMED = Config(resume=True)
 
@@ -28,10 +28,10 @@ def write_rows(run: RunDir, *rows: dict) -> None:
 @pytest.mark.parametrize("steps, first", [((), 6), ((3,), 6), ((3, 6), 7), ((6, 9), 7)])
 def test_a_run_continues_with_the_first_step_that_is_not_recorded(run, steps, first):
     write_rows(run, *({"step": step} for step in steps))
-    progress = read_progress(RESUMED, run, pytest.fail)
-    assert (progress.step, progress.first_step) == (6, first)
-    new = read_progress(replace(RESUMED, resume=False), run, pytest.fail)
-    assert (new.step, new.first_step) == (0, 0)
+    start = find_start(run, pytest.fail)
+    assert (start.step, start.recorded + 1) == (6, first)
+    run.checkpoints.rename(run.snapshots)
+    assert find_start(run, pytest.fail) == Start()
 
 
 def test_a_run_begins_only_in_a_folder_without_other_files(tmp_path):

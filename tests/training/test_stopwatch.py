@@ -7,7 +7,7 @@ from training.stopwatch import Stopwatch
 def test_the_speed_is_that_of_the_training_since_the_last_reading(monkeypatch):
     clock = [100.0]  # seconds
     monkeypatch.setattr(stopwatch.time, "perf_counter", lambda: clock[0])
-    watch = Stopwatch(lambda: None, {"train": 1000.0}, tokens=500)
+    watch = Stopwatch("cpu", {"train": 1000.0}, tokens=500)
     watch.switch("train")
     clock[0] += 2
     assert watch.speed(700) == 100

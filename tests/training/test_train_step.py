@@ -6,15 +6,15 @@ import pytest
 import torch
 from processes import rows
 from run_folders import load_run
+from steps import Steps
 
 from config import GPTConfig, OptimConfig, ResolvedConfig
 from data.batches import Batches
 from data.tokens import prepare
-from train import train_step
+from training.losses import Losses
 from training.plan import resolve
-from training.state import MeanLoss, build_state
 from training.world import World
-from variants import build_model, count_ngrams
+from variants import count_ngrams
 
 
 @pytest.mark.parametrize("name", ["adamw", "muon"])
@@ -32,16 +32,16 @@ def test_a_step_applies_the_clipped_mean_gradient_in_however_many_micro_steps(na
             optim=OptimConfig(name=name, grad_clip=0.01, warmup_share=0.09),
             model=GPTConfig(11, block_size=8, n_layer=2, n_head=2, n_embd=16, bias=True),
         )
-        state = build_state(config, World())
-        parameters = list(state.model.parameters())
-        loss = state.model(x, y)[1]
+        steps = Steps(config)
+        parameters = list(steps.model.parameters())
+        loss = steps.model(x, y)[1]
         expected_grads = torch.autograd.grad(loss, parameters)
         applied_grads = []
-        state.optimizers[0].register_step_pre_hook(
+        steps.optimizers[0].register_step_pre_hook(
             lambda *_, to=applied_grads, of=parameters: to.extend(p.grad.clone() for p in of)
         )
 
-        result = train_step(state, 0, x.numpy(), y.numpy())
+        result = steps.take(0, x.numpy(), y.numpy())
 
         assert result.loss.item() == pytest.approx(loss.item(), abs=1e-6)
         assert not result.loss.requires_grad  # which would keep every step's graph in memory
@@ -50,7 +50,7 @@ def test_a_step_applies_the_clipped_mean_gradient_in_however_many_micro_steps(na
         clip = 0.01 / result.gradient_norms.norm()
         for applied, expected in zip(applied_grads, expected_grads):
             assert torch.allclose(applied, expected * clip, atol=1e-6)
-        for optimizer in state.optimizers:
+        for optimizer in steps.optimizers:
             for group in optimizer.param_groups:
                 assert group["lr"] == pytest.approx(group["peak_lr"] / 10)
         weights.append([p.detach().clone() for p in parameters])
@@ -75,14 +75,10 @@ def random_numbers(seed: int, step: int, rank: int) -> list[float]:
         accumulate=3,
         model=GPTConfig(11, block_size=8, n_layer=1, n_head=1, n_embd=4),
     )
-    state, numbers = build_state(config, World()), []
-
-    def forward(x, y):
-        numbers.append(torch.rand(()).item())
-        return state.model(x, y)
-
+    steps, numbers = Steps(config, LonelyWorld(rank, 2)), []
+    steps.model.register_forward_pre_hook(lambda *_: numbers.append(torch.rand(()).item()))
     tokens = torch.ones(3, 8, dtype=torch.int64).numpy()  # this rank's half of the batch
-    train_step(replace(state, world=LonelyWorld(rank, 2), forward=forward), step, tokens, tokens)
+    steps.take(step, tokens, tokens)
     return numbers
 
 
@@ -108,27 +104,24 @@ def test_a_run_takes_the_steps_of_its_batches_from_the_weights_of_its_seed(tiny,
     text = prepare(tiny.data, tiny.tokenizer, lambda line: None)
     keys = count_ngrams(text.train, text.tokenizer.vocab_size, trained.config)
     config = resolve(tiny, 1, replace(text, ngrams=keys))
-    torch.manual_seed(5)
-    model = build_model(config.model)
-    model.ngrams.keys.copy_(torch.from_numpy(keys))
-    state = build_state(config, World())
-    state.model.load_state_dict(model.state_dict())
+    steps = Steps(config, change=lambda model: model.ngrams.keys.copy_(torch.from_numpy(keys)))
     batches = Batches(text.train, block_size=32, batch_size=4, seed=5)
     for step, row in enumerate(logged):
-        result = train_step(state, step, *batches.batch(step))
+        result = steps.take(step, *batches.batch(step))
         assert row["train/loss"] == result.loss.item()
         assert row["train/grad_norm"] == result.gradient_norms.norm().item()
-        assert row["train/lr"] == state.optimizers[0].param_groups[0]["lr"]
+        assert row["train/lr"] == steps.optimizers[0].param_groups[0]["lr"]
     assert len(logged) == 12
-    expected = state.model.state_dict()
+    expected = steps.model.state_dict()
     assert all(torch.equal(tensor, expected[key]) for key, tensor in trained.state_dict().items())
 
 
 def test_the_mean_of_losses_goes_on_from_its_state_and_begins_again_when_it_is_read():
-    first, restored = MeanLoss("cpu"), MeanLoss("cpu")
-    first.add(torch.tensor(2.0))
+    first, restored = (Losses(torch.nn.Linear(1, 1), "cpu") for _ in range(2))
+    no_norms = torch.zeros(0)
+    first.add(0, torch.tensor(2.0), no_norms)
     restored.restore(first.state())
-    restored.add(torch.tensor(4.0))
-    assert restored.read() == 3.0
-    restored.add(torch.tensor(5.0))
-    assert restored.read() == 5.0
+    restored.add(1, torch.tensor(4.0), no_norms)
+    assert restored.read_mean() == 3.0
+    restored.add(2, torch.tensor(5.0), no_norms)
+    assert restored.read_mean() == 5.0

@@ -20,6 +20,7 @@ from glass.heads.measure.analysis import ProbeRun, analyze
 from glass.heads.measure.probes import make_probes
 from glass.heads.say.findings import summarize
 from run.row import COMPANION_SUFFIXES, Row
+from run.run_dir import RunDir
 from variants import build_model
 
 TOKENIZER = CharTokenizer("abcdefghijklmnopqrstuv\n")
@@ -29,20 +30,19 @@ MODEL = lively(build_model(small(block_size=32, position="rope")))
 
 
 @pytest.fixture
-def make_snapshots(tmp_path, monkeypatch) -> Callable[..., snapshot.Snapshots]:
+def make_snapshots(tmp_path) -> Callable[..., snapshot.Snapshots]:
     """A function that makes the `Snapshots` of a run of 12 steps."""
-    monkeypatch.setattr(snapshot, "SAMPLE_TOKENS", 8)
 
-    def make(every: int = 2, picture_every: int = 0, batch_size: int = 4) -> snapshot.Snapshots:
+    def make(every: int = 2, batch_size: int = 4) -> snapshot.Snapshots:
         config = Config(
             model=MODEL.config,
             max_steps=12,
             batch_size=batch_size,
             precision="fp32",
-            attention=AttentionConfig(every=every, picture_every=picture_every),
+            attention=AttentionConfig(every=every),
         )
         tokens = SimpleNamespace(train=IDS, val=IDS[:500], tokenizer=TOKENIZER, task=None)
-        return snapshot.Snapshots(config, tmp_path, tokens, (X, Y))
+        return snapshot.Snapshots(config, RunDir(tmp_path), tokens, (X, Y))
 
     return make
 
@@ -73,16 +73,6 @@ def test_models_and_texts_of_any_size_can_be_measured(config, ids):
     analysis = analyze(model, tokenizer, text.tolist(), lambda line: None)
     assert analysis.arrays["text"].shape[-1] == min(len(text), config.block_size)
     summarize(analysis.row)
-
-
-@pytest.mark.parametrize(
-    ("picture_every", "expected"), [(0, [0, 2, 4, 8, 12]), (4, [0, 4, 8, 12]), (10, [0, 10, 12])]
-)
-def test_grids_are_due_at_both_ends_and_regularly_or_at_each_doubling(
-    make_snapshots, picture_every, expected
-):
-    snapshots = make_snapshots(2, picture_every)
-    assert [step for step in range(13) if snapshots.is_grid_due(step)] == expected
 
 
 def test_the_highest_prefix_matching_score_is_that_of_all_measurements():

@@ -1,0 +1,150 @@
+"""Show a run in the terminal: the progress bar, its metrics, and what takes long."""
+
+import threading
+from collections.abc import Callable
+from statistics import median
+
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Column
+
+from common.terminal import Terminal, printer
+from common.text import format_minutes, format_speed
+from config import ResolvedConfig
+from run.row import Row
+
+# What the terminal shows of a row: metric → function that formats it.
+SHOWN_METRICS: dict[str, Callable[[float], str]] = {
+    "train/loss": "loss {:.3f}".format,
+    "val/loss": "val {:.3f}".format,
+    "val/bits_per_byte": "bits/byte {:.3f}".format,
+    "train/tokens_per_second": lambda speed: f"{format_speed(speed)} tok/s",
+    "train/ms_per_step": lambda duration: f"{format_speed(duration)} ms/step",
+    "train/mfu": lambda share: f"MFU {share:.1%}" if share < 0.1 else f"MFU {share:.0%}",
+    "memory/peak_gib": "{:.1f} GiB".format,
+}
+BAR_METRICS = ("train/loss", "val/loss", "train/ms_per_step", "train/mfu")  # fit 80 columns
+SLOWDOWN = 3  # times the median of the earlier steps, from which on a run reports it once
+MIN_EARLIER_ROWS = 5  # of which the first may contain the compilation
+SILENT_SECONDS = 30  # after which a run without a terminal says what it is doing
+SPEED_SECONDS = 600  # of the last steps, evaluations and snapshots, whose speed gives the time left
+LOSSES = ("train/loss", "val/loss", "val/bits_per_byte")
+
+
+class ProgressBar:
+    """The line of a terminal that shows the step, the latest metrics and the time left."""
+
+    def __init__(self, console: Terminal, max_steps: int, step: int = 0) -> None:
+        self.progress = Progress(
+            TextColumn("step"),
+            MofNCompleteColumn(table_column=Column(no_wrap=True)),
+            BarColumn(bar_width=None),
+            TextColumn("{task.fields[status]}"),
+            TimeRemainingColumn(),
+            TextColumn("left"),
+            speed_estimate_period=SPEED_SECONDS,
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+        self._task = self.progress.add_task("", total=max_steps, completed=step, status="")
+        self._activity = "training"
+        self._values: dict[str, str] = {}  # latest formatted value by metric
+
+    def advance(self, step: int, values: dict[str, str]) -> None:
+        """Show the number of completed steps and the latest formatted values."""
+        self._activity = "training"
+        self._values |= values
+        status = " ".join(self._values[key] for key in BAR_METRICS if key in self._values)
+        self.progress.update(self._task, completed=step, status=status)
+
+    @property
+    def time_left(self) -> str:
+        """The time that the rest of the run takes at the speed of the last minutes."""
+        seconds = self.progress.tasks[self._task].time_remaining
+        return f"{'--:--' if seconds is None else format_minutes(seconds)} left"
+
+    def show_activity(self, activity: str) -> None:
+        """Show what the run does between two steps, until the next step."""
+        self._activity = activity
+        self.progress.update(self._task, status=f"{activity} …")
+
+    def __str__(self) -> str:
+        task = self.progress.tasks[self._task]
+        width = len(str(task.total))
+        return f"step {task.completed:>{width}}  {self._activity} …  {self.time_left}"
+
+
+class Display:
+    """What the terminal shows of a run that begins at a step; a context manager.
+
+    `rows` are those recorded so far, with whose steps the speed of the next ones is compared.
+    """
+
+    def __init__(
+        self, console: Terminal, config: ResolvedConfig, rows: list[Row], step: int
+    ) -> None:
+        self.console = console
+        self.log = printer(console)
+        self.config = config
+        self.rows = rows
+        self.progress_bar = ProgressBar(console, config.max_steps, step)
+        self._has_slowed_down = self._has_ended = False
+        self._has_printed = threading.Event()
+        self._reporter = threading.Thread(target=self._report_progress, daemon=True)
+
+    def __enter__(self) -> "Display":
+        self.progress_bar.progress.start()
+        self._reporter.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._has_ended = True
+        self._has_printed.set()
+        self._reporter.join()
+        self.progress_bar.progress.stop()
+
+    def show_activity(self, activity: str) -> None:
+        """Show what the run does between two steps, until the next step."""
+        self.progress_bar.show_activity(activity)
+
+    def show(self, step: int, row: dict[str, float]) -> None:
+        """Show a step and its metrics: in the progress bar, and in a line if one is due."""
+        values = {
+            key: format_value(row[key]) for key, format_value in SHOWN_METRICS.items() if key in row
+        }
+        self.progress_bar.advance(step, values)
+        if self.console.is_terminal:  # the bar shows the rest
+            shown = [values[key] for key in LOSSES if key in values and "val/loss" in values]
+        else:
+            shown = [*values.values(), self.progress_bar.time_left]
+        if values and shown:
+            width = len(str(self.config.max_steps))
+            self.log(f"step {step:>{width}}  {'  '.join(shown)}")
+            self._has_printed.set()
+        if "train/ms_per_step" in row and self.config.device == "cpu":
+            self._note_slow_steps(row["train/ms_per_step"])
+
+    def _note_slow_steps(self, duration: float) -> None:
+        earlier = [row["train/ms_per_step"] for row in self.rows if "train/ms_per_step" in row]
+        if self._has_slowed_down or len(earlier) < MIN_EARLIER_ROWS:
+            return
+        slowdown = duration / median(earlier)
+        if slowdown >= SLOWDOWN:
+            self._has_slowed_down = True
+            self.log(
+                f"note     steps take {slowdown:.0f} times as long as before: close other "
+                "programs, or stop and resume this run, so that its threads sleep while they wait"
+            )
+
+    def _report_progress(self) -> None:
+        """Without a terminal, print what the run does if there were no metrics for a while."""
+        while not self._has_ended and not self.console.is_terminal:
+            if not self._has_printed.wait(SILENT_SECONDS):
+                self.log(str(self.progress_bar))
+            self._has_printed.clear()

@@ -1,0 +1,85 @@
+"""Prepare the text of a run, the same on all ranks and for all of its resumes."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from common.errors import UserError
+from common.terminal import Terminal, printer
+from common.text import pluralize
+from config import Config
+from data.synthetic import generate_tokens
+from data.tokenizer import Tokenizer
+from data.tokens import Tokens, open_tokens, prepare
+from run.start import Start
+from training.stored_model import StoredModel
+from training.world import World
+from variants import count_ngrams
+
+Log = Callable[[str], None]
+
+
+def prepare_text(config: Config, world: World, origin: StoredModel | None, start: Start) -> Tokens:
+    """Prepare the text of a run, or open it in the cache, and describe it; all ranks together.
+
+    It has the tokenizer of `origin`, the model whose weights the run begins with, and otherwise the
+    configured one and, for a model that embeds them, its frequent n-grams.
+
+    Raises:
+        UserError: It is not the text on which a resumed run was trained, or differs between ranks.
+    """
+    console = Terminal(quiet=world.rank > 0)
+    log = printer(console)
+    tokenizer = origin.read_tokenizer() if origin else None
+    with console.status("preparing the text …"):
+        text = _prepare_on_all_ranks(config, world, tokenizer, start.fingerprint, log)
+    for line in text.summary():
+        log(line)
+    vocab_size = text.tokenizer.vocab_size
+    if vocab_size < (config.tokenizer.vocab_size or 0):
+        log(
+            f"note: the text is too short for tokenizer.vocab_size={config.tokenizer.vocab_size}, "
+            f"so the vocabulary has {pluralize(vocab_size, 'token')}"
+        )
+    if origin is None and config.model.ngrams > 1:
+        keys = world.on_rank_0(lambda: count_ngrams(text.train, vocab_size, config.model))
+        text = replace(text, ngrams=keys)
+    return text
+
+
+def _prepare_on_all_ranks(
+    config: Config, world: World, tokenizer: Tokenizer | None, fingerprint: str | None, log: Log
+) -> Tokens:
+    text = None
+    if world.rank == 0:
+        text = _prepare_same_text(config, tokenizer, fingerprint, log)
+    location = world.broadcast(text and (text.folder.name, text.name, text.fingerprint))
+    if text is None:  # on another machine the cache may lack it
+        text = open_tokens(*location)
+        text = text or _prepare_same_text(config, tokenizer, fingerprint, log)
+    if text.fingerprint != location[-1]:
+        raise UserError(
+            f"{text.name} differs from that of the first process; copy the same text, and the "
+            "same version of this program, to all machines."
+        )
+    world.wait()
+    return text
+
+
+def _prepare_same_text(
+    config: Config, tokenizer: Tokenizer | None, fingerprint: str | None, log: Log
+) -> Tokens:
+    """Prepare the text and check that it is the one that a resumed run was trained on."""
+    if config.data.source == "synthetic":
+        text = generate_tokens(config, tokenizer)
+    else:
+        text = prepare(config.data, config.tokenizer, log, tokenizer if config.init_from else None)
+    if fingerprint not in (None, text.fingerprint):
+        raise UserError(
+            "the text, or how it is prepared, has changed since the run began (fingerprint "
+            f"{fingerprint:.16} then, {text.fingerprint:.16} now); "
+            "restore it, or start a new run."
+        )
+    # A resumed run keeps its tokenizer, even if another version would learn another one.
+    if tokenizer and tokenizer.to_json() != text.tokenizer.to_json():
+        text = prepare(config.data, config.tokenizer, log, tokenizer)
+    return text
