@@ -21,7 +21,7 @@ PASSAGES = TASK | {"data.task": ("passages",)}
 TEXT_FILES = {"data.source": ("text",)}
 DATASET = {"data.source": ("hf",)}
 BPE = {"tokenizer.name": ("bpe",)}
-MLP = {"model.mlp": ("gelu", "swiglu", "relu2")}
+WITH_MLP = {"model.mlp": ("gelu", "swiglu", "relu2")}
 ROPE = {"model.position": ("rope",)}
 NGRAMS = {"model.ngrams": Above(1)}
 ADAMW = {"optim.name": ("adamw", "muon")}
@@ -55,10 +55,10 @@ class ModelConfig:
         "hidden width of the MLP as a multiple of n_embd; null: 4, or 8/3 for swiglu",
         gt=0,
         le=1000,
-        only_with=MLP | {"model.mlp_hidden": (None,)},
+        only_with=WITH_MLP | {"model.mlp_hidden": (None,)},
     )
     mlp_hidden: int | None = setting(
-        None, "hidden width of the MLP; null: mlp_ratio * n_embd", ge=1, only_with=MLP
+        None, "hidden width of the MLP; null: mlp_ratio * n_embd", ge=1, only_with=WITH_MLP
     )
     attention_sink: bool = setting(
         False, "learn a logit per head beside its scores, so that it need not attend to any token"

@@ -73,7 +73,7 @@ def train_help(config: Config, argv: Sequence[str]) -> str:
         group: {f"{group}={name}": headline(path) for name, path in paths.items()}
         for group, paths in find_presets().items()
     }
-    for section, settings in _describe_settings(config).items():
+    for section, settings in _describe_by_section(config).items():
         sections.setdefault(section, {}).update(settings)
     if topics[0] == "all":
         return "\n\n".join(map(_format_entries, sections.values()))
@@ -119,11 +119,11 @@ def _introduction(name: str) -> str:
 
 def settings_help(introduction: str, defaults: object) -> str:
     """Return the help of a command, formatted for the width of the terminal."""
-    sections = map(_format_entries, _describe_settings(defaults).values())
+    sections = map(_format_entries, _describe_by_section(defaults).values())
     return "\n\n".join([introduction, "Settings (KEY=VALUE):", *sections])
 
 
-def _describe_settings(defaults: object) -> dict[str, dict[str, str]]:
+def _describe_by_section(defaults: object) -> dict[str, dict[str, str]]:
     """Return by section the description of each setting, as it is typed with its default."""
     sections: dict[str, dict[str, str]] = {}
     for name, field, default in iterate_settings(defaults):

@@ -15,7 +15,7 @@ def memory_limit(root: Path = ROOT) -> float:
         int(text)
         for folder in _control_groups(root)
         for name in ("memory.max", "memory.limit_in_bytes")
-        if (text := _read(folder / name)).isdecimal()
+        if (text := _read_if_there(folder / name)).isdecimal()
     ]
     return min(limits, default=inf)
 
@@ -24,8 +24,10 @@ def processor_limit(root: Path = ROOT) -> float:
     """Return the seconds of processor time per second that a quota allows; inf without one."""
     limit = inf
     for folder in _control_groups(root):
-        version_1 = f"{_read(folder / 'cpu.cfs_quota_us')} {_read(folder / 'cpu.cfs_period_us')}"
-        quota, _, period = (_read(folder / "cpu.max") or version_1).partition(" ")
+        quota, _, period = _read_if_there(folder / "cpu.max").partition(" ")
+        if not quota:  # of version 1
+            quota = _read_if_there(folder / "cpu.cfs_quota_us")
+            period = _read_if_there(folder / "cpu.cfs_period_us")
         if quota.isdecimal() and period.isdecimal():
             limit = min(limit, int(quota) / int(period))
     return limit
@@ -42,7 +44,7 @@ def _control_groups(root: Path) -> Iterator[Path]:
     In version 1 each kind of resource has groups of its own, in version 2 all share them. A
     container may see its own group as the topmost one.
     """
-    for line in _read(root / "proc/self/cgroup").splitlines():
+    for line in _read_if_there(root / "proc/self/cgroup").splitlines():
         _, resources, group = line.split(":", 2)
         for resource in resources.split(","):  # "" in version 2
             folder = root / "sys/fs/cgroup" / resource
@@ -51,7 +53,7 @@ def _control_groups(root: Path) -> Iterator[Path]:
                 yield folder
 
 
-def _read(file: Path) -> str:
+def _read_if_there(file: Path) -> str:
     """Return the content of a file, "" if it cannot be read."""
     try:
         return file.read_text().strip()

@@ -55,7 +55,9 @@ def standard_error(values: Sequence[float]) -> float:
     return stdev(values) / sqrt(len(values))
 
 
-def ratio(numerators: np.ndarray, denominators: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def ratio_with_error(
+    numerators: np.ndarray, denominators: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     """Return Σ numerators / Σ denominators over the last axis, and its standard error."""
     n = np.float64(denominators.shape[-1])
     total = denominators.sum(axis=-1)

@@ -16,7 +16,7 @@ HASH_BYTES = 8
 MAX_EXCERPTS = 16
 MAX_EXCERPT_TOKENS = 128
 MIN_EXCERPT_TOKENS = 32  # shorter ones may be equal by chance
-TOKENS_AT_ONCE = 1 << 24  # of the training split that are searched, to limit memory
+SEARCHED_AT_ONCE = 1 << 24  # of the training split that are searched, to limit memory
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def count_trained_excerpts(ids: Sequence[int], train: np.ndarray) -> tuple[int, 
     starts = np.linspace(0, len(inner) - length, num_excerpts).astype(int)
     excerpts = {inner[start : start + length].tobytes() for start in starts}
     missing = excerpts
-    for begin in range(0, len(train), TOKENS_AT_ONCE):
-        part = train[begin : begin + TOKENS_AT_ONCE + length].tobytes()
+    for begin in range(0, len(train), SEARCHED_AT_ONCE):
+        part = train[begin : begin + SEARCHED_AT_ONCE + length].tobytes()
         missing = {excerpt for excerpt in missing if excerpt not in part}
     return len(excerpts) - len(missing), len(excerpts)

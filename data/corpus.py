@@ -121,7 +121,8 @@ def split_records(
     line without text there is no document: `log` prints how many there are, and `UserError` is
     raised if no line has any.
     """
-    documents = skipped = 0
+    has_documents = False
+    skipped = 0
     first = ""  # of the skipped lines
     for number in count(1):
         line = read_at_once(file.readline, f"line {number} of {name}")
@@ -129,21 +130,21 @@ def split_records(
             break
         if not line.strip():
             continue
-        start = line[:MAX_SHOWN_RECORD_CHARS].strip()
         try:
             record = json.loads(line)
-            names = [field] if isinstance(record, dict) and field in record else field.split(".")
-            texts = _texts_of_value(record, names)
+            texts = _texts_of_record(record, field)
         except (ValueError, RecursionError):
-            raise UserError(f"line {number} of {name} is not JSON; correct it: {start}") from None
+            raise UserError(
+                f"line {number} of {name} is not JSON; correct it: {_beginning(line)}"
+            ) from None
         if texts:
-            documents += 1
+            has_documents = True
             yield from split_text(replace_surrogates("\n\n".join(texts)), size)
         else:
             skipped += 1
             fields = ", ".join(record) if isinstance(record, dict) else "none"
-            first = first or f"line {number}, whose fields are {fields:.200}: {start}"
-    if skipped and not documents:
+            first = first or f"line {number}, whose fields are {fields:.200}: {_beginning(line)}"
+    if skipped and not has_documents:
         raise UserError(
             f"{name} has no text in data.field={field}; set data.field to another field. The "
             f"first is {first}"
@@ -151,6 +152,16 @@ def split_records(
     if skipped:
         lines = pluralize(skipped, "line")
         log(f"note: {name} has {lines} without text in data.field={field}, such as {first}")
+
+
+def _beginning(line: str) -> str:
+    return line[:MAX_SHOWN_RECORD_CHARS].strip()
+
+
+def _texts_of_record(record: Any, field: str) -> list[str]:
+    """Return the texts in a field of a record; dots that its name lacks lead into objects."""
+    has_field = isinstance(record, dict) and field in record
+    return _texts_of_value(record, [field] if has_field else field.split("."))
 
 
 def _texts_of_value(value: Any, names: list[str]) -> list[str]:

@@ -220,7 +220,8 @@ def _growth_of(part: Any) -> float:
         return math.prod(map(_growth_of, part))
     if not isinstance(part, dict):
         return 1.0
-    kind, growth = part.get("type"), math.prod(map(_growth_of, part.values()))
+    kind = part.get("type")
+    growth = math.prod(map(_growth_of, part.values()))
     if kind == "ByteLevel":  # it spells each byte as a character of up to two bytes
         growth = 2.0
     elif kind == "Prepend":  # to each stretch of text between added tokens

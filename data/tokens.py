@@ -50,9 +50,9 @@ CACHE_FORMAT = 4  # version of the files in a cache entry
 TRAIN_FILE = "train.bin"
 VAL_FILE = "val.bin"
 VAL_BYTES_FILE = "val_bytes.bin"
-TOKENIZER_FILE = "tokenizer.json"
+CACHED_TOKENIZER_FILE = "tokenizer.json"
 META_FILE = "meta.json"  # has the hashes of the others
-TOKEN_FILES = (TRAIN_FILE, VAL_FILE, VAL_BYTES_FILE, TOKENIZER_FILE)
+TOKEN_FILES = (TRAIN_FILE, VAL_FILE, VAL_BYTES_FILE, CACHED_TOKENIZER_FILE)
 SEPARATOR = -1  # in `Tokens.val_bytes`: a token between documents, which is not text
 # What `_open_entry` raises if an entry is absent or damaged.
 ENTRY_ERRORS = (OSError, ValueError, KeyError, TypeError, UserError)
@@ -191,7 +191,7 @@ def _write_entry(
         all_text = (piece.text for piece in corpus.pieces())
         training_text = sample_training_text(corpus, split_position, size.characters)
         tokenizer = build_tokenizer(config, all_text, training_text)
-    save_tokenizer(tokenizer, folder / TOKENIZER_FILE)
+    save_tokenizer(tokenizer, folder / CACHED_TOKENIZER_FILE)
 
     copies = _write_splits(split_corpus(corpus, split_position), tokenizer, folder)
 
@@ -258,7 +258,7 @@ def _open_entry(entry: Path, name: str, fingerprint: str) -> Tokens:
     for file in TOKEN_FILES:
         if sha256_of_file(entry / file) != meta["hashes"][file]:
             raise ValueError(f"{file} has changed since it was written")
-    tokenizer = load_tokenizer(entry / TOKENIZER_FILE)
+    tokenizer = load_tokenizer(entry / CACHED_TOKENIZER_FILE)
     dtype = _token_dtype(tokenizer)
     return Tokens(
         train=_map_array(entry / TRAIN_FILE, dtype),

@@ -31,7 +31,7 @@ INDEX_FILE = "model.safetensors.index.json"  # of weights in several files
 DOWNLOADED_FILES = [WEIGHTS_FILE, "model-*-of-*.safetensors", INDEX_FILE, HF_CONFIG_FILE]
 DOWNLOADED_FILES += [HF_TOKENIZER_FILE, HF_TOKENIZER_CONFIG_FILE, HF_CHAT_TEMPLATE_FILE]
 DOWNLOADED_FILES += [HF_GENERATION_FILE]  # the ids that end a text
-FLOAT_DTYPES = ("F64", "F32", "F16", "BF16")
+SAFETENSORS_FLOATS = ("F64", "F32", "F16", "BF16")
 PICKLED_WEIGHTS = re.compile(r"(pytorch_)?model\b.*\.(bin|pt|pth)")
 TENSOR_PREFIXES = {"gpt2": "transformer.", "llama": "model."}
 # Sizes of GPT-2's vocabulary: its tokens, and with padding that is often added for speed.
@@ -74,11 +74,11 @@ class HFFolder(ExternalModel):
                 if not name.startswith((prefix, "lm_head.")):
                     name = prefix + name
                 tensor = file.get_slice(stored_name)
-                if tensor.get_dtype() not in FLOAT_DTYPES:
+                if tensor.get_dtype() not in SAFETENSORS_FLOATS:
                     raise UserError(
                         f"it has {stored_name:.80} in {tensor.get_dtype()}, and only "
-                        f"{', '.join(FLOAT_DTYPES)} can be read; give the model with unquantized "
-                        "weights, or a .gguf file of it"
+                        f"{', '.join(SAFETENSORS_FLOATS)} can be read; give the model with "
+                        "unquantized weights, or a .gguf file of it"
                     )
                 shapes[name] = list(tensor.get_shape())
                 self._places[name] = path, stored_name

@@ -33,8 +33,8 @@ def save_gguf(model: GPT, path: Path, tokenizer: Tokenizer) -> None:
     require_new_file(path)
     settings = config_to_hf(model.config, tokenizer)
     family = settings["model_type"]
-    _require_supported(model.config, family)
-    metadata = _describe_settings(model.config, settings)
+    _require_known_to_llama_cpp(model.config, family)
+    metadata = _describe_model(model.config, settings)
     metadata |= describe_tokenizer(tokenizer, model.config.vocab_size)
     tensors = export_tensors(model, "gguf_gpt2" if family == "gpt2" else "gguf")
     if family == "llama":
@@ -60,7 +60,7 @@ def require_new_file(path: Path) -> None:
         raise UserError(f"to={path} exists already; name a new file")
 
 
-def _require_supported(config: GPTConfig, family: str) -> None:
+def _require_known_to_llama_cpp(config: GPTConfig, family: str) -> None:
     """Raise `UserError` if llama.cpp lacks a part of the model that transformers has."""
     unsupported = []
     if family == "qwen3" and config.bias:
@@ -74,7 +74,7 @@ def _require_supported(config: GPTConfig, family: str) -> None:
         )
 
 
-def _describe_settings(config: GPTConfig, settings: HFSettings) -> dict[str, Any]:
+def _describe_model(config: GPTConfig, settings: HFSettings) -> dict[str, Any]:
     family = settings["model_type"]
     rope = settings.get("rope_scaling", {})
     if rope.get("rope_type") == "llama3":  # its factors are a tensor

@@ -112,23 +112,30 @@ class GGUFFile(ExternalModel):
         }
         if is_gpt2:
             return settings
+        return settings | self._read_rotary_settings(settings)
 
-        # Rotary positions, which llama.cpp stretches linearly unless the file says otherwise
-        settings["factor"] = settings["factor"] or self._read_number("rope.scale_linear")
-        if settings["rope_type"] in (None, "linear"):
-            settings["rope_type"] = "linear" if settings["factor"] else "none"
+    def _read_rotary_settings(self, settings: HFSettings) -> HFSettings:
+        """Return the settings of rotary positions, as a config.json has them.
+
+        llama.cpp stretches them linearly unless the file says otherwise.
+        """
+        factor = settings["factor"] or self._read_number("rope.scale_linear")
+        rope_type = settings["rope_type"]
+        if rope_type in (None, "linear"):
+            rope_type = "linear" if factor else "none"
+        rotary = {"factor": factor, "rope_type": rope_type}
         head_dim = settings["head_dim"]
         if not head_dim and settings["num_attention_heads"]:
             head_dim = settings["hidden_size"] // settings["num_attention_heads"]
         rotary_dim = self._read_number("rope.dimension_count")
         if head_dim and rotary_dim:
-            settings["partial_rotary_factor"] = rotary_dim / head_dim
+            rotary["partial_rotary_factor"] = rotary_dim / head_dim
         if ROPE_TENSOR in self._tensors:
             theta = settings["rope_theta"] or DEFAULT_ROPE_THETA
             length = settings["original_max_position_embeddings"] or LLAMA3_TRAINED_LENGTH
             factors = self.read_tensor(ROPE_TENSOR)
-            settings |= read_llama3_rope(factors, theta, head_dim, length)
-        return settings
+            rotary |= read_llama3_rope(factors, theta, head_dim, length)
+        return rotary
 
     def _read_number(self, name: str) -> Any:
         """Return a value, or None. A list of equal ones, one for each block, counts as the one."""
@@ -171,14 +178,17 @@ def parse_header(file: mmap.mmap) -> tuple[Metadata, dict[str, StoredGGUFTensor]
     Raises:
         Exception: Of many classes, if the file is damaged.
     """
-    if file.read(len(GGUF_MAGIC)) != GGUF_MAGIC or _read(file, "I") not in SUPPORTED_VERSIONS:
+    if (
+        file.read(len(GGUF_MAGIC)) != GGUF_MAGIC
+        or _read_scalar(file, "I") not in SUPPORTED_VERSIONS
+    ):
         raise ValueError("it does not begin like a .gguf file of version 2 or 3")
     tensor_count = _read_count(file)
     entry_count = _read_count(file)
     metadata = {}
     for _ in range(entry_count):
         key = _read_text(file)
-        metadata[key] = _read_value(file, _read(file, "I"))
+        metadata[key] = _read_value(file, _read_scalar(file, "I"))
     entries = [_read_tensor_entry(file) for _ in range(tensor_count)]
 
     # The tensors begin at the next multiple of the alignment
@@ -199,19 +209,19 @@ def _read_tensor_entry(file: mmap.mmap) -> tuple[str, StoredGGUFTensor]:
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
     name = _read_text(file)
-    shape = list(_read_many(file, "Q", _read(file, "I")))[::-1]
-    quantization = GGMLQuantizationType(_read(file, "I"))
+    shape = list(_read_many(file, "Q", _read_scalar(file, "I")))[::-1]
+    quantization = GGMLQuantizationType(_read_scalar(file, "I"))
     block_size, block_bytes = GGML_QUANT_SIZES[quantization]
     length = math.prod(shape) // block_size * block_bytes
-    return name, StoredGGUFTensor(quantization, shape, _read(file, "Q"), length)
+    return name, StoredGGUFTensor(quantization, shape, _read_scalar(file, "Q"), length)
 
 
 def _read_value(file: mmap.mmap, type_number: int) -> Any:
     if type_number == STRING_TYPE:
         return _read_text(file)
     if type_number != ARRAY_TYPE:
-        return _read(file, SCALAR_FORMATS[type_number])
-    item_type = _read(file, "I")
+        return _read_scalar(file, SCALAR_FORMATS[type_number])
+    item_type = _read_scalar(file, "I")
     count = _read_count(file)
     if item_type == STRING_TYPE:
         return [_read_text(file) for _ in range(count)]
@@ -224,13 +234,13 @@ def _read_text(file: mmap.mmap) -> str:
 
 def _read_count(file: mmap.mmap) -> int:
     """Read a number of items or bytes, each of which takes at least a byte of the file."""
-    count = _read(file, "Q")
+    count = _read_scalar(file, "Q")
     if count > len(file) - file.tell():
         raise ValueError(f"it claims that something in it has the length {count:,}")
     return count
 
 
-def _read(file: mmap.mmap, format: str) -> Any:
+def _read_scalar(file: mmap.mmap, format: str) -> Any:
     return _read_many(file, format, 1)[0]
 
 

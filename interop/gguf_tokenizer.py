@@ -16,7 +16,7 @@ PREFIX = "tokenizer.ggml."
 CHAT_TEMPLATE = "tokenizer.chat_template"
 # Metadata that name the tokens which end a text, a turn and a message; llama.cpp stops at each, and
 # at control tokens of these names.
-END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
+END_TOKEN_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 END_NAMES = ("<|endoftext|>", "<|im_end|>", "<|end_of_text|>", "<|eot_id|>", "<|eom_id|>")
 NORMAL_TOKEN = 1  # types of tokens in tokenizer.ggml.token_type
 CONTROL_TOKEN = 3
@@ -55,15 +55,7 @@ def read_gguf_tokenizer(metadata: dict[str, Any]) -> Tokenizer:
     split = metadata.get(f"{PREFIX}pre") or DEFAULT_SPLITS.get(metadata["general.architecture"])
     token_types = metadata.get(f"{PREFIX}token_type", [])
 
-    # Build the vocabulary and the merges
-    unused_ids = {id for id, token_type in enumerate(token_types) if token_type == UNUSED_TOKEN}
-    ids = {token: id for id, token in enumerate(tokens) if id not in unused_ids}
-    merges = [tuple(pair.split(" ", 1)) for pair in metadata[f"{PREFIX}merges"]]
-    library = Library(models.BPE(ids, merges, ignore_merges=split == "llama-bpe"))
-    library.pre_tokenizer = _build_pre_tokenizer(split)
-    library.decoder = decoders.ByteLevel()
-    if split == "qwen2":
-        library.normalizer = normalizers.NFC()
+    library = _build_library(metadata, split)
 
     # Mark the tokens that the merges do not make
     library.add_tokens(
@@ -81,10 +73,25 @@ def read_gguf_tokenizer(metadata: dict[str, Any]) -> Tokenizer:
         library.post_processor = processors.TemplateProcessing(
             single=[tokens[begin], "$A"], special_tokens=[(tokens[begin], begin)]
         )
-    ends = [metadata.get(f"{PREFIX}{key}") for key in END_KEYS]
+    ends = [metadata.get(f"{PREFIX}{key}") for key in END_TOKEN_KEYS]
     special = library.get_added_tokens_decoder()
     ends += [id for id, token in special.items() if token.special and token.content in END_NAMES]
     return HFTokenizer(library.to_str(), ends, begin, metadata.get(CHAT_TEMPLATE))
+
+
+def _build_library(metadata: dict[str, Any], split: str | None) -> Library:
+    """Build byte-level BPE from the tables of a file, without the tokens that it does not make."""
+    tokens = metadata[f"{PREFIX}tokens"]
+    token_types = metadata.get(f"{PREFIX}token_type", [])
+    unused_ids = {id for id, token_type in enumerate(token_types) if token_type == UNUSED_TOKEN}
+    ids = {token: id for id, token in enumerate(tokens) if id not in unused_ids}
+    merges = [tuple(pair.split(" ", 1)) for pair in metadata[f"{PREFIX}merges"]]
+    library = Library(models.BPE(ids, merges, ignore_merges=split == "llama-bpe"))
+    library.pre_tokenizer = _build_pre_tokenizer(split)
+    library.decoder = decoders.ByteLevel()
+    if split == "qwen2":
+        library.normalizer = normalizers.NFC()
+    return library
 
 
 def describe_tokenizer(tokenizer: Tokenizer, vocab_size: int) -> dict[str, Any]:
@@ -103,14 +110,7 @@ def describe_tokenizer(tokenizer: Tokenizer, vocab_size: int) -> dict[str, Any]:
             "tokenizer=bpe tokenizer.pattern=gpt2, or export the model to a folder"
         )
 
-    # Fill the table of tokens
-    tokens = [f"[PAD{id}]" for id in range(vocab_size)]
-    types = [UNUSED_TOKEN] * vocab_size
-    for token, id in content["model"]["vocab"].items():
-        tokens[id], types[id] = token, NORMAL_TOKEN
-    for added in content["added_tokens"]:
-        types[added["id"]] = CONTROL_TOKEN if added["special"] else USER_DEFINED_TOKEN
-        tokens[added["id"]] = added["content"]
+    tokens, types = _list_tokens(content, vocab_size)
     merges = content["model"]["merges"]
     metadata = {
         "model": "gpt2",
@@ -120,14 +120,30 @@ def describe_tokenizer(tokenizer: Tokenizer, vocab_size: int) -> dict[str, Any]:
         "merges": [pair if isinstance(pair, str) else " ".join(pair) for pair in merges],
         "add_bos_token": tokenizer.begin_of_text is not None,
         "bos_token_id": begin_id(tokenizer),
-        **dict(zip(END_KEYS, tokenizer.end_of_text_ids)),
+        **dict(zip(END_TOKEN_KEYS, tokenizer.end_of_text_ids)),
     }
     metadata = {f"{PREFIX}{name}": value for name, value in metadata.items()}
     if tokenizer.chat_template:
         metadata[CHAT_TEMPLATE] = tokenizer.chat_template
+    _require_equal(read_gguf_tokenizer(metadata), tokenizer)
+    return metadata
 
-    # Compare what is read from it
-    restored = read_gguf_tokenizer(metadata)
+
+def _list_tokens(content: dict[str, Any], vocab_size: int) -> tuple[list[str], list[int]]:
+    """Return the tokens of a tokenizer.json by their ids, and the type of each."""
+    tokens = [f"[PAD{id}]" for id in range(vocab_size)]
+    types = [UNUSED_TOKEN] * vocab_size
+    for token, id in content["model"]["vocab"].items():
+        tokens[id] = token
+        types[id] = NORMAL_TOKEN
+    for added in content["added_tokens"]:
+        tokens[added["id"]] = added["content"]
+        types[added["id"]] = CONTROL_TOKEN if added["special"] else USER_DEFINED_TOKEN
+    return tokens, types
+
+
+def _require_equal(restored: Tokenizer, tokenizer: Tokenizer) -> None:
+    """Raise `UserError` if what llama.cpp reads ends or encodes texts in another way."""
     if lost := {*tokenizer.end_of_text_ids} - {*restored.end_of_text_ids}:
         raise UserError(
             f"this model's tokenizer cannot be written as .gguf, because {sorted(lost)} are more "
@@ -140,7 +156,6 @@ def describe_tokenizer(tokenizer: Tokenizer, vocab_size: int) -> dict[str, Any]:
                 f"this model's tokenizer cannot be written as .gguf, because its token {text!r} "
                 "has no merges; export the model to a folder"
             )
-    return metadata
 
 
 def _find_split(library: Library) -> str | None:

@@ -18,7 +18,7 @@ from interop.settings import checked_config
 GPT2_VOCAB_SIZE = 50257  # a vocabulary of at least this size is GPT-2's
 NANOGPT_SETTINGS = ("vocab_size", "block_size", "n_layer", "n_head", "n_embd", "bias", "dropout")
 NANOGPT_DEFAULTS = {"bias": True, "dropout": 0.0}  # older checkpoints do not have these settings
-FLOAT_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+TORCH_FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
 class NanoGPTFile(ExternalModel):
@@ -57,7 +57,7 @@ class NanoGPTFile(ExternalModel):
 def _checked_tensor(name: str, tensor: Any) -> Tensor:
     """Refuse what is not a plain array of numbers; transpose linear layers, as in GPT-2."""
     is_plain = isinstance(tensor, Tensor) and tensor.layout is torch.strided and tensor.is_cpu
-    if not is_plain or tensor.dtype not in FLOAT_DTYPES or not tensor.is_contiguous():
+    if not is_plain or tensor.dtype not in TORCH_FLOATS or not tensor.is_contiguous():
         raise UserError(
             f"{name:.80} is not a contiguous tensor of floating-point numbers, the only kind that "
             "can be read; save it as float32"

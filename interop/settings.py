@@ -72,11 +72,10 @@ def config_from_hf(settings: HFSettings) -> GPTConfig:
             ours[our_name] = settings[name]
         elif our_name in REQUIRED_SETTINGS:
             raise UserError(f"the setting {name} is missing; add it")
-    has_attention_bias, has_mlp_bias = settings.get("attention_bias"), settings.get("mlp_bias")
-    if has_attention_bias:
+    if settings.get("attention_bias"):
         ours.setdefault("bias", "attention")
-    if has_mlp_bias:
-        ours["bias"] = True if has_attention_bias else "mlp"
+    if settings.get("mlp_bias"):
+        ours["bias"] = True if settings.get("attention_bias") else "mlp"
     if settings["rope_type"] in ("linear", "llama3"):
         ours["rope_factor"] = settings.get("factor")
     if settings["rope_type"] == "llama3":

@@ -91,7 +91,7 @@ def compute_figures(run_dir: Path, config: Config | None, rows: Sequence[Row]) -
     """
     last_snapshot = last_scored_row(rows)
     figures = _progress(rows)
-    if parameters := _count_parameters(RunDir(run_dir)):
+    if parameters := _read_parameter_count(RunDir(run_dir)):
         figures["parameters"] = parameters
     if config is not None:
         figures["kv_cache_bytes"] = kv_cache_bytes(config)
@@ -131,7 +131,7 @@ def _best_of_heads(row: Row, group: str, choose: Callable[..., float]) -> dict[s
     }
 
 
-def _count_parameters(run: RunDir) -> int | None:
+def _read_parameter_count(run: RunDir) -> int | None:
     with suppress(Exception):  # of a damaged checkpoint
         for step in run.steps()[-1:]:
             with safe_open(run.checkpoint_folder(step) / MODEL_FILE, "np") as tensors:

@@ -24,7 +24,7 @@ from sweeps.table import (
     write_csv,
 )
 
-MAX_CURVE_POINTS = 100  # so that the page of 100 runs has a few megabytes
+MAX_POINTS_OF_RUN = 100  # so that the page of 100 runs has a few megabytes
 # Scores of which the mean over the heads is shown; of the others, the strongest head.
 AVERAGED_SCORES = ("entropy", "distance")
 # Curves by the metric that ranks the runs. With several tokenizers the training losses, which are
@@ -45,7 +45,8 @@ def write_results(folder: Path, runs: Sequence[Run]) -> None:
 
 def write_sweep_page(folder: Path, ranking: Ranking) -> Path:
     """Write sweep.html or comparison.html from the runs as they are now, and return its path."""
-    variants, best = ranking.variants, ranking.best_run
+    variants = ranking.variants
+    best = ranking.best_run
     # The other scores of heads are lines in the charts
     figures = [
         name
@@ -100,8 +101,8 @@ def _run_data(folder: Path, run: Run, figures: Sequence[str], losses: Iterable[s
         "reason": run.failure,
         "steps": format_steps(run),
         "figures": {name: finite_number(run.figures.get(name)) for name in figures},
-        "curves": {name: metric_curve(run.rows, name, MAX_CURVE_POINTS) for name in losses},
-        "heads": {score: metric_curve(rows, score, MAX_CURVE_POINTS) for score in scores},
+        "curves": {name: metric_curve(run.rows, name, MAX_POINTS_OF_RUN) for name in losses},
+        "heads": {score: metric_curve(rows, score, MAX_POINTS_OF_RUN) for score in scores},
         "emerged": {
             name.removeprefix("emerged/"): step
             for name, step in run.figures.items()

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from common.statistics import ratio
+from common.statistics import ratio_with_error
 from config import DataConfig
 from data.tasks.modular import ModularAddition
 from data.tasks.task import Sequences, Task
@@ -124,7 +124,7 @@ def average(batches: Iterable[dict[str, TokenMetric]]) -> dict[str, float]:
             counts[name].append(is_counted.sum(-1))  # (n,)
             chosen_by[name] = other or name
     estimates = {
-        name: ratio(
+        name: ratio_with_error(
             torch.cat(sums[name], dim=-1).cpu().numpy(), torch.cat(counts[name]).cpu().numpy()
         )
         for name in sums

@@ -18,7 +18,7 @@ from data.copies import count_trained_excerpts
 def test_every_excerpt_of_a_part_of_the_training_split_is_found(length, begin, at_once, dtype):
     train = np.random.default_rng(0).integers(0, 200, 6000).astype(dtype)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(data.copies, "TOKENS_AT_ONCE", at_once)
+        patch.setattr(data.copies, "SEARCHED_AT_ONCE", at_once)
         found, count = count_trained_excerpts(train[begin : begin + length].tolist(), train)
         assert found == count == min(16, max(1, (length - 2) // 128))
         changed = (train[begin : begin + length] + 1).tolist()

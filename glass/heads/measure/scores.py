@@ -174,4 +174,4 @@ def mean_estimate(values: np.ndarray) -> Estimate:
 
 def ratio(numerators: np.ndarray, denominators: np.ndarray) -> Estimates:
     """Return Σ numerators / Σ denominators over the last axis, with its standard error."""
-    return Estimates(*statistics.ratio(numerators, denominators))
+    return Estimates(*statistics.ratio_with_error(numerators, denominators))
