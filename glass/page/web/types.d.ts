@@ -138,7 +138,7 @@ interface GridContent {
   color(i: number, j: number): number; // a color from 0 to 255; -1 if there is no such cell
   signed?: boolean; // whether the colors have two ends
   describe(i: number, j: number): Node[]; // what the tooltip says
-  write?: ((i: number, j: number) => string) | null; // what is written in a cell
+  text?: ((i: number, j: number) => string) | null; // what is written in a cell
   pick?(i: number, j: number): void; // at a click
   enter?(i: number, j: number): void; // the cursor enters a cell
   leave?(): void; // the cursor leaves the grid
@@ -159,19 +159,13 @@ interface Bar {
   pick?: (() => void) | null; // at a click on the name
 }
 
-interface Column<Row> {
+interface Column {
   id: string;
   name: string; // heading
   explanation?: string; // one sentence
   isText?: boolean; // cells are aligned to the left
-  sortValue?(row: Row): string | number | null | undefined; // unknown values come last
-  cell(row: Row): Node | string | number;
-}
-
-/** How a table is sorted: descending (-1), in its original order (0) or ascending. */
-interface Sorting {
-  column: number | null;
-  sign: number;
+  sortValue(setting: number): number | null; // settings without one come last
+  cell(setting: number): Node | string;
 }
 
 // ---- charts

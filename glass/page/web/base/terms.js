@@ -239,6 +239,10 @@ export function term(word, explanation = explanationOf(word)) {
   return addTooltip(element, () => [el("div", {}, explanation)]);
 }
 
+/** Return a title as it is, or with a tooltip if it has an explanation. It is not in the tab order. */
+export const explainedTitle = (title, explanation) =>
+  explanation ? Object.assign(term(title, explanation), { tabIndex: -1 }) : title;
+
 /**
  * Add tooltips to the words of the page that have a `data-explanation`, which may leave the
  * explanation to the glossary. A word that labels an input shows its tooltip also when the keyboard

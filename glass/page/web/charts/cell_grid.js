@@ -107,9 +107,9 @@ export class CellGrid {
     const x = left + j * cellWidth;
     const y = i * cellHeight;
     const [row, column, cell] = this.marks;
-    place(row, left, y, this.content.cols * cellWidth, cellHeight);
-    place(column, x, 0, cellWidth, this.content.rows * cellHeight);
-    place(cell, x, y, cellWidth, cellHeight);
+    setBox(row, left, y, this.content.cols * cellWidth, cellHeight);
+    setBox(column, x, 0, cellWidth, this.content.rows * cellHeight);
+    setBox(cell, x, y, cellWidth, cellHeight);
   }
 
   /** Move the cursor to a cell and show its tooltip. */
@@ -135,7 +135,7 @@ export class CellGrid {
   }
 }
 
-function place(element, x, y, width, height) {
+function setBox(element, x, y, width, height) {
   const pixels = { left: x, top: y, width, height };
   for (const [name, value] of Object.entries(pixels)) element.style[name] = `${value}px`;
 }
@@ -188,7 +188,7 @@ function drawCanvas(host, canvas, content, box) {
     drawRowNames(context, content, box, fontFamily);
     if (box.bottom) drawColumnNames(context, content, box);
   }
-  if (content.write && box.cellWidth >= MIN_WRITTEN_WIDTH && box.cellHeight >= MIN_WRITTEN_HEIGHT) {
+  if (content.text && box.cellWidth >= MIN_WRITTEN_WIDTH && box.cellHeight >= MIN_WRITTEN_HEIGHT) {
     writeCells(context, content, box, fontFamily);
   }
 }
@@ -245,7 +245,7 @@ function writeCells(context, content, { left, cellWidth, cellHeight }, fontFamil
       const index = content.color(i, j);
       if (index < 0) continue;
       context.fillStyle = inkOn(index, content.signed);
-      context.fillText(content.write(i, j), left + (j + 0.5) * cellWidth, (i + 0.5) * cellHeight);
+      context.fillText(content.text(i, j), left + (j + 0.5) * cellWidth, (i + 0.5) * cellHeight);
     }
   }
 }

@@ -2,7 +2,7 @@
 
 import { $, el } from "../base/dom.js";
 import { formatCompact } from "../base/format.js";
-import { addTooltip } from "../base/tooltip.js";
+import { explainedTitle } from "../base/terms.js";
 import {
   AXIS_NAME_HEIGHT,
   axisRange,
@@ -79,7 +79,7 @@ export function drawLineChart(host, options) {
 
   // Title, legend, readout
   const legend = series.length > 1 && !describe ? series.map(legendKey) : [];
-  host.replaceChildren(el("h3", {}, heading(title, options.explanation), ...legend), svg);
+  host.replaceChildren(el("h3", {}, explainedTitle(title, options.explanation), ...legend), svg);
   svg.setAttribute("tabindex", "0");
   svg.setAttribute("role", "application");
   svg.setAttribute("aria-label", `${title}; arrow keys read values`);
@@ -131,13 +131,6 @@ function labelsOf(series, y, low) {
       const lastValue = ys.findLast(value => value !== null) ?? low;
       return { text: label, y: Math.max(TOP_MARGIN, y(lastValue)), group, color };
     });
-}
-
-function heading(title, explanation) {
-  if (!explanation) return title;
-  // Not in the tab order: the chart itself is.
-  const element = el("span", { className: "term", tabIndex: -1 }, title);
-  return addTooltip(element, () => [el("div", {}, explanation)]);
 }
 
 const legendKey = ({ name, color }) =>

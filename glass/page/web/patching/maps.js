@@ -78,7 +78,7 @@ function patchContent(kind, first, cols, toggle) {
     maxWidth: maxHeadsWidth(cols),
     signed: true,
     color: (row, column) => colorIndex(Math.max(-1, Math.min(1, shareAt(row, column))), true),
-    write: (row, column) => formatShare(shareAt(row, column)),
+    text: (row, column) => formatShare(shareAt(row, column)),
     describe: (row, column) => [
       el("div", {}, ...describePatch(kind, row, first + column)),
       ...describeEffect(valueAt(row, column)),

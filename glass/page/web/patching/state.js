@@ -6,6 +6,7 @@ import { ask, cancel, describeFailure, send } from "../client/client.js";
 import { placesRead } from "../engine/decoding.js";
 import { PREDICTED_TOKENS } from "../engine/logits.js";
 import { firstDifference, parsePatch } from "../engine/patches.js";
+import { emit } from "../state/events.js";
 import { data, H, hasMlps, L, textLimit } from "../state/page_data.js";
 import { isOwnText, ownText, selection } from "../state/selection.js";
 
@@ -103,45 +104,45 @@ export function patchName(kind, row, column) {
 // ---- measuring
 
 /** What is being measured or has been, as JSON. */
-let question = "";
+let measurement = "";
 
 /**
- * Measure what is selected, unless that has been done. `draw` is called when the prediction is there,
- * and at the end; `drawCells` at intervals while cells come in.
+ * Measure what is selected, unless that has been done. This emits "measured" when the prediction is
+ * there, and at the end; "cellsMeasured" at intervals while cells come in.
  */
-export async function measure(draw, drawCells) {
+export async function measure() {
   const { ids, predictions } = ownText;
   if (!choices.isOpen || !isOwnText() || !predictions) {
     stopMeasuring();
     Object.assign(measured, UNMEASURED, { contrast: null, problem: "Type a text above." });
-    draw();
+    emit("measured");
     return;
   }
   const { off, hidden, step } = predictions;
   const i = Math.min(selection.pinned ?? ids.length - 1, ids.length - 1);
   const input = { ids, step, off, hidden, i };
-  const asked = JSON.stringify([input, choices]);
-  if (asked === question) return;
+  const requested = JSON.stringify([input, choices]);
+  if (requested === measurement) return;
   stopMeasuring();
-  question = asked;
-  const isCurrent = () => question === asked;
+  measurement = requested;
+  const isCurrent = () => measurement === requested;
   Object.assign(measured, { problem: "", contrast: null, i });
   measured.cells = { residual: new Map(), component: new Map() };
   try {
-    const problem = await measureAll({ input, isCurrent, draw, drawCells });
+    const problem = await measureAll(input, isCurrent);
     if (!isCurrent()) return;
     measured.problem = problem;
     const isComplete = countMeasured() === countCells();
-    if (!problem && !isComplete) question = ""; // canceled: measured at the next change
+    if (!problem && !isComplete) measurement = ""; // canceled: measured at the next change
   } catch (error) {
     if (!isCurrent()) return;
     measured.problem = describeFailure(error);
   }
-  draw();
+  emit("measured");
 }
 
 function stopMeasuring() {
-  question = "";
+  measurement = "";
   cancel("contrast");
   cancel("patchCells");
 }
@@ -150,23 +151,23 @@ function stopMeasuring() {
  * Compare the texts and measure all patches. Return a sentence that says why nothing is measured; ""
  * if it is or if the measurement was canceled.
  */
-async function measureAll(task) {
+async function measureAll(input, isCurrent) {
   const { tokens: cleanTokens, allIds } = ownText;
   const text = choices.corrupted;
   const allCorrupted = text === null ? allIds : await send("encode", { text });
   const corrupted = placesRead(allCorrupted, textLimit).map(place => allCorrupted[place]);
   const corruptedTokens = await send("tokenTexts", { ids: corrupted });
-  if (!task.isCurrent()) return "";
-  const { ids, i } = task.input;
+  if (!isCurrent()) return "";
+  const { ids, i } = input;
   const first = firstDifference(ids, corrupted);
   const tokenCount = allIds.length;
   Object.assign(measured, UNMEASURED, { cleanTokens, corruptedTokens, tokenCount, first });
   const problem = compareTexts(allIds, allCorrupted) || compareReadTokens(ids, first, i);
-  return problem || measureAnswers(task, { request: "contrast", ...task.input, corrupted });
+  return problem || measureAnswers({ request: "contrast", ...input, corrupted }, isCurrent);
 }
 
 /** Predict the next token after both texts, choose the answers, and measure all patches. */
-async function measureAnswers(task, texts) {
+async function measureAnswers(texts, isCurrent) {
   const cleanNext = ownText.predictions.predicted(texts.i).slice(0, PREDICTED_TOKENS);
   const [answer, wrong] = cleanNext.map(({ id }) => id);
   const unpatched = { answer, wrong, direction: "denoising", patched: [] };
@@ -175,12 +176,12 @@ async function measureAnswers(task, texts) {
   Object.assign(data.words, onCorrupted.words);
   Object.assign(measured, { cleanNext, corruptedNext: onCorrupted.next });
   await chooseAnswers();
-  if (!task.isCurrent()) return "";
+  if (!isCurrent()) return "";
   if (measured.answer === measured.wrong) return "Choose a wrong answer that is not the answer.";
-  return measurePatches(task, texts);
+  return measurePatches(texts);
 }
 
-async function measurePatches({ draw, drawCells }, texts) {
+async function measurePatches(texts) {
   const { answer, wrong, first } = measured;
   const kept = choices.kept.filter(name => isEffective(name, first, texts.i));
   const question = { ...texts, answer, wrong, direction: choices.direction, patched: kept };
@@ -195,14 +196,14 @@ async function measurePatches({ draw, drawCells }, texts) {
       `${formatNumber(clean)} for the clean and ${formatNumber(corrupted)} for the corrupted text.`
     );
   }
-  draw();
-  const redraw = throttle(drawCells, REDRAW_DELAY);
+  emit("measured");
+  const emitCells = throttle(() => emit("cellsMeasured"), REDRAW_DELAY);
   for (const kind of ["component", "residual"]) {
     const onPart = ({ cells, values }) => {
       cells.forEach(([row, column], k) => {
         measured.cells[kind].set(`${row},${column}`, values[k]);
       });
-      redraw();
+      emitCells();
     };
     await ask({ ...question, request: "patchCells", kind }, { onPart });
     if (measured.contrast !== contrast) return ""; // another question is being measured

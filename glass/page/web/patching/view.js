@@ -13,7 +13,7 @@ import {
 } from "../base/format.js";
 import { term } from "../base/terms.js";
 import { addArrowKeys } from "../base/tooltip.js";
-import { emit } from "../state/events.js";
+import { emit, on } from "../state/events.js";
 import { data, runnableSteps } from "../state/page_data.js";
 import { chooseHead, isOwnText, ownText, selection, togglePin } from "../state/selection.js";
 import { chooseOwnText } from "../views/own_text.js";
@@ -35,7 +35,7 @@ const TYPING_DELAY = 150; // milliseconds in which keys are gathered
 export function updatePatching() {
   if (choices.corrupted === null) $("corrupted").value = $("typed").value;
   else if ($("corrupted").value !== choices.corrupted) $("corrupted").value = choices.corrupted;
-  measure(drawPatching, drawCells);
+  measure();
 }
 
 /** Take a new selection. */
@@ -230,6 +230,8 @@ export function setUpPatching() {
   $("patching").hidden = !runnableSteps.length;
   if (!runnableSteps.length) return;
   setUpPatchingMaps();
+  on("measured", drawPatching);
+  on("cellsMeasured", drawCells);
   $("patching").ontoggle = () => {
     if ($("patching").open === choices.isOpen) return;
     changeChoices({ isOpen: $("patching").open });

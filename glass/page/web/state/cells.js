@@ -95,13 +95,13 @@ export class Predictions extends Cells {
    */
   constructor({ L, H, tokens, step, largest }, numbers = undefined, ids = undefined) {
     const T = tokens.length;
-    const parts = L * (H + 1) + 2; // embedding, heads and MLPs, biases
+    const componentCount = L * (H + 1) + 2; // embedding, heads and MLPs, biases
     const lengths = {
       effects: triangleLength(T),
       kl: triangleLength(T),
       headEffects: L * H * T,
       lens: (L + 1) * T,
-      direct: parts * T * DIRECT_TARGETS,
+      direct: componentCount * T * DIRECT_TARGETS,
       chances: T * PREDICTED_TOKENS,
     };
     const count = Object.values(lengths).reduce((a, b) => a + b);
@@ -110,7 +110,7 @@ export class Predictions extends Cells {
     const idLengths = { next: T * PREDICTED_TOKENS, writes: L * H * T * WRITTEN_TOKENS };
     const idCount = idLengths.next + idLengths.writes;
     this.step = step;
-    this.parts = parts;
+    this.componentCount = componentCount;
     this.arrays = arrays;
     this.ids = splitArray(ids ?? new Int32Array(idCount).fill(-1), idLengths);
     const rowsOf = values =>
@@ -151,8 +151,8 @@ export class Predictions extends Cells {
     return this.arrays.lens.subarray(this.L * this.T);
   }
 
-  direct(part, i, target) {
-    return this.arrays.direct[(part * this.T + i) * DIRECT_TARGETS + target];
+  direct(component, i, target) {
+    return this.arrays.direct[(component * this.T + i) * DIRECT_TARGETS + target];
   }
 
   /**
@@ -169,7 +169,7 @@ export class Predictions extends Cells {
   }
 
   /** Return the tokens that a head promotes, and those that it suppresses. */
-  writes(l, h, i) {
+  pushedTokens(l, h, i) {
     const start = ((l * this.H + h) * this.T + i) * WRITTEN_TOKENS;
     return [...this.ids.writes.subarray(start, start + WRITTEN_TOKENS)];
   }
@@ -210,8 +210,8 @@ export class Predictions extends Cells {
   addBreakdown({ i, of: [layer, head], lens, direct, writes }) {
     const { T, H } = this;
     for (let k = 0; k < lens.length; k++) this.arrays.lens[k * T + i] = lens[k];
-    direct.forEach((targets, part) => {
-      this.arrays.direct.set(targets, (part * T + i) * DIRECT_TARGETS);
+    direct.forEach((targets, component) => {
+      this.arrays.direct.set(targets, (component * T + i) * DIRECT_TARGETS);
     });
     this.ids.writes.set(writes, ((layer * H + head) * T + i) * WRITTEN_TOKENS);
   }

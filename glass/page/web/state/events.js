@@ -1,7 +1,7 @@
 /** The events that views follow: they import this module, and need not import each other. */
 
 /** @type {Record<string, (() => void)[]>} */
-const listeners = {}; // of head, token, pin, cell, patching, wanted, selected, draw and stepChanged
+const listeners = {}; // by event
 
 export function on(event, listener) {
   listeners[event] ??= [];

@@ -1,9 +1,9 @@
 /** The table of a sweep's page: all settings with their figures and the pages of their runs. */
 
-import { $, bdi, el } from "../base/dom.js";
+import { $, bdi, button, el } from "../base/dom.js";
 import { printableName } from "../base/format.js";
 import { explanationOf } from "../base/terms.js";
-import { fillTable } from "../charts/table.js";
+import { addTooltip } from "../base/tooltip.js";
 import {
   allSettings,
   colorSwatch,
@@ -15,35 +15,81 @@ import {
   togglePinnedSettings,
 } from "./data.js";
 
-/** Fill the table. */
-export function showTable() {
-  $("table").hidden = !allSettings.length;
-  const keys = sweptKeys.map(({ name, values, positions }) => ({
+// A click on a heading sorts: ascending, descending, in the original order. Each list is indexed by
+// the current sign: 0, 1, or -1, which is the last.
+const NEXT_SIGN = [1, -1, 0];
+const SORT_ARROWS = ["", " ▲", " ▼"];
+const ARIA_SORT = ["none", "ascending", "descending"];
+
+/** The column by which the table is sorted, and how. */
+const sorting = { column: null, sign: 0 };
+
+/** @type {Column[]} */
+const columns = [
+  ...sweptKeys.map(({ name, values, positions }) => ({
     id: name,
     name,
     isText: true,
     cell: setting => bdi(printableName(values[setting])),
     sortValue: setting => positions[setting],
-  }));
-  const figures = data.figures.map(({ name, title, unit, values, texts }) => ({
-    id: name,
-    name: unit ? `${title} (${unit})` : title,
-    explanation: explanationOf(title),
-    cell: setting => texts[setting],
-    sortValue: setting => values[setting],
-  }));
-  const links = {
+  })),
+  {
     id: "runs",
     name: "Runs",
     explanation: "The seeds of the runs, with links to their pages.",
     isText: true,
     cell: runLinks,
     sortValue: setting => measuredRuns(setting).length,
+  },
+  ...data.figures.map(({ name, title, unit, values, texts }) => ({
+    id: name,
+    name: unit ? `${title} (${unit})` : title,
+    explanation: explanationOf(title),
+    cell: setting => texts[setting],
+    sortValue: setting => values[setting],
+  })),
+];
+
+/** Fill the table. */
+export function showTable() {
+  $("table").hidden = !allSettings.length;
+  const headings = columns.map(createHeading);
+  $("settings").tHead.replaceChildren(el("tr", {}, el("th"), ...headings));
+  $("settings").tBodies[0].replaceChildren(...sortedSettings().map(createRow));
+}
+
+/**
+ * @param {Column} column
+ * @param {number} k - Its index.
+ */
+function createHeading({ id, name, isText, explanation }, k) {
+  const sign = sorting.column === k ? sorting.sign : 0;
+  const sortByColumn = () => {
+    Object.assign(sorting, { column: k, sign: NEXT_SIGN.at(sign) });
+    showTable();
+    $("settings").tHead.querySelectorAll("button")[k].focus();
   };
-  fillTable($("settings"), [...keys, links, ...figures], allSettings, row, {
-    column: null,
-    sign: 0,
-  });
+  const heading = button({ onclick: sortByColumn }, bdi(name), SORT_ARROWS.at(sign));
+  if (explanation) addTooltip(heading, () => [el("div", {}, explanation)], sortByColumn);
+  const attributes = {
+    scope: "col",
+    className: isText ? "text" : "",
+    "data-column": id,
+    "aria-sort": ARIA_SORT.at(sign),
+  };
+  return el("th", attributes, heading);
+}
+
+function createRow(setting) {
+  const cells = columns.map(({ isText, cell }) =>
+    el("td", { className: isText ? "text" : "" }, cell(setting)),
+  );
+  const swatch = el("td", {}, colorSwatch(setting));
+  const row = el("tr", { "data-group": setting }, swatch, ...cells);
+  row.onpointerenter = () => highlight(setting);
+  row.onpointerleave = () => highlight(null);
+  row.onclick = () => togglePinnedSettings(setting);
+  return row;
 }
 
 /** The runs of a setting by their seeds. */
@@ -58,10 +104,12 @@ function runLinks(setting) {
   return el("span", {}, ...links.flatMap(link => [link, " "]));
 }
 
-function row(setting) {
-  const element = el("tr", { "data-group": setting }, el("td", {}, colorSwatch(setting)));
-  element.onpointerenter = () => highlight(setting);
-  element.onpointerleave = () => highlight(null);
-  element.onclick = () => togglePinnedSettings(setting);
-  return element;
+/** The settings in the order of the column that sorts; those without a value come last. */
+function sortedSettings() {
+  if (!sorting.sign) return allSettings;
+  const { sortValue } = columns[sorting.column];
+  const known = allSettings.filter(setting => sortValue(setting) !== null);
+  const unknown = allSettings.filter(setting => sortValue(setting) === null);
+  known.sort((a, b) => sorting.sign * (sortValue(a) - sortValue(b)));
+  return [...known, ...unknown];
 }

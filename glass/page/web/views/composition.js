@@ -81,15 +81,15 @@ function createLayout(compositions) {
   const top = 18;
   const x = column => 34 + ((column + 0.5) * (width - 44)) / (H + 1);
   const y = layer => top + (layers.length - 1 - layers.indexOf(layer)) * rowHeight;
-  const places = {}; // of components by name, as [x, y]
+  const positions = {}; // of components by name, as [x, y]
   for (const layer of layers) {
-    if (hasMlps) places[`L${layer}MLP`] = [x(H), y(layer)];
-    for (let head = 0; head < H; head++) places[headName(layer, head)] = [x(head), y(layer)];
+    if (hasMlps) positions[`L${layer}MLP`] = [x(H), y(layer)];
+    for (let head = 0; head < H; head++) positions[headName(layer, head)] = [x(head), y(layer)];
   }
   const rows = showsEmbedding ? layers.length : layers.length - 1;
-  if (showsEmbedding) places.embedding = [x((H - 1) / 2), top + rows * rowHeight];
+  if (showsEmbedding) positions.embedding = [x((H - 1) / 2), top + rows * rowHeight];
   const height = top + rows * rowHeight + 22;
-  return { layers, width, height, rowHeight, radius: H > 9 ? 6 : 13, y, places };
+  return { layers, width, height, rowHeight, radius: H > 9 ? 6 : 13, y, positions };
 }
 
 function createGraph(compositions, color, title) {
@@ -98,7 +98,7 @@ function createGraph(compositions, color, title) {
   const svg = el("svg:svg", { viewBox, role: "group", "aria-label": title });
 
   // Lines, the thickest on top
-  const obstacles = Object.entries(layout.places).map(([name, [x, y]]) => ({
+  const obstacles = Object.entries(layout.positions).map(([name, [x, y]]) => ({
     x,
     y,
     clearance: parseHead(name) ? layout.radius + 8 : 18,
@@ -120,7 +120,7 @@ function createGraph(compositions, color, title) {
   const layerNames = layout.layers.map(layer =>
     el("svg:text", { x: 4, y: layout.y(layer) + 4 }, `L${layer}`),
   );
-  const nodes = Object.keys(layout.places).map(name =>
+  const nodes = Object.keys(layout.positions).map(name =>
     createNode(name, layout, connected.has(name)),
   );
   svg.append(...lines, ...layerNames, ...nodes, ...labels);
@@ -132,9 +132,9 @@ function createGraph(compositions, color, title) {
  * Return the path of a line and its point at a position from 0 to 1. A line that passes over the
  * layers in between is bent.
  */
-function lineGeometry({ places, radius, rowHeight }, { from, to }) {
-  const [x1, yFrom] = places[from];
-  const [x2, yTo] = places[headName(...to)];
+function lineGeometry({ positions, radius, rowHeight }, { from, to }) {
+  const [x1, yFrom] = positions[from];
+  const [x2, yTo] = positions[headName(...to)];
   const [y1, y2] = [yFrom - radius, yTo + radius];
   const bend = x1 === x2 && yFrom - yTo > 1.5 * rowHeight ? 26 : 0;
   const path = `M${x1} ${y1}Q${(x1 + x2) / 2 + bend} ${(yFrom + yTo) / 2} ${x2} ${y2}`;
@@ -189,8 +189,8 @@ function describeComposition({ score, to, input, from, share, error, directShare
 }
 
 /** Create the circle of a head, which chooses it, or the box of another component. */
-function createNode(name, { places, radius }, isConnected) {
-  const [x, y] = places[name];
+function createNode(name, { positions, radius }, isConnected) {
+  const [x, y] = positions[name];
   const className = `node${isConnected ? " connected" : ""}`;
   const writeName = text => el("svg:text", { x, y: y + 3.5, "text-anchor": "middle" }, text);
   if (!parseHead(name)) {

@@ -4,7 +4,7 @@
 
 import { $, el } from "../base/dom.js";
 import { formatCount, formatInCell, formatWithError, headName } from "../base/format.js";
-import { SCORES, scoreLabel, term } from "../base/terms.js";
+import { explainedTitle, SCORES, scoreLabel } from "../base/terms.js";
 import { valueLine } from "../base/tooltip.js";
 import { CellGrid } from "../charts/cell_grid.js";
 import { isDark, linearColorIndex } from "../charts/colors.js";
@@ -102,9 +102,7 @@ function drawScoreTable(score) {
 
 function createScoreTable(score) {
   const label = scoreLabel(score);
-  const explanation = SCORES[score]?.explanation;
-  // Not in the tab order: its cells say what the score means.
-  const heading = explanation ? Object.assign(term(label, explanation), { tabIndex: -1 }) : label;
+  const heading = explainedTitle(label, SCORES[score]?.explanation);
   const host = el("div", { className: "cells" });
   const caption = el("span", { className: "quiet" });
   const figcaption = el("figcaption", {}, el("h3", {}, heading), caption);
@@ -138,7 +136,7 @@ function scoreContent(score) {
       const { value } = read(layer, head);
       return value === null ? -1 : linearColorIndex(value / max, signed);
     },
-    write: (layer, head) => {
+    text: (layer, head) => {
       const { value, error } = read(layer, head);
       const errorDigit = error ? Math.max(0, -Math.floor(Math.log10(error))) : 2;
       return formatInCell(value, Math.min(errorDigit, max >= 10 ? 1 : 2));
@@ -152,7 +150,7 @@ function scoreContent(score) {
 export function drawOverview(score) {
   overview ??= new CellGrid($("overview-map"), "a score of every head");
   const cellHeight = Math.max(5, Math.min(12, (0.34 * innerHeight) / L));
-  overview.draw({ ...scoreContent(score), cellHeight, write: null });
+  overview.draw({ ...scoreContent(score), cellHeight, text: null });
 }
 
 function describeScore(score, name, { value, error, withoutFirst }) {

@@ -75,8 +75,8 @@ function createLens(predictions, i) {
 function createContributions(predictions, i) {
   const { target } = selection;
   const next = predictions.tokens[i + 1];
-  const bars = Array.from({ length: predictions.parts }, (_, part) => {
-    const bar = { name: nameComponent(part), value: predictions.direct(part, i, target) };
+  const bars = Array.from({ length: predictions.componentCount }, (_, component) => {
+    const bar = { name: nameComponent(component), value: predictions.direct(component, i, target) };
     const k = headNames.indexOf(bar.name);
     if (k < 0) return bar;
     const [layer, head] = [Math.floor(k / H), k % H];
@@ -101,17 +101,17 @@ function createContributions(predictions, i) {
 }
 
 /** Name a component by its index in the direct logit attribution. */
-function nameComponent(part) {
-  if (part === 0) return "embedding";
-  const layer = Math.floor((part - 1) / (H + 1));
-  const head = (part - 1) % (H + 1);
+function nameComponent(component) {
+  if (component === 0) return "embedding";
+  const layer = Math.floor((component - 1) / (H + 1));
+  const head = (component - 1) % (H + 1);
   if (layer === L) return "biases";
   return head === H ? `L${layer} MLP` : headName(layer, head);
 }
 
 function createPromotedTokens(predictions, i) {
   const { layer, head } = selection;
-  const ids = predictions.writes(layer, head, i);
+  const ids = predictions.pushedTokens(layer, head, i);
   // Three each are stored; of a small vocabulary they would be the same tokens.
   const count = Math.min(3, Math.floor((data.modelConfig?.vocab_size ?? Infinity) / 2));
   const chips = tokenIds =>
@@ -142,7 +142,7 @@ function headEffectContent(predictions, i) {
     signed: true,
     pick: chooseHead,
     color: (layer, head) => colorIndex(effectOf(layer, head) / scale, true),
-    write: (layer, head) => formatSigned(effectOf(layer, head)),
+    text: (layer, head) => formatSigned(effectOf(layer, head)),
     describe: (layer, head) => [
       el("div", {}, `without ${headName(layer, head)}`),
       valueLine(formatSigned(effectOf(layer, head)), " nats for the next token"),

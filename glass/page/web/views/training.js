@@ -31,10 +31,16 @@ export function metricSeries(key, name, color, bold = false) {
   return { name, color, bold, xs: steps, ys: values, errors: data.curves[`${key}_se`]?.values };
 }
 
+/** Return a chart of one metric, which the glossary explains by its name. */
+const metricChart = (id, title, key, name) => ({
+  id,
+  title,
+  explanation: explanationOf(name),
+  series: [metricSeries(key, name, "accent")],
+});
+
 /** Draw the curves. */
 export function drawTraining() {
-  const curve = (key, name) => [metricSeries(key, name, "accent")];
-  const inContext = "in-context learning score";
   drawLineCharts($("charts"), [
     {
       id: "chart-loss",
@@ -56,9 +62,9 @@ export function drawTraining() {
     {
       id: "chart-in-context",
       title: "In-context learning (nats/token)",
-      explanation: explanationOf(inContext),
+      explanation: explanationOf("in-context learning score"),
       includes: [0, 0.1],
-      series: [metricSeries("val/in_context_score", inContext, "accent", true)],
+      series: [metricSeries("val/in_context_score", "in-context learning score", "accent", true)],
     },
     {
       id: "chart-lr",
@@ -71,20 +77,10 @@ export function drawTraining() {
       title: "Throughput (tokens/s)",
       explanation: explanationOf("throughput"),
       includes: [0, 1],
-      series: curve("train/tokens_per_second", "tokens/s"),
+      series: [metricSeries("train/tokens_per_second", "tokens/s", "accent")],
     },
-    {
-      id: "chart-bits",
-      title: "Bits per byte",
-      explanation: explanationOf("bits per byte"),
-      series: curve("val/bits_per_byte", "bits per byte"),
-    },
-    {
-      id: "chart-norm",
-      title: "Gradient norm",
-      explanation: explanationOf("gradient norm"),
-      series: curve("train/grad_norm", "gradient norm"),
-    },
+    metricChart("chart-bits", "Bits per byte", "val/bits_per_byte", "bits per byte"),
+    metricChart("chart-norm", "Gradient norm", "train/grad_norm", "gradient norm"),
   ]);
   drawTask();
 }
