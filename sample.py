@@ -319,24 +319,11 @@ def _write_attention(
     file: str, model: GPT, tokenizer: Tokenizer, tokens: list[int], facts: dict[str, Any]
 ) -> None:
     """Write a page of every head's attention; `facts` are those of `write_prompt_page`."""
-    from glass.heads.measure.analysis import analyze
-    from glass.heads.measure.capture import float16_weights
-    from glass.heads.say.findings import summarize
-    from glass.page.embedded_model import EmbeddedModel
-    from glass.page.pack import PackedWeights, pack_weights
-    from glass.page.write import write_prompt_page
+    from glass.page.prompt import write_analysis
 
     path = expand_home("attention", file)
     path.parent.mkdir(parents=True, exist_ok=True)
-    analysis = analyze(model, tokenizer, tokens, print_stderr)
-    findings = summarize(analysis.row)
-
-    def weights() -> PackedWeights | None:
-        return pack_weights({name: t.numpy() for name, t in float16_weights(model).items()})
-
-    embedded = EmbeddedModel(model.config, tokenizer.to_json(), {0: weights})
-    write_prompt_page(path, facts, analysis.arrays, embedded, analysis.row, findings)
-    for finding in findings:
+    for finding in write_analysis(path, facts, model, tokenizer, tokens, print_stderr):
         print_stderr(f"finding  {finding.headline}")
     print_stderr(f"page     {path.absolute().as_uri()}")
 

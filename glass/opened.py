@@ -21,7 +21,7 @@ from model import GPT
 from run.row import Row
 from training.device import default_settings
 
-KINDS = ("component", "residual")  # of patches
+PATCH_KINDS = ("component", "residual")  # of patches
 
 
 class Opened:
@@ -120,8 +120,8 @@ class Opened:
             off: Ablated heads, in both runs.
             hidden: Hidden tokens, in both runs.
         """
-        if kind not in KINDS:
-            raise UserError(not_one_of("kind", kind, KINDS))
+        if kind not in PATCH_KINDS:
+            raise UserError(not_one_of("kind", kind, PATCH_KINDS))
         source = self._read(clean, off, hidden, "clean")
         base = self._read(corrupted, off, hidden, "corrupted")
         answer_id = self._find_id("answer", answer, source)

@@ -239,8 +239,8 @@ def _patch(
     return corrupted, text_pass.patch_into(corrupted, answer, parameters.patched)
 
 
-def measure_heads(session: Session, parameters: Parameters, text_pass: TextPass) -> Iterator[str]:
-    """Measure the scores of all heads for the page; yield the name of each of the two stages."""
+def show_scores(session: Session, parameters: Parameters, text_pass: TextPass) -> Iterator[str]:
+    """Measure all heads, and show their scores from now on; yield the name of each stage."""
     model = in_float32(session.model)
     text = capture(model, np.array([parameters.ids]))
     row = Row()
@@ -266,5 +266,5 @@ MODEL_REQUESTS: dict[str, Callable[[Session, Parameters, TextPass], Any]] = {
     "explainScore": explain_score,
     "contrast": contrast,
     "patchCells": patch_cells,
-    "measureHeads": measure_heads,
+    "measureHeads": show_scores,
 }

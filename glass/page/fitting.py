@@ -1,14 +1,30 @@
-"""Choose as much of a run's attention as fits a page: weights, predictions and maps."""
+"""Write a page with as much attention as fits: weights, predictions and maps."""
 
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 from glass.heads.measure.stored_weights import order_by_importance
 from glass.page.embedded_model import EmbeddedModel, embed_weights
+from glass.page.html import embed_json, expand_template, write_html
 from glass.page.pack import Blobs, Packed
 from glass.page.snapshots import Snapshot
 
+MAX_PAGE_BYTES = 24_500_000
+
 PackedPredictions = dict[tuple[str, int], Packed]  # by probe and step
+
+
+def write_with_attention(
+    path: Path, content: dict[str, Any], snapshots: Sequence[Snapshot], model: EmbeddedModel | None
+) -> Path:
+    """Write a page with as much of the attention of its snapshots as fits, and return its path."""
+    readable = [snapshot for snapshot in snapshots if snapshot.probes]
+    content["unreadableSnapshots"] = len(snapshots) - len(readable)
+    room = MAX_PAGE_BYTES - len(expand_template("run.html")) - len(embed_json(content))
+    blobs = Blobs()
+    content |= embed_attention(readable, model, room, blobs)
+    return write_html(path, "run.html", content, blobs)
 
 
 def embed_attention(

@@ -21,6 +21,7 @@ from pages import (
 
 from glass.heads.say.findings import Finding
 from glass.page import write as page
+from glass.page.prompt import write_prompt_page
 from sweeps.page import write_sweep_page
 from sweeps.ranking import Ranking
 from sweeps.runs import read_sweep
@@ -47,7 +48,7 @@ def of_prompt(folder: Path, words: list[str] | None) -> Path:
     facts = {"title": NAME, "promptTokens": 9, "losses": losses}
     scores = of_heads(["induction"], 2, 4, lambda: 0.1)
     findings = [Finding(NAME, NAME, [NAME], [])]
-    return page.write_prompt_page(folder / "prompt.html", facts, held, PROMPTED, scores, findings)
+    return write_prompt_page(folder / "prompt.html", facts, held, PROMPTED, scores, findings)
 
 
 def of_sweep(folder: Path, words: list[str] | None) -> Path:

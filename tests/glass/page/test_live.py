@@ -15,6 +15,7 @@ from pages import (
 )
 
 from glass.page import write as page
+from glass.page.prompt import write_prompt_page
 
 HEAD = "[role=radio][aria-label='layer 1, head 2']"
 
@@ -81,12 +82,13 @@ def test_the_page_of_a_prompt_marks_generated_tokens_and_shows_scores(open_page,
     scores = {f"heads/induction/{head}": 0.1 for head in heads}
     scores |= {"heads/induction/L1H2": 0.7, "heads/induction_se/L1H2": 0.03}
     words = [f" a long word {i}" for i in range(300)]
-    path = page.write_prompt_page(
+    path = write_prompt_page(
         tmp_path / "p.html",
         {"title": "“say</title>\n”", "promptTokens": 200},
         snapshot(T=300, words=words),
         PROMPTED,
         scores,
+        findings=[],
     )
     tab = open_page(path)
     assert "say</title>" in tab.title() and "say</title>" in tab.inner_text("h1")

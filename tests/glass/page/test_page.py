@@ -31,6 +31,7 @@ from safetensors.torch import save_file
 
 from glass.heads.measure.capture import float16_weights
 from glass.page import write as page
+from glass.page.prompt import write_prompt_page
 from glass.page.values import metric_curve
 from run.run_dir import RunDir
 
@@ -282,7 +283,7 @@ def test_the_weight_on_a_sink_logit_has_a_column(open_page, tmp_path):
     arrays["text"] = arrays["text"] * np.float16(0.75)  # the sink has the rest of every row
     model = PROMPTED._replace(config=replace(PROMPTED.config, attention_sink=True))
     facts = {"title": "a prompt", "promptTokens": 16}
-    tab = open_page(page.write_prompt_page(tmp_path / "page.html", facts, arrays, model))
+    tab = open_page(write_prompt_page(tmp_path / "page.html", facts, arrays, model, {}, []))
     focus_map_cell(tab, 5, 5, 16)
     tab.keyboard.press("ArrowRight")
     assert tab.locator("#tip [data-query]").get_attribute("data-key") == "sink"

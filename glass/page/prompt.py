@@ -1,0 +1,77 @@
+"""Write the page of a prompt, or of a scored text: a model's attention over it."""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from data.tokenizer import Tokenizer
+from glass.heads.measure.analysis import analyze
+from glass.heads.measure.capture import float16_weights
+from glass.heads.say.findings import Finding, summarize
+from glass.page.describe import describe_model, describe_scores
+from glass.page.embedded_model import EmbeddedModel
+from glass.page.fitting import write_with_attention
+from glass.page.pack import PackedWeights, pack_weights
+from glass.page.snapshots import Snapshot
+from glass.page.values import MAX_TITLE_LENGTH, clip_text
+from model import GPT
+
+
+def write_analysis(
+    path: Path,
+    facts: Mapping[str, Any],
+    model: GPT,
+    tokenizer: Tokenizer,
+    ids: list[int],
+    log: Callable[[str], None],
+) -> list[Finding]:
+    """Measure every attention head on a text, and write a page about it; return its findings.
+
+    `facts` are those of `write_prompt_page`.
+    """
+    analysis = analyze(model, tokenizer, ids, log)
+    findings = summarize(analysis.row)
+    weights = {0: partial(_pack_model, model)}
+    embedded = EmbeddedModel(model.config, tokenizer.to_json(), weights)
+    write_prompt_page(path, facts, analysis.arrays, embedded, analysis.row, findings)
+    return findings
+
+
+def _pack_model(model: GPT) -> PackedWeights | None:
+    return pack_weights({name: tensor.numpy() for name, tensor in float16_weights(model).items()})
+
+
+def write_prompt_page(
+    path: Path,
+    facts: Mapping[str, Any],
+    arrays: Mapping[str, np.ndarray],
+    model: EmbeddedModel,
+    metrics: Mapping[str, float],
+    findings: Sequence[Finding],
+) -> Path:
+    """Write the page of the attention over one text, and return its path.
+
+    The page runs the model if it is small enough.
+
+    Args:
+        path: The file to write.
+        facts: The `title`, and either the number of `promptTokens`, after which the model generated
+            the text, and the `tokenCount` of the whole text, or the `losses` of a scored text.
+        arrays: Those of an `Analysis`.
+        model: The model that read the text.
+        metrics: Its measurements, by the names of metrics.jsonl.
+        findings: What they show.
+    """
+    content = {
+        "kind": "prompt",
+        **facts,
+        "title": clip_text(facts["title"], MAX_TITLE_LENGTH),
+        **describe_model(model.config),
+        **describe_scores(0, metrics, findings),
+    }
+    snapshot = Snapshot(0, lambda: nullcontext(arrays))
+    return write_with_attention(path, content, [snapshot], model)
