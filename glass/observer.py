@@ -7,8 +7,9 @@ import numpy as np
 from common.files import atomic_write, exists
 from common.text import pluralize
 from data.tokens import Tokens
-from glass.heads.measure.capture import in_float32, save_snapshot, save_weights
+from glass.heads.measure.capture import in_float32
 from glass.heads.measure.snapshot import ABLATION_TOKENS, Snapshots
+from glass.heads.measure.snapshot_files import save_snapshot, save_weights
 from glass.heads.measure.stored_weights import prune_stored_weights
 from glass.heads.say.attention_grid import draw_attention_grid
 from glass.heads.say.findings import summarize

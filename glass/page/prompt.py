@@ -10,7 +10,7 @@ import numpy as np
 
 from data.tokenizer import Tokenizer
 from glass.heads.measure.analysis import analyze
-from glass.heads.measure.capture import float16_weights
+from glass.heads.measure.snapshot_files import float16_weights
 from glass.heads.say.findings import Finding, summarize
 from glass.page.describe import describe_model, describe_scores
 from glass.page.embedded_model import EmbeddedModel

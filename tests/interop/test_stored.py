@@ -14,7 +14,7 @@ from torch import Tensor
 
 from common.errors import UserError
 from config import GPTConfig
-from glass.heads.measure.capture import float16_weights, save_weights
+from glass.heads.measure.snapshot_files import float16_weights, save_weights
 from interop import load
 from run.checkpoints import MODEL_FILE, read_manifest, write_manifest
 from run.run_dir import RunDir

@@ -17,13 +17,7 @@ from generation.decoder import cut
 from generation.sampling import NON_FINITE_PREDICTIONS
 from glass.heads.measure import scores
 from glass.heads.measure.arguments import Text, read_ids
-from glass.heads.measure.capture import (
-    ForwardPass,
-    capture,
-    in_float32,
-    snapshot_arrays,
-    value_norms,
-)
+from glass.heads.measure.capture import ForwardPass, capture, in_float32, value_norms
 from glass.heads.measure.circuit import find_induction_circuit, reported_copying_gain
 from glass.heads.measure.composition import (
     MAX_MEASURED_HEADS,
@@ -39,6 +33,7 @@ from glass.heads.measure.logit_attribution import (
     explain_predictions,
 )
 from glass.heads.measure.probes import Probes, make_probes, spell_tokens
+from glass.heads.measure.snapshot_files import snapshot_arrays
 from model import GPT
 from run.row import COMPANION_SUFFIXES, Head, Row
 from training.device import default_settings

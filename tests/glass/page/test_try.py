@@ -14,7 +14,7 @@ from playwright.sync_api import expect
 from run_folders import load_run
 from safetensors.torch import load_file, save_file
 
-from glass.heads.measure.capture import float16_weights, save_weights
+from glass.heads.measure.snapshot_files import float16_weights, save_weights
 from glass.page import write as page
 
 HOSTILE = "<img src=x onerror=window.hacked=1>"

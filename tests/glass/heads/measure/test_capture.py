@@ -6,13 +6,9 @@ import torch
 
 from config import GPTConfig
 from data.tokenizer import CharTokenizer
-from glass.heads.measure.capture import (
-    PATTERN_ARRAYS,
-    capture,
-    save_snapshot,
-    snapshot_arrays,
-)
+from glass.heads.measure.capture import capture
 from glass.heads.measure.probes import make_probes
+from glass.heads.measure.snapshot_files import PATTERN_ARRAYS, save_snapshot, snapshot_arrays
 from model import Context
 from variants import build_model
 
