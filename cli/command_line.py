@@ -86,7 +86,8 @@ def _translate_text(path: str, is_sweep: bool) -> list[str]:
 
 def _is_text(argument: str) -> bool:
     """Return whether an argument is a path, not a setting, a preset, a run or nanoGPT's file."""
-    key, path = argument.partition("=")[0], Path(argument)
+    key = argument.partition("=")[0]
+    path = Path(argument)
     is_setting = key in GROUPS or any(f"{name}.".startswith(f"{key}.") for name in SETTINGS)
     is_preset = _groups_with(argument) or CONFIGS in path.absolute().parents
     if is_setting or is_preset or path.name in NANOGPT:
@@ -164,12 +165,13 @@ def unknown_setting(
     known = list(known)
     if key in known:
         return UserError(f"{argument} is not of the form KEY=VALUE: write {key}=VALUE")
-    choices = [f"{group}={argument}" for group in _groups_with(argument) if "data.path" in known]
-    problem = "is the name of a preset" if choices else "is a path without a setting"
+    groups = _groups_with(argument) if "data.path" in known else []  # of train.py's presets
+    forms = [f"{group}={argument}" for group in groups]
     if os.path.lexists(argument):
-        choices += [f"{path_key}=PATH" for path_key in PATH_KEYS if path_key in known]
-    if choices:
-        return UserError(f"{argument} {problem}: write {' or '.join(choices)}")
+        forms += [f"{path_key}=PATH" for path_key in PATH_KEYS if path_key in known]
+    if forms:
+        problem = "is the name of a preset" if groups else "is a path without a setting"
+        return UserError(f"{argument} {problem}: write {' or '.join(forms)}")
     problem = "is not a setting" if equals else "is neither a setting nor an existing path"
     return UserError(
         f"{argument} {problem}{did_you_mean(key, known) or ';'} {command} --help explains "

@@ -45,7 +45,8 @@ class FileConfigSource(file_config_source.FileConfigSource):
         path = Path(self.path, self._normalize_file_name(config_path))
         try:
             text = ordinary_file(path).read_text(encoding="utf-8-sig")
-            config, header = OmegaConf.load(io.StringIO(text)), self._get_header_dict(text)
+            config = OmegaConf.load(io.StringIO(text))
+            header = self._get_header_dict(text)
         except Exception as e:  # decoders, parsers and the file system raise errors of many types
             reason = error_sentence(e).replace(' in "<file>",', " in")
             raise UserError(

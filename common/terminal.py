@@ -6,7 +6,7 @@ import re
 import sys
 import textwrap
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import IO, Any, TypeVar
 
@@ -116,11 +116,7 @@ def error_sentence(error: BaseException) -> str:
     if isinstance(error, UserError):
         return printable(str(error), one_line=True)
     if isinstance(error, MissingConfigException) and error.options:
-        group, _, name = (error.missing_cfg_file or "").rpartition("/")
-        plugin, kind = name.partition("_")[0], group.rpartition("/")[2]
-        if plugin in HYDRA_PLUGINS.get(group, ()):
-            return f"{group}={name} needs a package: pip install hydra-{plugin}-{kind}"
-        return not_one_of(group, name, error.options)
+        return _explain_missing_preset(error.missing_cfg_file or "", error.options)
     if isinstance(error, OverrideParseException):
         override = printable(error.override, one_line=True)
         return (
@@ -131,13 +127,29 @@ def error_sentence(error: BaseException) -> str:
         return error.strerror
     if isinstance(error.__cause__, OmegaConfBaseException):
         error = error.__cause__
-    name = type(error).__name__
-    if not type(error).__module__.startswith(PARSER_PACKAGES):
-        return ": ".join([name, *str(error).strip().splitlines()[:1]])
-    text, _, key = str(error).partition("full_key:")
-    message = " ".join(text.split()) or name
+    if type(error).__module__.startswith(PARSER_PACKAGES):
+        return _explain_parser_error(error)
+    first_line = str(error).strip().splitlines()[:1]
+    return ": ".join([type(error).__name__, *first_line])
+
+
+def _explain_missing_preset(path: str, presets: Sequence[str]) -> str:
+    """Say that a group has no preset at this path, or which package has Hydra's plugin."""
+    group, _, name = path.rpartition("/")
+    plugin = name.partition("_")[0]
+    if plugin in HYDRA_PLUGINS.get(group, ()):
+        kind = group.rpartition("/")[2]
+        return f"{group}={name} needs a package: pip install hydra-{plugin}-{kind}"
+    return not_one_of(group, name, presets)
+
+
+def _explain_parser_error(error: BaseException) -> str:
+    """Return what Hydra, OmegaConf or YAML says, after the key that it is about."""
+    text, _, rest = str(error).partition("full_key:")
+    message = " ".join(text.split()) or type(error).__name__
     message = re.sub(r"In '(.*?)': \w+ raised while composing config:", r"in \1.yaml:", message)
-    return f"{key.split()[0]}: {message}" if key.split() else message
+    key = rest.split()[:1]
+    return ": ".join([*key, message])
 
 
 @contextmanager

@@ -56,7 +56,8 @@ _STARTED = read_usage()  # this module is imported first
 
 def measure_others() -> float:
     """Return the share of the processors that other programs have used since this process began."""
-    now, number = read_usage(), len(processors())
+    now = read_usage()
+    number = len(processors())
     if now is None or _STARTED is None:
         load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
         return min(1.0, load / number)

@@ -62,7 +62,8 @@ def permute(index: np.ndarray, size: int, key: np.ndarray) -> np.ndarray:
     value = index.astype(np.uint64)
     outside = np.ones(len(value), dtype=bool)
     while outside.any():
-        left, right = value[outside] >> half_bits, value[outside] & low_mask
+        left = value[outside] >> half_bits
+        right = value[outside] & low_mask
         for round_key in key[:FEISTEL_ROUNDS]:
             # 2^64 over the golden ratio: Fibonacci hashing
             mixed = (right + round_key) * np.uint64(0x9E3779B97F4A7C15)

@@ -34,7 +34,8 @@ def locked_build_folder(key: str, log: Callable[[str], None]) -> Iterator[Path]:
     by a process that was killed, is removed.
     """
     root = cache_root()
-    lock, folder = FileLock(root / f"{key}.lock"), root / f"{key}.part"
+    lock = FileLock(root / f"{key}.lock")
+    folder = root / f"{key}.part"
     try:
         root.mkdir(parents=True, exist_ok=True)
         try:

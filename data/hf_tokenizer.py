@@ -61,17 +61,20 @@ class HFTokenizer:
         known_ends = dict.fromkeys(id for id in ends if id is not None and id in self._vocabulary)
         self.end_of_text_ids = tuple(known_ends)
         self.end_of_text = next(iter(self.end_of_text_ids), None)
-        # What the tokenizer puts before a text is known only by encoding one
-        ordinary = self._vocabulary.keys() - self.special.keys()
-        with panics_as_errors():
-            encoded = self._library.encode(self._vocabulary[min(ordinary)])
-        has_begin = encoded.special_tokens_mask[:1] == [1]
-        self.begin_of_text: int | None = encoded.ids[0] if has_begin else None
+        self.begin_of_text = self._find_begin()
         self.bos_token_id = self.begin_of_text
         if self.begin_of_text is None and bos_token_id in self._vocabulary:
             self.bos_token_id = bos_token_id
         is_text = isinstance(chat_template, str)
         self.chat_template = replace_surrogates(chat_template) if is_text else None
+
+    def _find_begin(self) -> int | None:
+        """Return the id that is put before each text, which is known only by encoding one."""
+        ordinary = self._vocabulary.keys() - self.special.keys()
+        with panics_as_errors():
+            encoded = self._library.encode(self._vocabulary[min(ordinary)])
+        has_begin = encoded.special_tokens_mask[:1] == [1]
+        return encoded.ids[0] if has_begin else None
 
     def encode_array(self, text: str) -> np.ndarray:
         """Return the ids of a text, int64 (tokens,), without tokens put before and after it."""

@@ -31,10 +31,10 @@ def generate_tokens(config: Config, tokenizer: Tokenizer | None) -> Tokens:
     """Return a task with samples of its sequences; every process makes the same ones."""
     task = make_task(config, tokenizer)
     # Random probes draw tokens from `train`, so it lacks the begin symbol
-    train, val = task.training.tokens[:, int(config.data.begin) :], task.validation.tokens
+    train = task.training.tokens[:, int(config.data.begin) :]
     return Tokens(
         train=train.ravel(),
-        val=val.ravel(),
+        val=task.validation.tokens.ravel(),
         tokenizer=task.tokenizer,
         fingerprint=task.fingerprint(),
         name=f"data.task={config.data.task}",

@@ -80,7 +80,8 @@ class Tokens:
         """Describe the text and its tokens in lines of at most 80 columns."""
         if self.task:
             return self.task.summary()
-        size, tokens = self.size, len(self.train) + len(self.val)
+        size = self.size
+        tokens = len(self.train) + len(self.val)
         by_document = find_split_position(size) is None
         validation = "one document in ten" if by_document else "the last tenth of the characters"
         lines = [

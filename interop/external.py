@@ -39,7 +39,8 @@ class ExternalModel(StoredModel):
         # A tied table may be stored as the embedding, as the head, or as both
         shapes = dict(shapes)
         names = {ours: f"{theirs}.weight" for theirs, ours in MODULE_NAMES[naming].items()}
-        embedding, head = names["token_embedding"], names["head"]
+        embedding = names["token_embedding"]
+        head = names["head"]
         stored_names: dict[str, str] = {}
         if config.tie_embeddings and head in shapes:
             if embedding not in shapes:

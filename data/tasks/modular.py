@@ -28,8 +28,10 @@ class ModularAddition(Task):
         a, b = np.concatenate((chosen, mirrored)).T
         if stream == BATCH:
             picks = np.resize(random.permutation(len(a)), n)
-            a, b = a[picks], b[picks]
-        plus, equals = np.full_like(a, P), np.full_like(a, P + 1)
+            a = a[picks]
+            b = b[picks]
+        plus = np.full_like(a, P)
+        equals = np.full_like(a, P + 1)
         tokens = np.stack((a, plus, b, equals, (a + b) % P), axis=1)
         return Sequences(tokens, np.tile([False, False, False, True], (len(a), 1)))
 
