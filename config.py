@@ -8,7 +8,7 @@ import dataclasses
 from dataclasses import MISSING, dataclass
 
 from common.errors import UserError
-from common.settings import LARGEST_SEED, Above, check_settings, setting
+from common.settings import LARGEST_SEED, GreaterThan, check_settings, setting
 
 # Tensor cores multiply 16-bit matrices whose sizes are multiples of 64 in full tiles.
 GPU_VOCAB_MULTIPLE = 64
@@ -23,10 +23,10 @@ DATASET = {"data.source": ("hf",)}
 BPE = {"tokenizer.name": ("bpe",)}
 WITH_MLP = {"model.mlp": ("gelu", "swiglu", "relu2")}
 ROPE = {"model.position": ("rope",)}
-NGRAMS = {"model.ngrams": Above(1)}
+NGRAMS = {"model.ngrams": GreaterThan(1)}
 ADAMW = {"optim.name": ("adamw", "muon")}
 MUON = {"optim.name": ("muon",)}
-SNAPSHOTS = {"attention.every": Above(0)}
+SNAPSHOTS = {"attention.every": GreaterThan(0)}
 # The tasks of data=synthetic, with the number of different symbols in each.
 TASK_SYMBOLS = {"passages": 32, "markov": 3, "modular": 41}
 
@@ -88,7 +88,7 @@ class ModelConfig:
         "context length before stretching, which Llama 3's scaling by wavelength needs; "
         "null: stretch all wavelengths equally",
         ge=1,
-        only_with=ROPE | {"model.rope_factor": Above(1)},
+        only_with=ROPE | {"model.rope_factor": GreaterThan(1)},
     )
     qk_norm: bool | str = setting(
         False,
@@ -385,7 +385,7 @@ class EvalConfig:
         "further evaluations at this step, or after one epoch if that is earlier, and at each "
         "doubling of it below eval.every; 0: after one epoch if that is before eval.every",
         ge=0,
-        only_with={"eval.every": Above(0)},
+        only_with={"eval.every": GreaterThan(0)},
     )
 
 

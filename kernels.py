@@ -4,8 +4,6 @@ Shapes are written with the letters of model.py.
 """
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -36,20 +34,6 @@ def autocast(device: str, precision: str) -> torch.autocast:
 def in_float32_or_finer(values: Tensor) -> Tensor:
     """Convert values of lower precision to float32."""
     return values.to(torch.promote_types(values.dtype, torch.float32))
-
-
-@contextmanager
-def exact_float32() -> Iterator[None]:
-    """Multiply float32 matrices in float32, also where training multiplies them in TF32.
-
-    TF32 has 10 bits after the leading one instead of 23.
-    """
-    training_precision = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(training_precision)
 
 
 # --- Attention ------------------------------------------------------------------------------------

@@ -4,12 +4,12 @@ from dataclasses import dataclass
 
 from cli.load_config import LoadConfig
 from common.errors import UserError
-from common.settings import LARGEST_SEED, Above, setting
+from common.settings import LARGEST_SEED, GreaterThan, setting
 from config import Hardware
 
 ONE_TEXT = {"interactive": (False,)}
 GENERATED = {"score": (None,)}  # a text is generated, not scored
-DRAWN = GENERATED | {"temperature": Above(0)}  # its tokens are drawn at random
+DRAWN = GENERATED | {"temperature": GreaterThan(0)}  # its tokens are drawn at random
 
 
 @dataclass

@@ -24,7 +24,7 @@ BOUNDS = {"ge": (lt, "at least"), "gt": (le, "above"), "le": (gt, "at most"), "l
 BOOLEANS = {"true": True, "false": False}
 
 
-class Above(NamedTuple):
+class GreaterThan(NamedTuple):
     """All numbers above a limit."""
 
     limit: float
@@ -102,7 +102,7 @@ def explain_unused(node: Any, key: str, swept: Sequence[str] = ()) -> str | None
 
 def describe_condition(name: str, allowed: Any) -> str:
     """Return the values of a setting with which another one has an effect, as they are typed."""
-    if isinstance(allowed, Above):
+    if isinstance(allowed, GreaterThan):
         return f"{name} above {allowed.limit}"
     return " or ".join(_assignment(name, value) for value in allowed)
 

@@ -15,11 +15,11 @@ from glass.heads.say.attention_grid import draw_attention_grid
 from glass.heads.say.findings import summarize
 from glass.heads.say.tables import composition_table, head_table, highest_scores
 from glass.page.write import write_page
-from kernels import exact_float32
 from model import GPT
 from run.losses import best_row
 from run.row import Row, last_scored_row
 from run.run_dir import RunDir
+from training.device import exact_float32
 from training.evaluate import Windows
 from training.record import Record
 from training.schedule import is_grid_due, is_snapshot_due

@@ -146,6 +146,20 @@ def default_settings() -> Iterator[None]:
 
 
 @contextmanager
+def exact_float32() -> Iterator[None]:
+    """Multiply float32 matrices in float32, also where training multiplies them in TF32.
+
+    TF32 has 10 bits after the leading one instead of 23.
+    """
+    training_precision = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(training_precision)
+
+
+@contextmanager
 def restored_process() -> Iterator[None]:
     """Compute in `default_settings`, and restore what `configure_process` and seeds change."""
     is_deterministic = torch.are_deterministic_algorithms_enabled()

@@ -4,8 +4,8 @@ from data.tasks.task import Task
 from data.tokenizer import Tokenizer, encode_prompt
 from generation.decoder import Decoder
 from generation.sampling import Sampling, draw_batch, stream_text
-from kernels import exact_float32
 from model import GPT
+from training.device import exact_float32
 
 SAMPLE_TOKENS = 100  # length of each sample text
 SAMPLE_TEMPERATURE = 0.8
