@@ -21,6 +21,7 @@ import {
 } from "./state/selection.js";
 import { loadStored } from "./state/stored.js";
 import { drawAttention, setUpMaps } from "./views/attention_map.js";
+import { setUpConsole } from "./views/console.js";
 import { setUpContinuing } from "./views/continuing.js";
 import { setUpControls, showStep, updateControls } from "./views/controls.js";
 import { drawFindings } from "./views/findings.js";
@@ -188,6 +189,7 @@ function setUpSections() {
   const text = data.probes.find(probe => probe.name === "text");
   setUpOwnText(text, data.losses ? 1 : 0); // a scored text follows a token that is not part of it
   if (runnableSteps.length) {
+    setUpConsole();
     setUpContinuing();
     setUpInterventions();
   }

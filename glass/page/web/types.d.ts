@@ -178,7 +178,6 @@ interface ChartFrame {
   height: number; // down to the tick labels of the x axis
   left: number;
   right: number;
-  bottom: number;
 }
 
 interface EndLabel {

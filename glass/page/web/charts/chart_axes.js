@@ -91,7 +91,7 @@ export function createFrame(host, height, labelWidth) {
   });
   const svg = el("svg:svg", {}, el("svg:clipPath", { id }, area));
   const plot = el("svg:g", { "clip-path": `url(#${id})` });
-  return { svg, plot, width, height, left, right, bottom };
+  return { svg, plot, width, height, left, right };
 }
 
 /** Set the height of the whole chart. */

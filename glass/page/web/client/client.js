@@ -12,8 +12,17 @@ import { WorkerTransport } from "./worker_transport.js";
 /** @type {Transport} */
 const transport = data.server ? new ServerTransport() : new WorkerTransport();
 
-/** Send a request without canceling others of its name. @type {Transport["send"]} */
-export const send = (request, parameters, onPart) => transport.send(request, parameters, onPart);
+/**
+ * Send a request without canceling others of its name. The page keeps the texts of the tokens that
+ * its answer names.
+ *
+ * @type {Transport["send"]}
+ */
+export async function send(request, parameters, onPart) {
+  const answer = await transport.send(request, parameters, onPart);
+  Object.assign(data.words, answer?.words);
+  return answer;
+}
 
 /** Stop all requests of a name; their promises resolve to undefined. */
 export const cancel = request => transport.cancel(request);

@@ -173,7 +173,6 @@ async function measureAnswers(texts, isCurrent) {
   const unpatched = { answer, wrong, direction: "denoising", patched: [] };
   const onCorrupted = await ask({ ...texts, ...unpatched });
   if (!onCorrupted) return "";
-  Object.assign(data.words, onCorrupted.words);
   Object.assign(measured, { cleanNext, corruptedNext: onCorrupted.next });
   await chooseAnswers();
   if (!isCurrent()) return "";
@@ -187,7 +186,6 @@ async function measurePatches(texts) {
   const question = { ...texts, answer, wrong, direction: choices.direction, patched: kept };
   const contrast = await ask(question);
   if (!contrast) return "";
-  Object.assign(data.words, contrast.words);
   Object.assign(measured, { kept, contrast });
   const { clean, corrupted } = contrast;
   if (Math.abs(clean - corrupted) < MIN_DIFFERENCE) {

@@ -5,7 +5,7 @@
 
 import { $, throttle } from "../base/dom.js";
 import { ask, cancel, describeFailure } from "../client/client.js";
-import { data, H, L } from "../state/page_data.js";
+import { H, L } from "../state/page_data.js";
 import { display, ownText, selectedMaps, selection } from "../state/selection.js";
 import { drawAttention, drawSmallMaps } from "./attention_map.js";
 import { headsInView } from "./head_grid.js";
@@ -87,7 +87,6 @@ export async function requestBreakdown(i, draw) {
   }
   const breakdown = await askOrExplain({ request: "breakDown", i, of });
   if (!breakdown || predictions !== ownText.predictions) return;
-  Object.assign(data.words, breakdown.words);
   predictions.addBreakdown(breakdown);
   draw();
   if (requested.headEffects === i || i + 1 >= ownText.T) return;

@@ -11,7 +11,6 @@ import { data, H, isRun, L, runnableSteps, steps, textLimit } from "../state/pag
 import {
   chooseProbe,
   currentProbe,
-  currentStep,
   display,
   isOwnText,
   keepSelection,
@@ -87,7 +86,6 @@ async function readOnce(isWanted) {
   const facts = { L, H, tokens, step, largest: MIN_CLEAR_EFFECT_NATS };
   const predictions = new Predictions(facts);
   predictions.addRead(results, input.off, input.hidden);
-  Object.assign(data.words, results.words);
   Object.assign(ownText, { ids, tokens, T: ids.length, allIds, places, attention, predictions });
   if (!display.attention && wanted.pin === null) {
     wanted.pin = await findInductionToken(input, predictions);
@@ -181,22 +179,14 @@ function showOwnText(isEdited) {
  * @param {number} start - Number of its tokens that cannot be typed, at its beginning.
  */
 export function setUpOwnText(probe, start) {
+  const obstacle = runnableSteps.length ? "" : describeObstacle();
   $("own-text").hidden = !runnableSteps.length;
-  const { bytes, cannotRun, unreadable } = data.weights ?? {};
-  $("not-run").hidden = runnableSteps.length > 0 || !(bytes || cannotRun || unreadable);
-  let reason = `The model's weights take ${Math.ceil(bytes / 1e6)} MB, too large for a page.`;
-  if (cannotRun) reason = `A page cannot run a model with ${cannotRun}.`;
-  if (unreadable) reason = "The weights of this run's snapshots are damaged or not finite.";
+  $("not-run").hidden = !obstacle;
   $("not-run").textContent =
-    `${reason} To see the attention of your own text, run: python explore.py run_dir=… (or, as a ` +
+    `${obstacle} To see the attention of your own text, run: python explore.py run_dir=… (or, as a ` +
     'file: python sample.py run_dir=… prompt="…" attention=page.html)';
   if (!runnableSteps.length) return;
-  if (runnableSteps.length < steps.length) {
-    $("stops").textContent =
-      `at ${runnableSteps.length} of ${steps.length} steps, marked on the slider: ` +
-      "their weights are in this page";
-    if (unreadable) $("stops").textContent += `; those of ${unreadable} are damaged or not finite`;
-  }
+  $("stops").textContent = describeStops();
   initial.start = start;
   if (probe) fillField(probe);
   else $("typed").value = data.server?.prompt ?? "";
@@ -206,7 +196,25 @@ export function setUpOwnText(probe, start) {
     clearTimeout(timer);
     timer = setTimeout(readOwnText, TYPING_DELAY);
   };
-  window.glass = createConsoleInterface();
+}
+
+/** Say why the page has no weights; "" if the run has none. */
+function describeObstacle() {
+  const { bytes, cannotRun, unreadable } = data.weights ?? {};
+  if (unreadable) return "The weights of this run's snapshots are damaged or not finite.";
+  if (cannotRun) return `A page cannot run a model with ${cannotRun}.`;
+  return bytes
+    ? `The model's weights take ${Math.ceil(bytes / 1e6)} MB, too large for a page.`
+    : "";
+}
+
+/** Say at which steps of the slider the model runs; "" if it does at all. */
+function describeStops() {
+  if (runnableSteps.length === steps.length) return "";
+  const stops = `at ${runnableSteps.length} of ${steps.length} steps, marked on the slider`;
+  const { unreadable } = data.weights;
+  const damaged = unreadable ? `; those of ${unreadable} are damaged or not finite` : "";
+  return `${stops}: their weights are in this page${damaged}`;
 }
 
 /** Put the text of a probe into the field, unless the reader has written or changed something. */
@@ -214,24 +222,4 @@ export function fillField(probe) {
   if ($("typed").value !== initial.text || ownText.hidden.length) return;
   $("typed").value = probe.tokens.slice(initial.start).join("");
   Object.assign(initial, { probe, text: $("typed").value, ids: probe.ids.slice(initial.start) });
-}
-
-/** Return the functions of `glass`, for the browser's console: by default at the step on display. */
-function createConsoleInterface() {
-  const { maxTokens } = textLimit;
-  const { vocab_size: V } = data.modelConfig;
-  const run = (request, ids, { step = currentStep(), off = [], hidden = [] } = {}) => {
-    const areIds = [...ids].every(id => Number.isInteger(id) && id >= 0 && id < V);
-    if (!areIds || !ids.length || ids.length > maxTokens) {
-      throw new Error(`give 1 to ${maxTokens} token ids from 0 to ${V - 1}`);
-    }
-    if (runnableSteps.includes(step)) return send(request, { ids: [...ids], step, off, hidden });
-    throw new Error(`the model cannot run at step ${step}: choose ${runnableSteps.join(", ")}`);
-  };
-  return {
-    encode: text => send("encode", { text }),
-    decode: ids => send("decode", { ids: [...ids] }),
-    logits: async (ids, interventions) => run("logits", ids, interventions),
-    maps: async (ids, interventions) => run("maps", ids, interventions),
-  };
 }
