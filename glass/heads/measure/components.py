@@ -28,7 +28,7 @@ class Component(NamedTuple):
 
 
 @torch.no_grad()
-def components(
+def iterate_components(
     model: GPT,
     forward: ForwardPass,
     below: int | None = None,

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from glass.heads.measure import scores
 from glass.heads.measure.capture import ForwardPass
-from glass.heads.measure.components import Component, components
+from glass.heads.measure.components import Component, iterate_components
 from glass.heads.measure.interventions import replace_heads
 from glass.heads.measure.scores import Estimates
 from model import GPT, Context, Taps, causal_mask
@@ -128,7 +128,7 @@ def _upstream_components(
     model: GPT, forward: ForwardPass, top: int
 ) -> Iterator[tuple[Component, Tensor]]:
     kinds = ("embedding", "head") if model.config.mlp == "none" else ("embedding", "head", "MLP")
-    for component, written in components(model, forward, top):
+    for component, written in iterate_components(model, forward, top):
         if component.kind in kinds:
             yield component, written
 

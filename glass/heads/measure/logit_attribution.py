@@ -13,7 +13,7 @@ from data.tokenizer import Tokenizer
 from generation.scoring import max_logit_rows, token_losses
 from glass.heads.measure.ablation import measure_head_effects, measure_token_effects
 from glass.heads.measure.capture import ForwardPass, next_tokens, residual_writes
-from glass.heads.measure.components import components
+from glass.heads.measure.components import iterate_components
 from glass.heads.measure.probes import spell_tokens
 from glass.heads.measure.scores import Estimates, mean_and_error
 from model import GPT
@@ -113,7 +113,7 @@ def attribute_logits(model: GPT, forward: ForwardPass, first: int = 0) -> LogitA
     writes = torch.stack(
         [
             written[0]
-            for component, written in components(model, forward, tokens=slice(first, None))
+            for component, written in iterate_components(model, forward, tokens=slice(first, None))
             if component.kind != "bias"
         ]
     )  # (K - 1, T, C)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from common.errors import UserError
 from generation.known_settings import find_unknown_setting
 from glass.heads.measure.capture import ForwardPass
-from glass.heads.measure.components import Component, components
+from glass.heads.measure.components import Component, iterate_components
 from glass.heads.measure.logit_attribution import norm_scales
 from kernels import in_float32_or_finer
 from model import GPT, SelfAttention, rotate
@@ -105,7 +105,7 @@ def _project(
         matrix = matrix - matrix.mean(dim=0)
     names = []
     vectors = []
-    for component, written in components(model, forward, layer, tokens, matrix):
+    for component, written in iterate_components(model, forward, layer, tokens, matrix):
         names.append(_spell(component))
         vectors.append(written[0])  # (T, d_k)
     stacked = torch.stack(vectors) * norm_scales(block.norm_1, x)

@@ -10,7 +10,7 @@ from data.tokenizer import CharTokenizer
 from glass.heads.measure import ablation, logit_attribution
 from glass.heads.measure.analysis import analyze
 from glass.heads.measure.capture import capture
-from glass.heads.measure.components import Component, components
+from glass.heads.measure.components import Component, iterate_components
 from glass.heads.measure.logit_attribution import (
     attribute_logits,
     copying_scores,
@@ -53,7 +53,7 @@ def test_the_contribution_of_a_head_or_mlp_is_what_it_writes_through_the_output_
     forward = capture(model, tokens.numpy()[None])
     attribution = attribute_logits(model, forward)
     promoted_ids = find_promoted_tokens(model, forward, 1, range(4))  # (H, T, 6)
-    written = dict(components(model, forward))
+    written = dict(iterate_components(model, forward))
     x = forward.residuals[-1, 0]  # (T, C)
     if changes["norm"] == "layernorm":
         x = x - x.mean(dim=-1, keepdim=True)

@@ -18,7 +18,7 @@ from models import (
 
 from common.errors import UserError
 from glass.heads.measure.capture import capture
-from glass.heads.measure.components import Component, components
+from glass.heads.measure.components import Component, iterate_components
 from glass.heads.measure.interventions import Interventions
 from glass.heads.measure.score_attribution import attribute_score
 from run.row import Head
@@ -56,7 +56,7 @@ def test_terms_sum_to_the_score_minus_its_mean_over_visible_tokens(config, ablat
 @given(configs, ablations, hidden_tokens)
 def test_what_components_wrote_sums_to_the_residual_stream(config, ablated, hidden):
     model, forward = read_text(config, ablated, hidden)
-    written = dict(components(model, forward, tokens=slice(2, 9)))
+    written = dict(iterate_components(model, forward, tokens=slice(2, 9)))
     assert torch.allclose(sum(written.values()), forward.residuals[-1, :, 2:9])
     block = model.blocks[1]
     W_O, y, d_v = block.attention.W_O, forward.heads[1, :, 2:9], config.value_dim
@@ -67,7 +67,7 @@ def test_what_components_wrote_sums_to_the_residual_stream(config, ablated, hidd
         x = forward.residuals[1, :, 2:9] + W_O(y.flatten(2))
         assert torch.allclose(written[Component("MLP", 1)], block.mlp(block.norm_2(x)))
     matrix = torch.randn(config.n_embd, 5, dtype=torch.float64)
-    for component, projected in components(model, forward, 1, slice(2, 9), matrix):
+    for component, projected in iterate_components(model, forward, 1, slice(2, 9), matrix):
         assert torch.allclose(projected, written[component] @ matrix)
 
 
