@@ -136,15 +136,10 @@ class Opened:
                 "corrupted text, or two different answers"
             )
 
-        labels = self._label_heads()
-        if kind == "residual":
-            measured = patching.patch_residuals()
-            axes = {"layer": labels["layer"], "token": self._label_tokens(base)}
-        else:
-            measured = patching.patch_components()
-            mlp = ["MLP"] if self.model.config.mlp != "none" else []
-            axes = {"layer": labels["layer"], "component": labels["head"] + mlp}
-        differences = np.zeros([len(axis) for axis in axes.values()])
+        axes = self._label_patches(kind, base)
+        differences = np.zeros([len(labels) for labels in axes.values()])
+        is_residual = kind == "residual"
+        measured = patching.patch_residuals() if is_residual else patching.patch_components()
         for cells, values in measured:
             differences[tuple(cells.T)] = values
         answers = " - ".join(self._spell((answer_id, wrong_id)))
@@ -197,6 +192,13 @@ class Opened:
         c = self.model.config
         heads = [f"H{number}" for number in range(c.n_head)]
         return {"layer": [f"L{layer}" for layer in range(c.n_layer)], "head": heads}
+
+    def _label_patches(self, kind: str, text_pass: TextPass) -> dict[str, list[str]]:
+        labels = self._label_heads()
+        if kind == "residual":
+            return {"layer": labels["layer"], "token": self._label_tokens(text_pass)}
+        mlp = [] if self.model.config.mlp == "none" else ["MLP"]
+        return {"layer": labels["layer"], "component": [*labels["head"], *mlp]}
 
     def _spell(self, ids: Iterable[int]) -> list[str]:
         """Return the tokens with visible white space."""

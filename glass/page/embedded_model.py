@@ -90,8 +90,7 @@ def embed_weights(model: EmbeddedModel | None, room: int, blobs: Blobs) -> dict[
     if n_bytes > room:
         return {"bytes": n_bytes}
 
-    tensors: list[tuple[str, tuple[int, ...]]] = []
-    blob_of_step: dict[int, int] = {}
+    fitting: dict[int, PackedWeights] = {}
     unreadable = 0
     for step, pack in model.weights.items():
         packed = pack()
@@ -101,21 +100,26 @@ def embed_weights(model: EmbeddedModel | None, room: int, blobs: Blobs) -> dict[
         room -= len(packed.numbers)
         if room < 0:
             break
-        tensors = packed.tensors
-        blob_of_step[step] = len(blobs)
-        blobs.append(packed.numbers)
-
-    if blob_of_step:
-        blobs.append(to_base64(json.dumps(model.tokenizer).encode()))
-        return {
-            "tensors": tensors,
-            "blobs": dict(sorted(blob_of_step.items())),
-            "tokenizer": len(blobs) - 1,
-            "unreadable": unreadable,
-        }
+        fitting[step] = packed
+    if fitting:
+        return {**_embed_fitting(fitting, model.tokenizer, blobs), "unreadable": unreadable}
     if room < 0:
         return {"bytes": n_bytes}
     return {"unreadable": unreadable} if unreadable else None
+
+
+def _embed_fitting(
+    fitting: Mapping[int, PackedWeights], tokenizer: dict[str, Any], blobs: Blobs
+) -> dict[str, Any]:
+    blob_of_step = {step: len(blobs) + k for k, step in enumerate(fitting)}
+    blobs.extend(packed.numbers for packed in fitting.values())
+    blobs.append(to_base64(json.dumps(tokenizer).encode()))
+    tensors, _ = next(iter(fitting.values()))  # equal in all steps
+    return {
+        "tensors": tensors,
+        "blobs": dict(sorted(blob_of_step.items())),
+        "tokenizer": len(blobs) - 1,
+    }
 
 
 def _find_unsupported(model: EmbeddedModel) -> str | None:

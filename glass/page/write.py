@@ -41,7 +41,8 @@ ACTIVITIES = {
 def write_page(run_dir: Path) -> Path:
     """Write report.html of a run from what its folder holds so far, and return its path."""
     run = RunDir(Path(run_dir))
-    rows, config = run.rows(), run.config
+    rows = run.rows()
+    config = run.config
     latest = Row()
     for row in rows:
         latest |= row

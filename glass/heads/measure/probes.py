@@ -14,7 +14,7 @@ MIN_VOCABULARY = 5  # tokens; with fewer, random rows cannot avoid accidental re
 MAX_SCORED_LENGTH = 64  # tokens; longer rows improve no score and make snapshots larger
 # Token frequencies are counted on evenly spaced pieces of a long training split.
 PIECE_TOKENS = 1 << 16
-MAX_COUNTED_TOKENS = 1 << 22
+MAX_FREQUENCY_TOKENS = 1 << 22
 
 
 @dataclass(frozen=True)
@@ -58,12 +58,7 @@ def make_probes(
     """
     start = _start_of_line(val, tokenizer, length)
     text = np.asarray(val[start : start + length], dtype=np.int64)
-    size = min(len(text), MAX_SCORED_LENGTH)
-    # Windows do not overlap, and are of different sequences.
-    count = min(MAX_ROWS, (len(val) - start) // max(size, spacing))
-    starts = np.linspace(start, len(val) - size, count).astype(int)
-    starts -= (starts - start) % spacing
-    windows = np.stack([np.asarray(val[at : at + size], dtype=np.int64) for at in starts])
+    windows = _spread_windows(val, start, min(len(text), MAX_SCORED_LENGTH), spacing)
 
     frequencies = token_frequencies(train, tokenizer.vocab_size)
     frequencies[list(tokenizer.special)] = 0
@@ -76,6 +71,14 @@ def make_probes(
         repeated_tokens=[spell_tokens(tokenizer, row) for row in rows.repeated],
         **vars(rows),
     )
+
+
+def _spread_windows(val: np.ndarray, start: int, size: int, spacing: int) -> np.ndarray:
+    """Return windows (W, size) from `start` on, which do not overlap, of different sequences."""
+    count = min(MAX_ROWS, (len(val) - start) // max(size, spacing))
+    starts = np.linspace(start, len(val) - size, count).astype(int)
+    starts -= (starts - start) % spacing
+    return np.stack([np.asarray(val[at : at + size], dtype=np.int64) for at in starts])
 
 
 def _start_of_line(val: np.ndarray, tokenizer: Tokenizer, length: int) -> int:
@@ -136,7 +139,7 @@ def token_frequencies(ids: np.ndarray, vocab_size: int) -> np.ndarray:
 
 def _spread_pieces(ids: np.ndarray) -> Iterator[np.ndarray]:
     count = -(-len(ids) // PIECE_TOKENS)
-    chosen = min(count, MAX_COUNTED_TOKENS // PIECE_TOKENS)
+    chosen = min(count, MAX_FREQUENCY_TOKENS // PIECE_TOKENS)
     for piece in np.linspace(0, count - 1, chosen).astype(int):
         yield ids[piece * PIECE_TOKENS : (piece + 1) * PIECE_TOKENS]
 

@@ -76,22 +76,17 @@ def draw_attention_grid(
         maps = np.concatenate((maps, sink), axis=-1)  # (L, H, T, T + 1)
 
     cell = min(MAX_CELL, MAX_GRID_WIDTH // (max(n_layer, n_head) * n_tokens))
+    height = cell * n_tokens or MAX_GRID_WIDTH // max(n_layer, n_head)  # of a map
     labels = [token_label(token) for token in tokens] if cell >= MIN_LABELED_CELL else []
     font = ImageFont.load_default(max(8, cell))
     label_width = max((int(font.getlength(label)) for label in labels), default=8)
-    height = cell * n_tokens or MAX_GRID_WIDTH // max(n_layer, n_head)  # of a map
     layout = plan_layout(maps.shape, height, LEFT_MARGIN + label_width, groups)
 
     image = Image.new("RGB", layout.image_size, "white")
     pen = ImageDraw.Draw(image)
     _draw_heading(pen, title, has_sink, shares_keys)
     for layer, top in enumerate(layout.tops.tolist()):
-        for head, left in enumerate(layout.lefts.tolist()):
-            pixels = Image.fromarray(colorize(maps[layer, head]))
-            size = (layout.width, layout.height)
-            image.paste(pixels.resize(size, Image.Resampling.NEAREST), (left, top))
-            name = f"L{layer}H{head}"
-            pen.text((left, top - 15), name, fill=TEXT_COLOR, font=ImageFont.load_default(11))
+        _draw_maps(image, layout, layer, maps[layer])
         for row, label in enumerate(labels):
             end = (layout.lefts[0] - LABEL_GAP, top + (row + 0.5) * cell)
             pen.text(end, label, fill=TEXT_COLOR, font=font, anchor="rm")
@@ -120,6 +115,18 @@ def _draw_heading(pen: ImageDraw.ImageDraw, title: str, has_sink: bool, shares_k
         note += "; frame: heads that share keys and values"
     pen.text((LEFT_MARGIN, 8), title, fill=TEXT_COLOR, font=ImageFont.load_default(15))
     pen.text((LEFT_MARGIN, 30), note, fill=NOTE_COLOR, font=ImageFont.load_default(11))
+
+
+def _draw_maps(image: Image.Image, layout: Layout, layer: int, maps: np.ndarray) -> None:
+    """Draw the maps (H, T, T) of a layer, with the names of their heads above them."""
+    pen = ImageDraw.Draw(image)
+    size = (layout.width, layout.height)
+    top = int(layout.tops[layer])
+    for head, left in enumerate(layout.lefts.tolist()):
+        pixels = Image.fromarray(colorize(maps[head]))
+        image.paste(pixels.resize(size, Image.Resampling.NEAREST), (left, top))
+        name = f"L{layer}H{head}"
+        pen.text((left, top - 15), name, fill=TEXT_COLOR, font=ImageFont.load_default(11))
 
 
 def _draw_frames(pen: ImageDraw.ImageDraw, layout: Layout, top: int, groups: int) -> None:

@@ -105,7 +105,7 @@ def test_random_tokens_follow_their_frequencies_in_training_without_special_toke
 
 def test_the_frequencies_of_a_long_text_are_those_of_pieces_from_the_first_to_the_last(monkeypatch):
     monkeypatch.setattr(probes, "PIECE_TOKENS", 10)
-    monkeypatch.setattr(probes, "MAX_COUNTED_TOKENS", 45)
+    monkeypatch.setattr(probes, "MAX_FREQUENCY_TOKENS", 45)
     ids = np.arange(95)
     counted = [*range(10), *range(30, 40), *range(60, 70), *range(90, 95)]
     assert token_frequencies(ids, 100).tolist() == [float(id in counted) for id in range(100)]
