@@ -22,7 +22,7 @@ from distributed.fsdp import apply_fsdp
 from distributed.world import DistributedWorld
 from generation.decoder import Decoder
 from kernels import cross_entropy
-from model import SelfAttention, attention, causal_mask
+from model import Context, SelfAttention, attention, causal_mask
 from training.device import configure_process
 from training.world import World
 from variants import build_model
@@ -79,7 +79,7 @@ def test_fused_and_written_out_attention_agree_and_so_do_their_gradients(
     x = torch.randn(2, 600, 256, device=DEVICE, dtype=dtype, requires_grad=True)  # (B, T, C)
     is_flash = dtype == torch.bfloat16 and DEVICE == "cuda"
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION) if is_flash else nullcontext():
-        fused = module(x)
+        fused = module(x, Context())
         (fused_gradient,) = torch.autograd.grad(fused.square().sum(), x)
     y, _ = attention(*module.project(x), causal_mask(600, 600, x.device))  # (B, H, T, d_v)
     written_out = module.W_O(y.transpose(1, 2).flatten(2))
