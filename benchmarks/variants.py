@@ -34,6 +34,7 @@ from benchmarks.throughput import (
 from benchmarks.train_step import make_train_step
 from common.terminal import error_sentence
 from config import GPU_VOCAB_MULTIPLE, ResolvedConfig
+from run.run_dir import RunDir
 from training.profiling import WARM_UP_STEPS
 
 
@@ -116,7 +117,7 @@ def profile_variant(size: str, variant: Variant, device: str, steps: int) -> str
     batches = random_batches(config)
     clock = Stopwatch(device, {})
     with TemporaryDirectory() as folder:
-        profiler = StepProfiler(config, Path(folder), clock, step=0)
+        profiler = StepProfiler(config, RunDir(Path(folder)).trace_file, clock, step=0)
         table, step = None, 0
         while table is None:
             clock.switch("train")

@@ -88,7 +88,7 @@ class Observer:
                 self.record.log("         (open it in a browser; it updates itself)")
             self.record.display.show_activity("drawing the page")
             findings = [str(finding) for finding in summarize(*self.record.rows)]
-            write_page(self.run.path)
+            write_page(self.run)
 
             is_last = step == self.config.max_steps  # this page contains all earlier snapshots
             if is_last or step == 0:
@@ -113,4 +113,4 @@ def redraw_page(run: RunDir) -> None:
     """Draw the page of a finished run if it is older than the last row, as after a kill."""
     last_row_time = run.metrics_file.stat().st_mtime_ns
     if not exists(run.page) or run.page.stat().st_mtime_ns < last_row_time:
-        write_page(run.path)
+        write_page(run)

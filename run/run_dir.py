@@ -6,8 +6,10 @@ A run may go on while its folder is read: it appends rows, and removes old check
 import json
 import re
 import shlex
-from collections.abc import Callable, Sequence
+import shutil
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from datetime import datetime
 from functools import lru_cache
 from itertools import count
 from math import inf, isfinite
@@ -44,6 +46,7 @@ RUNS = Path("runs")  # where runs are unless their folders are named
 HF_CONFIG_FILE = "config.json"  # in the folder of a model of Hugging Face's format, which is no run
 SWEEP_FILE = "multirun.yaml"  # in a sweep's folder: what its jobs share, which Hydra writes
 CHECKPOINTS = "checkpoints"
+SNAPSHOT_SUFFIXES = (".npz", ".png", ".safetensors")  # arrays, attention grid, float16 weights
 CHECKPOINT_NAME = re.compile(r"step_0*(\d+)|(last|best)")
 
 
@@ -70,7 +73,11 @@ class RunDir:
         self.samples_file = path / "samples.jsonl"  # texts generated during training
         self.page = path / "report.html"
         self.checkpoints = path / CHECKPOINTS
+        self.part_checkpoint = self.checkpoints / ".step.part"  # one that is being written
         self.snapshots = path / "attention"
+        self.trace_file = path / "trace.json.gz"  # of profiled steps
+        self.wandb = path / "wandb"  # written by W&B
+        self.wandb_id_file = self.wandb / "glassgpt-run-id"
         # Of a job of a sweep:
         self.job_file = path / "job.json"  # its record
         self.job_lock = path / ".job.lock"  # held while the job runs
@@ -115,7 +122,7 @@ class RunDir:
     # --- snapshots --------------------------------------------------------------------------------
 
     def snapshot(self, step: int, suffix: str) -> Path:
-        """Return the path of a file of a snapshot: .npz, .png or .safetensors (float16 weights)."""
+        """Return the path of a file of a snapshot, which has one of `SNAPSHOT_SUFFIXES`."""
         return self.snapshots / f"{step_name(step)}{suffix}"
 
     def snapshot_files(self, suffix: str) -> dict[int, Path]:
@@ -123,6 +130,13 @@ class RunDir:
         paths = list_folder(self.snapshots, f"*{suffix}")
         files = {step: path for path in paths if (step := parse_step(path.stem)) is not None}
         return dict(sorted(files.items()))
+
+    def remove_snapshots_after(self, step: int) -> None:
+        """Remove the snapshots after a step, from which a resumed run may differ."""
+        for suffix in SNAPSHOT_SUFFIXES:
+            for saved_step, path in self.snapshot_files(suffix).items():
+                if saved_step > step:
+                    path.unlink()
 
     # --- checkpoints ------------------------------------------------------------------------------
 
@@ -245,6 +259,14 @@ class RunDir:
             with atomic_write(path) as part:
                 part.write_text(content)
 
+    def remove_checkpoints(self, steps: Iterable[int]) -> None:
+        """Remove checkpoints, for readers at once, and what is left of an earlier removal."""
+        for step in steps:
+            folder = self.checkpoint_folder(step)
+            folder.rename(part_path(folder))
+        for folder in list_folder(self.checkpoints, ".step_*.part"):
+            shutil.rmtree(folder, ignore_errors=True)
+
     def set_aside(self, step: int) -> Path:
         """Rename an unreadable checkpoint to an unused name that no step has; return its path."""
         folder = self.checkpoint_folder(step)
@@ -275,7 +297,18 @@ def read_rows(path: Path, log: Log | None = None) -> list[Row]:
     return rows
 
 
-# --- find runs ------------------------------------------------------------------------------------
+# --- the folders of runs --------------------------------------------------------------------------
+
+
+def new_run_dir(name: str) -> Path:
+    """Create runs/<date>_<time>_<name>, with a number if a run of the same second has that name."""
+    base = RUNS / f"{datetime.now():%Y-%m-%d_%H-%M-%S}_{name}"
+    for number in count(1):
+        path = base if number == 1 else base.with_name(f"{base.name}_{number}")
+        with suppress(FileExistsError):
+            path.mkdir(parents=True)
+            return path
+    raise AssertionError("count() does not end")
 
 
 def find_run(path: Path) -> tuple[RunDir | None, str | None]:

@@ -35,7 +35,7 @@ from common.terminal import (
 )
 from common.text import pluralize, printable
 from config import Config
-from run.run_dir import SWEEP_FILE, RunDir
+from run.run_dir import SWEEP_FILE, RunDir, new_run_dir
 from sweeps.identity import (
     assign_folder,
     find_job_folder,
@@ -48,7 +48,6 @@ from sweeps.launching import compose_jobs, compose_swept_job, launch, make_loade
 from sweeps.page import write_results
 from sweeps.runs import Run, is_sweep, read_record, read_sweep, write_record
 from sweeps.table import print_sweep
-from training.run_folder import new_run_dir
 
 MAX_CHECKED_JOBS = 100  # of a sweep without one that can work, before it starts
 

@@ -38,9 +38,6 @@ from training.stopwatch import Stopwatch
 from training.tensors import full_tensor, load_values, save_values, shard_like
 from training.world import World
 
-# A checkpoint that is being written.
-PART_FOLDER = ".step.part"
-
 
 class Checkpoints:
     """Saves what a step of a run changes, and restores it; all ranks call a method together.
@@ -138,9 +135,8 @@ class Checkpoints:
 
     def _gather(self) -> dict[str, dict[str, Any]]:
         """Return the values of each file, complete and on the CPU; none on ranks other than 0."""
-        weights = sorted(
-            self.model.tensors().items()
-        )  # in one order, because all ranks gather together
+        # In one order, because all ranks gather together
+        weights = sorted(self.model.tensors().items())
         complete = {
             MODEL_FILE: ((name, full_tensor(tensor.detach())) for name, tensor in weights),
             OPTIMIZER_FILE: optimizer_state(self.optimizers, self.model),
@@ -161,7 +157,7 @@ class Checkpoints:
         step, is on the disk.
         """
         folder = self.run.checkpoint_folder(manifest.step)
-        part = folder.with_name(PART_FOLDER)
+        part = self.run.part_checkpoint
         try:
             shutil.rmtree(part, ignore_errors=True)  # of a save that was interrupted
             part.mkdir(parents=True)
@@ -200,12 +196,8 @@ class Checkpoints:
             for name, named in (("last", self.last_step), ("best", best_step)):
                 if named is not None:
                     self.run.write_pointer(name, named)
-            for step in self.run.steps()[: -self.config.checkpoint.keep]:
-                if step != best_step:
-                    folder = self.run.checkpoint_folder(step)
-                    folder.rename(folder.with_name(f".{folder.name}.part"))  # at once for readers
-            for removed in list_folder(self.run.checkpoints, ".step_*.part"):
-                shutil.rmtree(removed, ignore_errors=True)
+            old_steps = self.run.steps()[: -self.config.checkpoint.keep]
+            self.run.remove_checkpoints(step for step in old_steps if step != best_step)
 
 
 # --- the optimizers' state ------------------------------------------------------------------------

@@ -10,7 +10,6 @@ from training.stopwatch import Stopwatch
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "9")  # torch's profiler prints nothing of its own
 
-TRACE_FILE = "trace.json.gz"
 TRAIN_STEP = "train_step"  # name of a training step in the trace
 WARM_UP_STEPS = 3  # before the first profiled one: code is compiled and memory allocated
 SHOWN_OPERATIONS = 10
@@ -18,10 +17,13 @@ NAME_WIDTH = 30  # characters of an operation's name
 
 
 class StepProfiler:
-    """Profiles `config.profile` training steps of rank 0, after the first steps of this process."""
+    """Profiles `config.profile` training steps of rank 0, after the first steps of this process.
 
-    def __init__(self, config: ResolvedConfig, run_dir: Path, clock: Stopwatch, step: int) -> None:
-        self.path = run_dir / TRACE_FILE
+    The trace is written to `path`.
+    """
+
+    def __init__(self, config: ResolvedConfig, path: Path, clock: Stopwatch, step: int) -> None:
+        self.path = path
         self._clock = clock
         self._start = step + WARM_UP_STEPS
         self._end = min(self._start + config.profile, config.max_steps)

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from functools import cache
 from pathlib import Path
 
-from common.files import atomic_write, list_folder
+from common.files import atomic_write
 from common.terminal import Terminal, printer, tolerate_errors
 from config import ResolvedConfig
 from data.tokenizer import save_tokenizer
@@ -19,7 +19,7 @@ from data.tokens import Tokens
 from model import GPT
 from run.config_file import config_yaml
 from run.row import Row
-from run.run_dir import RunDir, parse_step, read_rows
+from run.run_dir import RunDir, read_rows
 from run.start import Start
 from training.display import Display
 from training.flops import memory_metrics, tokens_until
@@ -53,13 +53,13 @@ class Record:
         self.rows = truncate_rows(run.metrics_file, start.recorded, self.log)
         last_row_step = self.rows[-1]["step"] if self.rows else -1
         truncate_rows(run.samples_file, last_row_step, self.log)
-        remove_snapshots_after(run.snapshots, start.recorded)
+        run.remove_snapshots_after(start.recorded)
         self._sample: str | None = None  # generated after the step whose row is not written yet
         self._samples: list[list] = []  # [step, text]
 
         self.display = Display(self.console, config, self.rows, start.step)
-        self.wandb = WandbRecord(config, run.path, self.note)
-        self.profiler = StepProfiler(config, run.path, clock, start.step)
+        self.wandb = WandbRecord(config, run, self.note)
+        self.profiler = StepProfiler(config, run.trace_file, clock, start.step)
 
     def __enter__(self) -> "Record":
         self.display.show_activity("compiling" if self.config.compile else "starting")
@@ -149,11 +149,3 @@ def truncate_rows(path: Path, step: int, log: Callable[[str], None]) -> list[Row
     with atomic_write(path) as part:
         part.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return rows
-
-
-def remove_snapshots_after(folder: Path, step: int) -> None:
-    """Remove the snapshots after `step`, from which a resumed run may differ."""
-    for path in list_folder(folder, "step_*.*"):
-        number = parse_step(path.stem)
-        if number is not None and number > step:
-            path.unlink()

@@ -2,8 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from datetime import datetime
-from itertools import count
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -14,7 +12,7 @@ from common.paths import require_output_folder
 from common.text import pluralize
 from common.torchrun import count_processes
 from config import Config
-from run.run_dir import RUNS, RunDir
+from run.run_dir import RunDir, new_run_dir
 
 # Seconds that a run of several processes waits for the lock, because the process that held it
 # before a restart may have been on a machine that was lost. NFS releases it after 90 by default.
@@ -49,17 +47,6 @@ def run_folder(config: Config) -> Iterator[RunDir]:
                 run.lock.unlink(missing_ok=True)
                 if is_new:
                     path.rmdir()
-
-
-def new_run_dir(name: str) -> Path:
-    """Create runs/<date>_<time>_<name>, with a number if a run of the same second has that name."""
-    base = RUNS / f"{datetime.now():%Y-%m-%d_%H-%M-%S}_{name}"
-    for number in count(1):
-        path = base if number == 1 else base.with_name(f"{base.name}_{number}")
-        with suppress(FileExistsError):
-            path.mkdir(parents=True)
-            return path
-    raise AssertionError("count() does not end")
 
 
 def check_run_folder(config: Config, run: RunDir) -> None:

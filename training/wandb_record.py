@@ -21,6 +21,7 @@ from common.files import atomic_write
 from common.paths import writable_folder
 from common.terminal import error_sentence, tolerate_errors
 from config import ResolvedConfig, WandbConfig
+from run.run_dir import RunDir
 from training.flops import model_size
 
 # Seconds to wait for the server. W&B's defaults would delay a run without a network by minutes.
@@ -29,7 +30,6 @@ os.environ.setdefault("WANDB_INIT_TIMEOUT", "20")
 os.environ.setdefault("WANDB_FINISH_TIMEOUT", "30")
 
 DEFAULT_PROJECT = "glassgpt"
-ID_FILE = "wandb/glassgpt-run-id"  # in a run's folder
 MAX_RUN_NAME = 128  # characters that the server accepts
 
 
@@ -55,7 +55,7 @@ class WandbRecord:
     interrupts leaves nothing when it is taken again.
     """
 
-    def __init__(self, config: ResolvedConfig, run_dir: Path, log: Callable[[str], None]) -> None:
+    def __init__(self, config: ResolvedConfig, run_dir: RunDir, log: Callable[[str], None]) -> None:
         self._print = log
         self._open_run = wandb.run  # of the program around `train_from`
         self._run = start(config, run_dir, log)
@@ -163,7 +163,7 @@ def _resolve_mode(mode: str) -> str:
     return "offline" if is_offline or not has_api_key else "online"
 
 
-def start(config: ResolvedConfig, run_dir: Path, log: Callable[[str], None]) -> Any:
+def start(config: ResolvedConfig, run_dir: RunDir, log: Callable[[str], None]) -> Any:
     """Start a W&B run, offline if the server is slow; None if W&B is disabled or fails.
 
     The function of a sweep agent has opened a run already, which is taken.
@@ -186,36 +186,38 @@ def start(config: ResolvedConfig, run_dir: Path, log: Callable[[str], None]) -> 
     return None
 
 
-def _start_own(config: ResolvedConfig, run_dir: Path, mode: str, log: Callable[[str], None]) -> Any:
+def _start_own(
+    config: ResolvedConfig, run_dir: RunDir, mode: str, log: Callable[[str], None]
+) -> Any:
     run = None
     if mode == "online":
         with tolerate_errors("starting W&B online", log):
             run = _initialize(config, run_dir, "online")
     if run is None:
         run = _initialize(config, run_dir, "offline")
-        records = f"{shlex.quote(str(run_dir / 'wandb'))}/offline-run-*"
+        records = f"{shlex.quote(str(run_dir.wandb))}/offline-run-*"
         log(f"W&B      recorded offline; upload it with: wandb sync {records}")
     if wandb.run is not None:
         log(f"W&B      a record of its own; your run {wandb.run.id} stays open as it is")
-    with atomic_write(run_dir / ID_FILE) as part:
+    with atomic_write(run_dir.wandb_id_file) as part:
         part.write_text(run.id)
     return run
 
 
-def _initialize(config: ResolvedConfig, run_dir: Path, mode: str) -> Any:
+def _initialize(config: ResolvedConfig, run_dir: RunDir, mode: str) -> Any:
     """Start a W&B run. A resumed run continues under the id that its folder contains."""
     own = singleton().settings
-    id_file, id = run_dir / ID_FILE, None
-    if id_file.exists():
-        id = id_file.read_text()
+    id = None
+    if run_dir.wandb_id_file.exists():
+        id = run_dir.wandb_id_file.read_text()
     elif wandb.run is not None:
         id = secrets.token_hex(4)  # WANDB_RUN_ID may be that of the open run
     hooks = sys.exit, sys.excepthook
     run = wandb.init(
         project=config.wandb.project or own.project or DEFAULT_PROJECT,
-        name=own.run_name or run_dir.name[:MAX_RUN_NAME],
+        name=own.run_name or run_dir.path.name[:MAX_RUN_NAME],
         config=asdict(config),
-        dir=str(run_dir),
+        dir=str(run_dir.path),
         mode=mode,
         id=id,
         resume="allow",

@@ -38,9 +38,8 @@ ACTIVITIES = {
 }
 
 
-def write_page(run_dir: Path) -> Path:
+def write_page(run: RunDir) -> Path:
     """Write report.html of a run from what its folder holds so far, and return its path."""
-    run = RunDir(Path(run_dir))
     rows = run.rows()
     config = run.config
     latest = Row()

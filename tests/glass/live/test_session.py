@@ -177,7 +177,7 @@ def test_a_served_page_has_the_scores_of_one_step_and_may_ask_its_server(tmp_pat
     assert not any(key.startswith("emerged/") for key in content["scored"]["columns"])
     assert content["server"]["canMeasure"] == (not has_scores) and blobs == []
     assert "connect-src 'self';" in path.read_text()
-    own_page = write_page(run).read_text()
+    own_page = write_page(RunDir(run)).read_text()
     assert "connect-src" not in own_page
     assert "{" not in own_page.partition("<style>")[0]  # no placeholder is left
 

@@ -22,6 +22,7 @@ from pages import (
 from glass.heads.say.findings import Finding
 from glass.page import write as page
 from glass.page.prompt import write_prompt_page
+from run.run_dir import RunDir
 from sweeps.page import write_sweep_page
 from sweeps.ranking import Ranking
 from sweeps.runs import read_sweep
@@ -37,7 +38,7 @@ def of_run(folder: Path, words: list[str] | None) -> Path:
         samples=words and ["".join(words)] * 3,
         name=HOSTILE[0] if words else "tiny",
     )
-    return page.write_page(run)
+    return page.write_page(RunDir(run))
 
 
 def of_prompt(folder: Path, words: list[str] | None) -> Path:

@@ -19,11 +19,12 @@ from pages import (
 from playwright.sync_api import expect
 
 from glass.page import write as page
+from run.run_dir import RunDir
 
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory) -> Path:
-    return page.write_page(make_explained(tmp_path_factory.mktemp("explained") / "run"))
+    return page.write_page(RunDir(make_explained(tmp_path_factory.mktemp("explained") / "run")))
 
 
 @pytest.fixture
@@ -137,7 +138,7 @@ def test_a_page_opens_on_the_strongest_event_of_its_headline(
     pattern[0, token] = 0
     pattern[0, token, token - 7] = 0.9
     write_snapshot(run, shot)
-    tab = open_page(page.write_page(run))
+    tab = open_page(page.write_page(RunDir(run)))
     expect_map(tab, heads="L0H0", step=20)
     name = re.compile(f"^token {token}:")
     expect(tab.locator("#text .token.lit")).to_have_accessible_name(name)

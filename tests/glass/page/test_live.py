@@ -16,6 +16,7 @@ from pages import (
 
 from glass.page import write as page
 from glass.page.prompt import write_prompt_page
+from run.run_dir import RunDir
 
 HEAD = "[role=radio][aria-label='layer 1, head 2']"
 
@@ -23,7 +24,7 @@ HEAD = "[role=radio][aria-label='layer 1, head 2']"
 @pytest.mark.slow
 def test_a_page_follows_its_run_and_keeps_the_selection(open_page, tmp_path):
     run = make_run(tmp_path / "run", steps=(0, 10), max_steps=20)
-    tab = open_page(page.write_page(run))
+    tab = open_page(page.write_page(RunDir(run)))
     expect_text(tab, "#alive", "running")
     tab.click(HEAD)
     tab.click("#text .token >> nth=5")
@@ -33,7 +34,7 @@ def test_a_page_follows_its_run_and_keeps_the_selection(open_page, tmp_path):
     tab.evaluate("scrollTo(0, 300)")
     assert tab.inner_text("#step-now") == "step 10"
     make_run(run, steps=(0, 10, 16), max_steps=20)
-    page.write_page(run)
+    page.write_page(RunDir(run))
     expect_text(tab, "#step-now", "step 16")
     expect_map(tab, heads="L1H2", step=16)
     assert tab.locator("#text .token.lit").get_attribute("aria-label").startswith("token 5:")
@@ -44,14 +45,14 @@ def test_a_page_follows_its_run_and_keeps_the_selection(open_page, tmp_path):
     tab.keyboard.press("Home")
     expect_text(tab, "#step-now", "step 0")
     make_run(run, steps=(0, 10, 16, 20))
-    page.write_page(run)
+    page.write_page(RunDir(run))
     expect_text(tab, "#alive", "finished")
     expect_text(tab, "#step-now", "step 0")  # an older step stays selected
 
 
 @pytest.mark.slow
 def test_the_address_restores_the_selection(open_page, tmp_path):
-    path = page.write_page(make_run(tmp_path / "run"))
+    path = page.write_page(RunDir(make_run(tmp_path / "run")))
     tab = open_page(path)
     tab.click(HEAD)
     tab.focus("#step")

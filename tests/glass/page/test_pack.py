@@ -19,6 +19,7 @@ from glass.page.embedded_model import EmbeddedModel, embed_weights
 from glass.page.fitting import embed_maps, pack_fitting_predictions
 from glass.page.pack import Blobs
 from glass.page.snapshots import PROBES, Snapshot
+from run.run_dir import RunDir
 
 
 def decode(part: str) -> bytes:
@@ -50,7 +51,7 @@ def test_an_unreadable_snapshot_is_left_out_and_counted(tmp_path, content):
     run = make_run(tmp_path / "run")
     other = (run / "attention" / "step_00000020.npz").read_bytes()
     (run / "attention" / "step_00000010.npz").write_bytes(content or other)
-    page_content, _ = read_back(page.write_page(run))
+    page_content, _ = read_back(page.write_page(RunDir(run)))
     assert page_content["steps"] == [0, 20] and page_content["unreadableSnapshots"] == 1
 
 

@@ -37,14 +37,14 @@ from run.run_dir import RunDir
 
 
 def test_a_run_that_has_only_begun_has_a_page(tmp_path):
-    content, _ = read_back(page.write_page(tmp_path))
+    content, _ = read_back(page.write_page(RunDir(tmp_path)))
     assert content["steps"] == [] and content["config"] == []
     (tmp_path / "attention").mkdir()
     (tmp_path / "attention" / "step_00000000.npz").write_bytes(b"PK half a file")
     (tmp_path / "samples.jsonl").write_text('{"step": 1, "text": "x"}\n{"step": 2, "te')
     rows = '{"step": 0, "train/loss": NaN, "val/loss": Infinity}\n{"step"'
     (tmp_path / "metrics.jsonl").write_text(rows)
-    content, _ = read_back(page.write_page(tmp_path))
+    content, _ = read_back(page.write_page(RunDir(tmp_path)))
     assert content["steps"] == [] and len(content["samples"]) == 1
     assert content["curves"]["train/loss"]["steps"] == []
 
@@ -66,7 +66,7 @@ def test_a_thinned_curve_keeps_both_ends_and_even_gaps(count, max_points):
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory) -> Path:
-    return page.write_page(make_run(tmp_path_factory.mktemp("page") / "run"))
+    return page.write_page(RunDir(make_run(tmp_path_factory.mktemp("page") / "run")))
 
 
 @pytest.mark.slow
@@ -79,7 +79,7 @@ def test_the_page_of_an_overfitted_model_opens_on_the_weights_nearest_to_the_bes
         row["train/loss"] = 3 - row["step"] / 10
         row["val/loss"] = 2 + abs(row["step"] - 5)
     write_lines(run / "metrics.jsonl", rows)
-    page.write_page(run)
+    page.write_page(RunDir(run))
     tab = open_page(run / "report.html")
     expect_map(tab, step=6)
     for text in ("overfitting since step 5", "load step 5", "opens on step 6", "step 12."):
@@ -101,7 +101,7 @@ def test_a_pinned_cell_shows_which_components_produced_its_score(finished_run, o
     run = shutil.copytree(finished_run, tmp_path / "run")
     path = run / "attention" / "step_00000012.safetensors"
     save_file(float16_weights(lively(load_run(run)[0])), path)  # its scores differ visibly
-    tab = open_page(page.write_page(run))
+    tab = open_page(page.write_page(RunDir(run)))
     choose_head(tab, 1, 1)
     focus_map_cell(tab, 12, 4, 16)
     tab.keyboard.press("Enter")
@@ -121,7 +121,7 @@ def test_a_pinned_cell_shows_which_components_produced_its_score(finished_run, o
 def test_the_map_shows_the_captured_numbers(open_page, tmp_path):
     T, held = 80, snapshot(T=80, step=20)
     # too narrow for labels: the map is all cells
-    tab = open_page(page.write_page(make_run(tmp_path / "run", T=T)), width=620)
+    tab = open_page(page.write_page(RunDir(make_run(tmp_path / "run", T=T))), width=620)
     choose_head(tab, 1, 2)
     tab.locator("#map canvas").scroll_into_view_if_needed()
     box = tab.locator("#map canvas").bounding_box()
@@ -197,7 +197,7 @@ def test_the_controls_choose_step_head_input_weighting_and_average(open_page, pa
 @pytest.mark.slow
 def test_the_text_highlights_keys_and_queries_of_a_token(open_page, tmp_path):
     words = ["if", " x", ":", "\n", "\t", "return", " x", "\n"] * 2
-    tab = open_page(page.write_page(make_run(tmp_path / "run", words=words)))
+    tab = open_page(page.write_page(RunDir(make_run(tmp_path / "run", words=words))))
     choose_head(tab, 0, 3)
     tokens = tab.locator("#text .token")
     tokens.nth(9).hover()

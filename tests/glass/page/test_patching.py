@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 
 from glass.heads.measure.snapshot_files import float16_weights
 from glass.page import write as page
+from run.run_dir import RunDir
 
 
 def run(model, ids, source=None) -> torch.Tensor:
@@ -51,7 +52,7 @@ def test_a_reader_patches_activations_of_one_text_into_another(finished_run, tmp
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(parameter.half())
-    tab = open_page(page.write_page(folder))
+    tab = open_page(page.write_page(RunDir(folder)))
     texts = "the glass the glass", "the glass the token"
     clean, corrupted = (torch.tensor(tokenizer.encode(text)) for text in texts)
 

@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from glass.heads.measure.snapshot_files import float16_weights, save_weights
 from glass.page import write as page
+from run.run_dir import RunDir
 
 HOSTILE = "<img src=x onerror=window.hacked=1>"
 
@@ -49,7 +50,7 @@ def expect_interventions(tab, off: str, hidden: str) -> None:
 @pytest.mark.slow
 def test_a_typed_text_is_read_with_interventions_and_continued(own, open_page):
     run, model, tokenizer = own
-    tab, text = open_page(page.write_page(run)), "the glass the glass"
+    tab, text = open_page(page.write_page(RunDir(run))), "the glass the glass"
     ids = tokenizer.encode(text)
     tab.fill("#typed", "the glass " * 5)  # longer than the block, whose last tokens are read
     expect_text(tab, "#own-text-status", "32 tokens, the last of 50")
@@ -140,7 +141,7 @@ def test_the_slider_stops_where_the_page_has_weights_and_no_view_shows_another_s
     run, model, tokenizer = own
     save_weights(run / "attention" / "step_00000006.safetensors", 12, model)  # of another step
     text = "the glass the glass"
-    tab = open_page(page.write_page(run))
+    tab = open_page(page.write_page(RunDir(run)))
     tab.add_init_script(SLOW_WORKER)
     tab.reload()
     expect(tab.locator("#loading")).to_have_count(0)  # before, nothing can be focused
@@ -187,7 +188,7 @@ def test_the_slider_stops_where_the_page_has_weights_and_no_view_shows_another_s
 
 @pytest.mark.slow
 def test_keys_intervene_before_anything_is_typed_and_wherever_the_focus_is(own, open_page):
-    tab = open_page(page.write_page(own[0]))
+    tab = open_page(page.write_page(RunDir(own[0])))
     stored = tab.locator("#text .token").all_inner_texts()
     assert not tab.input_value("#typed").startswith("\n")
     tab.click("[role=radio][aria-label='layer 1, head 1']")
@@ -214,7 +215,7 @@ def test_keys_intervene_before_anything_is_typed_and_wherever_the_focus_is(own, 
 @pytest.mark.slow
 def test_hostile_text_is_inert_and_damaged_weights_leave_the_stored_maps(own, open_page):
     run, *_ = own
-    tab = open_page(page.write_page(run))
+    tab = open_page(page.write_page(RunDir(run)))
     url = tab.url.partition("#")[0]
     tab.goto("about:blank")  # an address that only changes its hash is rewritten before a reload
     tab.goto(f"{url}#text={HOSTILE}&off=L9H9,{HOSTILE}&hidden=99999")
