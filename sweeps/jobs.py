@@ -19,6 +19,7 @@ from math import isfinite, nan
 from pathlib import Path
 
 from filelock import FileLock
+from hydra.core.override_parser.types import Override
 
 import cli
 from cli.wandb_environment import refuse_in_sweep
@@ -44,7 +45,14 @@ from sweeps.identity import (
     name_job,
     record_job,
 )
-from sweeps.launching import compose_jobs, compose_swept_job, launch, make_loader, parse_settings
+from sweeps.launching import (
+    JobLoader,
+    compose_jobs,
+    compose_swept_job,
+    launch,
+    make_loader,
+    parse_settings,
+)
 from sweeps.page import write_results
 from sweeps.runs import Run, is_sweep, read_record, read_sweep, write_record
 from sweeps.table import print_sweep
@@ -68,10 +76,11 @@ class Sweep:
 
     def find_job(self, overrides: Sequence[str]) -> cli.Job:
         """Return the composed job of a grid, or compose the one that a sweeper has drawn."""
-        if not self.is_grid:
-            first = self.jobs[0]
-            return compose_swept_job(overrides, first.config_dir, first.swept)
-        return next(job for job in self.jobs if job.overrides == list(overrides))
+        for job in self.jobs:
+            if job.overrides == list(overrides):
+                return job
+        first = self.jobs[0]
+        return compose_swept_job(overrides, first.config_dir, first.swept)
 
 
 def run_sweep(
@@ -115,19 +124,7 @@ def run_sweep(
     (sweep.folder / SWEEP_FILE).touch()
     count = f"{pluralize(len(jobs), 'job')}, " if is_grid else ""
     printer(Terminal())(f"sweep    {count}in {sweep.folder}")
-    has_ended = True
-    try:
-        launch(settings, sweep.folder, loader, partial(run_job, sweep=sweep))
-    except SystemExit:
-        _print_how_to_resume(command_line, sweep.folder)
-        rewrite_results(sweep.folder)
-        raise
-    except Exception as e:  # jobs report their own errors: this one is of what starts them
-        has_ended = False
-        print_stderr(
-            f"error: Hydra ended the sweep ({error_sentence(e)}): correct the settings of "
-            "hydra.launcher and hydra.sweeper"
-        )
+    has_ended = _launch_jobs(sweep, command_line, settings, loader)
 
     # Results
     runs = rewrite_results(sweep.folder)
@@ -136,6 +133,28 @@ def run_sweep(
     _forget_refusals(sweep.folder, runs)
     if not has_ended or any(run.failure or run.status != "finished" for run in runs):
         sys.exit(1)
+
+
+def _launch_jobs(
+    sweep: Sweep,
+    command_line: cli.CommandLine,
+    settings: Sequence[Override],
+    loader: JobLoader,
+) -> bool:
+    """Have Hydra start the jobs, and return whether it came to the end of the sweep."""
+    try:
+        launch(settings, sweep.folder, loader, partial(run_job, sweep=sweep))
+    except SystemExit:
+        _print_how_to_resume(command_line, sweep.folder)
+        rewrite_results(sweep.folder)
+        raise
+    except Exception as e:  # jobs report their own errors: this one is of what starts them
+        print_stderr(
+            f"error: Hydra ended the sweep ({error_sentence(e)}): correct the settings of "
+            "hydra.launcher and hydra.sweeper"
+        )
+        return False
+    return True
 
 
 def find_sweep(typed: str, resume: bool) -> Path | None:
