@@ -253,7 +253,7 @@ def train(requested: Config, run_dir: RunDir, start: Start, world: World) -> flo
     if record:
         checkpoints.prune()
         record.print_summary(heads.list_findings() if heads else None)
-    return (checkpoints.best_row or {}).get("val/loss", nan)
+    return (checkpoints.best_row or Row()).get("val/loss", nan)
 
 
 def open_starting_model(
@@ -417,7 +417,7 @@ def report_finished(
     with tolerate_errors(f"drawing {run_dir.page}", log):
         if glass := find_glass(config, log):
             glass.redraw_page(run_dir)
-    return (run_dir.best_row() or {}).get("val/loss", nan)
+    return (run_dir.best_row() or Row()).get("val/loss", nan)
 
 
 if __name__ == "__main__":

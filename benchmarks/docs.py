@@ -31,7 +31,7 @@ from PIL import Image
 
 from benchmarks.exploring import open_explorer
 from benchmarks.harness import ROOT, read_options, run_command, select
-from run.run_dir import RunDir
+from run.run_dir import RUNS, RunDir
 
 DOCS = ROOT / "docs"
 TYPED_TEXT = "class Reader:\n    def read_line(self):\n        return self.read_line"
@@ -160,7 +160,7 @@ def renew_sweep(folder: Path) -> None:
 
 def renew_induction(_: Path) -> None:
     """Renew the pictures of README.md and docs/page.md; train their run if it is missing."""
-    run = RunDir(ROOT / "runs" / "induction")  # the notebook looks for it there
+    run = RunDir(ROOT / RUNS / "induction")  # the notebook looks for it there
     settings = ["experiment=induction", "run_dir=runs/induction", "wandb.mode=disabled"]
     output = run_python(ROOT, "train.py", *settings, "resume=auto")
     shutil.copy([*run.snapshot_files(".png").values()][-1], DOCS / "attention.png")
@@ -173,7 +173,7 @@ def renew_tutorial(_: Path) -> None:
     """Renew the pictures of docs/tutorial.md; train its run if it is missing."""
     settings = ["run_dir=runs/first", "wandb.mode=disabled", "resume=auto"]
     print(run_python(ROOT, "train.py", *settings))
-    report = RunDir(ROOT / "runs" / "first").page.as_uri()
+    report = RunDir(ROOT / RUNS / "first").page.as_uri()
     with open_tab(report, WindowSize(1180, 780)) as tab:
         tab.add_style_tag(content=UNSTICK)
         findings = tab.inner_text("#findings")
@@ -239,7 +239,7 @@ class Animation:
 
 def renew_demo(_: Path) -> None:
     """Renew the animation of README.md with the run of `renew_tutorial`."""
-    report = RunDir(ROOT / "runs" / "first").page.as_uri()
+    report = RunDir(ROOT / RUNS / "first").page.as_uri()
     with open_tab(report, WindowSize(1000, 780)) as tab:
         heads = re.findall(r"L\d+H\d+", tab.inner_text("#headline").partition(".")[0])
         animation = Animation(tab)

@@ -5,19 +5,21 @@ from itertools import pairwise
 from math import inf, isfinite, nan
 from statistics import fmean
 
+from run.row import Row
+
 # Overfitting is reported if the validation loss has risen by more than each of these.
 MIN_RISE_NATS = 0.01
 MIN_RISE_SHARE = 0.01  # of the best loss
 MIN_RISE_IN_FALLS = 2  # times the largest fall from one evaluation to the next since the best
 
 
-def best_row(rows: Sequence[dict]) -> dict | None:
+def best_row(rows: Sequence[Row]) -> Row | None:
     """Return the first row with the lowest validation loss after step 0, or None without one."""
     evaluated = [row for row in rows if row["step"] and isfinite(row.get("val/loss", inf))]
     return min(evaluated, key=lambda row: row["val/loss"], default=None)
 
 
-def overfitting(rows: Sequence[dict]) -> float:
+def overfitting(rows: Sequence[Row]) -> float:
     """Return by how many nats the validation loss has risen since its best; 0 within noise.
 
     The rise is 0 as well unless the training loss is lower than it was at the best step.
@@ -46,7 +48,7 @@ def _noise(losses: Sequence[float]) -> float:
     return max(MIN_RISE_NATS, MIN_RISE_SHARE * losses[0], MIN_RISE_IN_FALLS * largest_fall)
 
 
-def _training_loss(rows: Sequence[dict], step: int, interval: int) -> float:
+def _training_loss(rows: Sequence[Row], step: int, interval: int) -> float:
     """Return the mean training loss over an interval up to a step, or the next one that is logged.
 
     It is nan if there is neither.
@@ -57,7 +59,7 @@ def _training_loss(rows: Sequence[dict], step: int, interval: int) -> float:
     return fmean(near or later[:1] or [nan])
 
 
-def loss_warning(rows: Sequence[dict]) -> str:
+def loss_warning(rows: Sequence[Row]) -> str:
     """Return a sentence if the model overfits, or was better before training; "" otherwise."""
     best = best_row(rows)
     if best is None:

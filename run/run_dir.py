@@ -91,12 +91,12 @@ class RunDir:
 
     @property
     def has_begun(self) -> bool:
-        """Whether there is a configuration or a checkpoint."""
+        """True if there is a configuration or a checkpoint."""
         return exists(self.config_file) or bool(self.steps())
 
     @property
     def is_finished(self) -> bool:
-        """Whether the last row is that of the last step."""
+        """True if the last row is that of the last step."""
         config, rows = self.config, self.rows()
         return config is not None and bool(rows) and rows[-1]["step"] >= config.max_steps
 
@@ -226,7 +226,7 @@ class RunDir:
 
         return self.open_checkpoint("last", read, lambda note: None, [CONFIG_FILE])
 
-    def best_row(self) -> dict[str, float] | None:
+    def best_row(self) -> Row | None:
         """Return the metrics of the checkpoint with the lowest validation loss, or None.
 
         They are those of the manifests, which have a hash; metrics.jsonl has none.
@@ -234,7 +234,8 @@ class RunDir:
         rows = []
         for step in self.steps():
             with suppress(ValueError):  # reported if this checkpoint is to be loaded
-                rows.append({**read_manifest(self.checkpoint_folder(step)).metrics, "step": step})
+                manifest = read_manifest(self.checkpoint_folder(step))
+                rows.append(Row({**manifest.metrics, "step": step}))
         return losses.best_row(rows)
 
     def _best_first(self) -> list[int]:

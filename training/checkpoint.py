@@ -29,6 +29,7 @@ from run.checkpoints import (
 )
 from run.config_file import config_yaml
 from run.losses import best_row
+from run.row import Row
 from run.run_dir import RunDir
 from run.start import Start
 from training.loss_scale import LossScaler
@@ -67,7 +68,7 @@ class Checkpoints:
         self.losses = losses
         self.log = printer(Terminal(quiet=world.rank > 0))
         self.last_step: int | None = None
-        self.best_row: dict[str, float] | None = None
+        self.best_row: Row | None = None
 
     def restore(self, start: Start) -> None:
         """Restore all but the weights from the checkpoint of a start, and set later ones aside."""
@@ -126,7 +127,7 @@ class Checkpoints:
         if problem is None:
             self.last_step = step
             earlier = [self.best_row] if self.best_row else []
-            self.best_row = best_row([*earlier, {**row, "step": step}])
+            self.best_row = best_row([*earlier, Row({**row, "step": step})])
             self.prune()
         elif must_succeed:
             raise SharedError(problem)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from common.terminal import Terminal, printer
 from common.text import format_minutes, format_with_error
 from run.losses import best_row, loss_warning
+from run.row import Row
 from run.run_dir import RunDir
 
 
@@ -23,7 +24,7 @@ def describe_task(metrics: dict[str, float]) -> list[str]:
 def print_summary(
     console: Terminal,
     run: RunDir,
-    rows: Sequence[dict],
+    rows: Sequence[Row],
     findings: list[str] | None,
     seconds: dict[str, float],
 ) -> None:
@@ -51,7 +52,7 @@ def print_summary(
     print_line(f"         python sample.py run_dir={folder}")
 
 
-def summarize_losses(rows: Sequence[dict]) -> list[str]:
+def summarize_losses(rows: Sequence[Row]) -> list[str]:
     """Return lines with the best validation loss, a warning, and the last metrics of a task."""
     best = best_row(rows)
     if best is None:

@@ -50,7 +50,7 @@ class Session:
 
     @property
     def is_outdated(self) -> bool:
-        """Whether the checkpoint that is shown is no longer the last or the best one of the run."""
+        """True if the checkpoint that is shown is no longer the last or the best one of the run."""
         if self.followed is None:
             return False
         run, which = self.followed
