@@ -34,9 +34,9 @@ import { drawLosses } from "./views/losses.js";
 import { measureSmallModel, setUpMeasuring } from "./views/measuring.js";
 import { fillField, readOwnText, setUpOwnText } from "./views/own_text.js";
 import { drawPinnedToken } from "./views/pinned_token.js";
-import { drawPrediction } from "./views/prediction_view.js";
-import { explainPinnedCell } from "./views/score_attribution_view.js";
-import { drawHighlights, textLength } from "./views/text_view.js";
+import { drawPrediction } from "./views/prediction.js";
+import { explainPinnedCell } from "./views/score_attribution.js";
+import { drawHighlights, textLength } from "./views/text.js";
 import { drawTraining, setUpTraining, totalSeconds } from "./views/training.js";
 
 const MANY_HEADS = 14; // more heads than this take the full width of the page

@@ -17,7 +17,7 @@ import { emit, on } from "../state/events.js";
 import { data, runnableSteps } from "../state/page_data.js";
 import { chooseHead, isOwnText, ownText, selection, togglePin } from "../state/selection.js";
 import { chooseOwnText } from "../views/own_text.js";
-import { predictionButton } from "../views/prediction_view.js";
+import { predictionButton } from "../views/prediction.js";
 import { drawPatchingMaps, effectVerb, setUpPatchingMaps } from "./maps.js";
 import {
   choices,

@@ -28,8 +28,8 @@ import {
 import { drawHeadGrid } from "./head_grid.js";
 import { drawOverview } from "./heads.js";
 import { drawCaption } from "./map_caption.js";
-import { explainPinnedCell } from "./score_attribution_view.js";
-import { revealToken } from "./text_view.js";
+import { explainPinnedCell } from "./score_attribution.js";
+import { revealToken } from "./text.js";
 import { describeTokenEffect, fadeSmallEffect, outlineScoredCells } from "./token_effect.js";
 
 const MAX_MAP_WIDTH = 900;

@@ -18,7 +18,7 @@ import {
   wantedStops,
 } from "../state/selection.js";
 import { requestTokenEffects } from "./own_requests.js";
-import { fillText, textIsCurrent } from "./text_view.js";
+import { fillText, textIsCurrent } from "./text.js";
 
 function nameProbe(probe) {
   if (probe === ownText) return ownText.name;

@@ -6,7 +6,7 @@ import { mean } from "../base/statistics.js";
 import { currentProbe, isOwnText, ownText, selection, wantsOwnText } from "../state/selection.js";
 import { headOfEvent, markAblatedHeads } from "./head_grid.js";
 import { chooseOwnText, firstTypedToken, isInField, readOwnText } from "./own_text.js";
-import { tokenInFocus } from "./text_view.js";
+import { tokenInFocus } from "./text.js";
 
 const TEXT_FIELDS = "textarea, input[type=number], input[type=text]";
 const SWITCH_WIDTH = 17; // pixels of a head's switch, at the right end of its button

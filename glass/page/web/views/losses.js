@@ -4,7 +4,7 @@ import { $, bdi, el } from "../base/dom.js";
 import { formatCount, formatNumber, makeVisible, pluralize } from "../base/format.js";
 import { addArrowKeys, addTooltip } from "../base/tooltip.js";
 import { currentProbe } from "../state/selection.js";
-import { breakAfter, splitMarks } from "./text_view.js";
+import { breakAfter, splitMarks } from "./text.js";
 
 const TICKS = [0, 0.25, 0.5, 0.75, 1]; // shares of the color scale
 

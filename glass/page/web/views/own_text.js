@@ -23,7 +23,7 @@ import {
 } from "../state/selection.js";
 import { drawAttention } from "./attention_map.js";
 import { cancelRequestsOfText, requestPatterns, requestTokenEffects } from "./own_requests.js";
-import { fillText, revealToken } from "./text_view.js";
+import { fillText, revealToken } from "./text.js";
 
 const SLOW_READING = 300; // milliseconds after which the page says that it is reading
 const TYPING_DELAY = 10; // milliseconds in which keys are gathered
