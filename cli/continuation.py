@@ -1,7 +1,7 @@
 """Merge the requested settings with the run that they continue, or the model they start from."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
@@ -13,9 +13,7 @@ from common.settings import format_settings, replace_setting
 from config import Config
 from run.checkpoints import MANIFEST_FILE
 from run.config_file import PER_COMMAND, absolute_paths
-from run.run_dir import RunDir, find_run
-
-Log = Callable[[str], None]
+from run.run_dir import Log, RunDir, find_run
 
 # Settings that a resumed run keeps: its weights, data order and best loss depend on them.
 IMMUTABLE_ON_RESUME = (

@@ -18,7 +18,6 @@ from cli.checks import check_config, fixed_sequence_length
 from cli.command_line import CONFIGS, GROUPS, SETTINGS, CommandLine, parse_command_line, quote
 from cli.continuation import (
     FINE_TUNING,
-    Log,
     apply_starting_model,
     continue_run,
     find_run_to_continue,
@@ -34,6 +33,7 @@ from common.signals import exit_on_stop_signals
 from common.terminal import Terminal, error_sentence, printer, run_main
 from common.torchrun import process_rank
 from config import Config, TokenizerConfig
+from run.run_dir import Log
 
 ConfigStore.instance().store(name="schema", node=Config)
 ConfigStore.instance().store(name="nothing", node={})  # to which a preset is added alone

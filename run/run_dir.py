@@ -40,7 +40,7 @@ from run.config_file import read_config
 from run.row import Row
 
 Result = TypeVar("Result")
-Log = Callable[[str], object]
+Log = Callable[[str], None]
 
 RUNS = Path("runs")  # where runs are unless their folders are named
 HF_CONFIG_FILE = "config.json"  # in the folder of a model of Hugging Face's format, which is no run

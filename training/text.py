@@ -1,6 +1,5 @@
 """Prepare the text of a run, the same on all ranks and for all of its resumes."""
 
-from collections.abc import Callable
 from dataclasses import replace
 
 from common.errors import UserError
@@ -10,12 +9,11 @@ from config import Config
 from data.synthetic import generate_tokens
 from data.tokenizer import Tokenizer
 from data.tokens import Tokens, open_tokens, prepare
+from run.run_dir import Log
 from run.start import Start
 from training.stored_model import StoredModel
 from training.world import World
 from variants import count_ngrams
-
-Log = Callable[[str], None]
 
 
 def prepare_text(config: Config, world: World, origin: StoredModel | None, start: Start) -> Tokens:
