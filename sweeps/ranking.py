@@ -92,8 +92,8 @@ class Ranking:
             settings = dict(run.settings)
             if not self.compares_runs:
                 settings.pop("seed", None)
-            row = run.name if self.compares_runs else run.row
-            variants.setdefault(row, Variant(settings, [])).runs.append(run)
+            key = run.name if self.compares_runs else run.variant
+            variants.setdefault(key, Variant(settings, [])).runs.append(run)
 
         def order(variant: Variant) -> tuple:
             mean, _ = variant.summarize(self.metric)

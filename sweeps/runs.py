@@ -72,8 +72,8 @@ class Run:
         return self.settings.get(RUN, self.path.name)
 
     @property
-    def row(self) -> tuple[str, str, str]:
-        """The settings, text and number of steps, which the runs in a row of a table share."""
+    def variant(self) -> tuple[str, str, str]:
+        """The settings, text and number of steps, which the runs of a variant share."""
         return self.record.row, self.record.text, self.record.length
 
     @property
