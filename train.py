@@ -60,10 +60,12 @@ from run.row import Row
 from run.run_dir import RunDir
 from run.start import Start, find_start
 from training import device, modes
+from training.activity_timer import ActivityTimer
 from training.checkpoint import Checkpoints
 from training.compiler import compile_ahead, compile_model, explained_compiler_errors
 from training.evaluate import evaluate, make_splits
 from training.flops import speed_metrics, tokens_until
+from training.intervals import is_attention_due, is_due, is_evaluation_due, is_snapshot_due
 from training.loss_scale import LossScaler
 from training.losses import Losses
 from training.optimizers import build_optimizers, clip_gradients
@@ -71,16 +73,7 @@ from training.plan import print_run, resolve
 from training.profiling import TRAIN_STEP
 from training.record import Record
 from training.run_folder import run_folder
-from training.schedule import (
-    is_attention_due,
-    is_due,
-    is_evaluation_due,
-    is_snapshot_due,
-    learning_rate_metrics,
-    lr_factor,
-    set_learning_rates,
-)
-from training.stopwatch import Stopwatch
+from training.schedule import learning_rate_metrics, lr_factor, set_learning_rates
 from training.stored_model import StoredModel
 from training.text import prepare_text
 from training.wandb_record import check_wandb
@@ -123,13 +116,16 @@ def run(job: cli.Job) -> float:
         with join(alone=config.distributed == "none") as world:
             config = world.broadcast(config)  # which only rank 0 has completed
             log = printer(Terminal(quiet=world.rank > 0))
+
+            # Folder, which rank 0 locks
             with world.opened_on_rank_0(run_folder(config)) as run_dir:
+                # Start: step 0, or the newest checkpoint of a resumed run
                 start = Start()
                 if config.resume:
                     start = world.on_rank_0(lambda: find_start(run_dir, log))
                 if start.recorded < config.max_steps:
                     return train(config, run_dir, start, world)
-                return report_finished(run_dir, start, config, log) if world.rank == 0 else nan
+                return report_finished(config, run_dir, start, log) if world.rank == 0 else nan
 
 
 def run_mode(job: cli.Job) -> float:
@@ -167,11 +163,11 @@ def train(requested: Config, run_dir: RunDir, start: Start, world: World) -> flo
     config = world.on_rank_0(lambda: resolve(requested, world.size, text, start.step))
     device.configure_process(config)
 
-    # Model, on its device, whole or sharded
+    # Model, on its device, whole or sharded; `compiled_model` is the same one, in fewer kernels
     model = make_model(config, origin, text)
-    del origin  # whose files it keeps open
+    del origin  # which keeps its files open
     world.place(model, config)
-    compiled_model = compile_model(model, config)  # the same model; with compile=false, itself
+    compiled_model = compile_model(model, config) if config.compile else model
 
     # Optimizers, and what else a step changes and a checkpoint keeps
     optimizers = build_optimizers(model, config.optim, config.precision)
@@ -180,51 +176,50 @@ def train(requested: Config, run_dir: RunDir, start: Start, world: World) -> flo
     checkpoints.restore(start)
     print_run(config, model.num_parameters(), text, world.size, quiet=world.rank > 0)
 
-    # Batches, and the splits on which the run is evaluated
+    # Batches, and the windows on which the run is evaluated
     batches = text.task or Batches(
         text.train, config.model.block_size, config.batch_size, config.seed
     )
     splits = make_splits(text, config, world)
 
-    # Record: rows, W&B and the terminal
-    clock = Stopwatch(config.device, start.seconds, tokens_until(start.step, config))
-    is_first = world.rank == 0
-    opened = Record(config, run_dir, text, start, clock) if is_first else nullcontext()
+    # Record on rank 0: rows, W&B and the terminal; and what looks at the attention heads
+    timer = ActivityTimer(config.device, start.seconds, tokens_until(start.step, config))
+    opened = Record(config, run_dir, text, start, timer) if world.rank == 0 else nullcontext()
     with world, opened as record, explained_compiler_errors():
         heads = glass.Observer(text, splits.validation, record) if glass and record else None
 
-        # Loop
+        # Loop over the optimizer steps taken so far
         step, row = start.step, Row(start.metrics)
         try:
             if config.compile and step < config.max_steps:
-                clock.switch("train")
+                timer.switch("train")
                 batch = batches.batch(step, world.rank, world.size)
                 micro_batch = next(micro_batches(batch, config, world))
                 compile_ahead(compiled_model, micro_batch, config, world)
-            for step in range(start.recorded + 1, config.max_steps + 1):  # steps taken so far
+            for step in range(start.recorded + 1, config.max_steps + 1):
                 row = Row(start.metrics if step == start.step else {})
 
                 # Step: batch, forward, backward, clip, update
                 if step > start.step:
-                    clock.switch("train")
+                    timer.switch("train")
                     batch = batches.batch(step - 1, world.rank, world.size)
                     result = train_step(
                         step - 1, batch, compiled_model, optimizers, scaler, losses, config, world
                     )
                     if is_due(config.log.every, step, config):
                         row |= {"train/loss": losses.read_mean(), **result.metrics()}
-                        speed = clock.speed(tokens_until(step, config))
+                        speed = timer.speed(tokens_until(step, config))
                         row |= speed_metrics(speed, config, world.size)
                         row |= learning_rate_metrics(optimizers)
 
                 # Evaluate: the loss on the validation split
                 if is_evaluation_due(step, config):
-                    clock.switch("evaluate")
+                    timer.switch("evaluate")
                     losses.require_finite()
                     row |= evaluate(model, splits, is_last=step == config.max_steps)
 
                 # Save: a checkpoint where one is due, or where the loss is the lowest so far
-                checkpoints.save_if_due(step, row, clock)
+                checkpoints.save_if_due(step, row, timer)
 
                 # Show: the progress bar and the losses
                 if record:
@@ -232,21 +227,21 @@ def train(requested: Config, run_dir: RunDir, start: Start, world: World) -> flo
 
                 # Look: what every attention head does, and a sample text
                 if is_attention_due(step, config):
-                    clock.switch("attention")
+                    timer.switch("attention")
                     row |= look(model, step, heads, record, world)
 
                 # Record: metrics.jsonl, W&B and the page
                 if record:
                     record.write(step, row)
                 if heads and is_snapshot_due(step, config):
-                    clock.switch("attention")
+                    timer.switch("attention")
                     heads.draw_page(step)
 
                 # Stop: all ranks together, after they have waited for what rank 0 did alone
                 has_waited = is_evaluation_due(step, config) or is_attention_due(step, config)
                 world.check_stop(at_once=has_waited)
         except Stopped as stopped:
-            checkpoints.save(step, row, clock, must_succeed=True)
+            checkpoints.save(step, row, timer, must_succeed=True)
             command = f"python train.py run_dir={shlex.quote(str(run_dir.path))} resume=true"
             log(f"stopped after {pluralize(step, 'step')}; to resume: {command}")
             raise SystemExit(stopped.exit_status) from None
@@ -406,7 +401,7 @@ def look(
 
 
 def report_finished(
-    run_dir: RunDir, start: Start, config: Config, log: Callable[[str], None]
+    config: Config, run_dir: RunDir, start: Start, log: Callable[[str], None]
 ) -> float:
     """Return the best validation loss, nan without one; draw the page if a kill prevented that."""
     log(

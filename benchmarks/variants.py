@@ -106,21 +106,21 @@ def measure_variant(size: str, variant: Variant, device: str, seconds: float) ->
 
 def profile_variant(size: str, variant: Variant, device: str, steps: int) -> str:
     """Profile training steps as `profile=N` does, and return torch's table."""
+    from training.activity_timer import ActivityTimer
     from training.device import configure_process
     from training.profiling import StepProfiler
-    from training.stopwatch import Stopwatch
 
     config = configure_variant(size, variant, device)
     config = replace(config, profile=steps, max_steps=WARM_UP_STEPS + steps)
     configure_process(config)
     _, take_step = make_train_step(config)
     batches = random_batches(config)
-    clock = Stopwatch(device, {})
+    timer = ActivityTimer(device, {})
     with TemporaryDirectory() as folder:
-        profiler = StepProfiler(config, RunDir(Path(folder)).trace_file, clock, step=0)
+        profiler = StepProfiler(config, RunDir(Path(folder)).trace_file, timer, step=0)
         table, step = None, 0
         while table is None:
-            clock.switch("train")
+            timer.switch("train")
             take_step(step, batches.batch(step))
             step += 1
             table = profiler.advance(step)

@@ -8,7 +8,7 @@ from common.files import atomic_write, exists
 from common.text import pluralize
 from data.tokens import Tokens
 from glass.heads.measure.capture import in_float32
-from glass.heads.measure.snapshot import ABLATION_TOKENS, Snapshots
+from glass.heads.measure.snapshot import ABLATION_TOKENS, Snapshots, spread_windows
 from glass.heads.measure.snapshot_files import save_snapshot, save_weights
 from glass.heads.measure.stored_weights import prune_stored_weights
 from glass.heads.say.attention_grid import draw_attention_grid
@@ -21,8 +21,8 @@ from run.row import Row, last_scored_row
 from run.run_dir import RunDir
 from training.device import exact_float32
 from training.evaluate import Windows
+from training.intervals import is_grid_due, is_snapshot_due
 from training.record import Record
-from training.schedule import is_grid_due, is_snapshot_due
 
 
 class Observer:
@@ -32,7 +32,7 @@ class Observer:
         self.config = record.config
         self.run = record.run
         self.record = record
-        windows = validation.excerpt(ABLATION_TOKENS)
+        windows = spread_windows(validation, ABLATION_TOKENS)
         self.snapshots = Snapshots(self.config, self.run, text, windows)
 
     def look(self, model: GPT, step: int) -> Row:

@@ -25,8 +25,8 @@ from run.checkpoints import (
 from run.config_file import config_yaml
 from run.run_dir import RunDir
 from run.start import Start
+from training.activity_timer import ActivityTimer
 from training.record import Record
-from training.stopwatch import Stopwatch
 from variants import build_model
 
 SHAPE = {"block_size": 32, "n_layer": 1, "n_head": 2, "n_embd": 16}
@@ -84,4 +84,4 @@ def open_record(config: Config, run_dir: Path, recorded: int = -1) -> Record:
     """Open the record of a run that goes on after the step `recorded`."""
     text = SimpleNamespace(tokenizer=CharTokenizer(TEXT), task=None)
     start = Start(step=max(0, recorded), recorded=recorded)
-    return Record(config, RunDir(run_dir), text, start, Stopwatch("cpu", {}))
+    return Record(config, RunDir(run_dir), text, start, ActivityTimer("cpu", {}))

@@ -32,10 +32,10 @@ from run.losses import best_row
 from run.row import Row
 from run.run_dir import RunDir
 from run.start import Start
+from training.activity_timer import ActivityTimer
+from training.intervals import is_due
 from training.loss_scale import LossScaler
 from training.losses import Losses
-from training.schedule import is_due
-from training.stopwatch import Stopwatch
 from training.tensors import full_tensor, load_values, save_values, shard_like
 from training.world import World
 
@@ -93,15 +93,15 @@ class Checkpoints:
                 kept_as = self.run.set_aside(step)
                 self.log(f"the unreadable checkpoint of step {step:,} is kept as {kept_as}")
 
-    def save_if_due(self, step: int, row: dict[str, float], clock: Stopwatch) -> None:
+    def save_if_due(self, step: int, row: dict[str, float], timer: ActivityTimer) -> None:
         """Save a step if `checkpoint.every` says so, at the last step, or at a new best loss."""
         lowest = self.best_row["val/loss"] if self.best_row else inf
         is_best = row.get("val/loss", inf) < lowest
         if step and (is_best or is_due(self.config.checkpoint.every, step, self.config)):
-            self.save(step, row, clock, must_succeed=step == self.config.max_steps)
+            self.save(step, row, timer, must_succeed=step == self.config.max_steps)
 
     def save(
-        self, step: int, row: dict[str, float], clock: Stopwatch, must_succeed: bool = False
+        self, step: int, row: dict[str, float], timer: ActivityTimer, must_succeed: bool = False
     ) -> None:
         """Save a step, unless that was done before.
 
@@ -110,20 +110,17 @@ class Checkpoints:
         if self.last_step == step:
             return
         self.losses.require_finite()
-        clock.switch("save")
+        timer.switch("save")
         values = self._gather()
-        problem = None
-        if self.world.rank == 0:
-            manifest = Manifest(
-                step,
-                clock.seconds,
-                row,
-                self.text.fingerprint,
-                self.losses.state(),
-                self.scaler.state(),
-            )
-            problem = self._write(manifest, values)
-        problem = self.world.broadcast(problem)
+        manifest = Manifest(
+            step,
+            timer.seconds,
+            row,
+            self.text.fingerprint,
+            self.losses.state(),
+            self.scaler.state(),
+        )
+        problem = self.world.on_rank_0(lambda: self._write(manifest, values))
         if problem is None:
             self.last_step = step
             earlier = [self.best_row] if self.best_row else []

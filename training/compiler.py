@@ -26,11 +26,11 @@ def has_compiler() -> bool:
 
 
 def compile_model(model: GPT, config: ResolvedConfig) -> nn.Module:
-    """Return the model as torch.compile makes it at the first call, or as it is with compile=false.
+    """Return a model that torch.compile compiles as a whole when it is first called.
 
-    A sharded model is compiled in parts where it is placed.
+    A sharded one is returned as it is, because its parts are compiled where it is placed.
     """
-    if not config.compile or config.shard > 1:
+    if config.shard > 1:
         return model
     # On a CPU, cpp_wrapper generates two files instead of fifty; compiling their headers dominates
     # the time. torch 2.13 cannot generate them for attention in float32 that is computed again.
@@ -46,14 +46,14 @@ def compile_ahead(
     In a step, which must not end halfway, a signal would have to wait for it; here it ends it. With
     several processes nothing is compiled ahead, because the others could not be stopped.
     """
-    if not config.compile or world.size > 1:
+    if world.size > 1:
         return
     with world.interruptible():
         with autocast(config.device, config.precision):
             loss = model(*micro_batch)[1]
         loss.backward()
-    model.zero_grad()
     world.check_stop()
+    model.zero_grad()
 
 
 @contextmanager

@@ -218,7 +218,7 @@ def peak_memory(device: str) -> int | None:
 
 
 def synchronize(device: str) -> None:
-    """Wait until the device has finished its work, so that a clock read next counts it."""
+    """Wait until the device has finished its work, so that a timer read next counts it."""
     if device.startswith("cuda"):
         torch.cuda.synchronize(device)
     elif device == "mps":

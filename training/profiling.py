@@ -6,7 +6,7 @@ from pathlib import Path
 from torch.profiler import profile
 
 from config import ResolvedConfig
-from training.stopwatch import Stopwatch
+from training.activity_timer import ActivityTimer
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "9")  # torch's profiler prints nothing of its own
 
@@ -22,9 +22,9 @@ class StepProfiler:
     The trace is written to `path`.
     """
 
-    def __init__(self, config: ResolvedConfig, path: Path, clock: Stopwatch, step: int) -> None:
+    def __init__(self, config: ResolvedConfig, path: Path, timer: ActivityTimer, step: int) -> None:
         self.path = path
-        self._clock = clock
+        self._timer = timer
         self._start = step + WARM_UP_STEPS
         self._end = min(self._start + config.profile, config.max_steps)
         self._sort_by = f"self_{'cpu' if config.device == 'cpu' else 'device'}_time_total"
@@ -33,7 +33,7 @@ class StepProfiler:
     def advance(self, step: int) -> str | None:
         """Count a step; after the last profiled one, write the trace and return the table."""
         if step == self._start < self._end:
-            self._clock.switch(None)
+            self._timer.switch(None)
             self._profile = profile()
             self._profile.start()
         elif step == self._end and self._profile is not None:
@@ -48,6 +48,6 @@ class StepProfiler:
     def close(self) -> None:
         """End a profile, also one that is not complete."""
         if self._profile is not None:
-            self._clock.switch(None)
+            self._timer.switch(None)
             self._profile.stop()
             self._profile = None

@@ -21,12 +21,12 @@ from run.config_file import config_yaml
 from run.row import Row
 from run.run_dir import RunDir, read_rows
 from run.start import Start
+from training.activity_timer import ActivityTimer
 from training.display import Display
 from training.flops import memory_metrics, tokens_until
+from training.intervals import is_grid_due, is_snapshot_due
 from training.profiling import StepProfiler
 from training.samples import sample_text
-from training.schedule import is_grid_due, is_snapshot_due
-from training.stopwatch import Stopwatch
 from training.summary import print_summary
 from training.wandb_record import WandbRecord
 
@@ -40,12 +40,12 @@ class Record:
     """
 
     def __init__(
-        self, config: ResolvedConfig, run: RunDir, text: Tokens, start: Start, clock: Stopwatch
+        self, config: ResolvedConfig, run: RunDir, text: Tokens, start: Start, timer: ActivityTimer
     ) -> None:
         self.console = Terminal()
         self.log = printer(self.console)
         self.note = cache(self.log)  # prints a note that recurs, as on a full disk, only once
-        self.config, self.run, self.text, self.clock = config, run, text, clock
+        self.config, self.run, self.text, self.timer = config, run, text, timer
         with atomic_write(run.config_file) as part:  # from now on the folder is a run's
             part.write_text(config_yaml(config), encoding="utf-8")
         self._write_tokenizer()
@@ -59,7 +59,7 @@ class Record:
 
         self.display = Display(self.console, config, self.rows, start.step)
         self.wandb = WandbRecord(config, run, self.note)
-        self.profiler = StepProfiler(config, run.trace_file, clock, start.step)
+        self.profiler = StepProfiler(config, run.trace_file, timer, start.step)
 
     def __enter__(self) -> "Record":
         self.display.show_activity("compiling" if self.config.compile else "starting")
@@ -81,11 +81,10 @@ class Record:
         self.display.show(step, row | memory)
 
     def sample(self, model: GPT, step: int) -> None:
-        """Generate a sample text if one is due; `write` records it, at once if done again."""
+        """Generate a sample text if one is due, for `write`; a second call replaces it."""
         if is_snapshot_due(step, self.config) and is_grid_due(step, self.config):
             with self.tolerate_errors("generating a sample text"):
-                text = self.text
-                self._sample = sample_text(model, text.tokenizer, text.task, self.config.seed)
+                self._sample = sample_text(model, self.text, self.config.seed)
 
     def write(self, step: int, row: dict[str, float]) -> None:
         """Record the metrics of a step, if there are any, and the sample text after it.
@@ -95,9 +94,9 @@ class Record:
         """
         if not row:
             return
-        self.clock.switch(None)
+        self.timer.switch(None)
         values = {"step": step, "tokens": tokens_until(step, self.config)} | row
-        values |= self.clock.metrics() | memory_metrics(self.config.device)
+        values |= self.timer.metrics() | memory_metrics(self.config.device)
         recorded = Row({key: value for key, value in values.items() if math.isfinite(value)})
         self._write_sample(step)
         self.rows.append(recorded)
@@ -132,8 +131,8 @@ class Record:
 
     def print_summary(self, findings: list[str] | None) -> None:
         """Print the results of the run; `findings` about heads are None if none were measured."""
-        self.clock.switch(None)
-        print_summary(self.console, self.run, self.rows, findings, self.clock.seconds)
+        self.timer.switch(None)
+        print_summary(self.console, self.run, self.rows, findings, self.timer.seconds)
 
 
 def truncate_rows(path: Path, step: int, log: Callable[[str], None]) -> list[Row]:

@@ -15,12 +15,12 @@ from data.tokenizer import CharTokenizer
 from generation.scoring import score_tokens
 from glass.heads.measure.analysis import analyze
 from run.run_dir import RunDir
+from training.activity_timer import ActivityTimer
 from training.checkpoint import Checkpoints
 from training.loss_scale import LossScaler
 from training.losses import Losses
 from training.nonfinite import NonFiniteGuard, PendingCheck, check_finite_weights
 from training.optimizers import clip_gradients
-from training.stopwatch import Stopwatch
 from training.world import World
 
 
@@ -89,7 +89,7 @@ def test_on_a_gpu_the_check_of_the_last_step_ends_the_run_before_its_weights_are
     # A GPU's result is pending when the step returns.
     losses._guard._pending = PendingCheck(3, torch.tensor([False]), None)
     with pytest.raises(UserError, match="step 4"):
-        checkpoints.save(4, {}, Stopwatch("cpu", {}))
+        checkpoints.save(4, {}, ActivityTimer("cpu", {}))
     assert not list(tmp_path.iterdir())
 
 

@@ -6,12 +6,12 @@ import subprocess
 import sys
 
 import pytest
+import torch
 from conftest import ROOT
 from processes import Process, assert_same_run, fault_at_call, run_to_end, tiny_arguments
 
 import training.device
 import training.evaluate
-import training.world
 from common.signals import STOP_SIGNALS
 from run.run_dir import RunDir
 from training.world import World
@@ -65,7 +65,7 @@ def replace_compiler(compiled):
     """Return a fault: torch.compile takes no time, and `compiled(model)` is what it returns."""
 
     def fault():
-        training.world.compile_model = compiled
+        torch.compile = lambda model, **_: compiled(model)
 
     return fault
 

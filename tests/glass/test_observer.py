@@ -25,9 +25,9 @@ from glass.observer import Observer
 from model import GPT
 from run.run_dir import RunDir
 from run.start import Start
+from training.activity_timer import ActivityTimer
 from training.evaluate import Windows
 from training.record import Record
-from training.stopwatch import Stopwatch
 from training.world import Stopped, World
 
 pytestmark = pytest.mark.slow
@@ -80,7 +80,7 @@ def test_a_signal_interrupts_a_snapshot_and_it_is_recorded_once(
         raise AssertionError("the signal did not interrupt")
 
     windows = Windows(ids[:500], tokenizer, config)
-    with Record(config, RunDir(tmp_path), text, Start(), Stopwatch("cpu", {})) as record:
+    with Record(config, RunDir(tmp_path), text, Start(), ActivityTimer("cpu", {})) as record:
         observer = Observer(text, windows, record)
         with monkeypatch.context() as patch, pytest.raises(Stopped), World() as world:
             patch.setattr(training.record, "sample_text", stop)

@@ -178,15 +178,3 @@ def test_the_in_context_score_is_the_early_minus_the_late_loss_of_each_window():
     assert metrics["val/in_context_score_se"] == pytest.approx(error, rel=1e-4)
     is_given = ["in_context_score" in make_windows(n * 40 + 1, 40).measure(model) for n in (7, 8)]
     assert is_given == [False, True]  # with at least 8 windows
-
-
-@pytest.mark.parametrize(
-    ("length", "tokens", "count"),
-    [(51, 999, 5), (5001, 10, 16), (5001, 400, 40), (5001, 9999, 128)],
-)
-def test_an_excerpt_has_windows_from_the_first_to_the_last(length, tokens, count):
-    windows = make_windows(length, 10)
-    inputs, targets = windows.excerpt(tokens)
-    assert len(inputs) == len(targets) == count
-    assert torch.equal(inputs[[0, -1]], windows.inputs[[0, -1]])
-    assert torch.equal(targets[[0, -1]], windows.targets[[0, -1]])

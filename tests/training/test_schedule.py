@@ -3,7 +3,8 @@
 import pytest
 
 from config import AttentionConfig, Config, OptimConfig
-from training.schedule import is_attention_due, is_due, is_grid_due, lr_factor
+from training.intervals import is_attention_due, is_due, is_grid_due
+from training.schedule import lr_factor
 
 
 def factors(steps: int, **optim) -> list[float]:

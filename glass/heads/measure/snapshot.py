@@ -13,15 +13,30 @@ from glass.heads.measure.probes import make_probes
 from model import GPT
 from run.row import Row
 from run.run_dir import RunDir
-from training.schedule import is_grid_due, is_snapshot_due
+from training.evaluate import Windows
+from training.intervals import is_grid_due, is_snapshot_due
 
 ABLATION_TOKENS = 4096  # validation tokens on which head importance is measured
+MAX_WINDOWS = 128  # of those tokens: in many short windows, ablating heads one at a time takes long
 # Token and head effects are measured at every snapshot if they process at most this share of the
 # tokens trained on between two snapshots; otherwise only at snapshots with an attention grid.
 MAX_EXPLAINED_SHARE = 0.02
 # An extra snapshot is taken if the highest prefix-matching score has changed by this much since the
 # last one. A rise from 0 to 1 causes at most 20 extra snapshots.
 MIN_CHANGE = 0.05
+
+
+def spread_windows(validation: Windows, num_tokens: int) -> tuple[Tensor, Tensor]:
+    """Return inputs and targets, on the device, of spread windows of roughly `num_tokens` tokens.
+
+    There are at least 16 windows if the text has them, because standard errors are computed over
+    windows, and at most `MAX_WINDOWS`.
+    """
+    windows, T = validation.inputs.shape
+    count = min(windows, max(16, min(MAX_WINDOWS, num_tokens // T)))
+    chosen = np.linspace(0, windows - 1, count).round().astype(int)
+    inputs, targets = validation.inputs[chosen], validation.targets[chosen]
+    return inputs.to(validation.device), targets.to(validation.device)
 
 
 class Snapshots:

@@ -93,6 +93,18 @@ def test_a_changed_prefix_matching_score_asks_for_a_snapshot(make_snapshots, cha
     assert not snapshots.has_changed(MODEL, Row({"heads/sink/L0H0": 0.5}))
 
 
+@pytest.mark.parametrize(
+    ("windows", "tokens", "count"), [(5, 999, 5), (500, 10, 16), (500, 400, 40), (500, 9999, 128)]
+)
+def test_importance_is_measured_on_windows_from_the_first_to_the_last(windows, tokens, count):
+    numbers = torch.arange(windows)[:, None].expand(-1, 10)
+    validation = SimpleNamespace(inputs=numbers, targets=numbers, device="cpu")
+    inputs, targets = snapshot.spread_windows(validation, tokens)
+    assert len(inputs) == len(targets) == count
+    assert inputs[0, 0] == 0 and inputs[-1, 0] == windows - 1
+    assert torch.equal(inputs, targets)
+
+
 def test_an_extra_snapshot_measures_the_heads_but_explains_no_predictions(make_snapshots):
     snapshots = make_snapshots(2, batch_size=4096)
     extra, regular = (snapshots.measure(MODEL, step, Row()) for step in (3, 6))

@@ -1,13 +1,13 @@
 """The training speed, by a clock that the test sets."""
 
-from training import stopwatch
-from training.stopwatch import Stopwatch
+from training import activity_timer
+from training.activity_timer import ActivityTimer
 
 
 def test_the_speed_is_that_of_the_training_since_the_last_reading(monkeypatch):
     clock = [100.0]  # seconds
-    monkeypatch.setattr(stopwatch.time, "perf_counter", lambda: clock[0])
-    watch = Stopwatch("cpu", {"train": 1000.0}, tokens=500)
+    monkeypatch.setattr(activity_timer.time, "perf_counter", lambda: clock[0])
+    watch = ActivityTimer("cpu", {"train": 1000.0}, tokens=500)
     watch.switch("train")
     clock[0] += 2
     assert watch.speed(700) == 100

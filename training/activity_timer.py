@@ -5,7 +5,7 @@ import time
 from training.device import synchronize
 
 
-class Stopwatch:
+class ActivityTimer:
     """Measures the seconds per activity; a resumed run goes on from its `seconds` and `tokens`.
 
     It waits until the device has finished its work.
