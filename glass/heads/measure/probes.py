@@ -58,7 +58,7 @@ def make_probes(
     """
     start = _start_of_line(val, tokenizer, length)
     text = np.asarray(val[start : start + length], dtype=np.int64)
-    windows = _spread_windows(val, start, min(len(text), MAX_SCORED_LENGTH), spacing)
+    windows = _choose_windows(val, start, min(len(text), MAX_SCORED_LENGTH), spacing)
 
     frequencies = token_frequencies(train, tokenizer.vocab_size)
     frequencies[list(tokenizer.special)] = 0
@@ -73,7 +73,7 @@ def make_probes(
     )
 
 
-def _spread_windows(val: np.ndarray, start: int, size: int, spacing: int) -> np.ndarray:
+def _choose_windows(val: np.ndarray, start: int, size: int, spacing: int) -> np.ndarray:
     """Return windows (W, size) from `start` on, which do not overlap, of different sequences."""
     count = min(MAX_ROWS, (len(val) - start) // max(size, spacing))
     starts = np.linspace(start, len(val) - size, count).astype(int)
