@@ -8,7 +8,7 @@ from common.files import atomic_write, exists
 from common.text import pluralize
 from data.tokens import Tokens
 from glass.heads.measure.capture import in_float32
-from glass.heads.measure.snapshot import ABLATION_TOKENS, Snapshots, spread_windows
+from glass.heads.measure.snapshot import ABLATION_TOKENS, SnapshotMeasurer, spread_windows
 from glass.heads.measure.snapshot_files import save_snapshot, save_weights
 from glass.heads.measure.stored_weights import prune_stored_weights
 from glass.heads.say.attention_grid import draw_attention_grid
@@ -33,7 +33,7 @@ class Observer:
         self.run = record.run
         self.record = record
         windows = spread_windows(validation, ABLATION_TOKENS)
-        self.snapshots = Snapshots(self.config, self.run, text, windows)
+        self.measurer = SnapshotMeasurer(self.config, self.run, text, windows)
 
     def look(self, model: GPT, step: int) -> Row:
         """Measure every attention head, draw the attention grid, and log them to W&B.
@@ -41,21 +41,22 @@ class Observer:
         Between regular snapshots it returns an empty row unless the highest prefix-matching score
         has moved. It may be interrupted anywhere and done again.
         """
-        model, previous = in_float32(model), last_scored_row(self.record.rows)
+        model = in_float32(model)
+        previous = last_scored_row(self.record.rows)
         is_regular = is_snapshot_due(step, self.config)
-        if not is_regular and not self.snapshots.has_changed(model, previous):
+        if not is_regular and not self.measurer.has_changed(model, previous):
             return Row()
         is_last = step == self.config.max_steps
         activity = "measuring head importance" if is_last else "measuring attention"
         self.record.display.show_activity(activity)
         with exact_float32():
-            row, arrays = self.snapshots.measure(model, step, previous)
+            row, arrays = self.measurer.measure(model, step, previous)
             if is_grid_due(step, self.config):
                 self._draw_grid(step, arrays["text"])
         self._log_heads(row)
         with self.record.tolerate_errors(f"saving a snapshot in {self.run.snapshots}"):
             path = self.run.snapshot(step, ".npz")
-            save_snapshot(path, step, self.snapshots.probes, arrays)
+            save_snapshot(path, step, self.measurer.probes, arrays)
         with self.record.tolerate_errors("saving the weights of a snapshot"):
             save_weights(self.run.snapshot(step, ".safetensors"), step, model)
             best = best_row(self.record.rows)
@@ -70,8 +71,10 @@ class Observer:
         wandb.log(highest_scores(row))
 
     def _draw_grid(self, step: int, maps: np.ndarray) -> None:
-        tokens, groups = self.snapshots.probes.text_tokens, self.config.model.kv_heads
-        path, after = self.run.snapshot(step, ".png"), f"after {pluralize(step, 'step')}"
+        tokens = self.measurer.probes.text_tokens
+        groups = self.config.model.kv_heads
+        path = self.run.snapshot(step, ".png")
+        after = f"after {pluralize(step, 'step')}"
         with self.record.tolerate_errors("drawing an attention grid"):
             grid = draw_attention_grid(maps, tokens, groups, f"Attention {after}")
             with atomic_write(path) as part:
@@ -81,7 +84,8 @@ class Observer:
 
     def draw_page(self, step: int) -> None:
         """Draw the page of the run, whose last row is that of the step, and log it to W&B."""
-        page, wandb = self.run.page, self.record.wandb
+        page = self.run.page
+        wandb = self.record.wandb
         with self.record.tolerate_errors(f"drawing {page}"):
             if not page.exists():
                 self.record.log(f"page     {page.absolute().as_uri()}")

@@ -39,22 +39,23 @@ def spread_windows(validation: Windows, num_tokens: int) -> tuple[Tensor, Tensor
     return inputs.to(validation.device), targets.to(validation.device)
 
 
-class Snapshots:
+class SnapshotMeasurer:
     """Measures the snapshots of a run on the same probes; their files go to `attention`."""
 
     def __init__(
         self, config: Config, run: RunDir, tokens: Tokens, windows: tuple[Tensor, Tensor]
     ) -> None:
         """Make the probes and the folder; head importance is measured on `windows` (W, T)."""
-        self.config, self.run, self.windows = config, run, windows
-        self.tokenizer, self.task = tokens.tokenizer, tokens.task
-        spacing = self.task.block_size + 1 if self.task else 1
+        self.config = config
+        self.windows = windows
+        self.tokenizer = tokens.tokenizer
+        spacing = tokens.task.block_size + 1 if tokens.task else 1
         length = min(config.attention.tokens, config.model.block_size)
         self.probes = make_probes(
             tokens.train, tokens.val, tokens.tokenizer, length, config.seed, spacing
         )
         self._explains_always = _can_always_explain(config, length)
-        self.run.snapshots.mkdir(exist_ok=True)
+        run.snapshots.mkdir(exist_ok=True)
 
     def has_changed(self, model: GPT, previous: Row) -> bool:
         """Return whether the highest prefix-matching score has moved since the previous snapshot.

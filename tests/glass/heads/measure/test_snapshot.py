@@ -30,10 +30,10 @@ MODEL = lively(build_model(small(block_size=32, position="rope")))
 
 
 @pytest.fixture
-def make_snapshots(tmp_path) -> Callable[..., snapshot.Snapshots]:
-    """A function that makes the `Snapshots` of a run of 12 steps."""
+def make_measurer(tmp_path) -> Callable[..., snapshot.SnapshotMeasurer]:
+    """A function that makes the `SnapshotMeasurer` of a run of 12 steps."""
 
-    def make(every: int = 2, batch_size: int = 4) -> snapshot.Snapshots:
+    def make(every: int = 2, batch_size: int = 4) -> snapshot.SnapshotMeasurer:
         config = Config(
             model=MODEL.config,
             max_steps=12,
@@ -42,7 +42,7 @@ def make_snapshots(tmp_path) -> Callable[..., snapshot.Snapshots]:
             attention=AttentionConfig(every=every),
         )
         tokens = SimpleNamespace(train=IDS, val=IDS[:500], tokenizer=TOKENIZER, task=None)
-        return snapshot.Snapshots(config, RunDir(tmp_path), tokens, (X, Y))
+        return snapshot.SnapshotMeasurer(config, RunDir(tmp_path), tokens, (X, Y))
 
     return make
 
@@ -82,15 +82,15 @@ def test_the_highest_prefix_matching_score_is_that_of_all_measurements():
 
 
 @pytest.mark.parametrize(("change", "expected"), [(0.0, False), (0.04, False), (-0.06, True)])
-def test_a_changed_prefix_matching_score_asks_for_a_snapshot(make_snapshots, change, expected):
-    snapshots = make_snapshots()
-    highest = analysis.highest_induction_score(MODEL, snapshots.probes)
+def test_a_changed_prefix_matching_score_asks_for_a_snapshot(make_measurer, change, expected):
+    measurer = make_measurer()
+    highest = analysis.highest_induction_score(MODEL, measurer.probes)
     previous = Row({"heads/induction/L1H0": highest + change, "heads/induction/L0H1": -1.0})
     before = torch.random.get_rng_state()
-    assert snapshots.has_changed(MODEL, previous) == expected
+    assert measurer.has_changed(MODEL, previous) == expected
     assert torch.equal(torch.random.get_rng_state(), before)
-    assert not snapshots.has_changed(MODEL, Row())
-    assert not snapshots.has_changed(MODEL, Row({"heads/sink/L0H0": 0.5}))
+    assert not measurer.has_changed(MODEL, Row())
+    assert not measurer.has_changed(MODEL, Row({"heads/sink/L0H0": 0.5}))
 
 
 @pytest.mark.parametrize(
@@ -105,9 +105,9 @@ def test_importance_is_measured_on_windows_from_the_first_to_the_last(windows, t
     assert torch.equal(inputs, targets)
 
 
-def test_an_extra_snapshot_measures_the_heads_but_explains_no_predictions(make_snapshots):
-    snapshots = make_snapshots(2, batch_size=4096)
-    extra, regular = (snapshots.measure(MODEL, step, Row()) for step in (3, 6))
+def test_an_extra_snapshot_measures_the_heads_but_explains_no_predictions(make_measurer):
+    measurer = make_measurer(2, batch_size=4096)
+    extra, regular = (measurer.measure(MODEL, step, Row()) for step in (3, 6))
     assert extra[0].keys() == regular[0].keys()
     assert ["token_effect" in arrays for _, arrays in (extra, regular)] == [False, True]
 
