@@ -97,7 +97,8 @@ class RunDir:
     @property
     def is_finished(self) -> bool:
         """True if the last row is that of the last step."""
-        config, rows = self.config, self.rows()
+        config = self.config
+        rows = self.rows()
         return config is not None and bool(rows) and rows[-1]["step"] >= config.max_steps
 
     @property
@@ -255,7 +256,8 @@ class RunDir:
 
     def write_pointer(self, name: str, step: int) -> None:
         """Make the file checkpoints/`name` hold the name of a step's folder, for people."""
-        path, content = self.checkpoints / name, f"{step_name(step)}\n"
+        path = self.checkpoints / name
+        content = f"{step_name(step)}\n"
         if not exists(path) or path.read_bytes() != content.encode():
             with atomic_write(path) as part:
                 part.write_text(content)
