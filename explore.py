@@ -23,7 +23,7 @@ from contextlib import closing
 
 import cli
 from cli.explore_config import ExploreConfig, translate_model
-from common.terminal import print_stderr, run_main
+from common.terminal import command, print_stderr
 from run.run_dir import find_newest_run
 
 
@@ -61,4 +61,5 @@ def open_browser(address: str) -> None:
 
 
 if __name__ == "__main__":
-    run_main(main, cli.explore_help)
+    with command(cli.explore_help):
+        main()

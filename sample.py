@@ -30,7 +30,7 @@ import cli
 from cli.sample_config import SampleConfig
 from common.errors import UserError
 from common.paths import expand_home, require_output_file
-from common.terminal import error_sentence, is_terminal, print_stderr, run_main
+from common.terminal import command, error_sentence, is_terminal, print_stderr
 from common.text import format_speed, pluralize, printable
 from common.text_files import MAX_CHARS, is_jsonl, normalize_text, open_text, read_at_once
 from run.run_dir import RunDir, find_newest_run
@@ -329,4 +329,5 @@ def _write_attention(
 
 
 if __name__ == "__main__":
-    run_main(main, cli.sample_help)
+    with command(cli.sample_help):
+        main()

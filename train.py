@@ -416,4 +416,5 @@ def report_finished(
 
 
 if __name__ == "__main__":
-    exit_on_error(partial(main, request))
+    with exit_on_error():
+        main(request)

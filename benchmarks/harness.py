@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast
 
 from common.errors import UserError, did_you_mean, not_one_of
-from common.terminal import run_main
+from common.terminal import command
 from config import GPTConfig
 
 ROOT = Path(__file__).parents[1]
@@ -150,4 +150,5 @@ def run_command(main: Callable[[list[str]], object], doc: str | None) -> None:
     if any(argument.partition("=")[0] in ("help", "--help", "-h") for argument in argv):
         print(doc)
     else:
-        run_main(lambda: main(argv), lambda: doc or "")
+        with command(lambda: doc or ""):
+            main(argv)

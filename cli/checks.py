@@ -1,13 +1,12 @@
 """Check the configuration of a run before it reads data or imports torch."""
 
 from common.errors import UserError, not_one_of
-from common.settings import check_settings, format_value
+from common.settings import format_value
 from config import AttentionConfig, Config, DataConfig, TokenizerConfig
 
 
 def check_config(config: Config) -> None:
-    """Raise `UserError` if a value is out of bounds or settings contradict each other."""
-    check_settings(config)
+    """Raise `UserError` if settings, each of which is within its bounds, contradict each other."""
     config.model.check()
     _check_attention(config.attention)
     _check_tokenizer(config.tokenizer)

@@ -73,9 +73,13 @@ def parse_command_line(argv: Sequence[str]) -> CommandLine:
     if typed and typed[0] == argv[0] and _is_text(typed[0]):
         typed = [*_translate_text(typed[0], parsed.multirun), *typed[1:]]
     last_of_key = {argument.partition("=")[0]: argument for argument in typed}
-    settings = [check_argument(argument, parsed.multirun) for argument in last_of_key.values()]
-    is_shown = parsed.cfg is not None
-    return CommandLine(list(argv), settings, parsed.multirun, parsed.config_dir, is_shown)
+    return CommandLine(
+        typed=list(argv),
+        settings=[check_argument(argument, parsed.multirun) for argument in last_of_key.values()],
+        is_sweep=parsed.multirun,
+        config_dir=parsed.config_dir,
+        is_shown=parsed.cfg is not None,
+    )
 
 
 def _translate_text(path: str, is_sweep: bool) -> list[str]:
@@ -89,8 +93,9 @@ def _is_text(argument: str) -> bool:
     key = argument.partition("=")[0]
     path = Path(argument)
     is_setting = key in GROUPS or any(f"{name}.".startswith(f"{key}.") for name in SETTINGS)
-    is_preset = _groups_with(argument) or CONFIGS in path.absolute().parents
-    if is_setting or is_preset or path.name in NANOGPT:
+    if is_setting or path.name in NANOGPT:
+        return False
+    if _groups_with(argument) or CONFIGS in path.absolute().parents:
         return False
     found = existing_form(argument)
     return os.path.isfile(found) or (os.path.isdir(found) and not RunDir(path).has_begun)

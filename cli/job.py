@@ -25,12 +25,12 @@ from cli.continuation import (
 )
 from cli.help import train_help
 from cli.presets import use_preset_files
-from cli.wandb_environment import check_agent
+from cli.wandb_environment import read_agent_choices
 from common.errors import UserError
 from common.paths import expand_home, expand_model_name, require_path
 from common.settings import check_settings, explain_unused, replace_setting, show_value
 from common.signals import exit_on_stop_signals
-from common.terminal import Terminal, error_sentence, printer, run_main
+from common.terminal import Terminal, command, error_sentence, printer
 from common.torchrun import process_rank
 from config import Config, TokenizerConfig
 from run.run_dir import Log
@@ -75,18 +75,16 @@ def read_request(read_model: ReadModel) -> CommandLine | Job:
     Prints the help or the configuration if that is asked for and exits, with status 1 after one
     sentence about a mistake.
     """
-
-    def parse_and_check() -> CommandLine | Job:
-        command_line = parse_command_line(sys.argv[1:])
-        if command_line.is_sweep and not command_line.is_shown:
-            return command_line
-        job = compose_job(command_line.settings, command_line.config_dir)
+    request: CommandLine | Job
+    with command(lambda: train_help(compose_job([]).config, sys.argv)):
+        request = command_line = parse_command_line(sys.argv[1:])
         if command_line.is_shown:
+            job = compose_job(command_line.settings, command_line.config_dir)
             print(yaml.safe_dump(asdict(job.config), sort_keys=False), end="")
             sys.exit()
-        return configure(job, read_model)
-
-    request = run_main(parse_and_check, lambda: train_help(compose_job([]).config, sys.argv))
+        if not command_line.is_sweep:
+            job = compose_job(command_line.settings, command_line.config_dir)
+            request = configure(job, read_model)
     exit_on_stop_signals()
     if process_rank() == 0:
         printer(Terminal())("loading PyTorch …")
@@ -178,7 +176,7 @@ def configure(job: Job, read_model: ReadModel, log: Log = print) -> Job:
     _check_effects(config, job)
     if config.data.path:
         require_path("data.path", config.data.path)
-    check_agent(config, job.overrides)
+    _check_agent(config, job)
     return replace(job, config=config)
 
 
@@ -228,6 +226,17 @@ def _check_effects(config: Config, job: Job) -> None:
         if getattr(config, mode) and ignored:
             raise UserError(
                 f"{show_value(ignored[0])} has no effect with {mode}=true: leave one of them out"
+            )
+
+
+def _check_agent(config: Config, job: Job) -> None:
+    """Raise `UserError` unless the run has the values that a W&B sweep agent chose for it."""
+    for key, value in read_agent_choices(config).items():
+        if not {f"{key}={value}", f"{key}={quote(value)}"} & set(job.overrides):
+            raise UserError(
+                f"the W&B agent chose {key}={show_value(value)}, but this run was started without "
+                "it: end the sweep's command with ${args_no_hyphens}, as wandb_sweep.yaml does, or "
+                "set wandb.mode=disabled"
             )
 
 

@@ -5,14 +5,11 @@ Does not import torch or W&B.
 
 import os
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import yaml
 
-from cli.command_line import quote
 from common.errors import UserError
-from common.settings import show_value
 from common.terminal import error_sentence
 from config import Config
 
@@ -27,8 +24,8 @@ def refuse_in_sweep() -> None:
             raise UserError(f"{variable} is for one run, but a sweep has several: unset it")
 
 
-def check_agent(config: Config, overrides: Sequence[str]) -> None:
-    """Raise `UserError` unless the run has the values that a W&B sweep agent chose for it.
+def read_agent_choices(config: Config) -> dict[str, str]:
+    """Return the values that a W&B sweep agent chose for this run; {} without one.
 
     W&B writes them into its record, whatever the run's settings are. The agent passes them as
     arguments by `${args_no_hyphens}`, and always as the file that WANDB_SWEEP_PARAM_PATH names. A
@@ -39,20 +36,13 @@ def check_agent(config: Config, overrides: Sequence[str]) -> None:
     is_training = not (config.prepare_only or config.eval_only or config.dry_run)
     is_function = getattr(sys.modules.get("wandb"), "run", None) is not None
     if not path or not is_recorded or not is_training or is_function:
-        return
+        return {}
     try:
         chosen = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
         chosen.pop("wandb_version", None)
-        values = {key: str(entry["value"]) for key, entry in chosen.items()}
+        return {key: str(entry["value"]) for key, entry in chosen.items()}
     except Exception as e:  # W&B reports what it cannot read
         reason = error_sentence(e)
         raise UserError(
             f"WANDB_SWEEP_PARAM_PATH={path} cannot be read ({reason}): unset it"
         ) from None
-    for key, value in values.items():
-        if not {f"{key}={value}", f"{key}={quote(value)}"} & set(overrides):
-            raise UserError(
-                f"the W&B agent chose {key}={show_value(value)}, but this run was started without "
-                "it: end the sweep's command with ${args_no_hyphens}, as wandb_sweep.yaml does, or "
-                "set wandb.mode=disabled"
-            )

@@ -8,7 +8,7 @@ import textwrap
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import IO, Any, TypeVar
+from typing import IO, Any
 
 from hydra.errors import MissingConfigException, OverrideParseException
 from omegaconf.errors import OmegaConfBaseException
@@ -19,8 +19,6 @@ from common.errors import UserError, not_one_of
 from common.signals import raise_on_stop_signals
 from common.text import printable
 from common.torchrun import process_rank
-
-Result = TypeVar("Result")
 
 # Libraries whose errors are about what the user typed or wrote.
 PARSER_PACKAGES = ("hydra", "omegaconf", "yaml", "submitit")
@@ -40,22 +38,20 @@ STATUS_INTERRUPTED = 130
 STATUS_BROKEN_PIPE = 141
 
 
-def run_main(main: Callable[[], Result], help: Callable[[], str]) -> Result:
-    """Run a command's `main` as `exit_on_error` does, or print its help if it is asked for."""
+@contextmanager
+def command(help: Callable[[], str]) -> Iterator[None]:
+    """Run a command in the `with` block as `exit_on_error` does, or print its help if asked for."""
     raise_on_stop_signals()
     _open_closed_streams()
     sys.stdout = sys.stdout or io.StringIO()  # None if it is closed
     sys.stderr = sys.stderr or io.StringIO()
     replace_unprintable_characters()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises its errors, instead of printing them
-
-    def print_help_or_run() -> Result:
+    with exit_on_error():
         if {"-h", "--help"} & set(sys.argv[1:]):
             print(help(), flush=True)
             sys.exit()
-        return main()
-
-    return exit_on_error(print_help_or_run)
+        yield
 
 
 def replace_unprintable_characters() -> None:
@@ -71,28 +67,28 @@ def _open_closed_streams() -> None:
     os.close(number)
 
 
-def exit_on_error(main: Callable[[], Result]) -> Result:
-    """Return what `main` returns, and turn its errors into exit statuses.
+@contextmanager
+def exit_on_error() -> Iterator[None]:
+    """Turn errors into exit statuses: 1, after one sentence, for a mistake of the user.
 
-    They are 1, after one sentence, for a user's mistake, 130 for Ctrl-C, and 141 if the reader of
-    stdout is gone.
+    It is 130 for Ctrl-C, and 141 if the reader of stdout is gone.
     """
     try:
-        return main()
-    except KeyboardInterrupt:
-        status = STATUS_INTERRUPTED
-    except BrokenPipeError:
-        status = STATUS_BROKEN_PIPE
-    except Exception as e:
-        explanation = explain_error(e)
-        if explanation is None:
+        yield
+    except (Exception, KeyboardInterrupt) as e:
+        if isinstance(e, KeyboardInterrupt):
+            status = STATUS_INTERRUPTED
+        elif isinstance(e, BrokenPipeError):
+            status = STATUS_BROKEN_PIPE
+        elif explanation := explain_error(e):
+            status = STATUS_USER_ERROR
+            if process_rank() == 0:  # torchrun's other processes meet the same error
+                print_stderr(f"error: {explanation}")
+        else:
             raise
-        if process_rank() == 0:  # torchrun's other processes meet the same error
-            print_stderr(f"error: {explanation}")
-        status = STATUS_USER_ERROR
-    discard_output()  # if the disk under it is full, or its reader is gone
-    # Outside of the handlers, so that a notebook does not keep the frames, which hold a model.
-    sys.exit(status)
+        discard_output()  # if the disk under it is full, or its reader is gone
+        traceback.clear_frames(e.__traceback__)  # which in a notebook would keep the model
+        sys.exit(status)
 
 
 def explain_error(error: BaseException) -> str | None:

@@ -8,7 +8,7 @@ from cli.load_config import LoadConfig
 from common.errors import UserError
 from common.paths import expand_home
 from common.settings import setting
-from common.terminal import print_stderr, run_main
+from common.terminal import command, print_stderr
 from common.text import pluralize
 from interop import load, save_gguf, save_hf
 from interop.export import require_empty_folder
@@ -56,4 +56,5 @@ def export_help() -> str:
 
 
 if __name__ == "__main__":
-    run_main(main, export_help)
+    with command(export_help):
+        main()

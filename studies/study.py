@@ -29,7 +29,7 @@ from common.statistics import (
     standard_error,
     welch_difference,
 )
-from common.terminal import Terminal, print_stderr, printer, run_main, tolerate_errors
+from common.terminal import Terminal, command, print_stderr, printer, tolerate_errors
 from common.text import format_with_error, pluralize
 from config import Config
 from run.row import Row
@@ -378,10 +378,7 @@ def report_sweep(settings: Sequence[str], folder: Path) -> None:
 
 def main(study: Study) -> None:
     """Report the results of a study on the folder that is typed."""
-
-    def report_typed() -> None:
+    with command(lambda: USAGE):
         if len(sys.argv) != 2:
             raise UserError(f"give the folder of the study's sweep: {USAGE}")
         report(study, expand_home("FOLDER", sys.argv[1]))
-
-    run_main(report_typed, lambda: USAGE)

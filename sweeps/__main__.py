@@ -18,7 +18,7 @@ from pathlib import Path
 from common.errors import UserError
 from common.files import is_folder
 from common.paths import expand_home, require_output_folder
-from common.terminal import Terminal, run_main
+from common.terminal import Terminal, command
 from run.run_dir import RunDir
 from sweeps.comparison import read_comparison
 from sweeps.jobs import rewrite_results
@@ -57,4 +57,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    run_main(main, lambda: __doc__)
+    with command(lambda: __doc__):
+        main()

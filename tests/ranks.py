@@ -47,7 +47,8 @@ def train_in_fork(argv: Sequence[str]) -> None:
     sys.stdout, sys.stderr = (os.fdopen(n, "w", buffering=1, closefd=False) for n in (1, 2))
     given = OmegaConf.merge(OmegaConf.structured(Config), OmegaConf.from_dotlist(list(argv)))
     job = cli.Job(OmegaConf.to_object(given), list(argv))
-    exit_on_error(lambda: run(cli.configure(job, read_starting_model)))
+    with exit_on_error():
+        run(cli.configure(job, read_starting_model))
 
 
 class Ranks:

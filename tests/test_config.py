@@ -12,7 +12,7 @@ from omegaconf.errors import OmegaConfBaseException
 from cli.checks import check_config
 from cli.sample_config import SampleConfig
 from common.errors import UserError
-from common.settings import iterate_settings
+from common.settings import check_settings, iterate_settings
 from config import Config, GPTConfig
 from run.config_file import (
     ADDED_SETTINGS,
@@ -63,9 +63,14 @@ INVALID_FOR_SAMPLE = [
 ]
 
 
+def check_run(config):
+    check_settings(config)
+    check_config(config)
+
+
 @pytest.mark.parametrize(
     "settings_class, check, cases",
-    [(Config, check_config, INVALID), (SampleConfig, SampleConfig.check, INVALID_FOR_SAMPLE)],
+    [(Config, check_run, INVALID), (SampleConfig, SampleConfig.check, INVALID_FOR_SAMPLE)],
 )
 def test_an_invalid_setting_is_refused_by_name_and_value(settings_class, check, cases):
     for values, names in cases:

@@ -5,7 +5,7 @@ import pwd
 from pathlib import Path
 
 from common.paths import writable_folder
-from common.terminal import run_main
+from common.terminal import command
 from config import WandbConfig
 from training.wandb_record import check_wandb, provide_folders
 
@@ -31,10 +31,8 @@ def test_a_temporary_folder_replaces_only_one_that_cannot_be_written(tmp_path):
 
 
 def test_a_file_never_gets_the_number_of_a_closed_stream():
-    def open_file() -> int:
-        return os.open(os.devnull, os.O_RDONLY)
-
     if (child := os.fork()) == 0:
         os.closerange(0, 3)
-        os._exit(run_main(open_file, lambda: ""))
+        with command(lambda: ""):
+            os._exit(os.open(os.devnull, os.O_RDONLY))
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) > 2
