@@ -1,4 +1,9 @@
-"""Look inside a model: measure its attention heads, show them, and serve them live."""
+"""Look inside a model: measure its attention heads, show them, and serve them live.
+
+`heads/measure` measures the heads, `heads/say` states what was measured, `page` shows it in one
+HTML file, and `live` serves the page of explore.py. Above them, `observer` looks at a run for
+train.py, and `opened` answers questions from Python in `labeled` arrays.
+"""
 
 from typing import TYPE_CHECKING
 

@@ -35,8 +35,9 @@ def spread_windows(validation: Windows, num_tokens: int) -> tuple[Tensor, Tensor
     windows, T = validation.inputs.shape
     count = min(windows, max(16, min(MAX_WINDOWS, num_tokens // T)))
     chosen = np.linspace(0, windows - 1, count).round().astype(int)
-    inputs, targets = validation.inputs[chosen], validation.targets[chosen]
-    return inputs.to(validation.device), targets.to(validation.device)
+    inputs = validation.inputs[chosen].to(validation.device)
+    targets = validation.targets[chosen].to(validation.device)
+    return inputs, targets
 
 
 class SnapshotMeasurer:
