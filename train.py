@@ -171,7 +171,8 @@ def train(requested: Config, run_dir: RunDir, start: Start, world: World) -> flo
 
     # Optimizers, and what else a step changes and a checkpoint keeps
     optimizers = build_optimizers(model, config.optim, config.precision)
-    scaler, losses = LossScaler(config.precision), Losses(model, config.device)
+    scaler = LossScaler(config.precision)
+    losses = Losses(model, config.device)
     checkpoints = Checkpoints(run_dir, config, text, world, model, optimizers, scaler, losses)
     checkpoints.restore(start)
     print_run(config, model.num_parameters(), text, world.size, quiet=world.rank > 0)
@@ -189,7 +190,8 @@ def train(requested: Config, run_dir: RunDir, start: Start, world: World) -> flo
         heads = glass.Observer(text, splits.validation, record) if glass and record else None
 
         # Loop over the optimizer steps taken so far
-        step, row = start.step, Row(start.metrics)
+        step = start.step
+        row = Row(start.metrics)
         try:
             if config.compile and step < config.max_steps:
                 timer.switch("train")

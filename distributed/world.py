@@ -155,14 +155,7 @@ def join(alone: bool) -> Iterator[World]:
     if count_processes(alone) == 1:
         yield World()
         return
-    store, rank, size = next(dist.rendezvous("env://", timeout=RANK_0_TIMEOUT))
-    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-        # The store outlives a restart, and would return addresses of processes that are gone.
-        store = dist.PrefixStore(f"attempt_{os.environ['TORCHELASTIC_RESTART_COUNT']}", store)
-    if rank == 0:  # which has read the configuration, and perhaps downloaded a model
-        store.delete_key("failed")  # of the processes before a machine was replaced
-        store.set("rank_0_is_ready", "")
-    store.wait(["rank_0_is_ready"], RANK_0_TIMEOUT)
+    store, rank, size = _connect()
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=STEP_TIMEOUT)
     try:
@@ -174,16 +167,34 @@ def join(alone: bool) -> Iterator[World]:
     except Exception as e:
         if not _fails_first(store, rank):
             raise SystemExit(STATUS_USER_ERROR) from None
-        sentence = explain_error(e)
-        is_of_gloo = type(e) is RuntimeError and "gloo" in str(e)
-        if isinstance(e, dist.DistError) or is_of_gloo:  # no rank has reported an error
-            sentence = "another process was lost, or hangs: its own messages may say why"
-            e = UserError(sentence)
-        if rank > 0 and sentence:
-            print_stderr(f"error: process {rank} on {platform.node()}: {sentence}")
-        raise e
+        raise _report_failure(e, rank)  # noqa: B904  # often the same error
     finally:
         dist.destroy_process_group()
+
+
+def _connect() -> tuple[dist.Store, int, int]:
+    """Return the store that all ranks share, this rank and their number, once rank 0 is ready."""
+    store, rank, size = next(dist.rendezvous("env://", timeout=RANK_0_TIMEOUT))
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        # The store outlives a restart, and would return addresses of processes that are gone.
+        store = dist.PrefixStore(f"attempt_{os.environ['TORCHELASTIC_RESTART_COUNT']}", store)
+    if rank == 0:  # which has read the configuration, and perhaps downloaded a model
+        store.delete_key("failed")  # of the processes before a machine was replaced
+        store.set("rank_0_is_ready", "")
+    store.wait(["rank_0_is_ready"], RANK_0_TIMEOUT)
+    return store, rank, size
+
+
+def _report_failure(error: Exception, rank: int) -> Exception:
+    """Print the error of the first rank that failed unless that is rank 0; return what to raise."""
+    sentence = explain_error(error)
+    is_of_gloo = type(error) is RuntimeError and "gloo" in str(error)
+    if isinstance(error, dist.DistError) or is_of_gloo:  # no rank has reported an error
+        sentence = "another process was lost, or hangs: its own messages may say why"
+        error = UserError(sentence)
+    if rank > 0 and sentence:
+        print_stderr(f"error: process {rank} on {platform.node()}: {sentence}")
+    return error
 
 
 def _fails_first(store: dist.Store, rank: int) -> bool:

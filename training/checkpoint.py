@@ -218,18 +218,11 @@ def optimizer_state(optimizers: list[Optimizer], model: nn.Module) -> Iterator[t
 @torch.no_grad()
 def load_optimizer_state(optimizers: list[Optimizer], model: nn.Module, path: Path) -> None:
     """Restore the state that `optimizer_state` returned, bit for bit."""
-    stored: dict[str, dict[str, Any]] = defaultdict(dict)
-    for key, value in load_values(path).items():
-        name, _, field = key.partition("/")
-        stored[name][field] = value
+    stored = _read_states(path)
     names = {p: name for name, p in model.named_parameters()}
     for optimizer in optimizers:
         params = _parameters(optimizer)
-        states = [stored[names[p]] for p in params]
-        for p, state in zip(params, states):
-            for field, value in state.items():
-                if isinstance(value, Tensor):  # this rank's part, in memory of its own
-                    state[field] = shard_like(p, value).clone()
+        states = [_own_part(p, stored.get(names[p], {})) for p in params]
         numbered = {number: state for number, state in enumerate(states) if state}
         groups = optimizer.state_dict()["param_groups"]
         optimizer.load_state_dict({"state": numbered, "param_groups": groups})
@@ -238,6 +231,23 @@ def load_optimizer_state(optimizers: list[Optimizer], model: nn.Module, path: Pa
                 if isinstance(value, Tensor):  # torch has moved it, and may have changed its type
                     value = value.to(optimizer.state[p][field].device)
                 optimizer.state[p][field] = value
+
+
+def _read_states(path: Path) -> dict[str, dict[str, Any]]:
+    """Return the complete state of each parameter by its name: values by their fields."""
+    states: dict[str, dict[str, Any]] = defaultdict(dict)
+    for key, value in load_values(path).items():
+        name, _, field = key.partition("/")
+        states[name][field] = value
+    return states
+
+
+def _own_part(p: Tensor, state: dict[str, Any]) -> dict[str, Any]:
+    """Return this rank's part of a parameter's state, in memory of its own."""
+    return {
+        field: shard_like(p, value).clone() if isinstance(value, Tensor) else value
+        for field, value in state.items()
+    }
 
 
 def _parameters(optimizer: Optimizer) -> list[Tensor]:

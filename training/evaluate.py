@@ -105,7 +105,10 @@ class Windows:
     def local_loss(self, model: GPT) -> LossSums:
         """Return the sums over this rank's windows, of which every rank has equally many."""
         share = [tensor.split(self.batch_size) for tensor in self._rank_share()]
-        nats, separator_nats, count, scores = 0.0, 0.0, 0, []
+        nats = 0.0
+        separator_nats = 0.0
+        count = 0
+        scores: list[float] = []
         with self.world.evaluating(model):
             for x, y, is_separator in zip(*share):
                 self.world.check_stop()

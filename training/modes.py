@@ -156,11 +156,13 @@ def time_step(
     is_too_large = memory is not None and not fits(alone, 1, memory)
     if is_too_large or (estimate or 0) > MAX_STEP_SECONDS:
         return estimate, "a rough estimate" if estimate else "too large to be timed"
-    world, model = World(), build_model(alone.model)
+    world = World()
+    model = build_model(alone.model)
     model.checkpoint_activations = alone.checkpoint_activations
     world.place(model, alone)
     optimizers = build_optimizers(model, alone.optim, alone.precision)
-    scaler, losses = LossScaler(alone.precision), Losses(model, alone.device)
+    scaler = LossScaler(alone.precision)
+    losses = Losses(model, alone.device)
     shape = (alone.batch_size, alone.model.block_size)
     tokens = np.random.default_rng(0).integers(alone.model.vocab_size, size=shape)
     seconds = []

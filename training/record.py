@@ -45,7 +45,10 @@ class Record:
         self.console = Terminal()
         self.log = printer(self.console)
         self.note = cache(self.log)  # prints a note that recurs, as on a full disk, only once
-        self.config, self.run, self.text, self.timer = config, run, text, timer
+        self.config = config
+        self.run = run
+        self.text = text
+        self.timer = timer
         with atomic_write(run.config_file) as part:  # from now on the folder is a run's
             part.write_text(config_yaml(config), encoding="utf-8")
         self._write_tokenizer()

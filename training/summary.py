@@ -15,7 +15,8 @@ def describe_task(metrics: dict[str, float]) -> list[str]:
     lines: list[str] = []
     for key in metrics:
         if key.startswith("task/") and not key.endswith("_se"):
-            label, name = "" if lines else "task", key.removeprefix("task/").replace("_", " ")
+            label = "" if lines else "task"
+            name = key.removeprefix("task/").replace("_", " ")
             value = format_with_error(metrics[key], metrics.get(f"{key}_se"))
             lines.append(f"{label:<9}{name} {value}")
     return lines
