@@ -1,4 +1,4 @@
-"""The folder of a run: where a run may begin or continue, and at which step."""
+"""The folder of a run: where a run may begin or continue."""
 
 import json
 
@@ -8,7 +8,6 @@ from run_folders import write_run
 from common.errors import UserError
 from config import Config
 from run.run_dir import RunDir
-from run.start import Start, find_start
 from training.run_folder import check_run_folder
 
 RESUMED = Config(resume=True)
@@ -23,15 +22,6 @@ def run(tmp_path) -> RunDir:
 
 def write_rows(run: RunDir, *rows: dict) -> None:
     run.metrics_file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-
-@pytest.mark.parametrize("steps, first", [((), 6), ((3,), 6), ((3, 6), 7), ((6, 9), 7)])
-def test_a_run_continues_with_the_first_step_that_is_not_recorded(run, steps, first):
-    write_rows(run, *({"step": step} for step in steps))
-    start = find_start(run, pytest.fail)
-    assert (start.step, start.recorded + 1) == (6, first)
-    run.checkpoints.rename(run.snapshots)
-    assert find_start(run, pytest.fail) == Start()
 
 
 def test_a_run_begins_only_in_a_folder_without_other_files(tmp_path):
