@@ -61,5 +61,5 @@ def open_browser(address: str) -> None:
 
 
 if __name__ == "__main__":
-    with command(cli.explore_help):
+    with command(lambda: cli.settings_help("explore", ExploreConfig())):
         main()

@@ -329,5 +329,5 @@ def _write_attention(
 
 
 if __name__ == "__main__":
-    with command(cli.sample_help):
+    with command(lambda: cli.settings_help("sample", SampleConfig())):
         main()

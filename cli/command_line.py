@@ -71,7 +71,8 @@ def parse_command_line(argv: Sequence[str]) -> CommandLine:
         )
     typed = parsed.settings
     if typed and typed[0] == argv[0] and _is_text(typed[0]):
-        typed = [*_translate_text(typed[0], parsed.multirun), *typed[1:]]
+        path = quote(typed[0]) if parsed.multirun and "," in typed[0] else typed[0]
+        typed = ["data=text", f"data.path={path}", *typed[1:]]
     last_of_key = {argument.partition("=")[0]: argument for argument in typed}
     return CommandLine(
         typed=list(argv),
@@ -80,12 +81,6 @@ def parse_command_line(argv: Sequence[str]) -> CommandLine:
         config_dir=parsed.config_dir,
         is_shown=parsed.cfg is not None,
     )
-
-
-def _translate_text(path: str, is_sweep: bool) -> list[str]:
-    """Translate a text in the first place, without a setting's name; a sweep has it in all jobs."""
-    value = quote(path) if is_sweep and "," in path else path
-    return ["data=text", f"data.path={value}"]
 
 
 def _is_text(argument: str) -> bool:
@@ -122,8 +117,7 @@ def check_argument(argument: str, is_sweep: bool) -> str:
     elif is_hydras or key == "sweep":
         raise UserError(f"{argument} is for a sweep: leave it out, or add -m")
 
-    has_several_texts = key in TEXTS and is_sweep and "," in value
-    if has_several_texts:
+    if key in TEXTS and is_sweep and "," in value:
         return f"{key}={_quote_each(value)}"
     if key == "hydra.sweep.dir" or (key in TEXTS and value != "null"):
         return f"{key}={quote(value)}"

@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from cli.command_line import CONFIGS, GROUPS, is_nanogpt_setting, unknown_setting
-from cli.explore_config import ExploreConfig
-from cli.sample_config import SampleConfig
 from common.errors import UserError, did_you_mean
 from common.settings import (
     convert_value,
@@ -86,7 +84,7 @@ def train_help(config: Config, argv: Sequence[str]) -> str:
 
 def _train_summary(config: Config) -> str:
     settings = {name: (field.metadata["help"], v) for name, field, v in iterate_settings(config)}
-    lines = [_introduction("train.txt"), "\nThe settings that are changed most (KEY=VALUE):"]
+    lines = [_introduction("train"), "\nThe settings that are changed most (KEY=VALUE):"]
     for name in SUMMARIZED_SETTINGS:
         description, value = settings[name]
         lines.append(_format_entry(f"{name}={format_value(value)}", description))
@@ -103,24 +101,14 @@ def headline(path: Path) -> str:
     return next(comments, "(its file has no comment)")
 
 
-def sample_help() -> str:
-    """Return the text of `python sample.py --help`."""
-    return settings_help(_introduction("sample.txt"), SampleConfig())
-
-
-def explore_help() -> str:
-    """Return the text of `python explore.py --help`."""
-    return settings_help(_introduction("explore.txt"), ExploreConfig())
-
-
 def _introduction(name: str) -> str:
-    return Path(__file__).with_name(name).read_text(encoding="utf-8").rstrip("\n")
+    return Path(__file__).with_name(f"{name}.txt").read_text(encoding="utf-8").rstrip("\n")
 
 
-def settings_help(introduction: str, defaults: object) -> str:
-    """Return the help of a command, formatted for the width of the terminal."""
+def settings_help(name: str, defaults: object) -> str:
+    """Return the help of a command, whose introduction is NAME.txt, for the terminal's width."""
     sections = map(_format_entries, _describe_by_section(defaults).values())
-    return "\n\n".join([introduction, "Settings (KEY=VALUE):", *sections])
+    return "\n\n".join([_introduction(name), "Settings (KEY=VALUE):", *sections])
 
 
 def _describe_by_section(defaults: object) -> dict[str, dict[str, str]]:

@@ -171,7 +171,9 @@ def configure(job: Job, read_model: ReadModel, log: Log = print) -> Job:
     if run := find_run_to_continue(job.config):
         config = continue_run(run, _request_to(run, job), list_typed_settings(job), log)
     else:
-        config = _configure_new_run(job, read_model, log)
+        config = _apply_task(job.config, job.keys, log)
+        if config.init_from:
+            config = apply_starting_model(config, read_model(config.init_from), job.keys, log)
     check_config(config)
     _check_effects(config, job)
     if config.data.path:
@@ -186,14 +188,6 @@ def _expand_paths(config: Config) -> Config:
         config = replace(config, run_dir=str(expand_home("run_dir", config.run_dir)))
     if config.init_from:
         config = replace(config, init_from=expand_model_name("init_from", config.init_from))
-    return config
-
-
-def _configure_new_run(job: Job, read_model: ReadModel, log: Log) -> Config:
-    """Return the configuration of a run that begins, on its task or from its starting model."""
-    config = _apply_task(job.config, job.keys, log)
-    if config.init_from:
-        config = apply_starting_model(config, read_model(config.init_from), job.keys, log)
     return config
 
 

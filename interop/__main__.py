@@ -14,12 +14,6 @@ from interop import load, save_gguf, save_hf
 from interop.export import require_empty_folder
 from interop.gguf_export import require_new_file
 
-HELP = """Export a run's model for transformers, and for tools that load its format
-(such as vLLM), or as one file for llama.cpp.
-
-  python -m interop run_dir=runs/X to=exported
-  python -m interop run_dir=runs/X to=model.gguf"""
-
 
 @dataclass
 class ExportConfig(LoadConfig):
@@ -50,11 +44,6 @@ def main() -> None:
     print_stderr(f"wrote {to}: {pluralize(model.num_parameters(), 'parameter')}")
 
 
-def export_help() -> str:
-    """Return the text of `python -m interop --help`."""
-    return cli.settings_help(HELP, ExportConfig())
-
-
 if __name__ == "__main__":
-    with command(export_help):
+    with command(lambda: cli.settings_help("export", ExportConfig())):
         main()
