@@ -78,12 +78,11 @@ def read_request(read_model: ReadModel) -> CommandLine | Job:
     request: CommandLine | Job
     with command(lambda: train_help(compose_job([]).config, sys.argv)):
         request = command_line = parse_command_line(sys.argv[1:])
-        if command_line.is_shown:
+        if command_line.is_shown or not command_line.is_sweep:
             job = compose_job(command_line.settings, command_line.config_dir)
-            print(yaml.safe_dump(asdict(job.config), sort_keys=False), end="")
-            sys.exit()
-        if not command_line.is_sweep:
-            job = compose_job(command_line.settings, command_line.config_dir)
+            if command_line.is_shown:
+                print(yaml.safe_dump(asdict(job.config), sort_keys=False), end="")
+                sys.exit()
             request = configure(job, read_model)
     exit_on_stop_signals()
     if process_rank() == 0:

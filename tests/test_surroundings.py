@@ -3,9 +3,14 @@
 import os
 import pwd
 from pathlib import Path
+from weakref import WeakSet
 
+import pytest
+from torch import nn
+
+from common.errors import UserError
 from common.paths import writable_folder
-from common.terminal import command
+from common.terminal import command, exit_on_error
 from config import WandbConfig
 from training.wandb_record import check_wandb, provide_folders
 
@@ -36,3 +41,16 @@ def test_a_file_never_gets_the_number_of_a_closed_stream():
         with command(lambda: ""):
             os._exit(os.open(os.devnull, os.O_RDONLY))
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) > 2
+
+
+def test_after_a_mistake_a_notebook_keeps_no_model():
+    models = WeakSet()
+
+    def fail() -> None:
+        model = nn.Linear(1, 1)
+        models.add(model)
+        raise UserError("wrong")
+
+    with pytest.raises(SystemExit) as kept, exit_on_error():
+        fail()
+    assert kept.value.code == 1 and not models
