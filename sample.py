@@ -32,7 +32,7 @@ from common.errors import UserError
 from common.paths import expand_home, require_output_file
 from common.terminal import command, error_sentence, is_terminal, print_stderr
 from common.text import format_speed, pluralize, printable
-from common.text_files import MAX_CHARS, is_jsonl, normalize_text, open_text, read_at_once
+from data.text_files import MAX_CHARS, is_jsonl, normalize_text, open_text, read_at_once
 from run.run_dir import RunDir, find_newest_run
 
 if TYPE_CHECKING:  # importing torch takes a second, so that the command line is checked first

@@ -56,6 +56,7 @@ from data.tokens import Tokens
 from distributed.world import join
 from kernels import autocast
 from model import GPT
+from run.locking import locked_run_dir
 from run.row import Row
 from run.run_dir import RunDir
 from run.start import Start, find_start
@@ -72,7 +73,6 @@ from training.optimizers import build_optimizers, clip_gradients
 from training.plan import print_run, resolve
 from training.profiling import TRAIN_STEP
 from training.record import Record
-from training.run_folder import run_folder
 from training.schedule import learning_rate_metrics, lr_factor, set_learning_rates
 from training.stored_model import StoredModel
 from training.text import prepare_text
@@ -118,7 +118,7 @@ def run(job: cli.Job) -> float:
             log = printer(Terminal(quiet=world.rank > 0))
 
             # Folder, which rank 0 locks
-            with world.opened_on_rank_0(run_folder(config)) as run_dir:
+            with world.opened_on_rank_0(locked_run_dir(config)) as run_dir:
                 # Start: step 0, or the newest checkpoint of a resumed run
                 start = Start()
                 if config.resume:

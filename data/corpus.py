@@ -12,11 +12,11 @@ from typing import Any, NamedTuple, TextIO
 
 from common.errors import UserError
 from common.text import pluralize, replace_surrogates
-from common.text_files import is_jsonl, open_text, read_at_once
 from config import DataConfig
 from data.cache import cache_root
 from data.downloads import download_dataset, download_shakespeare
 from data.sources import find_stdlib_files, find_text_files, require_text_file
+from data.text_files import is_jsonl, open_text, read_at_once
 
 PIECE_CHARS = 1 << 20  # bounds the memory of a piece to a few megabytes
 # Places that no splitting pattern joins, in reversed text: a line end before a letter or a digit,

@@ -14,8 +14,8 @@ from common.errors import UserError
 from common.files import ordinary_file
 from common.paths import expand_home, require_path
 from common.text import pluralize, printable
-from common.text_files import open_text
 from data.cache import cache_root
+from data.text_files import open_text
 from run.run_dir import SWEEP_FILE, RunDir
 
 TEXT_CHECK_CHARS = 1 << 20  # read from the start of a file to decide whether it is text

@@ -17,7 +17,6 @@ from common.errors import UserError
 from common.files import read_json_object, seal, sha256_of_file, sync
 from common.limits import count_processors
 from common.text import pluralize
-from common.text_files import is_jsonl
 from config import DataConfig, TokenizerConfig
 from data.cache import KEY_LENGTH, cache_root, locked_build_folder
 from data.copies import Copies, CopyCounter
@@ -33,6 +32,7 @@ from data.splits import (
     split_corpus,
     utf8_length,
 )
+from data.text_files import is_jsonl
 from data.tokenizer import (
     Tokenizer,
     build_tokenizer,

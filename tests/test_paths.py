@@ -15,8 +15,8 @@ from common.errors import UserError
 from common.paths import expand_home, expand_model_name
 from config import Config
 from run.config_file import read_config
+from run.locking import locked_run_dir
 from sweeps import jobs
-from training.run_folder import run_folder
 
 
 @pytest.fixture
@@ -86,7 +86,7 @@ def export(to: str) -> None:
 
 
 def open_run(path: str) -> None:
-    with run_folder(Config(run_dir=str(expand_home("run_dir", path)))):
+    with locked_run_dir(Config(run_dir=str(expand_home("run_dir", path)))):
         pass
 
 

@@ -13,6 +13,7 @@ from common.text import format_magnitude, format_minutes, pluralize
 from common.torchrun import count_processes
 from config import Config, ResolvedConfig
 from run.config_file import config_yaml
+from run.locking import check_run_dir
 from run.run_dir import RunDir
 from run.start import Start, find_start
 from training import device
@@ -23,7 +24,6 @@ from training.losses import Losses
 from training.memory import memory_bound
 from training.optimizers import build_optimizers
 from training.plan import fits, print_run, process_memory, resolve
-from training.run_folder import check_run_folder
 from training.stored_model import StoredModel
 from training.summary import describe_task
 from training.task_metrics import measure_task
@@ -86,7 +86,7 @@ def find_planned_start(config: Config, log: Callable[[str], None]) -> Start:
     if not config.run_dir:
         return Start()
     run = RunDir(Path(config.run_dir))
-    check_run_folder(config, run)
+    check_run_dir(config, run)
     return find_start(run, log) if config.resume else Start()
 
 

@@ -6,13 +6,13 @@ import json
 import pytest
 from corpora import documents, text_corpus
 
-import common.text_files
+import data.text_files
 from cli.sample_config import SampleConfig
 from common.errors import UserError
-from common.text_files import is_jsonl
 from config import DataConfig
 from data.corpus import open_corpus
 from data.splits import count_corpus
+from data.text_files import is_jsonl
 from sample import read_text
 
 
@@ -124,7 +124,7 @@ def test_a_line_that_is_not_json_is_refused_with_its_number_and_its_beginning(tm
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.txt", "a.txt.gz"])
 def test_a_line_or_text_that_is_too_long_to_read_at_once_is_refused(tmp_path, monkeypatch, name):
-    monkeypatch.setattr(common.text_files, "MAX_CHARS", 100)
+    monkeypatch.setattr(data.text_files, "MAX_CHARS", 100)
     content = b'{"text": "b"}\n' + b"a" * 101
     file = tmp_path / name
     file.write_bytes(gzip.compress(content) if name.endswith(".gz") else content)

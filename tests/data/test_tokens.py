@@ -21,12 +21,12 @@ import data.corpus
 import data.tokens
 from common.errors import UserError
 from common.text import pluralize
-from common.text_files import normalize_text
 from config import DataConfig, TokenizerConfig
 from data.cache import locked_build_folder
 from data.copies import Copies
 from data.hf_tokenizer import HFTokenizer
 from data.splits import SplitPiece
+from data.text_files import normalize_text
 from data.tokenizer import PATTERNS, CharTokenizer, save_tokenizer, train_bpe
 from data.tokens import prepare
 

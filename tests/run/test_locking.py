@@ -7,8 +7,8 @@ from run_folders import write_run
 
 from common.errors import UserError
 from config import Config
+from run.locking import check_run_dir
 from run.run_dir import RunDir
-from training.run_folder import check_run_folder
 
 RESUMED = Config(resume=True)
 
@@ -28,20 +28,20 @@ def test_a_run_begins_only_in_a_folder_without_other_files(tmp_path):
     run = RunDir(tmp_path)
     for path in run.files_before_start():
         path.touch()
-    check_run_folder(Config(), run)
+    check_run_dir(Config(), run)
     (tmp_path / "notes.txt").touch()
     for config in (Config(), RESUMED):
         with pytest.raises(UserError, match="not empty"):
-            check_run_folder(config, run)
+            check_run_dir(config, run)
 
 
 def test_a_run_continues_only_with_resume_and_not_without_its_checkpoints(run):
     write_rows(run, {"step": 6, "seconds/save": 0.1})
-    check_run_folder(RESUMED, run)
+    check_run_dir(RESUMED, run)
     with pytest.raises(UserError, match="resume=true"):
-        check_run_folder(Config(), run)
+        check_run_dir(Config(), run)
     run.checkpoints.rename(run.snapshots)
     with pytest.raises(UserError, match="no checkpoint"):
-        check_run_folder(RESUMED, run)
+        check_run_dir(RESUMED, run)
     write_rows(run, {"step": 6})  # none was saved
-    check_run_folder(RESUMED, run)
+    check_run_dir(RESUMED, run)

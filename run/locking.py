@@ -1,4 +1,4 @@
-"""Open and lock the folder of a run."""
+"""Open the folder of a run, and lock it against other processes."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -20,14 +20,14 @@ LOST_LOCK_SECONDS = 120
 
 
 @contextmanager
-def run_folder(config: Config) -> Iterator[RunDir]:
-    """Open the folder of a run, and lock it against other processes.
+def locked_run_dir(config: Config) -> Iterator[RunDir]:
+    """Open the folder of a run, which no other process can open meanwhile.
 
     A folder that is still empty at the end is removed if it was created here.
     """
     path = Path(config.run_dir) if config.run_dir else new_run_dir(config.experiment or "default")
     run = RunDir(path)
-    check_run_folder(config, run)
+    check_run_dir(config, run)
     is_new = not config.run_dir or not exists(path)
     path.mkdir(parents=True, exist_ok=True)
     is_alone = count_processes(alone=config.distributed == "none") == 1
@@ -49,7 +49,7 @@ def run_folder(config: Config) -> Iterator[RunDir]:
                     path.rmdir()
 
 
-def check_run_folder(config: Config, run: RunDir) -> None:
+def check_run_dir(config: Config, run: RunDir) -> None:
     """Raise `UserError` unless a run can begin or continue in a folder."""
     path = run.path
     require_output_folder(f"run_dir={path}", path)
