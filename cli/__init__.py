@@ -4,5 +4,5 @@ Does not import torch.
 """
 
 from cli.command_line import CommandLine
-from cli.help import find_presets, read_settings, settings_help
+from cli.help import read_settings, settings_help
 from cli.job import Job, compose_job, compose_settings, configure, read_job, read_request

@@ -18,12 +18,17 @@ from run.config_file import escape_interpolation
 from run.run_dir import RunDir
 
 CONFIGS = Path(__file__).parents[1] / "configs"
-GROUPS = tuple(sorted(folder.name for folder in CONFIGS.iterdir() if folder.is_dir()))
+# The files of presets by group and name.
+PRESETS = {
+    folder.name: {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+    for folder in sorted(CONFIGS.iterdir())
+    if folder.is_dir()
+}
 SETTINGS = {name: field for name, field, _ in iterate_settings(Config())}
 TEXTS = {
     name
     for name, field in SETTINGS.items()
-    if field.type in (str, str | None) and "choices" not in field.metadata and name not in GROUPS
+    if field.type in (str, str | None) and "choices" not in field.metadata and name not in PRESETS
 }
 # Settings whose value is a path.
 PATH_KEYS = ("data.path", "prompt_file", "score", "run_dir", "init_from")
@@ -87,27 +92,21 @@ def _is_text(argument: str) -> bool:
     """Return whether an argument is a path, not a setting, a preset, a run or nanoGPT's file."""
     key = argument.partition("=")[0]
     path = Path(argument)
-    is_setting = key in GROUPS or any(f"{name}.".startswith(f"{key}.") for name in SETTINGS)
-    if is_setting or path.name in NANOGPT:
-        return False
-    if _groups_with(argument) or CONFIGS in path.absolute().parents:
+    is_setting = key in PRESETS or any(f"{name}.".startswith(f"{key}.") for name in SETTINGS)
+    is_preset = any(argument in presets for presets in PRESETS.values())
+    if is_setting or is_preset or path.name in NANOGPT or CONFIGS in path.absolute().parents:
         return False
     found = existing_form(argument)
     return os.path.isfile(found) or (os.path.isdir(found) and not RunDir(path).has_begun)
-
-
-def _groups_with(name: str) -> list[str]:
-    """Return the groups that have a preset of this name."""
-    return [path.parent.name for path in sorted(CONFIGS.glob("*/*.yaml")) if path.stem == name]
 
 
 def check_argument(argument: str, is_sweep: bool) -> str:
     """Return KEY=VALUE as Hydra takes it: a text is quoted, unless a sweep has several of them."""
     key, _, value = argument.partition("=")
     is_hydras = key.startswith(("hydra.", "hydra/"))
-    is_known = is_hydras or key in SETTINGS or key in GROUPS
+    is_known = is_hydras or key in SETTINGS or key in PRESETS
     if not value or not is_known or is_nanogpt_setting(argument):
-        raise unknown_setting(argument, [*SETTINGS, *GROUPS])
+        raise unknown_setting(argument, [*SETTINGS, *PRESETS])
     if key not in TEXTS and not is_hydras and re.search(r"[{[]", value):
         raise UserError(
             f"{argument} is not one value of {key}: type each setting as a separate KEY=VALUE"
@@ -164,7 +163,8 @@ def unknown_setting(
     known = list(known)
     if key in known:
         return UserError(f"{argument} is not of the form KEY=VALUE: write {key}=VALUE")
-    groups = _groups_with(argument) if "data.path" in known else []  # of train.py's presets
+    is_of_train = "data.path" in known
+    groups = [group for group in PRESETS if is_of_train and argument in PRESETS[group]]
     forms = [f"{group}={argument}" for group in groups]
     if os.path.lexists(argument):
         forms += [f"{path_key}=PATH" for path_key in PATH_KEYS if path_key in known]

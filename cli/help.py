@@ -9,7 +9,7 @@ from itertools import dropwhile, starmap
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from cli.command_line import CONFIGS, GROUPS, is_nanogpt_setting, unknown_setting
+from cli.command_line import PRESETS, is_nanogpt_setting, unknown_setting
 from common.errors import UserError, did_you_mean
 from common.settings import (
     convert_value,
@@ -50,14 +50,6 @@ def read_settings(argv: list[str], settings_class: type[Settings], command: str)
     return settings
 
 
-def find_presets() -> dict[str, dict[str, Path]]:
-    """Return the file of each preset by its group and name."""
-    return {
-        group: {path.stem: path for path in sorted((CONFIGS / group).glob("*.yaml"))}
-        for group in GROUPS
-    }
-
-
 def train_help(config: Config, argv: Sequence[str]) -> str:
     """Return what `python train.py --help [SECTION | all]` prints, with the plain command's values.
 
@@ -69,7 +61,7 @@ def train_help(config: Config, argv: Sequence[str]) -> str:
         return _train_summary(config)
     sections = {
         group: {f"{group}={name}": headline(path) for name, path in paths.items()}
-        for group, paths in find_presets().items()
+        for group, paths in PRESETS.items()
     }
     for section, settings in _describe_by_section(config).items():
         sections.setdefault(section, {}).update(settings)
@@ -89,7 +81,7 @@ def _train_summary(config: Config) -> str:
         description, value = settings[name]
         lines.append(_format_entry(f"{name}={format_value(value)}", description))
     lines.append("\nPresets (GROUP=NAME):")
-    for group, paths in find_presets().items():
+    for group, paths in PRESETS.items():
         lines.append(_format_entry(f"{group}=", " ".join(paths), PRESET_COLUMN))
     return "\n".join(lines)
 
@@ -115,7 +107,7 @@ def _describe_by_section(defaults: object) -> dict[str, dict[str, str]]:
     """Return by section the description of each setting, as it is typed with its default."""
     sections: dict[str, dict[str, str]] = {}
     for name, field, default in iterate_settings(defaults):
-        if name in GROUPS:  # experiment, whose presets are listed
+        if name in PRESETS:  # experiment, whose presets are listed
             continue
         description = field.metadata["help"]
         if choices := field.metadata.get("choices"):

@@ -15,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from cli.checks import check_config, fixed_sequence_length
-from cli.command_line import CONFIGS, GROUPS, SETTINGS, CommandLine, parse_command_line, quote
+from cli.command_line import CONFIGS, PRESETS, SETTINGS, CommandLine, parse_command_line, quote
 from cli.continuation import (
     FINE_TUNING,
     apply_starting_model,
@@ -112,7 +112,7 @@ def compose_settings(
         except (HydraException, OmegaConfBaseException) as e:
             raise UserError(error_sentence(e)) from None
         except (ValueError, RecursionError) as e:
-            presets = " ".join(o for o in overrides if o.partition("=")[0] in GROUPS)
+            presets = " ".join(o for o in overrides if o.partition("=")[0] in PRESETS)
             raise UserError(
                 f"the defaults of {presets or 'the presets'} cannot be followed "
                 f"({error_sentence(e)}): correct them"

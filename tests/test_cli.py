@@ -17,7 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 from run_folders import write_configuration, write_run
 
 import cli
-from cli.command_line import CONFIGS, GROUPS, NANOGPT, SETTINGS, parse_command_line
+from cli.command_line import CONFIGS, NANOGPT, PRESETS, SETTINGS, parse_command_line
 from cli.sample_config import SampleConfig
 from common.errors import UserError
 from common.settings import iterate_settings
@@ -142,7 +142,7 @@ def test_a_name_of_another_program_is_answered_with_the_one_here(name):
     ):
         with pytest.raises(UserError, match=re.escape(NANOGPT[name])):
             read()
-    known = {*SETTINGS, *GROUPS, *SampleConfig.__dataclass_fields__}
+    known = {*SETTINGS, *PRESETS, *SampleConfig.__dataclass_fields__}
     assert known.issuperset(re.findall(r"([\w.]+)=", NANOGPT[name]))
 
 
@@ -255,7 +255,7 @@ def test_the_help_of_train_is_one_screen_and_explains_a_section_or_all(launch, m
     text = " ".join(pages["all"].split())
     assert all(f" {name}=" in f" {text}" for name, _, _ in iterate_settings(Config()))
     assert pages["all"].count(" experiment=default ") == 1  # a group and a setting
-    for group, presets in cli.find_presets().items():
+    for group, presets in PRESETS.items():
         assert all(f" {group}={name} " in f" {text}" for name in presets)
         assert all(name in pages[""] for name in presets)
     assert " optim=muon " in pages["optim"] and " eval." not in pages["optim"]

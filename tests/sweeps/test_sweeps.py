@@ -25,7 +25,7 @@ from processes import Process, rows, rows_without_times, run_to_end
 from rich.console import Console
 
 import cli
-from cli.command_line import parse_command_line
+from cli.command_line import PRESETS, parse_command_line
 from common.errors import UserError
 from common.text import format_magnitude
 from config import Config, GPTConfig, TokenizerConfig
@@ -521,7 +521,7 @@ def test_the_kv_cache_is_counted_in_the_precision_of_decoding(device, width, siz
 
 @pytest.mark.soak
 def test_every_job_of_a_sweep_preset_is_valid():
-    for name in cli.find_presets()["sweep"]:
+    for name in PRESETS["sweep"]:
         jobs = compose(f"sweep={name}")
         assert len({identity.hash_settings(job) for job in jobs}) == len(jobs) > 1
         for job in jobs:
