@@ -298,7 +298,8 @@ def renew_explore(model: str, _: Path) -> None:
 
 def renew_studies(folder: Path) -> None:
     """Renew the tables and figures of docs/papers.md, and train the sweeps that are missing."""
-    for name in ("induction", "markov", "sinks", "grokking", "sharing"):
+    page = (DOCS / "papers.md").read_text(encoding="utf-8")
+    for name in re.findall(r"<!-- paper_(\w+) -->", page):
         sweep = folder / f"paper_{name}"
         if not sweep.exists():
             settings = [f"sweep={sweep.name}", "wandb.mode=disabled", f"hydra.sweep.dir={sweep}"]
