@@ -3,12 +3,18 @@
 from html import escape
 
 import numpy as np
+from torch import Tensor
 
 from common.files import atomic_write, exists
 from common.text import pluralize
+from config import Config
 from data.tokens import Tokens
+from glass.heads.measure.ablation import ablate_heads, head_importance
+from glass.heads.measure.analysis import ProbeRun, highest_induction_score
 from glass.heads.measure.capture import in_float32
-from glass.heads.measure.snapshot import ABLATION_TOKENS, SnapshotMeasurer, spread_windows
+from glass.heads.measure.emergence import date_emergence
+from glass.heads.measure.logit_attribution import explain_predictions
+from glass.heads.measure.probes import make_probes
 from glass.heads.measure.snapshot_files import save_snapshot, save_weights
 from glass.heads.measure.stored_weights import prune_stored_weights
 from glass.heads.say.attention_grid import draw_attention_grid
@@ -24,6 +30,15 @@ from training.evaluate import Windows
 from training.intervals import is_grid_due, is_snapshot_due
 from training.record import Record
 
+ABLATION_TOKENS = 4096  # validation tokens on which head importance is measured
+MAX_WINDOWS = 128  # of those tokens: in many short windows, ablating heads one at a time takes long
+# Token and head effects are measured at every snapshot if they process at most this share of the
+# tokens trained on between two snapshots; otherwise only at snapshots with an attention grid.
+MAX_EXPLAINED_SHARE = 0.02
+# An extra snapshot is taken if the highest prefix-matching score has changed by this much since the
+# last one. A rise from 0 to 1 causes at most 20 extra snapshots.
+MIN_CHANGE = 0.05
+
 
 class Observer:
     """Looks at the attention heads of a run, and adds them to its record."""
@@ -32,8 +47,14 @@ class Observer:
         self.config = record.config
         self.run = record.run
         self.record = record
-        windows = spread_windows(validation, ABLATION_TOKENS)
-        self.measurer = SnapshotMeasurer(self.config, self.run, text, windows)
+        self.tokenizer = text.tokenizer
+        self.windows = spread_windows(validation, ABLATION_TOKENS)
+        spacing = text.task.block_size + 1 if text.task else 1
+        length = min(self.config.attention.tokens, self.config.model.block_size)
+        self.probes = make_probes(
+            text.train, text.val, text.tokenizer, length, self.config.seed, spacing
+        )
+        self.run.snapshots.mkdir(exist_ok=True)
 
     def look(self, model: GPT, step: int) -> Row:
         """Measure every attention head, draw the attention grid, and log them to W&B.
@@ -44,25 +65,63 @@ class Observer:
         model = in_float32(model)
         previous = last_scored_row(self.record.rows)
         is_regular = is_snapshot_due(step, self.config)
-        if not is_regular and not self.measurer.has_changed(model, previous):
+        if not is_regular and not self.has_changed(model, previous):
             return Row()
         is_last = step == self.config.max_steps
         activity = "measuring head importance" if is_last else "measuring attention"
         self.record.display.show_activity(activity)
         with exact_float32():
-            row, arrays = self.measurer.measure(model, step, previous)
+            row, arrays = self.measure(model, step, previous)
             if is_grid_due(step, self.config):
                 self._draw_grid(step, arrays["text"])
         self._log_heads(row)
         with self.record.tolerate_errors(f"saving a snapshot in {self.run.snapshots}"):
             path = self.run.snapshot(step, ".npz")
-            save_snapshot(path, step, self.measurer.probes, arrays)
+            save_snapshot(path, step, self.probes, arrays)
         with self.record.tolerate_errors("saving the weights of a snapshot"):
             save_weights(self.run.snapshot(step, ".safetensors"), step, model)
             best = best_row(self.record.rows)
             best_step = best["step"] if best else None
             prune_stored_weights(self.run, row.columns("emerged"), best_step)
         return row
+
+    def has_changed(self, model: GPT, previous: Row) -> bool:
+        """Return whether the highest prefix-matching score has moved since the previous snapshot.
+
+        Then an induction head is forming or fading. It depends only on the model and the metrics so
+        far, so that a resumed run takes the same snapshots.
+        """
+        before = previous.heads("heads/induction")
+        if not before:
+            return False  # without random rows nothing is known between snapshots
+        change = highest_induction_score(model, self.probes) - max(before.values())
+        return abs(change) >= MIN_CHANGE
+
+    def measure(self, model: GPT, step: int, previous: Row) -> tuple[Row, dict[str, np.ndarray]]:
+        """Measure every head of a float32 model; return the arrays that are saved too."""
+        has_grid = is_grid_due(step, self.config)
+        is_last = step == self.config.max_steps
+        run = ProbeRun(model, self.probes)
+        arrays = run.arrays
+        row = run.score_heads()
+        is_regular = is_snapshot_due(step, self.config)
+        if has_grid or (is_regular and _can_always_explain(self.config)):
+            arrays |= explain_predictions(model, run.text, self.tokenizer)
+        if has_grid and len(self.probes.periods):
+            longest = int(self.probes.periods.argmax())  # the page shows this row
+            effects = explain_predictions(model, run.random.rows([longest]), self.tokenizer)
+            arrays |= {f"repeated_{name}": values for name, values in effects.items()}
+        if is_last and (not run.is_large or _can_measure_importance(self.config)):
+            ablation = ablate_heads(model, *self.windows, self.config.precision)
+            row.put_heads("heads/importance", *head_importance(ablation))
+            arrays["validation_loss"] = ablation.loss
+            arrays["validation_loss_without_head"] = ablation.loss_without_head
+        row |= date_emergence(previous, row, run.window_length)
+        row |= run.measure_copying()
+        row |= run.measure_composition(row)
+        if has_grid:
+            row |= run.measure_faithfulness(row, finds_sufficient=is_last)
+        return row, arrays
 
     def _log_heads(self, row: Row) -> None:
         wandb = self.record.wandb
@@ -71,7 +130,7 @@ class Observer:
         wandb.log(highest_scores(row))
 
     def _draw_grid(self, step: int, maps: np.ndarray) -> None:
-        tokens = self.measurer.probes.text_tokens
+        tokens = self.probes.text_tokens
         groups = self.config.model.kv_heads
         path = self.run.snapshot(step, ".png")
         after = f"after {pluralize(step, 'step')}"
@@ -118,3 +177,32 @@ def redraw_page(run: RunDir) -> None:
     last_row_time = run.metrics_file.stat().st_mtime_ns
     if not exists(run.page) or run.page.stat().st_mtime_ns < last_row_time:
         write_page(run)
+
+
+def spread_windows(validation: Windows, num_tokens: int) -> tuple[Tensor, Tensor]:
+    """Return inputs and targets, on the device, of spread windows of roughly `num_tokens` tokens.
+
+    There are at least 16 windows if the text has them, because standard errors are computed over
+    windows, and at most `MAX_WINDOWS`.
+    """
+    windows, T = validation.inputs.shape
+    count = min(windows, max(16, min(MAX_WINDOWS, num_tokens // T)))
+    chosen = np.linspace(0, windows - 1, count).round().astype(int)
+    inputs = validation.inputs[chosen].to(validation.device)
+    targets = validation.targets[chosen].to(validation.device)
+    return inputs, targets
+
+
+def _can_always_explain(config: Config) -> bool:
+    c = config.model
+    length = min(config.attention.tokens, c.block_size)
+    explained_tokens = length * length + c.n_layer * c.n_head * length
+    trained_tokens = config.attention.every * config.batch_size * c.block_size
+    return explained_tokens <= MAX_EXPLAINED_SHARE * trained_tokens
+
+
+def _can_measure_importance(config: Config) -> bool:
+    c = config.model
+    # Ablating a head recomputes half of the layers on average.
+    ablated_tokens = ABLATION_TOKENS * c.n_layer * c.n_head / 2
+    return ablated_tokens < config.max_steps * config.batch_size * c.block_size

@@ -5,24 +5,27 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 import wandb
 from models import lively, small
 from processes import assert_same_run, run_to_end, tiny_arguments
 
-import glass.heads.measure.snapshot
 import glass.page.write
 import train
 import training.record
 from config import AttentionConfig, ResolvedConfig, WandbConfig
 from data.tokenizer import CharTokenizer
 from glass import observer
-from glass.observer import Observer
+from glass.heads.measure.analysis import highest_induction_score
+from glass.observer import Observer, spread_windows
 from model import GPT
+from run.row import Row
 from run.run_dir import RunDir
 from run.start import Start
 from training.activity_timer import ActivityTimer
@@ -30,7 +33,10 @@ from training.evaluate import Windows
 from training.record import Record
 from training.world import Stopped, World
 
-pytestmark = pytest.mark.slow
+TOKENIZER = CharTokenizer("abcdefghijklmnopqrstuv\n")
+IDS = np.random.default_rng(0).integers(0, 23, 2000)
+TEXT = SimpleNamespace(train=IDS, val=IDS[:500], tokenizer=TOKENIZER, task=None)
+MODEL = lively(GPT(small(block_size=32, position="rope")))
 ERRORS = [TypeError("a type"), MemoryError(), KeyError("key"), OSError("no number")]
 PLACES = [  # a run reaches each of these although the ones before fail
     [(observer, "draw_attention_grid"), (observer, "save_weights"), (observer, "summarize")],
@@ -38,6 +44,26 @@ PLACES = [  # a run reaches each of these although the ones before fail
 ]
 
 
+@pytest.fixture
+def make_observer(tmp_path) -> Callable[..., Observer]:
+    """A function that makes the `Observer` of a run of 12 steps."""
+
+    def make(every: int = 2, batch_size: int = 4) -> Observer:
+        config = ResolvedConfig(
+            device="cpu",
+            model=MODEL.config,
+            max_steps=12,
+            batch_size=batch_size,
+            precision="fp32",
+            attention=AttentionConfig(every=every),
+        )
+        record = SimpleNamespace(config=config, run=RunDir(tmp_path))
+        return Observer(TEXT, Windows(TEXT.val, TOKENIZER, config), record)
+
+    return make
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("places", PLACES, ids=lambda places: places[-1][1])
 def test_what_cannot_be_drawn_costs_a_note(finished_run, text_file, tmp_path, monkeypatch, places):
     def fail(number, *_, **__):
@@ -55,37 +81,32 @@ def test_what_cannot_be_drawn_costs_a_note(finished_run, text_file, tmp_path, mo
     assert_same_run(tmp_path / "run", finished_run)
 
 
+@pytest.mark.slow
 def test_a_signal_interrupts_a_snapshot_and_it_is_recorded_once(
     offline_wandb, tmp_path, monkeypatch
 ):
-    model = lively(GPT(small(block_size=32, position="rope")))
     config = ResolvedConfig(
         device="cpu",
         precision="fp32",
         max_steps=12,
         batch_size=4,
-        model=model.config,
+        model=MODEL.config,
         attention=AttentionConfig(every=4),
         wandb=WandbConfig(mode="offline"),
     )
-    ids, tokenizer = (
-        np.random.default_rng(0).integers(0, 23, 2000),
-        CharTokenizer("abcdefghijklmnopqrstuv\n"),
-    )
-    text = SimpleNamespace(train=ids, val=ids[:500], tokenizer=tokenizer, task=None)
     monkeypatch.setattr("glass.observer.summarize", lambda *rows: ["a < b"])
 
     def stop(*_):
         os.kill(os.getpid(), signal.SIGTERM)
         raise AssertionError("the signal did not interrupt")
 
-    windows = Windows(ids[:500], tokenizer, config)
-    with Record(config, RunDir(tmp_path), text, Start(), ActivityTimer("cpu", {})) as record:
-        observer = Observer(text, windows, record)
+    windows = Windows(TEXT.val, TOKENIZER, config)
+    with Record(config, RunDir(tmp_path), TEXT, Start(), ActivityTimer("cpu", {})) as record:
+        observer = Observer(TEXT, windows, record)
         with monkeypatch.context() as patch, pytest.raises(Stopped), World() as world:
             patch.setattr(training.record, "sample_text", stop)
-            train.look(model, 4, observer, record, world)
-        row = train.look(model, 4, observer, record, World())
+            train.look(MODEL, 4, observer, record, world)
+        row = train.look(MODEL, 4, observer, record, World())
         record.write(4, {"faithfulness_se/none": 0.5} | row)
         observer.draw_page(4)
     assert {path.name for path in (tmp_path / "attention").iterdir()} == {
@@ -99,3 +120,34 @@ def test_a_signal_interrupts_a_snapshot_and_it_is_recorded_once(
     items = [entry["history"]["item"] for entry in map(json.loads, lines) if "history" in entry]
     assert [item["step"] for item in items] == [4] and "attention/map.path" in items[0]
     assert items[0]["faithfulness_se/none"] == 0.5
+
+
+@pytest.mark.parametrize(("change", "expected"), [(0.0, False), (0.04, False), (-0.06, True)])
+def test_a_changed_prefix_matching_score_asks_for_a_snapshot(make_observer, change, expected):
+    observer = make_observer()
+    highest = highest_induction_score(MODEL, observer.probes)
+    previous = Row({"heads/induction/L1H0": highest + change, "heads/induction/L0H1": -1.0})
+    before = torch.random.get_rng_state()
+    assert observer.has_changed(MODEL, previous) == expected
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert not observer.has_changed(MODEL, Row())
+    assert not observer.has_changed(MODEL, Row({"heads/sink/L0H0": 0.5}))
+
+
+@pytest.mark.parametrize(
+    ("windows", "tokens", "count"), [(5, 999, 5), (500, 10, 16), (500, 400, 40), (500, 9999, 128)]
+)
+def test_importance_is_measured_on_windows_from_the_first_to_the_last(windows, tokens, count):
+    numbers = torch.arange(windows)[:, None].expand(-1, 10)
+    validation = SimpleNamespace(inputs=numbers, targets=numbers, device="cpu")
+    inputs, targets = spread_windows(validation, tokens)
+    assert len(inputs) == len(targets) == count
+    assert inputs[0, 0] == 0 and inputs[-1, 0] == windows - 1
+    assert torch.equal(inputs, targets)
+
+
+def test_an_extra_snapshot_measures_the_heads_but_explains_no_predictions(make_observer):
+    observer = make_observer(2, batch_size=4096)
+    extra, regular = (observer.measure(MODEL, step, Row()) for step in (3, 6))
+    assert extra[0].keys() == regular[0].keys()
+    assert ["token_effect" in arrays for _, arrays in (extra, regular)] == [False, True]

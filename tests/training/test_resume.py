@@ -16,7 +16,7 @@ from processes import (
     tiny_arguments,
 )
 
-import glass.heads.measure.snapshot
+import glass.observer
 import training.device
 from config import Config
 from run.checkpoints import write_manifest
@@ -67,7 +67,7 @@ def test_extra_snapshots_are_the_same_after_a_stop(
     tiny: Config, train_in_process, tmp_path, monkeypatch
 ):
     tiny.attention.check_every = 1
-    monkeypatch.setattr(glass.heads.measure.snapshot, "MIN_CHANGE", 2e-5)
+    monkeypatch.setattr(glass.observer, "MIN_CHANGE", 2e-5)
     train_in_process(tiny)
     snapshots = [row["step"] for row in scored_rows(rows(tiny.run_dir))]
     assert {0, 6, 12} < set(snapshots)

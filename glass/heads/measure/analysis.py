@@ -9,15 +9,17 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from common.errors import UserError
 from common.text import pluralize
 from data.tokenizer import Tokenizer, encode_prompt
 from generation.decoder import cut
 from generation.sampling import NON_FINITE_PREDICTIONS
+from generation.scoring import max_logit_rows, token_losses
 from glass.heads.measure import scores
 from glass.heads.measure.arguments import Text, read_ids
-from glass.heads.measure.capture import ForwardPass, capture, in_float32, value_norms
+from glass.heads.measure.capture import ForwardPass, capture, in_float32, next_tokens, value_norms
 from glass.heads.measure.circuit import find_induction_circuit, reported_copying_gain
 from glass.heads.measure.composition import (
     MAX_MEASURED_HEADS,
@@ -33,7 +35,6 @@ from glass.heads.measure.logit_attribution import (
     explain_predictions,
 )
 from glass.heads.measure.probes import Probes, make_probes, spell_tokens
-from glass.heads.measure.snapshot_files import snapshot_arrays
 from model import GPT
 from run.row import COMPANION_SUFFIXES, Head, Row
 from training.device import default_settings
@@ -236,6 +237,34 @@ class ProbeRun:
             find_induction_circuit(measured),
             finds_sufficient and not self.is_large,
         )
+
+
+def snapshot_arrays(model: GPT, text: ForwardPass, random: ForwardPass) -> dict[str, np.ndarray]:
+    """Return the arrays that a snapshot saves, of a text (1, T) and random rows (3 P, T_r).
+
+    They are attention patterns (…, H, T, T), value norms (…, H, T), losses (P, T_r) in nats, and
+    whether the likeliest token is the next one (P, T_r); the last of a row is nan.
+    """
+    arrays = {"text": text.weights[:, 0], "text_value_norms": value_norms(model, text.v)[:, 0]}
+    if P := len(random.tokens) // 3:
+        x = random.residuals[-1]
+        targets = next_tokens(random.tokens)
+        arrays["repeated"] = random.weights[:, :P]
+        arrays["control"] = random.weights[:, 2 * P :]
+        arrays["repeated_value_norms"] = value_norms(model, random.v[:, :P])
+        arrays["repeated_loss"] = token_losses(model, x[:P], targets[:P])
+        arrays["reshuffled_loss"] = token_losses(model, x[P : 2 * P], targets[P : 2 * P])
+        arrays["repeated_correct"] = _correct_predictions(model, x[:P], targets[:P])
+    return {name: value.cpu().numpy() for name, value in arrays.items()}
+
+
+@torch.no_grad()
+def _correct_predictions(model: GPT, x: Tensor, targets: Tensor) -> Tensor:
+    """Return 1 where the likeliest next token is the target, else 0; nan where the target is -1."""
+    some = x.flatten(0, -2).split(max_logit_rows(model))
+    likeliest = torch.cat([model.head(model.norm(rows)).argmax(dim=-1) for rows in some])
+    is_correct = likeliest.view(targets.shape) == targets
+    return is_correct.float().masked_fill(targets < 0, torch.nan)
 
 
 def highest_induction_score(model: GPT, probes: Probes) -> float:

@@ -6,9 +6,10 @@ import torch
 
 from config import GPTConfig
 from data.tokenizer import CharTokenizer
+from glass.heads.measure.analysis import snapshot_arrays
 from glass.heads.measure.capture import capture
 from glass.heads.measure.probes import make_probes
-from glass.heads.measure.snapshot_files import PATTERN_ARRAYS, save_snapshot, snapshot_arrays
+from glass.heads.measure.snapshot_files import PATTERN_ARRAYS, save_snapshot
 from model import Context
 from variants import build_model
 
