@@ -10,9 +10,16 @@ from common.text import VISIBLE_SPACES, pluralize
 from data.tokenizer import Tokenizer
 from glass.heads.measure.ablation import measure_token_effects
 from glass.heads.measure.analysis import encode_end, measure_in_stages
-from glass.heads.measure.arguments import Heads, Positions, Text, read_ids, read_predicted
+from glass.heads.measure.arguments import (
+    Heads,
+    Positions,
+    Text,
+    read_heads,
+    read_ids,
+    read_positions,
+    read_predicted,
+)
 from glass.heads.measure.capture import capture, in_float32
-from glass.heads.measure.interventions import read_interventions
 from glass.heads.measure.patching import Contrast
 from glass.heads.measure.probes import spell_tokens
 from glass.heads.measure.text_pass import TextPass, max_tokens, to_float32
@@ -167,9 +174,8 @@ class Opened:
     def _read(self, text: Text, off: Heads, hidden: Positions, name: str = "text") -> TextPass:
         """Run the model on a text anew, because its weights may have changed."""
         ids = self._encode(text, name)
-        interventions = read_interventions(off, hidden, len(ids), self.model.config)
-        text_pass = TextPass(self.model, interventions.ablated)
-        text_pass.read(ids, interventions.hidden)
+        text_pass = TextPass(self.model, read_heads(off, self.model.config))
+        text_pass.read(ids, read_positions(hidden, len(ids)))
         return text_pass
 
     def _find_id(

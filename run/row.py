@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, SupportsFloat
 
 import numpy as np
 
@@ -60,7 +60,9 @@ class Row(dict[str, Any]):
         """True for a row of a snapshot, which has scores of heads."""
         return any(key.startswith("heads/") for key in self)
 
-    def put(self, name: str, estimate: tuple[float, float], place: str | Head = "") -> None:
+    def put(
+        self, name: str, estimate: tuple[SupportsFloat, SupportsFloat], place: str | Head = ""
+    ) -> None:
         """Write a value and its standard error, unless they are not finite: JSON has no such."""
         value, error = estimate
         for key, number in ((_key(name, place), value), (_key(f"{name}_se", place), error)):

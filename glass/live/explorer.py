@@ -1,4 +1,4 @@
-"""Answer the requests of a model's page, one at a time."""
+"""The page of a model, and the answers to its requests, one at a time."""
 
 import threading
 from collections.abc import Callable, Generator, Iterator
@@ -9,13 +9,19 @@ from cli.explore_config import ExploreConfig
 from common.errors import UserError
 from common.terminal import tolerate_errors
 from common.text import format_magnitude
-from glass.heads.measure.interventions import read_interventions
+from glass.heads.measure.arguments import read_heads, read_positions
+from glass.heads.measure.interventions import Interventions
+from glass.heads.measure.text_pass import max_tokens
 from glass.live.frames import encode_error, encode_frame
-from glass.live.loading import load_session
 from glass.live.parameters import Parameters, check_text, read_parameters
-from glass.live.rendering import render_page
 from glass.live.requests import MODEL_REQUESTS, TOKENIZER_REQUESTS
+from glass.live.session import Session, load_session
+from glass.page.describe import describe_model, describe_scores
+from glass.page.html import format_html
+from glass.page.values import MAX_TITLE_LENGTH, clip_text
 from training.device import describe
+
+MAX_SMALL_PARAMETERS = 200_000_000  # whose heads two cores measure in about a minute
 
 
 class Canceled(Exception):
@@ -81,9 +87,8 @@ class Explorer:
         session = self.session
         config = session.model.config
         check_text(parameters, session.step, config)
-        interventions = read_interventions(
-            parameters.off, parameters.hidden, len(parameters.ids), config
-        )
+        hidden = read_positions(parameters.hidden, len(parameters.ids))
+        interventions = Interventions(read_heads(parameters.off, config), hidden)
         text_pass = session.read(parameters.ids, interventions)
         answer = MODEL_REQUESTS[parameters.request](session, parameters, text_pass)
         if isinstance(answer, Iterator):
@@ -112,3 +117,32 @@ class Explorer:
         self._is_closed = True
         with self._lock:
             del self.session
+
+
+def render_page(session: Session) -> str:
+    """Return the HTML of the page, which asks its server instead of holding what it shows."""
+    config = session.model.config
+    content = {
+        "kind": "explore",
+        "title": clip_text(session.title, MAX_TITLE_LENGTH),
+        **describe_model(config),
+        "step": session.step,
+        "maxSteps": session.max_steps,
+        "steps": [session.step],
+        "shape": [config.n_layer, config.n_head],
+        "snapshotCount": 0,
+        "unreadableSnapshots": 0,
+        "probes": [],
+        "words": {},
+        "weights": None,
+        **(session.scores or describe_scores(session.step, {}, [])),
+        "server": {
+            "maxTokens": max_tokens(config),
+            "prompt": session.prompt,
+            "beginOfText": session.tokenizer.begin_of_text,
+            "canMeasure": session.scores is None,
+            # Then the page has the heads measured without being asked.
+            "isSmall": session.model.num_parameters() < MAX_SMALL_PARAMETERS,
+        },
+    }
+    return "".join(format_html("run.html", content, is_served=True))

@@ -20,7 +20,7 @@ from cli.explore_config import ExploreConfig
 from cli.sample_config import SampleConfig
 from common.errors import UserError
 from config import GPTConfig
-from glass.live.loading import load_session
+from glass.live.session import load_session
 from interop import save_gguf
 from interop.__main__ import main as export
 from run.checkpoints import MANIFEST_FILE, MODEL_FILE

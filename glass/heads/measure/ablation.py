@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from common.statistics import ratio_with_error
 from generation.scoring import max_logit_rows, token_losses
-from glass.heads.measure import scores
 from glass.heads.measure.capture import ForwardPass, next_tokens, rerun
 from glass.heads.measure.interventions import (
     NO_INTERVENTIONS,
@@ -20,7 +20,6 @@ from glass.heads.measure.interventions import (
     mask_hidden,
     replace_heads,
 )
-from glass.heads.measure.scores import Estimates
 from kernels import autocast, in_float32_or_finer
 from model import GPT
 
@@ -62,14 +61,16 @@ def ablate_heads(model: GPT, x: Tensor, y: Tensor, precision: str = "fp32") -> H
     return HeadAblation(torch.cat(losses).cpu().numpy(), loss_without_head.cpu().numpy())
 
 
-def head_importance(ablation: HeadAblation) -> Estimates:
+def head_importance(ablation: HeadAblation) -> tuple[np.ndarray, np.ndarray]:
     """Compute the increase (L, H) of the mean loss in nats/token when a head's output is zeroed.
+
+    Its standard error (L, H), over windows, follows.
 
     Reference: Michel et al. 2019, "Are Sixteen Heads Really Better than One?".
     """
     difference = ablation.loss_without_head.astype(np.float64) - ablation.loss
     increases = np.nansum(difference, axis=-1)  # (L, H, W)
-    return scores.ratio(increases, (~np.isnan(ablation.loss)).sum(axis=-1))
+    return ratio_with_error(increases, (~np.isnan(ablation.loss)).sum(axis=-1))
 
 
 @torch.no_grad()

@@ -199,9 +199,9 @@ class ProbeRun:
             repeated = self._second_half_means("repeated_loss")
             reshuffled = self._second_half_means("reshuffled_loss")
             correct = self._second_half_means("repeated_correct")
-            row.put("probe/copying_gain", scores.mean_estimate(reshuffled - repeated))
-            row.put("probe/repeated_loss", scores.mean_estimate(repeated))
-            row.put("probe/repeated_accuracy", scores.mean_estimate(correct))
+            row.put("probe/copying_gain", scores.mean_and_error(reshuffled - repeated))
+            row.put("probe/repeated_loss", scores.mean_and_error(repeated))
+            row.put("probe/repeated_accuracy", scores.mean_and_error(correct))
         return row
 
     def _second_half_means(self, name: str) -> np.ndarray:

@@ -12,11 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from common.statistics import ratio_with_error
 from glass.heads.measure import scores
 from glass.heads.measure.capture import ForwardPass
 from glass.heads.measure.components import Component, iterate_components
 from glass.heads.measure.interventions import replace_heads
-from glass.heads.measure.scores import Estimates
 from model import GPT, Context, Taps, causal_mask
 from run.row import Head, Row
 from variants import gates_of
@@ -142,18 +142,22 @@ def _measure_shares(
 ) -> Row:
     """Measure the shares of one component in the score of the heads of one layer."""
     row = Row()
-    shares = heads.lost_shares(recomputed)  # (3, n)
-    is_significant = (shares.mean >= MIN_RECORDED_SHARE) & (shares.mean >= 2 * shares.error)
+    shares, errors = heads.lost_shares(recomputed)  # (3, n)
+    is_significant = (shares >= MIN_RECORDED_SHARE) & (shares >= 2 * errors)
     significant_heads = np.flatnonzero(is_significant.any(axis=0))
     if not len(significant_heads):
         return row
-    direct_shares = shares if direct is recomputed else heads.lost_shares(direct)
+    direct_shares, direct_errors = shares, errors
+    if direct is not recomputed:
+        direct_shares, direct_errors = heads.lost_shares(direct)
     for n in significant_heads:
         head = Head(heads.layer, heads.numbers[n])
         for number, name in enumerate(INPUTS):
             place = f"{head}/{name}/{component}"
-            row.put(f"composition/{score}", shares.at((number, n)), place)
-            row.put(f"composition/{score}_direct", direct_shares.at((number, n)), place)
+            share = shares[number, n], errors[number, n]
+            direct_share = direct_shares[number, n], direct_errors[number, n]
+            row.put(f"composition/{score}", share, place)
+            row.put(f"composition/{score}_direct", direct_share, place)
     return row
 
 
@@ -168,8 +172,9 @@ def _largest_direct_shares(
         for layer, downstream in layers.items():
             if component.layer < layer:
                 x = _without(rows.forward, layer, written)
-                shares = downstream.lost_shares(x).mean[:2]  # of queries and keys, (2, n)
-                largest[component] = max(largest[component], np.nanmax(shares))
+                shares, _ = downstream.lost_shares(x)  # (3, n)
+                of_queries_and_keys = shares[:2]
+                largest[component] = max(largest[component], np.nanmax(of_queries_and_keys))
     return largest
 
 
@@ -227,10 +232,10 @@ class DownstreamHeads:
         self.output = self._write(v)
         self.unpatched_readings = self._read(x)
 
-    def lost_shares(self, x: Tensor) -> Estimates:
-        """Return the shares (3, n) lost with layer input x (B, T, C) in each of `INPUTS`."""
-        kept = scores.ratio(self._read(x), self.unpatched_readings)
-        return Estimates(1 - kept.mean, kept.error)
+    def lost_shares(self, x: Tensor) -> tuple[np.ndarray, np.ndarray]:
+        """Return the shares lost with input x (B, T, C) in each of `INPUTS`, and errors, (3, n)."""
+        kept, errors = ratio_with_error(self._read(x), self.unpatched_readings)
+        return 1 - kept, errors
 
     def _read(self, x: Tensor) -> np.ndarray:
         """Return readings (3, n, R) with queries, keys or values computed from x (B, T, C)."""

@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection
 import numpy as np
 import torch
 
+from common.statistics import ratio_with_error
 from generation.scoring import token_losses
 from glass.heads.measure import scores
 from glass.heads.measure.ablation import rows_per_pass
@@ -82,7 +83,8 @@ def measure_faithfulness(
     gains_of_all = copying_gains(all_heads, ALL_ROWS)
 
     def share(heads: list[Head], rows: slice = ALL_ROWS) -> Estimate:
-        return scores.ratio(copying_gains(heads, rows), gains_of_all[rows]).at(())
+        kept, error = ratio_with_error(copying_gains(heads, rows), gains_of_all[rows])
+        return Estimate(float(kept), float(error))
 
     def share_of_selection(heads: list[Head]) -> float:
         return share(heads, SELECTION_ROWS).value

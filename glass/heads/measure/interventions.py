@@ -7,8 +7,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from config import GPTConfig
-from glass.heads.measure.arguments import Heads, Positions, read_heads, read_positions
 from model import Context, Taps
 from run.row import Head
 
@@ -41,17 +39,6 @@ class Interventions(NamedTuple):
 
 
 NO_INTERVENTIONS = Interventions()
-
-
-def read_interventions(
-    off: Heads, hidden: Positions, length: int, config: GPTConfig
-) -> Interventions:
-    """Read the ablated heads and the hidden tokens of a text.
-
-    Raises:
-        UserError: The model lacks a head, or the text a token.
-    """
-    return Interventions(read_heads(off, config), read_positions(hidden, length))
 
 
 def replace_heads(layer: int, heads: Sequence[Sequence[int]], values: Tensor | float) -> Taps:

@@ -15,7 +15,7 @@ from glass.heads.measure.ablation import measure_head_effects, measure_token_eff
 from glass.heads.measure.capture import ForwardPass, next_tokens, residual_writes
 from glass.heads.measure.components import iterate_components
 from glass.heads.measure.probes import spell_tokens
-from glass.heads.measure.scores import Estimates, mean_and_error
+from glass.heads.measure.scores import mean_and_error
 from model import GPT
 
 PREDICTED_TOKENS = 5  # most probable next tokens, listed for each token
@@ -188,7 +188,9 @@ def norm_scales(norm: nn.Module, x: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def copying_scores(model: GPT, forward: ForwardPass, measured: np.ndarray) -> Estimates:
+def copying_scores(
+    model: GPT, forward: ForwardPass, measured: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     """Compute copying scores (L, H) and their errors over rows; nan for heads not in `measured`.
 
     A head's output v_j W_O for token j goes through the final norm and the output layer. The score

@@ -4,23 +4,7 @@ A score is the mean of readings: one per window of the text, or one per row of r
 standard error is that of this mean. docs/definitions.md defines every score.
 """
 
-from typing import NamedTuple
-
 import numpy as np
-
-from common import statistics
-from run.row import Estimate
-
-
-class Estimates(NamedTuple):
-    """Estimated values and their standard errors, in two arrays of one shape; nan if unknown."""
-
-    mean: np.ndarray
-    error: np.ndarray
-
-    def at(self, index: tuple[int, ...]) -> Estimate:
-        """Return the value and standard error at one index."""
-        return Estimate(float(self.mean[index]), float(self.error[index]))
 
 
 def current_token(A: np.ndarray) -> np.ndarray:
@@ -151,27 +135,17 @@ def readings(
         "entropy_without_first": entropy(renormalized),
         "distance_without_first": distance(renormalized),
     }
-    taken = {name: mean_and_error(values).mean.swapaxes(1, 2) for name, values in by_query.items()}
+    taken = {name: mean_and_error(values)[0].swapaxes(1, 2) for name, values in by_query.items()}
     if repeated is not None and control is not None:
         taken["duplicate_token"] = duplicate_token(repeated, control, periods)
         taken["induction"] = induction(repeated, control, periods)
     return taken
 
 
-def mean_and_error(values: np.ndarray) -> Estimates:
+def mean_and_error(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the mean over the last axis and its standard error, ignoring nan; nan if unknown."""
     n = (~np.isnan(values)).sum(axis=-1)
     with np.errstate(invalid="ignore", divide="ignore"):
         mean = np.nansum(values, axis=-1, dtype=np.float64) / n
         squares = np.nansum((values - mean[..., None]) ** 2, axis=-1, dtype=np.float64)
-        return Estimates(mean, np.sqrt(squares / (n - 1) / n))
-
-
-def mean_estimate(values: np.ndarray) -> Estimate:
-    """Return the mean of values (n,) and its standard error."""
-    return mean_and_error(values).at(())
-
-
-def ratio(numerators: np.ndarray, denominators: np.ndarray) -> Estimates:
-    """Return Σ numerators / Σ denominators over the last axis, with its standard error."""
-    return Estimates(*statistics.ratio_with_error(numerators, denominators))
+        return mean, np.sqrt(squares / (n - 1) / n)

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 
 import torch
 
-from glass.heads.measure.interventions import read_interventions
+from glass.heads.measure.arguments import read_heads, read_positions
+from glass.heads.measure.interventions import Interventions
 from glass.live.parameters import check_text, read_parameters
 from glass.live.requests import MODEL_REQUESTS, TOKENIZER_REQUESTS
 from glass.live.session import Session
@@ -19,7 +20,8 @@ def ask(session: Session, name: str, **parameters):
     if name in TOKENIZER_REQUESTS:
         return [], TOKENIZER_REQUESTS[name](session, checked)
     check_text(checked, session.step, config)
-    interventions = read_interventions(checked.off, checked.hidden, len(checked.ids), config)
+    hidden = read_positions(checked.hidden, len(checked.ids))
+    interventions = Interventions(read_heads(checked.off, config), hidden)
     text_pass = session.read(checked.ids, interventions)
     answer = MODEL_REQUESTS[name](session, checked, text_pass)
     return (list(answer), None) if isinstance(answer, Iterator) else ([], answer)

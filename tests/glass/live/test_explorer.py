@@ -15,8 +15,8 @@ from cli.explore_config import ExploreConfig
 from cli.sample_config import SampleConfig
 from data.tokenizer import PATTERNS, BPETokenizer, CharTokenizer
 from glass.live.explorer import Explorer
-from glass.live.loading import EXAMPLE_PROMPT, find_prompt, load_session
 from glass.live.requests import MODEL_REQUESTS
+from glass.live.session import EXAMPLE_PROMPT, find_prompt, load_session
 from interop import find_model, save_hf
 from interop.stored import RunCheckpoint
 from run.checkpoints import MODEL_FILE

@@ -18,7 +18,7 @@ from generation.decoder import window_start
 from glass.heads.measure.capture import capture, value_norms
 from glass.heads.measure.interventions import NO_INTERVENTIONS, Interventions
 from glass.heads.measure.text_pass import MAX_ATTENTION_WEIGHTS, max_tokens
-from glass.live.rendering import render_page
+from glass.live.explorer import render_page
 from glass.live.requests import MODEL_REQUESTS, TOKENIZER_REQUESTS
 from glass.live.session import Session
 from glass.page.describe import read_scores

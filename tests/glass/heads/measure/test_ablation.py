@@ -82,7 +82,7 @@ def validation(request):
 
 def test_head_importance_is_the_loss_increase_when_its_output_is_zeroed(validation):
     model, x, y = validation
-    importance = head_importance(ablate_heads(model, x, y)).mean
+    importance, _ = head_importance(ablate_heads(model, x, y))
     assert importance.shape == (2, 4) and np.abs(importance).max() > 1e-3
     model.eval()
     for layer, head in ((0, 0), (1, 3)):

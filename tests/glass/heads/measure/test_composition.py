@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from models import induction_model, lively, small
 
+from common.statistics import ratio_with_error
 from glass.heads.measure import scores
 from glass.heads.measure.capture import capture
 from glass.heads.measure.composition import INPUTS, ScoredRows, measure_composition
@@ -236,7 +237,7 @@ def test_a_ratio_has_the_standard_error_of_a_bootstrap():
     rng = np.random.default_rng(0)
     before = rng.gamma(4, 0.1, 16)
     after = before * rng.uniform(0.2, 0.6, 16)
-    share, error = scores.ratio(after, before)
+    share, error = ratio_with_error(after, before)
     assert share == pytest.approx(after.sum() / before.sum())
     drawn = rng.integers(0, 16, (8000, 16))
     ratios = after[drawn].sum(axis=1) / before[drawn].sum(axis=1)

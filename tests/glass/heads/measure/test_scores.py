@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from glass.heads.measure import scores
+from run.row import Estimate
 
 
 def periods(length: int) -> np.ndarray:
@@ -27,10 +28,10 @@ def test_the_copying_gain_compares_a_reshuffled_with_an_exact_repeat():
         np.mean([reshuffled[r, p + k - 1] - repeated[r, p + k - 1] for k in range(1, p)])
         for r, p in enumerate(periods)
     ]
-    gain = scores.mean_estimate(scores.copying_gains(repeated, reshuffled, periods))
+    gain = Estimate(*scores.mean_and_error(scores.copying_gains(repeated, reshuffled, periods)))
     assert gain.value == pytest.approx(np.mean(gains))
     assert gain.error == pytest.approx(np.std(gains, ddof=1) / np.sqrt(2))
-    assert not scores.mean_estimate(np.array([0.5])).is_known
+    assert not Estimate(*scores.mean_and_error(np.array([0.5]))).is_known
 
 
 @given(st.integers(0, 10_000))
