@@ -27,7 +27,7 @@ from config import (
     TokenizerConfig,
     WandbConfig,
 )
-from glass.page.bundle import bundle
+from glass.page.html import bundle
 
 # Set before torch is imported, here and in the processes that tests start: models this small run
 # faster on one thread.

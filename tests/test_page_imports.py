@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from glass.page.bundle import IMPORT
-from glass.page.html import WEB_FOLDER
+from glass.page.html import IMPORT, WEB_FOLDER
 
 # What each folder may import. The modules in none of them are the entries and may import all.
 ALLOWED = {

@@ -11,7 +11,7 @@ from common.errors import UserError
 from common.files import read_json_object
 from config import GPTConfig
 from generation.known_settings import find_unknown_setting
-from glass.heads.measure.stored_weights import order_by_importance
+from glass.heads.measure.snapshot_files import order_by_importance
 from glass.page.pack import Blobs, PackedWeights, pack_weights, to_base64
 from run.row import Head
 from run.run_dir import RunDir

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from glass.heads.measure.stored_weights import order_by_importance
+from glass.heads.measure.snapshot_files import order_by_importance
 from glass.page.embedded_model import EmbeddedModel, embed_weights
 from glass.page.html import embed_json, expand_template, write_html
 from glass.page.pack import Blobs, Packed
@@ -18,46 +18,34 @@ PackedPredictions = dict[tuple[str, int], Packed]  # by probe and step
 def write_with_attention(
     path: Path, content: dict[str, Any], snapshots: Sequence[Snapshot], model: EmbeddedModel | None
 ) -> Path:
-    """Write a page with as much of the attention of its snapshots as fits, and return its path."""
-    readable = [snapshot for snapshot in snapshots if snapshot.probes]
-    content["unreadableSnapshots"] = len(snapshots) - len(readable)
-    room = MAX_PAGE_BYTES - len(expand_template("run.html")) - len(embed_json(content))
-    blobs = Blobs()
-    content |= embed_attention(readable, model, room, blobs)
-    return write_html(path, "run.html", content, blobs)
-
-
-def embed_attention(
-    snapshots: Sequence[Snapshot], model: EmbeddedModel | None, room: int, blobs: Blobs
-) -> dict[str, Any]:
-    """Add what fits in `room` bytes to `blobs`, and describe it.
+    """Write a page with as much of the attention of its snapshots as fits, and return its path.
 
     The weights take at most two thirds of the room, the predictions half of what is left, and the
     maps the rest.
     """
+    readable = [snapshot for snapshot in snapshots if snapshot.probes]
+    content["unreadableSnapshots"] = len(snapshots) - len(readable)
+    room = MAX_PAGE_BYTES - len(expand_template("run.html")) - len(embed_json(content))
+    blobs = Blobs()
     weights = embed_weights(model, 2 * room // 3, blobs)
     room -= blobs.size
-    predictions = pack_fitting_predictions(snapshots, room // 2)
+    predictions = pack_fitting_predictions(readable, room // 2)
     room -= sum(packed.size for packed in predictions.values())
     steps_with_weights = weights.get("blobs", ()) if weights else ()
-    maps = embed_maps(snapshots, room, blobs, steps_with_weights)
+    maps = embed_maps(readable, room, blobs, steps_with_weights)
+
     words: dict[int, str] = {}
     for packed in predictions.values():
         words |= packed.words
     for probe in maps["probes"]:
-        probe["tokenEffects"] = _embed_predictions(predictions, probe["name"], maps["steps"], blobs)
-    return {"weights": weights, **maps, "words": words}
-
-
-def _embed_predictions(
-    predictions: PackedPredictions, probe: str, steps: Sequence[int], blobs: Blobs
-) -> list[list[float] | None]:
-    packed = [predictions.get((probe, step)) for step in steps]
-    return [None if one is None else blobs.put(one) for one in packed]
+        explained = [predictions.get((probe["name"], step)) for step in maps["steps"]]
+        probe["tokenEffects"] = [packed and blobs.put(packed) for packed in explained]
+    content |= {"weights": weights, **maps, "words": words}
+    return write_html(path, "run.html", content, blobs)
 
 
 def embed_maps(
-    snapshots: Sequence[Snapshot], room: int, blobs: Blobs, steps_with_weights: Iterable[int] = ()
+    snapshots: Sequence[Snapshot], room: int, blobs: Blobs, steps_with_weights: Iterable[int]
 ) -> dict[str, Any]:
     """Add the maps of as many snapshots as fit in `room` bytes to `blobs`, and describe them.
 

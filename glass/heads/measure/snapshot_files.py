@@ -1,5 +1,7 @@
-"""The files of a snapshot: its arrays (.npz) and float16 weights (.safetensors)."""
+"""The files of a snapshot: its arrays (.npz), and weights with which the page runs the model."""
 
+from bisect import bisect_left
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +12,20 @@ from torch import Tensor
 from common.files import atomic_write
 from glass.heads.measure.probes import Probes
 from model import GPT
+from run.row import Head
+from run.run_dir import RunDir
 from training.tensors import make_stamp
 
 PATTERN_ARRAYS = ("text", "repeated", "control")  # attention patterns, saved as float16
 MAX_SAVED_PARAMETERS = 20_000_000  # no weights are saved for larger models
+MAX_STORED_BYTES = 250_000_000  # of a run's folder, for the weights of its snapshots
+# The weights of the newest snapshots are never removed: a head may be emerging there, which is
+# known only at the next snapshot.
+NEWEST_SNAPSHOTS = 4
+# Scores whose emergence is followed step by step; the first one that has emerged in a run counts.
+FOLLOWED_SCORES = ("induction", "previous_token", "duplicate_token")
+# Places of those steps, relative to the snapshot at which the head emerged.
+FOLLOWED_SNAPSHOTS = (0, -1, 1, -2, 2, -3)
 
 
 def save_snapshot(path: Path, step: int, probes: Probes, arrays: dict[str, np.ndarray]) -> None:
@@ -52,3 +64,66 @@ def float16_weights(model: GPT) -> dict[str, Tensor]:
         name: (tensor.detach().half() if tensor.is_floating_point() else tensor).cpu()
         for name, tensor in model.tensors().items()
     }
+
+
+def prune_stored_weights(
+    run: RunDir, emerged: Mapping[str, Mapping[Head, int]], best_step: int | None = None
+) -> None:
+    """Remove the weights of the least important snapshots until `MAX_STORED_BYTES` are left."""
+    paths = run.snapshot_files(".safetensors")
+    sizes = {step: path.lstat().st_size for step, path in paths.items()}
+    room = MAX_STORED_BYTES
+    if sum(sizes.values()) <= room:
+        return
+    newest = [*paths][-NEWEST_SNAPSHOTS:]
+    for step in dict.fromkeys([*newest, *order_by_importance([*paths], emerged, best_step)]):
+        room -= sizes[step]
+        if room < 0 and step not in newest:
+            paths[step].unlink()
+
+
+def order_by_importance(
+    steps: list[int], emerged: Mapping[str, Mapping[Head, int]], best_step: int | None = None
+) -> list[int]:
+    """Order steps by importance, so that the first ones are the best choice.
+
+    The order is: the nearest to `best_step`, the last, the first, six around the emergence of the
+    first induction head (or of another head of `FOLLOWED_SCORES`), the emergence of other heads,
+    then evenly spaced ones.
+    """
+    preferred = _steps_of_emergence(steps, emerged)
+    if steps and best_step is not None:
+        nearest = min(steps, key=lambda step: abs(step - best_step))
+        preferred = list(dict.fromkeys([nearest, *preferred]))
+    return [*preferred, *_spread_evenly(steps, preferred)]
+
+
+def _spread_evenly(steps: list[int], preferred: list[int]) -> list[int]:
+    """Order the other steps so that the first ones leave no large gaps among the preferred ones.
+
+    The last is the step whose removal leaves the smallest gap, and so on for those that are left.
+    """
+    left = np.array(steps, dtype=np.float64)
+    is_preferred = np.isin(steps, preferred)
+    removed: list[int] = []
+    for _ in range(len(steps) - len(preferred)):
+        gaps = left[2:] - left[:-2]  # between the neighbors of each step but the first and last
+        gaps[is_preferred[1:-1]] = np.inf
+        k = 1 + int(gaps.argmin())
+        removed.append(int(left[k]))
+        left = np.delete(left, k)
+        is_preferred = np.delete(is_preferred, k)
+    return removed[::-1]
+
+
+def _steps_of_emergence(steps: list[int], emerged: Mapping[str, Mapping[Head, int]]) -> list[int]:
+    """Return the last step, the first, and those around the emergence of heads."""
+    indices = [len(steps) - 1, 0]
+    followed = next((score for score in FOLLOWED_SCORES if score in emerged), None)
+    if followed:
+        first = bisect_left(steps, min(emerged[followed].values()))
+        indices += [first + place for place in FOLLOWED_SNAPSHOTS]
+    for step in sorted(step for heads in emerged.values() for step in heads.values()):
+        index = bisect_left(steps, step)
+        indices += [index, index - 1]
+    return list(dict.fromkeys(steps[k] for k in indices if 0 <= k < len(steps)))

@@ -4,8 +4,8 @@ from itertools import pairwise
 
 import pytest
 
-from glass.heads.measure import stored_weights
-from glass.heads.measure.stored_weights import prune_stored_weights
+from glass.heads.measure import snapshot_files
+from glass.heads.measure.snapshot_files import prune_stored_weights
 from run.row import Head
 from run.run_dir import RunDir
 
@@ -14,7 +14,7 @@ from run.run_dir import RunDir
 def test_a_folder_keeps_as_many_weights_as_allowed_and_those_around_emergence(
     tmp_path, monkeypatch, emergence
 ):
-    monkeypatch.setattr(stored_weights, "MAX_STORED_BYTES", 2000)
+    monkeypatch.setattr(snapshot_files, "MAX_STORED_BYTES", 2000)
     run, emerged = RunDir(tmp_path), {}
     run.snapshots.mkdir()
     for step in range(100):
