@@ -85,7 +85,7 @@ class Observer:
             save_weights(self.run.snapshot(step, ".safetensors"), step, model)
             best = best_row(self.record.rows)
             best_step = best["step"] if best else None
-            prune_stored_weights(self.run, row.columns("emerged"), best_step)
+            prune_stored_weights(self.run, row, best_step)
         return row
 
     def has_changed(self, model: GPT, previous: Row) -> bool:

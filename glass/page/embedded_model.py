@@ -13,7 +13,7 @@ from config import GPTConfig
 from generation.known_settings import find_unknown_setting
 from glass.heads.measure.snapshot_files import order_by_importance
 from glass.page.pack import Blobs, PackedWeights, pack_weights, to_base64
-from run.row import Head
+from run.row import Row
 from run.run_dir import RunDir
 from training.tensors import read_weights, tensor_shapes
 
@@ -44,12 +44,11 @@ class EmbeddedModel(NamedTuple):
 
 
 def find_embedded_model(
-    run: RunDir, emerged: Mapping[str, Mapping[Head, int]], opening_step: int | None = None
+    run: RunDir, latest: Row, opening_step: int | None = None
 ) -> EmbeddedModel | None:
     """Return a run's model with its stored weights; None if it cannot be read.
 
-    `emerged` has the steps of emergence by score and head. The page opens on `opening_step`, or on
-    the last step.
+    The `latest` row says when heads emerged. The page opens on `opening_step`, or on the last step.
     """
     try:
         settings = run.config
@@ -61,7 +60,7 @@ def find_embedded_model(
     paths = run.snapshot_files(".safetensors")
     weights = {
         step: partial(_pack_file, paths[step], paths[step].stat().st_mtime_ns)
-        for step in order_by_importance([*paths], emerged, opening_step)
+        for step in order_by_importance([*paths], latest, opening_step)
     }
     return EmbeddedModel(GPTConfig.from_settings(settings.model), tokenizer, weights)
 

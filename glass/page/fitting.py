@@ -9,6 +9,7 @@ from glass.page.embedded_model import EmbeddedModel, embed_weights
 from glass.page.html import embed_json, expand_template, write_html
 from glass.page.pack import Blobs, Packed
 from glass.page.snapshots import Snapshot
+from run.row import Row
 
 MAX_PAGE_BYTES = 24_500_000
 
@@ -91,7 +92,7 @@ def _choose_snapshots(
     """Return those that fit of the snapshots with the tokens of the newest, by steps."""
     newest = snapshots[-1]
     alike = {snapshot.step: snapshot for snapshot in snapshots if snapshot.probes == newest.probes}
-    evenly_spaced = order_by_importance([*alike], emerged={})
+    evenly_spaced = order_by_importance([*alike], Row())
     chosen = []
     for step in dict.fromkeys([newest.step, *steps_with_weights, *evenly_spaced]):
         if step not in alike:

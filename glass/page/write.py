@@ -63,7 +63,7 @@ def write_page(run: RunDir) -> Path:
         "config": [[name, format_value(value)] for name, _, value in settings],
         **describe_run_scores(rows),
     }
-    model = find_embedded_model(run, latest.columns("emerged"), opening_step)
+    model = find_embedded_model(run, latest, opening_step)
     snapshots = list_snapshots(run)
     return write_with_attention(run.page, content, snapshots, model)
 

@@ -48,11 +48,6 @@ class Patch:
     layer: int
     index: int  # token of a residual patch, number of a head, 0 for an MLP
 
-    def __str__(self) -> str:
-        if self.kind == "mlp":
-            return f"L{self.layer}MLP"
-        return f"L{self.layer}{'T' if self.kind == 'residual' else 'H'}{self.index}"
-
 
 def parse_patch(name: str) -> Patch | None:
     """Parse a name such as L3T5, L2H1 or L2MLP; None if it does not name a patch."""

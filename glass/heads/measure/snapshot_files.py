@@ -1,7 +1,6 @@
 """The files of a snapshot: its arrays (.npz), and weights with which the page runs the model."""
 
 from bisect import bisect_left
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from torch import Tensor
 from common.files import atomic_write
 from glass.heads.measure.probes import Probes
 from model import GPT
-from run.row import Head
+from run.row import Row
 from run.run_dir import RunDir
 from training.tensors import make_stamp
 
@@ -66,9 +65,7 @@ def float16_weights(model: GPT) -> dict[str, Tensor]:
     }
 
 
-def prune_stored_weights(
-    run: RunDir, emerged: Mapping[str, Mapping[Head, int]], best_step: int | None = None
-) -> None:
+def prune_stored_weights(run: RunDir, latest: Row, best_step: int | None = None) -> None:
     """Remove the weights of the least important snapshots until `MAX_STORED_BYTES` are left."""
     paths = run.snapshot_files(".safetensors")
     sizes = {step: path.lstat().st_size for step, path in paths.items()}
@@ -76,22 +73,20 @@ def prune_stored_weights(
     if sum(sizes.values()) <= room:
         return
     newest = [*paths][-NEWEST_SNAPSHOTS:]
-    for step in dict.fromkeys([*newest, *order_by_importance([*paths], emerged, best_step)]):
+    for step in dict.fromkeys([*newest, *order_by_importance([*paths], latest, best_step)]):
         room -= sizes[step]
         if room < 0 and step not in newest:
             paths[step].unlink()
 
 
-def order_by_importance(
-    steps: list[int], emerged: Mapping[str, Mapping[Head, int]], best_step: int | None = None
-) -> list[int]:
+def order_by_importance(steps: list[int], latest: Row, best_step: int | None = None) -> list[int]:
     """Order steps by importance, so that the first ones are the best choice.
 
     The order is: the nearest to `best_step`, the last, the first, six around the emergence of the
     first induction head (or of another head of `FOLLOWED_SCORES`), the emergence of other heads,
-    then evenly spaced ones.
+    then evenly spaced ones. The `latest` row says when heads emerged.
     """
-    preferred = _steps_of_emergence(steps, emerged)
+    preferred = _steps_of_emergence(steps, latest)
     if steps and best_step is not None:
         nearest = min(steps, key=lambda step: abs(step - best_step))
         preferred = list(dict.fromkeys([nearest, *preferred]))
@@ -116,14 +111,15 @@ def _spread_evenly(steps: list[int], preferred: list[int]) -> list[int]:
     return removed[::-1]
 
 
-def _steps_of_emergence(steps: list[int], emerged: Mapping[str, Mapping[Head, int]]) -> list[int]:
+def _steps_of_emergence(steps: list[int], latest: Row) -> list[int]:
     """Return the last step, the first, and those around the emergence of heads."""
     indices = [len(steps) - 1, 0]
-    followed = next((score for score in FOLLOWED_SCORES if score in emerged), None)
-    if followed:
-        first = bisect_left(steps, min(emerged[followed].values()))
+    followed = [latest.heads(f"emerged/{score}").values() for score in FOLLOWED_SCORES]
+    emerged = next(filter(None, followed), None)
+    if emerged:
+        first = bisect_left(steps, min(emerged))
         indices += [first + place for place in FOLLOWED_SNAPSHOTS]
-    for step in sorted(step for heads in emerged.values() for step in heads.values()):
+    for step in sorted(latest[f"emerged/{place}"] for place in latest.places("emerged")):
         index = bisect_left(steps, step)
         indices += [index, index - 1]
     return list(dict.fromkeys(steps[k] for k in indices if 0 <= k < len(steps)))
