@@ -18,7 +18,7 @@ from glass.live.requests import MODEL_REQUESTS, TOKENIZER_REQUESTS
 from glass.live.session import Session, load_session
 from glass.page.describe import describe_model, describe_scores
 from glass.page.html import format_html
-from glass.page.values import MAX_TITLE_LENGTH, clip_text
+from glass.page.values import clip_title
 from training.device import describe
 
 MAX_SMALL_PARAMETERS = 200_000_000  # whose heads two cores measure in about a minute
@@ -124,7 +124,7 @@ def render_page(session: Session) -> str:
     config = session.model.config
     content = {
         "kind": "explore",
-        "title": clip_text(session.title, MAX_TITLE_LENGTH),
+        "title": clip_title(session.title),
         **describe_model(config),
         "step": session.step,
         "maxSteps": session.max_steps,

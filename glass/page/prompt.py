@@ -17,7 +17,7 @@ from glass.page.embedded_model import EmbeddedModel
 from glass.page.fitting import write_with_attention
 from glass.page.pack import PackedWeights, pack_weights
 from glass.page.snapshots import Snapshot
-from glass.page.values import MAX_TITLE_LENGTH, clip_text
+from glass.page.values import clip_title
 from model import GPT
 
 
@@ -55,21 +55,14 @@ def write_prompt_page(
 ) -> Path:
     """Write the page of the attention over one text, and return its path.
 
-    The page runs the model if it is small enough.
-
-    Args:
-        path: The file to write.
-        facts: The `title`, and either the number of `promptTokens`, after which the model generated
-            the text, and the `tokenCount` of the whole text, or the `losses` of a scored text.
-        arrays: Those of an `Analysis`.
-        model: The model that read the text.
-        metrics: Its measurements, by the names of metrics.jsonl.
-        findings: What they show.
+    The page runs the model if it is small enough. The `facts` are the `title`, and either the
+    number of `promptTokens`, after which the model generated the text, and the `tokenCount` of the
+    whole text, or the `losses` of a scored text. The arrays and metrics are those of an `Analysis`.
     """
     content = {
         "kind": "prompt",
         **facts,
-        "title": clip_text(facts["title"], MAX_TITLE_LENGTH),
+        "title": clip_title(facts["title"]),
         **describe_model(model.config),
         **describe_scores(0, metrics, findings),
     }

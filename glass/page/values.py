@@ -18,9 +18,9 @@ def finite_number(value: float | None, digits: int = 6) -> float | None:
     return value if isinstance(value, int) else float(f"{value:.{digits}g}")
 
 
-def clip_text(text: str, max_length: int) -> str:
-    """Shorten a text to at most `max_length` characters."""
-    return text if len(text) <= max_length else text[: max_length - 1] + "…"
+def clip_title(title: str) -> str:
+    """Shorten a title to at most `MAX_TITLE_LENGTH` characters."""
+    return title if len(title) <= MAX_TITLE_LENGTH else title[: MAX_TITLE_LENGTH - 1] + "…"
 
 
 def thin(items: Sequence[Item], max_count: int) -> Sequence[Item]:

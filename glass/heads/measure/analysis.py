@@ -138,11 +138,8 @@ class ProbeRun:
     def __init__(self, model: GPT, probes: Probes, text: ForwardPass | None = None) -> None:
         """Run the model.
 
-        Args:
-            model: The model.
-            probes: The texts and random rows.
-            text: The pass over a text that takes the place of the probe and its windows: scores
-                are measured on the control rows instead of them, if there are any.
+        `text` is a pass over a text that takes the place of the probe and its windows: scores are
+        measured on the control rows instead of them, if there are any.
         """
         self.model = model
         self.shape = model.config.n_layer, model.config.n_head

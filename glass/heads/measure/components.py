@@ -35,17 +35,12 @@ def iterate_components(
     tokens: slice = slice(None),
     matrix: Tensor | None = None,
 ) -> Iterator[tuple[Component, Tensor]]:
-    """Yield each component and what it wrote for each token, (B, T, C).
+    """Yield each component and what it wrote for each of the `tokens`, (B, T, C).
 
     The embedding is first, then come the heads, the bias of W_O if there is one, and the MLP of
-    each layer. Their sum is the residual stream. An MLP that the model does not have writes 0.
-
-    Args:
-        model: The model.
-        forward: A pass of it.
-        below: The layer whose input is decomposed; None: the final residual stream.
-        tokens: The tokens whose residual stream is decomposed.
-        matrix: A matrix (C, D) that everything written is multiplied by.
+    each layer. Their sum is the input of the layer `below`, or without it the final residual
+    stream. An MLP that the model does not have writes 0. With a `matrix` (C, D), everything written
+    is multiplied by it.
     """
     residuals = in_float32_or_finer(forward.residuals[:, :, tokens])  # (L + 1, B, T, C)
     heads = in_float32_or_finer(forward.heads[:, :, tokens])  # (L, B, T, H, d_v)

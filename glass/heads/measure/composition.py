@@ -76,15 +76,8 @@ def measure_composition(
     The component is mean-ablated in the input of a head's queries, keys or values. For queries and
     keys, the share is the part of the head's score that is lost. Values do not decide where a head
     attends, so their share is 1 - cos² of the angle between its output with and without the
-    component.
-
-    Args:
-        model: The model.
-        score: One of `MEASURED_SCORES`.
-        heads: The heads whose score it is.
-        rows: The rows on which it is measured.
-        max_components: Only so many components are measured, those with the largest direct shares
-            on a quarter of the rows. None: all.
+    component. At most `max_components` are measured, those with the largest direct shares on a
+    quarter of the rows.
 
     Returns:
         The shares `composition/<score>/<head>/<input>/<upstream>`, and those without recomputation

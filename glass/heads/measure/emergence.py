@@ -36,12 +36,8 @@ def date_emergence(previous: Row, current: Row, length: int) -> Row:
 
     A head emerges at the first of two snapshots in a row at which it passes the threshold; this
     step never changes later. It is lost when its score falls below the threshold by more than two
-    standard errors, until it passes again. Scored windows have `length` tokens.
-
-    Args:
-        previous: The snapshot before, with the steps of all earlier ones; empty at the first one.
-        current: The scores of the current snapshot.
-        length: Number of tokens in each scored window.
+    standard errors, until it passes again. The previous row also has the steps of all earlier
+    snapshots, and is empty at the first one. Scored windows have `length` tokens.
 
     Returns:
         For each head, `emerged/<score>/<head>`, the first step at which it passed, and

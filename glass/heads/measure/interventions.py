@@ -42,13 +42,10 @@ NO_INTERVENTIONS = Interventions()
 
 
 def replace_heads(layer: int, heads: Sequence[Sequence[int]], values: Tensor | float) -> Taps:
-    """Return the tap that replaces the outputs of some heads of a layer.
+    """Return the tap that replaces the outputs of some heads by `values`, up to (B, T, H, d_v).
 
-    Args:
-        layer: Layer of the heads.
-        heads: Numbers of the heads to replace: heads[r] in row r of a batch; a single list
-            applies to all rows. A batch of one row is expanded to a row for each list.
-        values: Outputs that replace those of the heads, broadcast to (B, T, H, d_v).
+    The heads heads[r] are replaced in row r of a batch; a single list applies to all rows. A batch
+    of one row is expanded to a row for each list.
     """
 
     def replace(y: Tensor) -> Tensor:
