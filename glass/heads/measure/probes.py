@@ -1,6 +1,6 @@
 """Make the probes: texts and random rows on which every snapshot measures the attention heads."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -133,15 +133,12 @@ def draw_other_order(count: int, generator: np.random.Generator) -> np.ndarray:
 
 def token_frequencies(ids: np.ndarray, vocab_size: int) -> np.ndarray:
     """Count each id in `ids`, or in evenly spaced pieces of long `ids`: (vocab_size,)."""
-    counts = [np.bincount(piece, minlength=vocab_size) for piece in _spread_pieces(ids)]
-    return np.sum(counts, axis=0, dtype=np.float64)
-
-
-def _spread_pieces(ids: np.ndarray) -> Iterator[np.ndarray]:
-    count = -(-len(ids) // PIECE_TOKENS)
-    chosen = min(count, MAX_FREQUENCY_TOKENS // PIECE_TOKENS)
-    for piece in np.linspace(0, count - 1, chosen).astype(int):
-        yield ids[piece * PIECE_TOKENS : (piece + 1) * PIECE_TOKENS]
+    pieces = -(-len(ids) // PIECE_TOKENS)
+    chosen = min(pieces, MAX_FREQUENCY_TOKENS // PIECE_TOKENS)
+    counts = np.zeros(vocab_size)
+    for start in PIECE_TOKENS * np.linspace(0, pieces - 1, chosen).astype(int):
+        counts += np.bincount(ids[start : start + PIECE_TOKENS], minlength=vocab_size)
+    return counts
 
 
 def spell_tokens(tokenizer: Tokenizer, ids: Iterable[int]) -> list[str]:
