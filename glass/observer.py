@@ -104,26 +104,26 @@ class Observer:
         """Measure every head of a float32 model; return the arrays that are saved too."""
         has_grid = is_grid_due(step, self.config)
         is_last = step == self.config.max_steps
-        run = ProbeRun(model, self.probes)
-        arrays = run.arrays
-        row = run.score_heads()
+        probe_run = ProbeRun(model, self.probes)
+        arrays = probe_run.arrays
+        row = probe_run.score_heads()
         is_regular = is_snapshot_due(step, self.config)
         if has_grid or (is_regular and _can_always_explain(self.config)):
-            arrays |= explain_predictions(model, run.text, self.tokenizer)
+            arrays |= explain_predictions(model, probe_run.text, self.tokenizer)
         if has_grid and len(self.probes.periods):
             longest = int(self.probes.periods.argmax())  # the page shows this row
-            effects = explain_predictions(model, run.random.rows([longest]), self.tokenizer)
+            effects = explain_predictions(model, probe_run.random.rows([longest]), self.tokenizer)
             arrays |= {f"repeated_{name}": values for name, values in effects.items()}
-        if is_last and (not run.is_large or _can_measure_importance(self.config)):
+        if is_last and (not probe_run.is_large or _can_measure_importance(self.config)):
             ablation = ablate_heads(model, *self.windows, self.config.precision)
             row.put_heads("heads/importance", *head_importance(ablation))
             arrays["validation_loss"] = ablation.loss
             arrays["validation_loss_without_head"] = ablation.loss_without_head
-        row |= date_emergence(previous, row, run.window_length)
-        row |= run.measure_copying()
-        row |= run.measure_composition(row)
+        row |= date_emergence(previous, row, probe_run.window_length)
+        row |= probe_run.measure_copying()
+        row |= probe_run.measure_composition(row)
         if has_grid:
-            row |= run.measure_faithfulness(row, finds_sufficient=is_last)
+            row |= probe_run.measure_faithfulness(row, finds_sufficient=is_last)
         return row, arrays
 
     def _log_heads(self, row: Row) -> None:

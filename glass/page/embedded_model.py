@@ -43,9 +43,7 @@ class EmbeddedModel(NamedTuple):
     weights: Mapping[int, Callable[[], PackedWeights | None]]
 
 
-def find_embedded_model(
-    run: RunDir, latest: Row, opening_step: int | None = None
-) -> EmbeddedModel | None:
+def find_embedded_model(run: RunDir, latest: Row, opening_step: int | None) -> EmbeddedModel | None:
     """Return a run's model with its stored weights; None if it cannot be read.
 
     The `latest` row says when heads emerged. The page opens on `opening_step`, or on the last step.

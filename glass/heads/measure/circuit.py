@@ -3,9 +3,9 @@
 from statistics import NormalDist
 from typing import NamedTuple
 
+from glass.heads.measure.probes import MAX_ROWS
 from run.row import Estimate, Head, Row, parse_head
 
-READINGS = 16  # windows or rows from which each standard error is estimated
 MAX_NAMED_HEADS = 2  # heads of one kind that findings name and circuits include
 SUFFICIENT_SHARE = 0.9  # of the copying gain, which a sufficient set of heads keeps
 MIN_UPSTREAM_SHARE = 0.2  # of a head's score, for an upstream head to join the circuit
@@ -28,7 +28,7 @@ def max_errors_by_chance(count: int) -> float:
     It is Student's t with Bonferroni correction, by its series in the normal quantile.
     """
     z = NormalDist().inv_cdf(1 - 0.05 / max(1, count))
-    freedom = READINGS - 1
+    freedom = MAX_ROWS - 1  # of a standard error, which is estimated from as many windows or rows
     first_order = (z**3 + z) / (4 * freedom)
     second_order = (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
     return z + first_order + second_order
