@@ -1,7 +1,6 @@
 """Draw the attention grid: one image with the attention maps of all heads."""
 
 import re
-from dataclasses import dataclass
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
@@ -42,23 +41,6 @@ def interpolate_scale() -> np.ndarray:
 WEIGHT_COLORS = interpolate_scale()
 
 
-@dataclass(frozen=True)
-class Layout:
-    """The places and sizes of the maps in the image, in pixels."""
-
-    width: int  # of a map
-    height: int  # of a map
-    lefts: np.ndarray  # left edges of the maps of a layer, (H,)
-    tops: np.ndarray  # upper edges of the maps of each layer, (L,)
-
-    @property
-    def image_size(self) -> tuple[int, int]:
-        """Return the width and height of the image."""
-        right = int(self.lefts[-1]) + self.width + END_MARGIN
-        bottom = int(self.tops[-1]) + self.height + END_MARGIN
-        return max(MIN_IMAGE_WIDTH, right), bottom
-
-
 def draw_attention_grid(
     maps: np.ndarray, tokens: list[str], groups: int, title: str
 ) -> Image.Image:
@@ -75,36 +57,39 @@ def draw_attention_grid(
     if has_sink:
         maps = np.concatenate((maps, sink), axis=-1)  # (L, H, T, T + 1)
 
+    # Sizes and places of the maps, in pixels
     cell = min(MAX_CELL, MAX_GRID_WIDTH // (max(n_layer, n_head) * n_tokens))
-    height = cell * n_tokens or MAX_GRID_WIDTH // max(n_layer, n_head)  # of a map
+    height = cell * n_tokens or MAX_GRID_WIDTH // max(n_layer, n_head)
+    width = height * maps.shape[-1] // n_tokens
     labels = [token_label(token) for token in tokens] if cell >= MIN_LABELED_CELL else []
     font = ImageFont.load_default(max(8, cell))
     label_width = max((int(font.getlength(label)) for label in labels), default=8)
-    layout = plan_layout(maps.shape, height, LEFT_MARGIN + label_width, groups)
-
-    image = Image.new("RGB", layout.image_size, "white")
-    pen = ImageDraw.Draw(image)
-    _draw_heading(pen, title, has_sink, shares_keys)
-    for layer, top in enumerate(layout.tops.tolist()):
-        _draw_maps(image, layout, layer, maps[layer])
-        for row, label in enumerate(labels):
-            end = (layout.lefts[0] - LABEL_GAP, top + (row + 0.5) * cell)
-            pen.text(end, label, fill=TEXT_COLOR, font=font, anchor="rm")
-        if shares_keys:
-            _draw_frames(pen, layout, top, groups)
-    return image
-
-
-def plan_layout(shape: tuple[int, ...], height: int, first_left: int, groups: int) -> Layout:
-    """Place maps of a shape (L, H, rows, columns), the first of a layer at `first_left`."""
-    n_layer, n_head, rows, columns = shape
-    width = height * columns // rows
     heads = np.arange(n_head)
-    lefts = first_left + heads * (width + HEAD_GAP)
-    if groups < n_head:
+    lefts = LEFT_MARGIN + label_width + heads * (width + HEAD_GAP)
+    if shares_keys:
         lefts += heads // (n_head // groups) * HEAD_GAP
     tops = HEADER_HEIGHT + np.arange(n_layer) * (height + LAYER_GAP)
-    return Layout(width, height, lefts, tops)
+    right = int(lefts[-1]) + width + END_MARGIN
+    bottom = int(tops[-1]) + height + END_MARGIN
+
+    # The image: a row of maps for each layer, with labels and frames
+    image = Image.new("RGB", (max(MIN_IMAGE_WIDTH, right), bottom), "white")
+    pen = ImageDraw.Draw(image)
+    _draw_heading(pen, title, has_sink, shares_keys)
+    for layer, top in enumerate(tops.tolist()):
+        for head, left in enumerate(lefts.tolist()):
+            pixels = Image.fromarray(colorize(maps[layer, head]))
+            image.paste(pixels.resize((width, height), Image.Resampling.NEAREST), (left, top))
+            name = f"L{layer}H{head}"
+            pen.text((left, top - 15), name, fill=TEXT_COLOR, font=ImageFont.load_default(11))
+        for row, label in enumerate(labels):
+            end = (lefts[0] - LABEL_GAP, top + (row + 0.5) * cell)
+            pen.text(end, label, fill=TEXT_COLOR, font=font, anchor="rm")
+        if shares_keys:
+            for group in lefts.reshape(groups, -1).tolist():
+                frame = (group[0] - 5, top - 18, group[-1] + width + 4, top + height + 4)
+                pen.rectangle(frame, outline=FRAME_COLOR)
+    return image
 
 
 def _draw_heading(pen: ImageDraw.ImageDraw, title: str, has_sink: bool, shares_keys: bool) -> None:
@@ -115,26 +100,6 @@ def _draw_heading(pen: ImageDraw.ImageDraw, title: str, has_sink: bool, shares_k
         note += "; frame: heads that share keys and values"
     pen.text((LEFT_MARGIN, 8), title, fill=TEXT_COLOR, font=ImageFont.load_default(15))
     pen.text((LEFT_MARGIN, 30), note, fill=NOTE_COLOR, font=ImageFont.load_default(11))
-
-
-def _draw_maps(image: Image.Image, layout: Layout, layer: int, maps: np.ndarray) -> None:
-    """Draw the maps (H, T, T) of a layer, with the names of their heads above them."""
-    pen = ImageDraw.Draw(image)
-    size = (layout.width, layout.height)
-    top = int(layout.tops[layer])
-    for head, left in enumerate(layout.lefts.tolist()):
-        pixels = Image.fromarray(colorize(maps[head]))
-        image.paste(pixels.resize(size, Image.Resampling.NEAREST), (left, top))
-        name = f"L{layer}H{head}"
-        pen.text((left, top - 15), name, fill=TEXT_COLOR, font=ImageFont.load_default(11))
-
-
-def _draw_frames(pen: ImageDraw.ImageDraw, layout: Layout, top: int, groups: int) -> None:
-    """Draw a frame around the maps of each group of a layer, and the names above them."""
-    for lefts in layout.lefts.reshape(groups, -1).tolist():
-        upper_left = (lefts[0] - 5, top - 18)
-        lower_right = (lefts[-1] + layout.width + 4, top + layout.height + 4)
-        pen.rectangle((*upper_left, *lower_right), outline=FRAME_COLOR)
 
 
 def colorize(A: np.ndarray) -> np.ndarray:
