@@ -20,10 +20,9 @@ from common.files import is_folder
 from common.paths import expand_home, require_output_folder
 from common.terminal import Terminal, command
 from run.run_dir import RunDir
-from sweeps.comparison import read_comparison
 from sweeps.jobs import rewrite_results
 from sweeps.page import write_results
-from sweeps.runs import is_sweep
+from sweeps.runs import is_sweep, read_comparison
 from sweeps.table import print_sweep
 
 

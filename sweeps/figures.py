@@ -3,7 +3,7 @@
 Does not import torch.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from math import prod
@@ -97,8 +97,10 @@ def compute_figures(run_dir: Path, config: Config | None, rows: Sequence[Row]) -
         figures["kv_cache_bytes"] = kv_cache_bytes(config)
     if "probe/copying_gain" in last_snapshot:
         figures["copying_gain"] = last_snapshot["probe/copying_gain"]
-    figures |= _best_of_heads(last_snapshot, "emerged", min)
-    figures |= _best_of_heads(last_snapshot, "heads", max)
+    for score, steps in last_snapshot.scores("emerged").items():
+        figures[f"emerged/{score}"] = min(steps.values())
+    for score, values in last_snapshot.scores("heads").items():
+        figures[f"heads/{score}"] = max(values.values())
     for score in SCORES_WITH_TIMING:
         has_emerged = f"emerged/{score}" in figures
         if has_emerged and figures.get("step") and "tokens" in figures:
@@ -123,12 +125,6 @@ def _progress(rows: Sequence[Row]) -> dict[str, float]:
     if figures.get("train_seconds") and "tokens" in figures:
         figures["tokens_per_second"] = figures["tokens"] / figures["train_seconds"]
     return figures
-
-
-def _best_of_heads(row: Row, group: str, choose: Callable[..., float]) -> dict[str, float]:
-    return {
-        f"{group}/{score}": choose(values.values()) for score, values in row.scores(group).items()
-    }
 
 
 def _read_parameter_count(run: RunDir) -> int | None:

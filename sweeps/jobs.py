@@ -48,7 +48,6 @@ from sweeps.identity import (
 from sweeps.launching import (
     JobLoader,
     compose_jobs,
-    compose_swept_job,
     launch,
     make_loader,
     parse_settings,
@@ -80,7 +79,7 @@ class Sweep:
             if job.overrides == list(overrides):
                 return job
         first = self.jobs[0]
-        return compose_swept_job(overrides, first.config_dir, first.swept)
+        return replace(cli.compose_job(list(overrides), first.config_dir), swept=first.swept)
 
 
 def run_sweep(
@@ -237,7 +236,8 @@ def preview_jobs(jobs: Iterable[cli.Job], plan: Train) -> None:
     lines: dict[tuple[str, int], str] = {}
     for number, job in enumerate(jobs, 1):
         title = name_job(f"{number}", job)
-        remaining = hash_settings(job, "seed"), _count_steps(job.config.run_dir)
+        steps = RunDir(Path(job.config.run_dir)).steps() if job.config.run_dir else []
+        remaining = hash_settings(job, "seed"), max(steps, default=0)
         try:
             if remaining not in lines:
                 lines[remaining] = _last_printed_line(plan, job)
@@ -254,11 +254,6 @@ def _last_printed_line(plan: Train, job: cli.Job) -> str:
     with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
         plan(job)
     return output.getvalue().splitlines()[-1]
-
-
-def _count_steps(run_dir: str | None) -> int:
-    """Return the number of steps that a job has taken, as far as they are saved."""
-    return max(RunDir(Path(run_dir)).steps(), default=0) if run_dir else 0
 
 
 # --- one job --------------------------------------------------------------------------------------

@@ -80,14 +80,7 @@ def compose_jobs(
     if not jobs:
         raise UserError(f"{' or '.join(swept)} has no values: give it some")
     for job in jobs:
-        yield compose_swept_job(job, config_dir, swept)
-
-
-def compose_swept_job(
-    overrides: Sequence[str], config_dir: str | None, swept: Sequence[str]
-) -> cli.Job:
-    """Compose the job of a sweep in which the jobs differ by the keys `swept`."""
-    return replace(cli.compose_job(list(overrides), config_dir), swept=swept)
+        yield replace(cli.compose_job(job, config_dir), swept=swept)
 
 
 def _draw_jobs(overrides: Sequence[Override]) -> list[list[str]]:

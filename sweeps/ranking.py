@@ -92,7 +92,8 @@ class Ranking:
             settings = dict(run.settings)
             if not self.compares_runs:
                 settings.pop("seed", None)
-            key = run.name if self.compares_runs else run.variant
+            record = run.record
+            key = run.name if self.compares_runs else (record.row, record.text, record.length)
             variants.setdefault(key, Variant(settings, [])).runs.append(run)
 
         def order(variant: Variant) -> tuple:

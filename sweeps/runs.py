@@ -1,6 +1,7 @@
 """Read runs from their folders: the jobs of a sweep, and any others. Does not import torch."""
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
@@ -8,14 +9,17 @@ from pathlib import Path
 
 from common.errors import UserError
 from common.files import atomic_write, exists, is_folder, list_folder, read_json_object
+from common.settings import format_settings
 from common.terminal import error_sentence, explain_error
 from config import Config
+from run.config_file import PER_COMMAND
 from run.row import Row
 from run.run_dir import SWEEP_FILE, RunDir
 from sweeps.figures import compute_figures
 
 # A pseudo-setting of compared runs: the name of each, so that each is a variant of its own.
 RUN = "run"
+MAX_DEPTH = 2  # of runs below a folder that is compared: in it, or in a sweep in it
 
 
 @dataclass(frozen=True)
@@ -70,11 +74,6 @@ class Run:
     def name(self) -> str:
         """The name of its folder, or the path that tells it from other compared runs."""
         return self.settings.get(RUN, self.path.name)
-
-    @property
-    def variant(self) -> tuple[str, str, str]:
-        """The settings, text and number of steps, which the runs of a variant share."""
-        return self.record.row, self.record.text, self.record.length
 
     @property
     def steps(self) -> int:
@@ -181,3 +180,63 @@ def _find_swept_settings(records: Sequence[JobRecord]) -> list[str]:
     if len(rows_on_texts) > len(rows):  # the text was replaced between two calls
         keys.append("text")
     return keys
+
+
+# --- comparisons ----------------------------------------------------------------------------------
+
+
+def read_comparison(paths: Sequence[Path]) -> list[Run]:
+    """Read the runs at some paths, with their names and the settings that differ between them.
+
+    A path is the folder of a run, or one that holds runs or sweeps. A run is named by its path
+    relative to the deepest folder that contains all of them.
+    """
+    folders = _find_all_runs(paths)
+    parent = os.path.commonpath([folder.parent for folder in folders])
+    runs = [read_run(folder) for folder in folders]
+    differing = _find_differing_settings([run.config for run in runs if run.config])
+    named = []
+    for run in runs:
+        settings = {RUN: run.path.relative_to(parent).as_posix()}
+        if run.config:
+            values = format_settings(run.config)
+            settings |= {key: values[key] for key in differing}
+        named.append(replace(run, settings=settings))
+    return named
+
+
+def _find_all_runs(paths: Sequence[Path]) -> list[Path]:
+    """Return the folders of the runs at some paths, each once.
+
+    Raises:
+        UserError: If there is no run at one of the paths.
+    """
+    folders: dict[Path, None] = {}
+    for path in paths:
+        at_path = _find_runs(Path(os.path.abspath(path)), MAX_DEPTH)
+        if not at_path:
+            problem = "holds no run" if exists(path) else "does not exist"
+            raise UserError(f"{path} {problem}: give folders of runs, or a folder that holds runs")
+        folders |= dict.fromkeys(at_path)
+    return list(folders)
+
+
+def _find_runs(folder: Path, depth: int) -> list[Path]:
+    """Return the folder if it is that of a run, else the runs in it, including jobs of sweeps."""
+    if not is_folder(folder):
+        return []
+    run = RunDir(folder)
+    if run.has_begun or exists(run.job_file):
+        return [folder]
+    inner = list_folder(folder) if depth else []
+    return [found for path in inner for found in _find_runs(path, depth - 1)]
+
+
+def _find_differing_settings(configs: Sequence[Config]) -> list[str]:
+    """Return the keys of the settings that differ, except those of a command."""
+    settings = [format_settings(config) for config in configs]
+    return [
+        key
+        for key in format_settings(Config())
+        if key not in PER_COMMAND and len({each[key] for each in settings}) > 1
+    ]

@@ -17,9 +17,8 @@ from pages import (
 )
 
 from sweeps import page as sweep_page
-from sweeps.comparison import read_comparison
 from sweeps.ranking import Ranking
-from sweeps.runs import read_sweep
+from sweeps.runs import read_comparison, read_sweep
 
 
 def write(folder: Path) -> Path:
