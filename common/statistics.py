@@ -124,19 +124,15 @@ def _find_proportion(min_count: int, total: int, probability: float) -> float:
     high = 1.0
     for _ in range(BISECTIONS):
         middle = (low + high) / 2
-        if _probability_of_at_least(min_count, total, middle) < probability:
+        terms = (
+            comb(total, count) * middle**count * (1 - middle) ** (total - count)
+            for count in range(min_count, total + 1)
+        )
+        if sum(terms) < probability:
             low = middle
         else:
             high = middle
     return high
-
-
-def _probability_of_at_least(min_count: int, total: int, proportion: float) -> float:
-    """Return the probability of `min_count` or more successes in independent trials."""
-    return sum(
-        comb(total, count) * proportion**count * (1 - proportion) ** (total - count)
-        for count in range(min_count, total + 1)
-    )
 
 
 def censored_median(times: Sequence[float | None]) -> float:

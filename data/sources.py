@@ -48,7 +48,8 @@ def find_text_files(
     for file in find_files(root, Selection(pattern, excluded)):
         name = printable(file.relative_to(root).as_posix(), one_line=True)
         try:
-            _require_text(file, name)
+            with open_text(ordinary_file(file), name) as content:
+                content.read(TEXT_CHECK_CHARS)
             texts.append(file)
         except (OSError, UserError) as e:
             problems[name] = str(e)
@@ -70,12 +71,6 @@ def require_text_file(path: str) -> Path:
     if not file.is_file():
         raise UserError(f"data.path={path} is not a file; give the path of a text file")
     return file
-
-
-def _require_text(file: Path, name: str) -> None:
-    """Raise `UserError` or `OSError` if a file does not begin with text."""
-    with open_text(ordinary_file(file), name) as content:
-        content.read(TEXT_CHECK_CHARS)
 
 
 def _split_glob(path: str) -> tuple[Path, Sequence[str]]:

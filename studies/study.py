@@ -140,12 +140,11 @@ class Study(NamedTuple):
         return [quantity for claim in self.claims for quantity in claim.quantities]
 
 
-class Results:
+class Results(NamedTuple):
     """The finished runs of a study, and what they show."""
 
-    def __init__(self, study: Study, arms: Arms) -> None:
-        self.study = study
-        self.arms = arms
+    study: Study
+    arms: Arms
 
     def values(self, quantity: Quantity) -> dict[int, float]:
         """Return a quantity by the seeds of the runs in which it was measured."""
@@ -297,40 +296,31 @@ class Results:
         ]
         steps = [row["step"] for _, rows in rows_by_color for row in rows]
         values = [row[metric] for _, rows in rows_by_color for row in rows]
-        axes = Axes(left, top, max([0, *steps]) or 1, min([0, *values]), max([0, *values]) or 1)
-        axes.draw(pen, metric)
+        last_step = max([0, *steps]) or 1
+        low = min([0, *values])
+        high = max([0, *values]) or 1
+
+        def place(step: float, value: float) -> tuple[float, float]:
+            width = CHART_WIDTH - 2 * CHART_MARGIN
+            height = CHART_HEIGHT - 2 * CHART_MARGIN
+            x = left + CHART_MARGIN + width * step / last_step
+            y = top + CHART_MARGIN + height * (high - value) / (high - low)
+            return x, y
+
+        # The title, and three labels of each axis
+        pen.text((left + CHART_MARGIN, top), metric, "black")
+        for share in (0, 0.5, 1):
+            value = low + share * (high - low)
+            step = share * last_step
+            pen.text(place(0, value), f"{value:.2g}  ", "black", anchor="rm")
+            pen.text(place(step, low), f"\n{step:,.0f}", "black", anchor="ma")
+
+        # The runs and their events
         for color, rows in rows_by_color:
-            pen.line([axes.place(row["step"], row[metric]) for row in rows], color, 3)
+            pen.line([place(row["step"], row[metric]) for row in rows], color, 3)
             for event in self.study.events.values():
                 if event.metric == metric and (row := event.find(rows)):
-                    pen.circle(axes.place(row["step"], row[metric]), 8, color)
-
-
-class Axes(NamedTuple):
-    """The axes of a chart: its corner in pixels, and the range of steps and values."""
-
-    left: int
-    top: int
-    last_step: float
-    low: float
-    high: float
-
-    def place(self, step: float, value: float) -> tuple[float, float]:
-        """Return the pixel (x, y) of a value at a step."""
-        width = CHART_WIDTH - 2 * CHART_MARGIN
-        height = CHART_HEIGHT - 2 * CHART_MARGIN
-        x = self.left + CHART_MARGIN + width * step / self.last_step
-        y = self.top + CHART_MARGIN + height * (self.high - value) / (self.high - self.low)
-        return x, y
-
-    def draw(self, pen: ImageDraw.ImageDraw, title: str) -> None:
-        """Draw the title, and three labels of each axis."""
-        pen.text((self.left + CHART_MARGIN, self.top), title, "black")
-        for share in (0, 0.5, 1):
-            value = self.low + share * (self.high - self.low)
-            step = share * self.last_step
-            pen.text(self.place(0, value), f"{value:.2g}  ", "black", anchor="rm")
-            pen.text(self.place(step, self.low), f"\n{step:,.0f}", "black", anchor="ma")
+                    pen.circle(place(row["step"], row[metric]), 8, color)
 
 
 def read_arms(study: Study, folder: Path) -> Arms:

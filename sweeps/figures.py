@@ -84,10 +84,7 @@ def describe_figure(name: str) -> Figure:
 def compute_figures(run_dir: Path, config: Config | None, rows: Sequence[Row]) -> dict[str, float]:
     """Compute the figures of a run that sweep.csv has as columns, as far as they were measured.
 
-    These are, by the names of metrics.jsonl: the losses of the best step, size, training speed,
-    bytes of one sequence's KV cache, the last in-context copying gain, in-context score and metrics
-    of a task; for each score the first emergence (`emerged/induction`), the tokens at that step,
-    and the highest last score (`heads/induction`).
+    Of each score these are the first emergence, the tokens at that step, and the highest last one.
     """
     last_snapshot = last_scored_row(rows)
     figures = _progress(rows)

@@ -65,11 +65,6 @@ class Column(NamedTuple):
     cells: list[str]
     is_text: bool = False
 
-    @property
-    def width(self) -> int:
-        """Its width in characters, with the gap to the next column."""
-        return max(map(cell_len, [self.heading, *self.cells])) + COLUMN_GAP
-
 
 def make_table(ranking: Ranking, width: int) -> Table:
     """Build the table of the measured variants, best first, with as many figures as fit.
@@ -78,8 +73,10 @@ def make_table(ranking: Ranking, width: int) -> Table:
     which compared runs differ, those that fit have one. `width` is in characters.
     """
     variants = [variant for variant in ranking.variants if variant.measured]
-    names = figure_names(variants, ranking.metric)
-    metric, *figures = [figure_column(name, variants) for name in names]
+    metric, *figures = [
+        Column(describe_figure(name).heading, [format_cell(variant, name) for variant in variants])
+        for name in figure_names(variants, ranking.metric)
+    ]
     settings = setting_columns(variants)
     counts = _count_columns(ranking, variants)
     if ranking.compares_runs:
@@ -108,7 +105,8 @@ def _plain(cell: str) -> Text:
 
 
 def _table_width(columns: Sequence[Column]) -> int:
-    return sum(column.width for column in columns) - COLUMN_GAP
+    widths = [max(map(cell_len, [column.heading, *column.cells])) for column in columns]
+    return sum(widths) + COLUMN_GAP * (len(columns) - 1)
 
 
 def setting_columns(variants: Sequence[Variant]) -> list[Column]:
@@ -136,12 +134,6 @@ def _count_columns(ranking: Ranking, variants: Sequence[Variant]) -> list[Column
         return []
     counts = [_format_count(len(variant.finished), len(variant.runs)) for variant in variants]
     return [Column("seeds", counts)]
-
-
-def figure_column(name: str, variants: Sequence[Variant]) -> Column:
-    """Return the column of a figure."""
-    cells = [format_cell(variant, name) for variant in variants]
-    return Column(describe_figure(name).heading, cells)
 
 
 def figure_names(variants: Sequence[Variant], metric: str) -> list[str]:
