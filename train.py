@@ -267,7 +267,7 @@ def open_starting_model(
     if init_from:
         from interop.loading import open_pinned
 
-        return open_pinned(init_from, log)
+        return open_pinned(init_from, log=log)
     return None
 
 

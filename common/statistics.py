@@ -1,21 +1,7 @@
 """Statistics over the seeds of an experiment: errors, tests, and times that may be censored."""
 
 from collections.abc import Sequence
-from math import (
-    atan,
-    ceil,
-    comb,
-    copysign,
-    exp,
-    inf,
-    isfinite,
-    isinf,
-    isnan,
-    lgamma,
-    nan,
-    pi,
-    sqrt,
-)
+from math import atan, ceil, comb, copysign, exp, inf, isfinite, isinf, isnan, lgamma, nan, pi, sqrt
 from statistics import NormalDist, fmean, median, stdev
 from typing import NamedTuple
 

@@ -5,20 +5,4 @@ None of them needs transformers, and no pickled code runs.
 
 from interop.export import save_hf
 from interop.gguf_export import save_gguf
-from interop.loading import (
-    find_model,
-    load,
-    load_hf,
-    open_pinned,
-    read_starting_model,
-)
-
-__all__ = [
-    "find_model",
-    "load",
-    "load_hf",
-    "open_pinned",
-    "read_starting_model",
-    "save_gguf",
-    "save_hf",
-]
+from interop.loading import find_model, load, load_hf, open_pinned, read_starting_model

@@ -47,7 +47,7 @@ def load(path_or_name: str | os.PathLike, checkpoint: str | int = "best") -> tup
 
 def load_hf(path: str | os.PathLike) -> GPT:
     """Load a model by its path as `load` does, in float32. It needs no tokenizer."""
-    return open_model(Path(path)).build().float()
+    return open_pinned(os.fspath(path)).build().float()
 
 
 def find_model(
@@ -59,7 +59,7 @@ def find_model(
 
     `log` is called with a line if a checkpoint is damaged and another one is taken.
     """
-    return open_model(find_path(pin_model(os.fspath(path_or_name))), checkpoint, log)
+    return open_pinned(pin_model(os.fspath(path_or_name)), checkpoint, log)
 
 
 def read_starting_model(init_from: str) -> Config:
@@ -68,17 +68,12 @@ def read_starting_model(init_from: str) -> Config:
     The model is downloaded if necessary.
     """
     init_from = pin_model(init_from)
-    source = open_model(find_path(init_from), log=lambda note: None)
+    source = open_pinned(init_from, log=lambda note: None)
     start = Config(init_from=init_from, model=source.config)
     if isinstance(source, RunCheckpoint):
         return replace(start, model=source.settings.model, tokenizer=source.settings.tokenizer)
     assert isinstance(source, ExternalModel)
     return replace(start, tokenizer=TokenizerConfig(name=source.tokenizer_name))
-
-
-def open_pinned(pinned: str, log: Callable[[str], Any] = print_stderr) -> StoredModel:
-    """Open a model by the path or the name that `pin_model` returned; see `find_model`."""
-    return open_model(find_path(pinned), log=log)
 
 
 # --- names ----------------------------------------------------------------------------------------
@@ -132,10 +127,11 @@ def _download_snapshot(name: str, commit: str | None, **options: Any) -> Path:
 # --- paths ----------------------------------------------------------------------------------------
 
 
-def open_model(
-    path: Path, checkpoint: str | int = "best", log: Callable[[str], Any] = print_stderr
+def open_pinned(
+    pinned: str, checkpoint: str | int = "best", log: Callable[[str], Any] = print_stderr
 ) -> StoredModel:
-    """Open the run, checkpoint or model of another library at a path, or around a file in it."""
+    """Open the model that `pin_model` returned, or the one around a file; see `find_model`."""
+    path = find_path(pinned)
     run_dir, named = find_run(path)
     is_step = str(checkpoint).isdecimal()
     if is_step and (run_dir is None or named not in (None, str(checkpoint))):

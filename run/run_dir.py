@@ -17,13 +17,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from common.errors import UserError
-from common.files import (
-    atomic_write,
-    exists,
-    is_folder,
-    list_folder,
-    part_path,
-)
+from common.files import atomic_write, exists, is_folder, list_folder, part_path
 from common.text import pluralize
 from config import Config
 from run import losses

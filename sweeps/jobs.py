@@ -45,13 +45,7 @@ from sweeps.identity import (
     name_job,
     record_job,
 )
-from sweeps.launching import (
-    JobLoader,
-    compose_jobs,
-    launch,
-    make_loader,
-    parse_settings,
-)
+from sweeps.launching import JobLoader, compose_jobs, launch, make_loader, parse_settings
 from sweeps.page import write_results
 from sweeps.runs import Run, is_sweep, read_record, read_sweep, write_record
 from sweeps.table import print_sweep

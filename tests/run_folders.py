@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 
 from config import Config, GPTConfig, ModelConfig, TokenizerConfig
 from data.tokenizer import CharTokenizer, Tokenizer, save_tokenizer
-from interop.loading import open_model
+from interop import open_pinned
 from interop.stored import RunCheckpoint
 from model import GPT
 from run.checkpoints import (
@@ -75,7 +75,7 @@ def load_run(
     run_dir: Path, which: str | int = "last", log: Callable[[str], object] = print
 ) -> tuple[GPT, Tokenizer, Config]:
     """Load the model, the tokenizer and the configuration of a run."""
-    stored = open_model(Path(run_dir), which, log)
+    stored = open_pinned(str(run_dir), which, log)
     assert isinstance(stored, RunCheckpoint)
     return *stored.load(), stored.settings
 

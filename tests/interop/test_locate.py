@@ -225,7 +225,7 @@ def test_the_note_about_a_damaged_best_checkpoint_reaches_who_opens_the_run(dama
     (folder / damaged).write_bytes(b"")
     notes = []
     assert interop.find_model("runs/x", "best", notes.append).step == 6
-    assert interop.open_pinned("runs/x", notes.append).manifest.step == 6
+    assert interop.open_pinned("runs/x", log=notes.append).manifest.step == 6
     interop.load("runs/x")
     notes += capsys.readouterr().err.splitlines()
     assert [folder.name in note for note in notes] == [True, False] * 3
