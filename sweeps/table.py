@@ -53,7 +53,16 @@ def print_sweep(console: Console, folder: Path, runs: Sequence[Run]) -> None:
     if any(variant.measured for variant in ranking.variants):
         print_line(make_table(ranking, console.width))
     print_line("")
-    for name, value in _footer(folder, ranking):
+    page = folder / f"{ranking.file_name}.html"
+    lines = [
+        ("page", page.absolute().as_uri()),
+        ("table", str(page.with_suffix(".csv"))),
+        *conclusion(ranking),
+        *_list_problems(ranking),
+    ]
+    if not ranking.compares_runs:
+        lines += _suggest_commands(folder, ranking)
+    for name, value in lines:
         print_value = printer(console, wrap=not value.startswith("python "))
         print_value(printable(f"{name:<12}{value}", one_line=True))
 
@@ -170,20 +179,6 @@ def format_steps(run: Run) -> str:
 def _format_count(count: int, total: int) -> str:
     """Format a count, with the total if they differ: 3, 2 of 3."""
     return f"{count:,}" if count == total else f"{count:,} of {total:,}"
-
-
-def _footer(folder: Path, ranking: Ranking) -> list[NamedLine]:
-    """Return the lines below the table: the best run, failures and what is next."""
-    page = folder / f"{ranking.file_name}.html"
-    lines = [
-        ("page", page.absolute().as_uri()),
-        ("table", str(page.with_suffix(".csv"))),
-        *conclusion(ranking),
-        *_list_problems(ranking),
-    ]
-    if not ranking.compares_runs:
-        lines += _suggest_commands(folder, ranking)
-    return lines
 
 
 def _list_problems(ranking: Ranking) -> list[NamedLine]:

@@ -84,9 +84,8 @@ class Task:
         """
         rows = self.batch_size // processes
         chosen = slice(rank * rows, (rank + 1) * rows)
-        tokens, is_counted = self.generate(BATCH, self.batch_size, step)
-        share = Sequences(tokens[chosen], is_counted[chosen])
-        return share.inputs, share.targets
+        sequences = self.generate(BATCH, self.batch_size, step)
+        return sequences.inputs[chosen], sequences.targets[chosen]
 
     @cached_property
     def training(self) -> Sequences:
