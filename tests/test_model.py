@@ -1,6 +1,7 @@
 """The transformer's layers and GPT, against torch's and against the formulas."""
 
 import math
+from dataclasses import replace
 
 import formulas
 import pytest
@@ -107,8 +108,14 @@ def test_a_preset_has_the_published_number_of_parameters(name, vocab_size, param
 
 
 @few
-@given(config=configs | smeared_configs, T=st.integers(1, 16), seed=seeds)
-def test_the_logits_are_those_of_the_formulas(config, T, seed):
+@given(
+    config=configs | smeared_configs,
+    vocab_multiple=st.sampled_from([None, 16]),
+    T=st.integers(1, 16),
+    seed=seeds,
+)
+def test_the_logits_are_those_of_the_formulas(config, vocab_multiple, T, seed):
+    config = replace(config, vocab_multiple=vocab_multiple)
     model, tokens = lively(build_model(config).double(), seed), random_tokens(2, T, seed=seed)
     x = model.token_embedding.weight[tokens]
     if config.position == "learned":
