@@ -155,16 +155,15 @@ def padded_logits(x: Tensor, weight: Tensor, padding: int) -> Tensor:
     return F.linear(x, F.pad(weight, (0, 0, 0, padding)), bias)
 
 
-def cross_entropy(logits: Tensor, targets: Tensor, max_float32_logits: int | None = None) -> Tensor:
+def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     """Compute the mean of -ln p(target) in nats, a float32 scalar, as `F.cross_entropy` does.
 
     For many logits (N, V) this needs memory for a few rows of float32 probabilities, where torch's
     function keeps (N, V) of them, and on a CPU half the time (LOG.md). torch.compile fuses torch's
     function into kernels that need no such memory either. Targets (N,) of -1 are left out of the
-    mean. `max_float32_logits` is the number of logits in float32 at once; None: the device's.
+    mean.
     """
-    if max_float32_logits is None:
-        max_float32_logits = MAX_FLOAT32_LOGITS.get(logits.device.type, logits.numel())
+    max_float32_logits = MAX_FLOAT32_LOGITS.get(logits.device.type, logits.numel())
     if is_trained_eagerly(logits) and logits.numel() > max_float32_logits:
         return CrossEntropy.apply(logits, targets, max_float32_logits)
     return F.cross_entropy(logits.float(), targets, ignore_index=-1)

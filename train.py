@@ -39,9 +39,9 @@ from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from functools import partial
 from importlib.util import find_spec
-from math import isfinite, nan
+from math import nan
 from types import ModuleType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -64,8 +64,8 @@ from training import device, modes
 from training.activity_timer import ActivityTimer
 from training.checkpoint import Checkpoints
 from training.compiler import compile_ahead, compile_model, explained_compiler_errors
-from training.evaluate import evaluate, make_splits
-from training.flops import speed_metrics, tokens_until
+from training.evaluate import evaluate, make_windows
+from training.flops import speed_metrics, tokens_per_step
 from training.intervals import is_attention_due, is_due, is_evaluation_due, is_snapshot_due
 from training.loss_scale import LossScaler
 from training.losses import Losses
@@ -181,13 +181,13 @@ def train(requested: Config, run_dir: RunDir, start: Start, world: World) -> flo
     batches = text.task or Batches(
         text.train, config.model.block_size, config.batch_size, config.seed
     )
-    splits = make_splits(text, config, world)
+    validation, training = make_windows(text, config, world)
 
     # Record on rank 0: rows, W&B and the terminal; and what looks at the attention heads
-    timer = ActivityTimer(config.device, start.seconds, tokens_until(start.step, config))
+    timer = ActivityTimer(config.device, start.seconds, start.step * tokens_per_step(config))
     opened = Record(config, run_dir, text, start, timer) if world.rank == 0 else nullcontext()
     with world, opened as record, explained_compiler_errors():
-        heads = glass.Observer(text, splits.validation, record) if glass and record else None
+        heads = glass.Observer(text, validation, record) if glass and record else None
 
         # Loop over the optimizer steps taken so far
         step = start.step
@@ -205,12 +205,12 @@ def train(requested: Config, run_dir: RunDir, start: Start, world: World) -> flo
                 if step > start.step:
                     timer.switch("train")
                     batch = batches.batch(step - 1, world.rank, world.size)
-                    result = train_step(
+                    train_step(
                         step - 1, batch, compiled_model, optimizers, scaler, losses, config, world
                     )
                     if is_due(config.log.every, step, config):
-                        row |= {"train/loss": losses.read_mean(), **result.metrics()}
-                        speed = timer.speed(tokens_until(step, config))
+                        row |= losses.read_metrics()
+                        speed = timer.speed(step * tokens_per_step(config))
                         row |= speed_metrics(speed, config, world.size)
                         row |= learning_rate_metrics(optimizers)
 
@@ -218,7 +218,8 @@ def train(requested: Config, run_dir: RunDir, start: Start, world: World) -> flo
                 if is_evaluation_due(step, config):
                     timer.switch("evaluate")
                     losses.require_finite()
-                    row |= evaluate(model, splits, is_last=step == config.max_steps)
+                    is_last = step == config.max_steps
+                    row |= evaluate(model, validation, text.task, training if is_last else None)
 
                 # Save: a checkpoint where one is due, or where the loss is the lowest so far
                 checkpoints.save_if_due(step, row, timer)
@@ -301,18 +302,6 @@ def make_model(config: ResolvedConfig, origin: StoredModel | None, text: Tokens)
     return model
 
 
-class StepResult(NamedTuple):
-    """Measurements of an optimizer step, on the device."""
-
-    loss: Tensor  # mean over the global batch: ()
-    gradient_norms: Tensor  # of each parameter, before clipping: (parameters,)
-
-    def metrics(self) -> dict[str, float]:
-        """Return the norm of the gradient, unless fp16 overflowed and the step was skipped."""
-        norm = self.gradient_norms.norm().item()
-        return {"train/grad_norm": norm} if isfinite(norm) else {}
-
-
 @record_function(TRAIN_STEP)
 def train_step(
     step: int,
@@ -323,7 +312,7 @@ def train_step(
     losses: Losses,
     config: ResolvedConfig,
     world: World,
-) -> StepResult:
+) -> None:
     """Take one optimizer step, which updates nothing if a gradient overflows in fp16.
 
     Args:
@@ -332,7 +321,7 @@ def train_step(
         model: The placed model, compiled or not.
         optimizers: Together they update each parameter once.
         scaler: Scales the loss in fp16.
-        losses: Gets the loss of the step.
+        losses: Gets the mean loss of the global batch, and the gradient norms before clipping.
         config: The configuration of the run.
         world: The ranks that take the step together.
 
@@ -357,7 +346,7 @@ def train_step(
     norms = clip_gradients(model, config.optim.grad_clip, world, scaler.factor)
     loss = world.sum(loss)
     has_overflowed = scaler.has_overflowed(norms)
-    losses.add(step, loss, norms[:0] if has_overflowed else norms)
+    losses.add(step, loss, norms, is_skipped=has_overflowed)
 
     # Update
     for optimizer in optimizers:
@@ -365,7 +354,6 @@ def train_step(
             optimizer.step()
         optimizer.zero_grad()
     scaler.update(has_overflowed)
-    return StepResult(loss, norms)
 
 
 def micro_batches(

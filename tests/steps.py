@@ -1,19 +1,28 @@
 """Take single steps of a run."""
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from config import ResolvedConfig
 from model import GPT
-from train import StepResult, train_step
+from train import train_step
 from training.compiler import compile_model
 from training.loss_scale import LossScaler
 from training.losses import Losses
 from training.optimizers import build_optimizers
 from training.world import World
 from variants import build_model
+
+
+class StepResult(NamedTuple):
+    """What a step has measured."""
+
+    loss: Tensor  # mean over the global batch: ()
+    gradient_norms: Tensor  # of each parameter, before clipping: (parameters,)
 
 
 class Steps:
@@ -40,7 +49,8 @@ class Steps:
 
     def take(self, step: int, inputs: np.ndarray, targets: np.ndarray) -> StepResult:
         """Take the step after `step` others, on ids (batch_size / processes, T)."""
-        return train_step(
+        self.losses.restore((0.0, 0))
+        train_step(
             step,
             (inputs, targets),
             self.compiled_model,
@@ -50,3 +60,4 @@ class Steps:
             self.config,
             self.world,
         )
+        return StepResult(self.losses._sum.clone(), self.losses.gradient_norms)

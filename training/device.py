@@ -165,15 +165,14 @@ def restored_process() -> Iterator[None]:
     is_deterministic = torch.are_deterministic_algorithms_enabled()
     warns_only = torch.is_deterministic_algorithms_warn_only_enabled()
     fills_memory = torch.utils.deterministic.fill_uninitialized_memory
-    precision, threads = torch.get_float32_matmul_precision(), torch.get_num_threads()
+    threads = torch.get_num_threads()
     gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     try:
-        with torch.random.fork_rng(gpus), default_settings():
+        with torch.random.fork_rng(gpus), default_settings(), exact_float32():
             yield
     finally:
         torch.use_deterministic_algorithms(is_deterministic, warn_only=warns_only)
         torch.utils.deterministic.fill_uninitialized_memory = fills_memory
-        torch.set_float32_matmul_precision(precision)
         torch.set_num_threads(threads)
 
 

@@ -36,11 +36,21 @@ SPEED_SECONDS = 600  # of the last steps, evaluations and snapshots, whose speed
 LOSSES = ("train/loss", "val/loss", "val/bits_per_byte")
 
 
-class ProgressBar:
-    """The line of a terminal that shows the step, the latest metrics and the time left."""
+class Display:
+    """What the terminal shows of a run that begins at a step; a context manager.
 
-    def __init__(self, console: Terminal, max_steps: int, step: int = 0) -> None:
-        self.progress = Progress(
+    In a terminal this is a line with the step, the latest metrics and the time left. `rows` are
+    those recorded so far, with whose steps the speed of the next ones is compared.
+    """
+
+    def __init__(
+        self, console: Terminal, config: ResolvedConfig, rows: list[Row], step: int
+    ) -> None:
+        self.console = console
+        self.log = printer(console)
+        self.config = config
+        self.rows = rows
+        self._bar = Progress(
             TextColumn("step"),
             MofNCompleteColumn(table_column=Column(no_wrap=True)),
             BarColumn(bar_width=None),
@@ -52,54 +62,15 @@ class ProgressBar:
             transient=True,
             disable=not console.is_terminal,
         )
-        self._task = self.progress.add_task("", total=max_steps, completed=step, status="")
+        self._task = self._bar.add_task("", total=config.max_steps, completed=step, status="")
         self._activity = "training"
-        self._values: dict[str, str] = {}  # latest formatted value by metric
-
-    def advance(self, step: int, values: dict[str, str]) -> None:
-        """Show the number of completed steps and the latest formatted values."""
-        self._activity = "training"
-        self._values |= values
-        status = " ".join(self._values[key] for key in BAR_METRICS if key in self._values)
-        self.progress.update(self._task, completed=step, status=status)
-
-    @property
-    def time_left(self) -> str:
-        """The time that the rest of the run takes at the speed of the last minutes."""
-        seconds = self.progress.tasks[self._task].time_remaining
-        return f"{'--:--' if seconds is None else format_minutes(seconds)} left"
-
-    def show_activity(self, activity: str) -> None:
-        """Show what the run does between two steps, until the next step."""
-        self._activity = activity
-        self.progress.update(self._task, status=f"{activity} …")
-
-    def __str__(self) -> str:
-        task = self.progress.tasks[self._task]
-        width = len(str(task.total))
-        return f"step {task.completed:>{width}}  {self._activity} …  {self.time_left}"
-
-
-class Display:
-    """What the terminal shows of a run that begins at a step; a context manager.
-
-    `rows` are those recorded so far, with whose steps the speed of the next ones is compared.
-    """
-
-    def __init__(
-        self, console: Terminal, config: ResolvedConfig, rows: list[Row], step: int
-    ) -> None:
-        self.console = console
-        self.log = printer(console)
-        self.config = config
-        self.rows = rows
-        self.progress_bar = ProgressBar(console, config.max_steps, step)
+        self._latest_values: dict[str, str] = {}  # formatted, by metric
         self._has_slowed_down = self._has_ended = False
         self._has_printed = threading.Event()
         self._reporter = threading.Thread(target=self._report_progress, daemon=True)
 
     def __enter__(self) -> "Display":
-        self.progress_bar.progress.start()
+        self._bar.start()
         self._reporter.start()
         return self
 
@@ -107,28 +78,40 @@ class Display:
         self._has_ended = True
         self._has_printed.set()
         self._reporter.join()
-        self.progress_bar.progress.stop()
+        self._bar.stop()
 
     def show_activity(self, activity: str) -> None:
         """Show what the run does between two steps, until the next step."""
-        self.progress_bar.show_activity(activity)
+        self._activity = activity
+        self._bar.update(self._task, status=f"{activity} …")
 
     def show(self, step: int, row: dict[str, float]) -> None:
         """Show a step and its metrics: in the progress bar, and in a line if one is due."""
         values = {
             key: format_value(row[key]) for key, format_value in SHOWN_METRICS.items() if key in row
         }
-        self.progress_bar.advance(step, values)
+        self._activity = "training"
+        self._latest_values |= values
+        status = [self._latest_values[key] for key in BAR_METRICS if key in self._latest_values]
+        self._bar.update(self._task, completed=step, status=" ".join(status))
         if self.console.is_terminal:  # the bar shows the rest
             shown = [values[key] for key in LOSSES if key in values and "val/loss" in values]
         else:
-            shown = [*values.values(), self.progress_bar.time_left]
+            shown = [*values.values(), self._time_left()]
         if values and shown:
-            width = len(str(self.config.max_steps))
-            self.log(f"step {step:>{width}}  {'  '.join(shown)}")
+            self._print_step("  ".join(shown))
             self._has_printed.set()
         if "train/ms_per_step" in row and self.config.device == "cpu":
             self._note_slow_steps(row["train/ms_per_step"])
+
+    def _print_step(self, status: str) -> None:
+        width = len(str(self.config.max_steps))
+        self.log(f"step {self._bar.tasks[0].completed:>{width}}  {status}")
+
+    def _time_left(self) -> str:
+        """Return the time that the rest of the run takes at the speed of the last minutes."""
+        seconds = self._bar.tasks[0].time_remaining
+        return f"{'--:--' if seconds is None else format_minutes(seconds)} left"
 
     def _note_slow_steps(self, duration: float) -> None:
         earlier = [row["train/ms_per_step"] for row in self.rows if "train/ms_per_step" in row]
@@ -146,5 +129,5 @@ class Display:
         """Without a terminal, print what the run does if there were no metrics for a while."""
         while not self._has_ended and not self.console.is_terminal:
             if not self._has_printed.wait(SILENT_SECONDS):
-                self.log(str(self.progress_bar))
+                self._print_step(f"{self._activity} …  {self._time_left()}")
             self._has_printed.clear()

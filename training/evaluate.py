@@ -31,7 +31,6 @@ class LossSums(NamedTuple):
     """Sums over windows, which may be added up over ranks."""
 
     nats: float
-    targets: float
     separator_nats: float  # of the tokens between documents
     scored_windows: float  # windows with an in-context score
     scores: float  # nats per token
@@ -89,7 +88,7 @@ class Windows:
         """
         local_sums = torch.tensor(self.local_loss(model), dtype=torch.float64)
         sums = LossSums(*self.world.sum(local_sums).tolist())
-        metrics = {"loss": sums.nats / sums.targets}
+        metrics = {"loss": sums.nats / self.num_targets}
         if self.num_bytes:
             text_nats = sums.nats - sums.separator_nats
             metrics["bits_per_byte"] = text_nats / math.log(2) / self.num_bytes
@@ -107,7 +106,6 @@ class Windows:
         share = [tensor.split(self.batch_size) for tensor in self._rank_share()]
         nats = 0.0
         separator_nats = 0.0
-        count = 0
         scores: list[float] = []
         with self.world.evaluating(model):
             for x, y, is_separator in zip(*share):
@@ -118,7 +116,6 @@ class Windows:
                     logits, loss = model(x.to(self.device), y)
                 if num_targets:
                     nats += loss.item() * num_targets
-                    count += num_targets
                     scores += in_context_scores(logits, y).tolist()
                 if is_separator.any():
                     chosen = is_separator.to(self.device)
@@ -126,7 +123,7 @@ class Windows:
                     loss = F.cross_entropy(chosen_logits, y[chosen], reduction="sum")
                     separator_nats += loss.item()
         known = np.array([score for score in scores if not math.isnan(score)])
-        return LossSums(nats, count, separator_nats, len(known), known.sum(), (known**2).sum())
+        return LossSums(nats, separator_nats, len(known), known.sum(), (known**2).sum())
 
     def _rank_share(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return this rank's inputs, targets and separators, padded to the same number on all."""
@@ -155,41 +152,33 @@ def _cut_windows(
     return inputs, targets
 
 
-class Splits(NamedTuple):
-    """The windows on which a run is evaluated, and the task of generated data."""
-
-    validation: Windows
-    training: Windows
-    task: Task | None = None
-
-
-def make_splits(text: Tokens, config: Config, world: World) -> Splits:
+def make_windows(
+    text: Tokens, config: Config, world: World | None = None
+) -> tuple[Windows, Windows]:
     """Cut the validation split into windows, and the training split into as many."""
-    validation = validation_windows(text, config, world)
+    val, train = text.val, text.train
+    if text.task:
+        val, train = text.task.validation, text.task.training
+    validation = Windows(val, text.tokenizer, config, world, token_bytes=text.val_bytes)
     num_windows = len(validation.inputs)
-    train = text.task.training if text.task else text.train
     training = Windows(train, text.tokenizer, config, world, max_windows=num_windows)
-    return Splits(validation, training, text.task)
+    return validation, training
 
 
-def validation_windows(text: Tokens, config: Config, world: World | None = None) -> Windows:
-    """Return the windows of the validation split, or the held-out sequences of a task."""
-    val = text.task.validation if text.task else text.val
-    return Windows(val, text.tokenizer, config, world, token_bytes=text.val_bytes)
-
-
-def evaluate(model: GPT, splits: Splits, is_last: bool = False) -> dict[str, float]:
-    """Measure the validation loss; at the last step of a run the training split's too.
+def evaluate(
+    model: GPT, validation: Windows, task: Task | None = None, training: Windows | None = None
+) -> dict[str, float]:
+    """Measure the validation loss; at the last step of a run, with `training`, that split's too.
 
     Returns `Windows.measure` as `val/…`, at the last step `train/eval_loss` in nats per token, and
     on rank 0 the metrics of a task.
     """
-    metrics = {f"val/{name}": value for name, value in splits.validation.measure(model).items()}
-    if is_last:
-        metrics["train/eval_loss"] = splits.training.measure(model)["loss"]
-    if splits.task:
-        world = splits.validation.world
+    metrics = {f"val/{name}": value for name, value in validation.measure(model).items()}
+    if training:
+        metrics["train/eval_loss"] = training.measure(model)["loss"]
+    if task:
+        world = validation.world
         plain_model = world.plain_copy(model)  # None on the other ranks
-        metrics |= measure_task(splits.task, plain_model, is_last) if plain_model else {}
+        metrics |= measure_task(task, plain_model, training is not None) if plain_model else {}
         world.wait()
     return metrics

@@ -144,8 +144,3 @@ def memory_metrics(device: str) -> dict[str, float]:
 def tokens_per_step(config: ResolvedConfig) -> int:
     """Return the number of tokens in the batch of an optimizer step."""
     return config.batch_size * config.model.block_size
-
-
-def tokens_until(step: int, config: ResolvedConfig) -> int:
-    """Return the number of tokens trained on in `step` optimizer steps."""
-    return step * tokens_per_step(config)

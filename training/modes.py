@@ -17,7 +17,7 @@ from run.locking import check_run_dir
 from run.run_dir import RunDir
 from run.start import Start, find_start
 from training import device
-from training.evaluate import Splits, evaluate, validation_windows
+from training.evaluate import evaluate, make_windows
 from training.flops import estimate_step_seconds, model_size, tokens_per_step
 from training.loss_scale import LossScaler
 from training.losses import Losses
@@ -59,8 +59,8 @@ def evaluate_only(config: Config, stored: StoredModel) -> float:
     stored.copy_to(model)
     model.to(resolved.device)
 
-    validation = validation_windows(text, resolved)
-    metrics = evaluate(model, Splits(validation, validation))
+    validation, _ = make_windows(text, resolved)
+    metrics = evaluate(model, validation)
     manifest = stored.manifest
     source = config.run_dir or config.init_from
     step = f"step {manifest.step:,}, " if manifest else ""

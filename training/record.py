@@ -5,6 +5,7 @@ import json
 import math
 import os
 import re
+import shlex
 import shutil
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -13,6 +14,7 @@ from pathlib import Path
 
 from common.files import atomic_write
 from common.terminal import Terminal, printer, tolerate_errors
+from common.text import format_minutes
 from config import ResolvedConfig
 from data.tokenizer import save_tokenizer
 from data.tokens import Tokens
@@ -23,11 +25,11 @@ from run.run_dir import RunDir, read_rows
 from run.start import Start
 from training.activity_timer import ActivityTimer
 from training.display import Display
-from training.flops import memory_metrics, tokens_until
+from training.flops import memory_metrics, tokens_per_step
 from training.intervals import is_grid_due, is_snapshot_due
 from training.profiling import StepProfiler
 from training.samples import sample_text
-from training.summary import print_summary
+from training.summary import summarize_losses
 from training.wandb_record import WandbRecord
 
 PER_HEAD = re.compile(r"/L\d+H\d+(/|$)")  # W&B gets those of the strongest heads, and tables
@@ -98,7 +100,7 @@ class Record:
         if not row:
             return
         self.timer.switch(None)
-        values = {"step": step, "tokens": tokens_until(step, self.config)} | row
+        values = {"step": step, "tokens": step * tokens_per_step(self.config)} | row
         values |= self.timer.metrics() | memory_metrics(self.config.device)
         recorded = Row({key: value for key, value in values.items() if math.isfinite(value)})
         self._write_sample(step)
@@ -133,9 +135,33 @@ class Record:
         return tolerate_errors(activity, self.note)
 
     def print_summary(self, findings: list[str] | None) -> None:
-        """Print the results of the run; `findings` about heads are None if none were measured."""
+        """Print the run's page, losses, strongest finding, time and memory, and what to do next.
+
+        `findings` about heads, the strongest first, are None if none were measured.
+        """
         self.timer.switch(None)
-        print_summary(self.console, self.run, self.rows, findings, self.timer.seconds)
+        print_prose = printer(self.console, wrap=True)
+        page = self.run.page
+        link = (
+            f"page     {page.absolute().as_uri()}" if page.exists() else f"run      {self.run.path}"
+        )
+        self.log(f"\n{link}")
+        for line in summarize_losses(self.rows):
+            print_prose(line)
+        if findings is not None:
+            finding = findings[0] if findings else "no attention head stands out yet"
+            print_prose(f"finding  {finding}")
+        if findings and len(findings) > 1:
+            print_prose(f"         {len(findings) - 1} more, and all measurements, on the page")
+        seconds = self.timer.seconds
+        cost = [f"{name} {format_minutes(spent)}" for name, spent in seconds.items() if spent >= 1]
+        if cost:
+            print_prose(f"time     {', '.join(cost)}")
+        if "memory/peak_gib" in self.rows[-1]:
+            print_prose(f"memory   {self.rows[-1]['memory/peak_gib']:.1f} GiB at its peak")
+        folder = shlex.quote(str(self.run.path))
+        self.log(f"next     python explore.py run_dir={folder}")
+        self.log(f"         python sample.py run_dir={folder}")
 
 
 def truncate_rows(path: Path, step: int, log: Callable[[str], None]) -> list[Row]:

@@ -15,7 +15,6 @@ from config import GPTConfig
 from data.tokenizer import Tokenizer
 from model import GPT
 from run.checkpoints import Manifest
-from training.nonfinite import check_finite_weights
 from variants import build_model
 
 
@@ -71,3 +70,13 @@ class StoredModel(ABC):
         model.token_count, model.begin_of_text = tokenizer.vocab_size, tokenizer.begin_of_text
         check_finite_weights(model, str(self.path))
         return model, tokenizer
+
+
+def check_finite_weights(model: GPT, source: str) -> None:
+    """Raise `UserError`, which names the source of a model, if a weight is NaN or infinite."""
+    for name, weight in model.named_parameters():
+        if not weight.isfinite().all():
+            raise UserError(
+                f"{source}: {name} contains NaN or infinite weights, so the model predicts "
+                "nothing; use another checkpoint of it, or download it again"
+            )

@@ -18,9 +18,9 @@ from run.run_dir import RunDir
 from training.activity_timer import ActivityTimer
 from training.checkpoint import Checkpoints
 from training.loss_scale import LossScaler
-from training.losses import Losses
-from training.nonfinite import NonFiniteGuard, PendingCheck, check_finite_weights
+from training.losses import Losses, PendingCheck
 from training.optimizers import clip_gradients
+from training.stored_model import check_finite_weights
 from training.world import World
 
 
@@ -74,8 +74,9 @@ def test_the_tensor_is_named(wrong, named):
     tokens = torch.randint(0, 11, (4, 9))
     loss = wrong(small, small(tokens[:, :-1], tokens[:, 1:])[1])
     loss.backward()
+    losses, norms = Losses(small, "cpu"), clip_gradients(small, 1.0, World())
     with pytest.raises(UserError) as error:
-        NonFiniteGuard(small).check(5, loss.detach(), clip_gradients(small, 1.0, World()))
+        losses.add(5, loss.detach(), norms, is_skipped=False)
     assert str(error.value).startswith(named)
 
 
@@ -87,7 +88,7 @@ def test_on_a_gpu_the_check_of_the_last_step_ends_the_run_before_its_weights_are
     losses, scaler = Losses(small, "cpu"), LossScaler("fp32")
     checkpoints = Checkpoints(RunDir(tmp_path), config, text, World(), small, [], scaler, losses)
     # A GPU's result is pending when the step returns.
-    losses._guard._pending = PendingCheck(3, torch.tensor([False]), None)
+    losses._pending = PendingCheck(3, torch.tensor([False]), None)
     with pytest.raises(UserError, match="step 4"):
         checkpoints.save(4, {}, ActivityTimer("cpu", {}))
     assert not list(tmp_path.iterdir())

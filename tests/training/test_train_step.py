@@ -119,9 +119,9 @@ def test_a_run_takes_the_steps_of_its_batches_from_the_weights_of_its_seed(tiny,
 def test_the_mean_of_losses_goes_on_from_its_state_and_begins_again_when_it_is_read():
     first, restored = (Losses(torch.nn.Linear(1, 1), "cpu") for _ in range(2))
     no_norms = torch.zeros(0)
-    first.add(0, torch.tensor(2.0), no_norms)
+    first.add(0, torch.tensor(2.0), no_norms, is_skipped=False)
     restored.restore(first.state())
-    restored.add(1, torch.tensor(4.0), no_norms)
-    assert restored.read_mean() == 3.0
-    restored.add(2, torch.tensor(5.0), no_norms)
-    assert restored.read_mean() == 5.0
+    restored.add(1, torch.tensor(4.0), no_norms, is_skipped=False)
+    assert restored.read_metrics()["train/loss"] == 3.0
+    restored.add(2, torch.tensor(5.0), no_norms, is_skipped=False)
+    assert restored.read_metrics()["train/loss"] == 5.0
