@@ -60,15 +60,9 @@ def attend(
     is_bf16_on_cpu = q.dtype == torch.bfloat16 and q.device.type == "cpu"
     if is_causal and is_bf16_on_cpu and T_q <= SHORT_ATTENTION_MAX_TOKENS:
         return attend_short(q, k, v, dropout, scale)
+    is_grouped = q.shape[1] != k.shape[1]
     return F.scaled_dot_product_attention(
-        q,
-        k,
-        v,
-        attn_mask=mask,
-        is_causal=is_causal,
-        enable_gqa=q.shape[1] != k.shape[1],
-        dropout_p=dropout,
-        scale=scale,
+        q, k, v, mask, dropout, is_causal, scale=scale, enable_gqa=is_grouped
     )
 
 

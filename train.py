@@ -167,7 +167,7 @@ def train(requested: Config, run_dir: RunDir, start: Start, world: World) -> flo
     model = make_model(config, origin, text)
     del origin  # which keeps its files open
     world.place(model, config)
-    compiled_model = compile_model(model, config) if config.compile else model
+    compiled_model = compile_model(model, config)
 
     # Optimizers, and what else a step changes and a checkpoint keeps
     optimizers = build_optimizers(model, config.optim, config.precision)
@@ -175,7 +175,7 @@ def train(requested: Config, run_dir: RunDir, start: Start, world: World) -> flo
     losses = Losses(model, config.device)
     checkpoints = Checkpoints(run_dir, config, text, world, model, optimizers, scaler, losses)
     checkpoints.restore(start)
-    print_run(config, model.num_parameters(), text, world.size, quiet=world.rank > 0)
+    print_run(config, text, world.size, quiet=world.rank > 0)
 
     # Batches, and the windows on which the run is evaluated
     batches = text.task or Batches(
@@ -313,17 +313,11 @@ def train_step(
     config: ResolvedConfig,
     world: World,
 ) -> None:
-    """Take one optimizer step, which updates nothing if a gradient overflows in fp16.
+    """Take the optimizer step after `step` others; all ranks take it together.
 
-    Args:
-        step: Number of optimizer steps taken before this one.
-        batch: Token ids of this rank and the token after each, (batch_size / processes, T) each.
-        model: The placed model, compiled or not.
-        optimizers: Together they update each parameter once.
-        scaler: Scales the loss in fp16.
-        losses: Gets the mean loss of the global batch, and the gradient norms before clipping.
-        config: The configuration of the run.
-        world: The ranks that take the step together.
+    It updates nothing if a gradient overflows in fp16. `batch` has the token ids of this rank and
+    the token after each, (batch_size / processes, T) each. `losses` gets the mean loss of the
+    global batch, and the gradient norms before clipping.
 
     Raises:
         UserError: If the loss or a gradient is not finite. On a CPU it is raised before the update.

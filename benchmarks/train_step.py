@@ -26,7 +26,7 @@ def make_train_step(
     model = build_model(config.model)
     model.checkpoint_activations = config.checkpoint_activations
     world.place(model, config)
-    compiled_model = compile_model(model, config) if config.compile else model
+    compiled_model = compile_model(model, config)
     optimizers = build_optimizers(model, config.optim, config.precision)
     scaler, losses = LossScaler(config.precision), Losses(model, config.device)
 

@@ -42,7 +42,7 @@ class Steps:
         self.model.checkpoint_activations = config.checkpoint_activations
         change(self.model)
         self.world.place(self.model, config)
-        self.compiled_model = compile_model(self.model, config) if config.compile else self.model
+        self.compiled_model = compile_model(self.model, config)
         self.optimizers = build_optimizers(self.model, config.optim, config.precision)
         self.scaler = LossScaler(config.precision)
         self.losses = Losses(self.model, config.device)

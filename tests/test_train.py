@@ -10,7 +10,7 @@ from processes import rows
 from run.config_file import read_config
 from run.losses import best_row
 from run.run_dir import RunDir
-from training.summary import describe_task
+from training.task_metrics import describe_task
 
 pytestmark = pytest.mark.slow
 

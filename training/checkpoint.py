@@ -81,17 +81,13 @@ class Checkpoints:
         self.scaler.restore(start.loss_scale)
         self.last_step = start.step
         if self.world.rank == 0:
-            self._set_aside_after(start.step)
+            later_steps = [step for step in self.run.steps() if step > start.step]
+            for step in later_steps:  # unreadable here, but maybe not damaged
+                kept_as = self.run.set_aside(step)
+                self.log(f"the unreadable checkpoint of step {step:,} is kept as {kept_as}")
         self.best_row = self.world.on_rank_0(self.run.best_row)
         self.prune()
         self.log(f"resuming at step {start.step:,}")
-
-    def _set_aside_after(self, last_step: int) -> None:
-        """Rename later checkpoints, which are unreadable here but maybe not damaged."""
-        for step in self.run.steps():
-            if step > last_step:
-                kept_as = self.run.set_aside(step)
-                self.log(f"the unreadable checkpoint of step {step:,} is kept as {kept_as}")
 
     def save_if_due(self, step: int, row: dict[str, float], timer: ActivityTimer) -> None:
         """Save a step if `checkpoint.every` says so, at the last step, or at a new best loss."""

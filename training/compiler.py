@@ -26,11 +26,12 @@ def has_compiler() -> bool:
 
 
 def compile_model(model: GPT, config: ResolvedConfig) -> nn.Module:
-    """Return a model that torch.compile compiles as a whole when it is first called.
+    """Return the model, which torch.compile compiles as a whole when it is first called.
 
-    A sharded one is returned as it is, because its parts are compiled where it is placed.
+    It is the model itself without `compile`, or if it is sharded: its parts are compiled where it
+    is placed.
     """
-    if config.shard > 1:
+    if not config.compile or config.shard > 1:
         return model
     # On a CPU, cpp_wrapper generates two files instead of fifty; compiling their headers dominates
     # the time. torch 2.13 cannot generate them for attention in float32 that is computed again.

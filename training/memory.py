@@ -5,7 +5,7 @@ docs/scaling.md compares the bound with measured peaks.
 
 from dataclasses import replace
 
-from config import GPTConfig, ResolvedConfig
+from config import ResolvedConfig
 from kernels import DTYPES, MAX_FLOAT32_LOGITS, SHORT_ATTENTION_MAX_TOKENS
 from training.flops import model_size
 
@@ -35,38 +35,23 @@ def memory_bound(config: ResolvedConfig, processes: int) -> float:
     if processes == 1 and config.model.ngrams > 1:  # whose gradient has only the rows that occur
         table_bytes = _table_bytes(config)
         config = replace(config, model=replace(config.model, ngram_rows=1))
-    kept = _count_kept_numbers(config)
-    update = _count_update(config, processes)
-    activations = _count_activations(config, processes)
-    return table_bytes + FLOAT32_BYTES * (kept + max(update, activations))
+    parameters, _ = model_size(config.model)
+    deeper, _ = model_size(replace(config.model, n_layer=config.model.n_layer + 1))
+    block = deeper - parameters
+    outside = parameters - config.model.n_layer * block
 
-
-def _count_parameters(model: GPTConfig) -> tuple[int, int]:
-    """Count the parameters of a block, and those outside of the blocks."""
-    one_layer, _ = model_size(replace(model, n_layer=1))
-    two_layers, _ = model_size(replace(model, n_layer=2))
-    block = two_layers - one_layer
-    return block, one_layer - block
-
-
-def _count_kept_numbers(config: ResolvedConfig) -> float:
-    """Count the numbers of the weights, gradients and moments that a process has at once."""
-    block, outside = _count_parameters(config.model)
-    parameters = outside + config.model.n_layer * block
     kept = NUMBERS_PER_PARAMETER * parameters / config.shard
     if config.shard > 1:
-        return kept + GATHERED_BLOCKS * block + GATHERED_OUTSIDE * outside
-    copies = 0.0 if config.precision == "fp32" else parameters / 2  # in 16 bits
-    return kept + copies
-
-
-def _count_update(config: ResolvedConfig, processes: int) -> float:
-    """Count the numbers that a step makes of the gradients."""
-    block, outside = _count_parameters(config.model)
-    updates = NUMBERS_PER_UPDATE * (outside + config.model.n_layer * block)
+        kept += GATHERED_BLOCKS * block + GATHERED_OUTSIDE * outside
+    elif config.precision != "fp32":
+        kept += parameters / 2  # copies in 16 bits
+    update = 0.0
     if config.optim.name == "muon":  # gathers whole matrices
-        return updates
-    return updates / config.shard if processes > 1 else 0.0
+        update = NUMBERS_PER_UPDATE * parameters
+    elif processes > 1:
+        update = NUMBERS_PER_UPDATE * parameters / config.shard
+    activations = _count_activations(config, processes)
+    return table_bytes + FLOAT32_BYTES * (kept + max(update, activations))
 
 
 def _count_activations(config: ResolvedConfig, processes: int) -> float:

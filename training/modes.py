@@ -25,8 +25,7 @@ from training.memory import memory_bound
 from training.optimizers import build_optimizers
 from training.plan import fits, print_run, process_memory, resolve
 from training.stored_model import StoredModel
-from training.summary import describe_task
-from training.task_metrics import measure_task
+from training.task_metrics import describe_task, measure_task
 from training.text import prepare_text
 from training.wandb_record import check_wandb
 from training.world import World
@@ -130,7 +129,7 @@ def dry_run(
         )
         return nan
     log("\n" + config_yaml(resolved))
-    print_run(resolved, parameters, text, processes)
+    print_run(resolved, text, processes)
     of_device = f" of {available / 1e9:,.1f} GB" if available else ""
     log(
         f"memory   at most about {memory_text}{of_device} for the tensors of a step in each process"

@@ -1,7 +1,7 @@
 """Resolve a run's configuration before it starts, on its text and machine."""
 
 import os
-from dataclasses import fields, replace
+from dataclasses import replace
 
 from common.errors import UserError
 from common.terminal import Terminal, printer
@@ -37,12 +37,11 @@ def resolve(config: Config, processes: int, text: Tokens, steps_done: int = 0) -
     the same bits. A resumed run has already taken `steps_done` steps.
     """
     device = pick_device(config.device, processes)
-    settings = {field.name: getattr(config, field.name) for field in fields(config)}
     model = _resolve_model(config, text)
     if model.vocab_multiple is None:
         multiple = GPU_VOCAB_MULTIPLE if device.startswith("cuda") else 1
         model = replace(model, vocab_multiple=multiple)
-    settings |= {
+    choices = {
         "model": model,
         "device": device,
         "precision": pick_precision(config.precision, device),
@@ -50,7 +49,7 @@ def resolve(config: Config, processes: int, text: Tokens, steps_done: int = 0) -
         "compile": config.compile is True,
         "shard": 1,
     }
-    resolved = ResolvedConfig(**settings)
+    resolved = ResolvedConfig(**vars(config) | choices)
     if not text.task:
         resolved = replace(resolved, eval=_follow_epochs(resolved, len(text.train)))
 
@@ -61,10 +60,10 @@ def resolve(config: Config, processes: int, text: Tokens, steps_done: int = 0) -
         shard = pick_shard(resolved, processes, memory)
     check_shard(shard, processes)
     resolved = replace(resolved, shard=shard)
-    parameters, flops_per_token = model_size(resolved.model)
-    _check_memory(resolved, parameters, memory)
+    _check_memory(resolved, memory)
 
     if config.compile == "auto":
+        _, flops_per_token = model_size(resolved.model)
         tokens = tokens_per_step(resolved) * (config.max_steps - steps_done)
         compile = should_compile(device, flops_per_token * tokens / processes)
         resolved = replace(resolved, compile=compile)
@@ -149,11 +148,12 @@ def process_memory(device: str, processes: int) -> float | None:
     return memory / int(os.environ.get("LOCAL_WORLD_SIZE", 1))
 
 
-def _check_memory(config: ResolvedConfig, parameters: int, memory: float | None) -> None:
+def _check_memory(config: ResolvedConfig, memory: float | None) -> None:
     """Raise `UserError` if weights and gradients alone exceed the memory of a process in bytes."""
     tensors, bytes_each = ("weights and their gradients", 8)
     if config.eval_only:
         tensors, bytes_each = ("weights", 4)
+    parameters, _ = model_size(config.model)
     needed = bytes_each * parameters / config.shard
     if memory is not None and needed > memory:
         raise UserError(
@@ -190,11 +190,10 @@ def should_compile(device: str, flops: float) -> bool:
     return is_worth_it and has_compiler()
 
 
-def print_run(
-    config: ResolvedConfig, parameters: int, text: Tokens, processes: int, quiet: bool = False
-) -> None:
+def print_run(config: ResolvedConfig, text: Tokens, processes: int, quiet: bool = False) -> None:
     """Print what is going to be trained, for how long and where."""
     log = printer(Terminal(quiet=quiet), wrap=True)
+    parameters, _ = model_size(config.model)
     step_tokens = tokens_per_step(config)
     epochs = config.max_steps * step_tokens / len(text.train)
     machines = ""

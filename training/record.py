@@ -7,7 +7,7 @@ import os
 import re
 import shlex
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import cache
 from pathlib import Path
@@ -20,6 +20,7 @@ from data.tokenizer import save_tokenizer
 from data.tokens import Tokens
 from model import GPT
 from run.config_file import config_yaml
+from run.losses import best_row, loss_warning
 from run.row import Row
 from run.run_dir import RunDir, read_rows
 from run.start import Start
@@ -29,7 +30,7 @@ from training.flops import memory_metrics, tokens_per_step
 from training.intervals import is_grid_due, is_snapshot_due
 from training.profiling import StepProfiler
 from training.samples import sample_text
-from training.summary import summarize_losses
+from training.task_metrics import describe_task
 from training.wandb_record import WandbRecord
 
 PER_HEAD = re.compile(r"/L\d+H\d+(/|$)")  # W&B gets those of the strongest heads, and tables
@@ -53,7 +54,9 @@ class Record:
         self.timer = timer
         with atomic_write(run.config_file) as part:  # from now on the folder is a run's
             part.write_text(config_yaml(config), encoding="utf-8")
-        self._write_tokenizer()
+        path = run.tokenizer_file
+        with self.tolerate_errors(f"writing {path}"), atomic_write(path) as part:
+            save_tokenizer(text.tokenizer, part)
 
         self.rows = truncate_rows(run.metrics_file, start.recorded, self.log)
         last_row_step = self.rows[-1]["step"] if self.rows else -1
@@ -125,11 +128,6 @@ class Record:
                 file.truncate(size)
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    def _write_tokenizer(self) -> None:
-        path = self.run.tokenizer_file
-        with self.tolerate_errors(f"writing {path}"), atomic_write(path) as part:
-            save_tokenizer(self.text.tokenizer, part)
-
     def tolerate_errors(self, activity: str) -> AbstractContextManager:
         """Continue without a part of the record that cannot be made or written, with one note."""
         return tolerate_errors(activity, self.note)
@@ -177,3 +175,20 @@ def truncate_rows(path: Path, step: int, log: Callable[[str], None]) -> list[Row
     with atomic_write(path) as part:
         part.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return rows
+
+
+def summarize_losses(rows: Sequence[Row]) -> list[str]:
+    """Return lines with the best validation loss, a warning, and the last metrics of a task."""
+    best = best_row(rows)
+    if best is None:
+        return []
+    bits = ""
+    if "val/bits_per_byte" in best:
+        bits = f", {best['val/bits_per_byte']:.4f} bits/byte"
+    lines = [
+        f"loss     {best['val/loss']:.4f} nats/token{bits} in validation (best, step "
+        f"{best['step']:,})"
+    ]
+    if warning := loss_warning(rows):
+        lines.append(f"note     {warning}")
+    return lines + describe_task(rows[-1])

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from common.statistics import ratio_with_error
+from common.text import format_with_error
 from config import DataConfig
 from data.tasks.modular import ModularAddition
 from data.tasks.task import Sequences, Task
@@ -71,6 +72,18 @@ def measure_task(task: Task, model: GPT, is_last: bool = False) -> dict[str, flo
         ids = torch.from_numpy(task.symbol_ids[: task.data.num_symbols])
         metrics["fourier_share"] = fourier_share(model.token_embedding.weight.detach().cpu()[ids])
     return {f"task/{name}": value for name, value in metrics.items()}
+
+
+def describe_task(metrics: dict[str, float]) -> list[str]:
+    """Return a line for each metric of a task, such as "task     repeated loss 0.25 ± 0.01"."""
+    lines: list[str] = []
+    for key in metrics:
+        if key.startswith("task/") and not key.endswith("_se"):
+            label = "" if lines else "task"
+            name = key.removeprefix("task/").replace("_", " ")
+            value = format_with_error(metrics[key], metrics.get(f"{key}_se"))
+            lines.append(f"{label:<9}{name} {value}")
+    return lines
 
 
 def measure_sequences(
