@@ -18,7 +18,6 @@ MIN_BF16_DECODING_WIDTH = 384
 # Other settings, with the values beside which alone some settings have an effect.
 TASK = {"data.source": ("synthetic",)}
 PASSAGES = TASK | {"data.task": ("passages",)}
-TEXT_FILES = {"data.source": ("text",)}
 DATASET = {"data.source": ("hf",)}
 BPE = {"tokenizer.name": ("bpe",)}
 WITH_MLP = {"model.mlp": ("gelu", "swiglu", "relu2")}
@@ -247,7 +246,7 @@ class DataConfig:
         only_with={"data.source": ("text", "shakespeare")},
     )
     exclude: str | None = setting(
-        None, "comma-separated globs of files to leave out", only_with=TEXT_FILES
+        None, "comma-separated globs of files to leave out", only_with={"data.source": ("text",)}
     )
     name: str | None = setting(
         None, "name of a hub dataset, or a folder of its files", only_with=DATASET
@@ -487,8 +486,7 @@ class Config(Hardware, ModelSource):
     )
     prepare_only: bool = setting(False, "prepare the text, then exit")
     eval_only: bool = setting(
-        False,
-        "print the validation loss of the best model of run_dir, or of init_from, then exit",
+        False, "print the validation loss of the best model of run_dir, or of init_from, then exit"
     )
     dry_run: bool = setting(
         False, "print the resolved configuration, memory, operations and time, then exit"

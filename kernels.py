@@ -154,8 +154,7 @@ def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
 
     For many logits (N, V) this needs memory for a few rows of float32 probabilities, where torch's
     function keeps (N, V) of them, and on a CPU half the time (LOG.md). torch.compile fuses torch's
-    function into kernels that need no such memory either. Targets (N,) of -1 are left out of the
-    mean.
+    function into kernels that need no such memory either. Targets (N,) of -1 are left out.
     """
     max_float32_logits = MAX_FLOAT32_LOGITS.get(logits.device.type, logits.numel())
     if is_trained_eagerly(logits) and logits.numel() > max_float32_logits:

@@ -26,8 +26,6 @@ INIT_STD = 0.02  # of GPT-2 (Radford et al. 2019)
 ROPE_LOW = 1.0
 ROPE_HIGH = 4.0
 
-ID_DTYPES = (torch.int64, torch.int32)  # of token ids, as an embedding takes them
-
 
 # --- Attention ------------------------------------------------------------------------------------
 
@@ -166,17 +164,9 @@ class KVCache:
         self.keys = torch.empty(*shape, config.key_dim, device=device, dtype=dtype)
         self.values = torch.empty(*shape, config.value_dim, device=device, dtype=dtype)
         self.tokens = torch.empty(batch_size, capacity, device=device, dtype=torch.int64)
+        self.capacity = capacity
+        self.nbytes = self.keys.nbytes + self.values.nbytes  # bytes of both
         self.length = 0  # number of tokens that the cache holds in every layer
-
-    @property
-    def capacity(self) -> int:
-        """Number of tokens that fit."""
-        return self.keys.shape[3]
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the keys and values."""
-        return self.keys.nbytes + self.values.nbytes
 
     @property
     def previous_tokens(self) -> Tensor:
@@ -573,17 +563,15 @@ class GPT(nn.Module):
     def check_tokens(self, tokens: Tensor) -> None:
         """Raise `ValueError` unless tokens are ids (B, T) of the vocabulary."""
         V = self.config.vocab_size
-        if not isinstance(tokens, Tensor) or tokens.dim() != 2 or tokens.dtype not in ID_DTYPES:
+        id_dtypes = (torch.int64, torch.int32)  # which an embedding takes
+        if not isinstance(tokens, Tensor) or tokens.dim() != 2 or tokens.dtype not in id_dtypes:
             raise ValueError(
                 "tokens must be integers (B, T), as in "
                 "torch.tensor([encode_prompt(tokenizer, text)])"
             )
-        if not tokens.numel():
-            return
-        lowest, highest = (bound.item() for bound in tokens.aminmax())
-        if lowest < 0 or highest >= V:
-            wrong = lowest if lowest < 0 else highest
-            raise ValueError(f"there is no token {wrong}: ids must be from 0 to {V - 1}")
+        wrong = tokens[(tokens < 0) | (tokens >= V)]
+        if len(wrong):
+            raise ValueError(f"there is no token {wrong[0]}: ids must be from 0 to {V - 1}")
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:

@@ -65,7 +65,7 @@ from training.activity_timer import ActivityTimer
 from training.checkpoint import Checkpoints
 from training.compiler import compile_ahead, compile_model, explained_compiler_errors
 from training.evaluate import evaluate, make_windows
-from training.flops import speed_metrics, tokens_per_step
+from training.flops import speed_metrics
 from training.intervals import is_attention_due, is_due, is_evaluation_due, is_snapshot_due
 from training.loss_scale import LossScaler
 from training.losses import Losses
@@ -184,7 +184,7 @@ def train(requested: Config, run_dir: RunDir, start: Start, world: World) -> flo
     validation, training = make_windows(text, config, world)
 
     # Record on rank 0: rows, W&B and the terminal; and what looks at the attention heads
-    timer = ActivityTimer(config.device, start.seconds, start.step * tokens_per_step(config))
+    timer = ActivityTimer(config.device, start.seconds, start.step)
     opened = Record(config, run_dir, text, start, timer) if world.rank == 0 else nullcontext()
     with world, opened as record, explained_compiler_errors():
         heads = glass.Observer(text, validation, record) if glass and record else None
@@ -210,8 +210,7 @@ def train(requested: Config, run_dir: RunDir, start: Start, world: World) -> flo
                     )
                     if is_due(config.log.every, step, config):
                         row |= losses.read_metrics()
-                        speed = timer.speed(step * tokens_per_step(config))
-                        row |= speed_metrics(speed, config, world.size)
+                        row |= speed_metrics(timer.step_seconds(step), config, world.size)
                         row |= learning_rate_metrics(optimizers)
 
                 # Evaluate: the loss on the validation split
@@ -358,20 +357,15 @@ def micro_batches(
     if config.device.startswith("cuda"):  # copied while the GPU is busy with the previous step
         x, y = x.pin_memory(), y.pin_memory()
     rows = config.micro_batch_size(world.size)
-    for micro_x, micro_y in zip(x.split(rows), y.split(rows)):
-        yield (
-            micro_x.to(config.device, non_blocking=True),
-            micro_y.to(config.device, non_blocking=True),
-        )
+    for micro_batch in zip(x.split(rows), y.split(rows)):
+        inputs, targets = (ids.to(config.device, non_blocking=True) for ids in micro_batch)
+        yield inputs, targets
 
 
 def look(
     model: GPT, step: int, heads: "Observer | None", record: Record | None, world: World
 ) -> Row:
-    """Measure the attention heads and generate a sample text, on rank 0; a signal ends this early.
-
-    Returns the measurements; none on other ranks.
-    """
+    """Measure the heads and generate a sample text on rank 0; a signal ends both early."""
     world.check_stop()
     row = Row()
     plain_model = world.plain_copy(model)  # gathered on rank 0, None on the others

@@ -129,14 +129,14 @@ def profile_variant(size: str, variant: Variant, device: str, steps: int) -> str
 
 def format_figures(config: ResolvedConfig, measured: ProcessResult) -> str:
     """Return speed and memory of a variant in one line."""
-    from training.flops import speed_metrics, tokens_per_step
+    from training.flops import speed_metrics
     from training.memory import memory_bound
 
-    tokens_per_second = tokens_per_step(config) / measured.value.seconds
-    mfu = speed_metrics(tokens_per_second, config, processes=1).get("train/mfu")
+    metrics = speed_metrics(measured.value.seconds, config, processes=1)
+    speed, mfu = metrics["train/tokens_per_second"], metrics.get("train/mfu")
     share = "" if mfu is None else f", MFU {mfu:.0%}"
     return (
-        f"{tokens_per_second:,.0f} tok/s{share}, {measured.peak_memory / BYTES_PER_MB:,.0f} MB, "
+        f"{speed:,.0f} tok/s{share}, {measured.peak_memory / BYTES_PER_MB:,.0f} MB, "
         f"at most about {memory_bound(config, 1) / BYTES_PER_MB:,.0f}"
     )
 

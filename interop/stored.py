@@ -21,7 +21,6 @@ from run.config_file import read_config
 from run.run_dir import RunDir
 from training.stored_model import StoredModel
 from training.tensors import (
-    list_shapes,
     read_weights,
     require_layers,
     require_same_tensors,
@@ -57,7 +56,7 @@ class RunCheckpoint(StoredModel):
         self._tokenizer = load_tokenizer(folder / TOKENIZER_FILE)
         self.settings = read_config(folder / CONFIG_FILE)
         self.config = GPTConfig.from_settings(self.settings.model)
-        found = list_shapes(self._tensors)
+        found = {name: list(tensor.shape) for name, tensor in self._tensors.items()}
         require_layers(str(weights), found, self.config)
         require_same_tensors(str(weights), found, tensor_shapes(self.config))
 

@@ -6,17 +6,18 @@ from training.device import synchronize
 
 
 class ActivityTimer:
-    """Measures the seconds per activity; a resumed run goes on from its `seconds` and `tokens`.
+    """Measures the seconds per activity; a resumed run goes on from its `seconds` and `step`.
 
     It waits until the device has finished its work.
     """
 
-    def __init__(self, device: str, seconds: dict[str, float], tokens: int = 0) -> None:
+    def __init__(self, device: str, seconds: dict[str, float], step: int = 0) -> None:
         self.seconds = {"train": 0.0, "evaluate": 0.0, "attention": 0.0, "save": 0.0, **seconds}
         self._device = device
         self._activity: str | None = None
         self._started = 0.0
-        self._speed_tokens, self._speed_seconds = tokens, self.seconds["train"]
+        self._last_step = step
+        self._last_train_seconds = self.seconds["train"]
 
     def switch(self, activity: str | None) -> None:
         """Attribute the time from now on to an activity, or to none."""
@@ -39,9 +40,10 @@ class ActivityTimer:
         self._started = now
         return self.seconds["train"]
 
-    def speed(self, tokens: int) -> float:
-        """Return the training speed since the last call in tokens per second; `tokens` so far."""
-        seconds = self._read_train_seconds()
-        speed = (tokens - self._speed_tokens) / (seconds - self._speed_seconds)
-        self._speed_tokens, self._speed_seconds = tokens, seconds
-        return speed
+    def step_seconds(self, step: int) -> float:
+        """Return the mean training time of the steps since the last call, up to `step`."""
+        train_seconds = self._read_train_seconds()
+        mean = (train_seconds - self._last_train_seconds) / (step - self._last_step)
+        self._last_step = step
+        self._last_train_seconds = train_seconds
+        return mean

@@ -3,6 +3,7 @@
 import shutil
 from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,7 @@ from training.tensors import full_tensor, load_values, save_values, shard_like
 from training.world import World
 
 
+@dataclass(eq=False)
 class Checkpoints:
     """Saves what a step of a run changes, and restores it; all ranks call a method together.
 
@@ -47,28 +49,19 @@ class Checkpoints:
     `best_row` has the metrics of the one with the lowest validation loss, or None.
     """
 
-    def __init__(
-        self,
-        run: RunDir,
-        config: ResolvedConfig,
-        text: Tokens,
-        world: World,
-        model: GPT,
-        optimizers: list[Optimizer],
-        scaler: LossScaler,
-        losses: Losses,
-    ) -> None:
-        self.run = run
-        self.config = config
-        self.text = text
-        self.world = world
-        self.model = model
-        self.optimizers = optimizers
-        self.scaler = scaler
-        self.losses = losses
-        self.log = printer(Terminal(quiet=world.rank > 0))
-        self.last_step: int | None = None
-        self.best_row: Row | None = None
+    run: RunDir
+    config: ResolvedConfig
+    text: Tokens
+    world: World
+    model: GPT
+    optimizers: list[Optimizer]
+    scaler: LossScaler
+    losses: Losses
+    last_step: int | None = None
+    best_row: Row | None = None
+
+    def __post_init__(self) -> None:
+        self.log = printer(Terminal(quiet=self.world.rank > 0))
 
     def restore(self, start: Start) -> None:
         """Restore all but the weights from the checkpoint of a start, and set later ones aside."""

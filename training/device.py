@@ -192,13 +192,14 @@ def move_for_sampling(model: GPT, device: str, precision: str = "auto") -> GPT:
     return model.to(device, DTYPES[precision])
 
 
-def device_memory(device: str) -> float | None:
-    """Return the bytes of memory of a device that may be used, or None if unknown."""
+def device_memory(device: str, processes: int) -> float | None:
+    """Return the bytes that each process may use; a CPU's memory is shared. None if unknown."""
     if device.startswith("cuda"):
         return torch.cuda.get_device_properties(device).total_memory
     if not hasattr(os, "sysconf"):
         return None
-    return min(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), memory_limit())
+    memory = min(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), memory_limit())
+    return memory / int(os.environ.get("LOCAL_WORLD_SIZE", 1)) if processes > 1 else memory
 
 
 def peak_memory(device: str) -> int | None:

@@ -52,7 +52,7 @@ class Windows:
         tokens: np.ndarray | Sequences,
         tokenizer: Tokenizer,
         config: Config,
-        world: World | None = None,
+        world: World,
         max_windows: int | None = None,
         token_bytes: np.ndarray | None = None,
     ) -> None:
@@ -65,21 +65,19 @@ class Windows:
             inputs, targets = _cut_windows(tokens, block_size, max_windows)
         self.inputs = torch.from_numpy(inputs)
         self.targets = torch.from_numpy(targets)
-        self.batch_size = max(
-            1, min(MAX_BATCH_TOKENS, MAX_BATCH_LOGITS // tokenizer.vocab_size) // block_size
-        )
+        max_tokens = min(MAX_BATCH_TOKENS, MAX_BATCH_LOGITS // tokenizer.vocab_size)
+        self.batch_size = max(1, max_tokens // block_size)
         self.device = config.device
         self.precision = config.precision
-        self.world = world or World()
+        self.world = world
         has_target = targets != NO_TARGET
         self.num_targets = int(has_target.sum())
-        self.is_separator = torch.zeros(targets.shape, dtype=torch.bool)
-        self.num_bytes = 0
+        target_bytes = np.zeros_like(targets)
         if token_bytes is not None:
-            target_bytes = _cut_windows(token_bytes, block_size, max_windows)[1]
-            is_separator = has_target & (target_bytes == SEPARATOR)
-            self.is_separator = torch.from_numpy(is_separator)
-            self.num_bytes = int(target_bytes[has_target & ~is_separator].sum())
+            _, target_bytes = _cut_windows(token_bytes, block_size, max_windows)
+        is_separator = has_target & (target_bytes == SEPARATOR)
+        self.is_separator = torch.from_numpy(is_separator)
+        self.num_bytes = int(target_bytes[has_target & ~is_separator].sum())
 
     def measure(self, model: GPT) -> dict[str, float]:
         """Return the loss and the in-context score, in nats per token, and the bits per byte.
@@ -152,16 +150,14 @@ def _cut_windows(
     return inputs, targets
 
 
-def make_windows(
-    text: Tokens, config: Config, world: World | None = None
-) -> tuple[Windows, Windows]:
+def make_windows(text: Tokens, config: Config, world: World) -> tuple[Windows, Windows]:
     """Cut the validation split into windows, and the training split into as many."""
     val, train = text.val, text.train
     if text.task:
         val, train = text.task.validation, text.task.training
     validation = Windows(val, text.tokenizer, config, world, token_bytes=text.val_bytes)
-    num_windows = len(validation.inputs)
-    training = Windows(train, text.tokenizer, config, world, max_windows=num_windows)
+    max_windows = len(validation.inputs)
+    training = Windows(train, text.tokenizer, config, world, max_windows)
     return validation, training
 
 

@@ -117,16 +117,15 @@ def estimate_step_seconds(config: ResolvedConfig, processes: int) -> float | Non
     return step_flops / (ASSUMED_UTILIZATION * width_share * peak * processes)
 
 
-def speed_metrics(
-    tokens_per_second: float, config: ResolvedConfig, processes: int
-) -> dict[str, float]:
+def speed_metrics(step_seconds: float, config: ResolvedConfig, processes: int) -> dict[str, float]:
     """Return the speed, milliseconds per step, and on a known GPU the model FLOPs utilization.
 
     Reference: Chowdhery et al. 2022, "PaLM", appendix B.
     """
+    tokens_per_second = tokens_per_step(config) / step_seconds
     metrics = {
         "train/tokens_per_second": tokens_per_second,
-        "train/ms_per_step": 1000 * tokens_per_step(config) / tokens_per_second,
+        "train/ms_per_step": 1000 * step_seconds,
     }
     peak = peak_flops(config.device, config.precision)
     if peak is not None:

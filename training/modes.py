@@ -23,7 +23,7 @@ from training.loss_scale import LossScaler
 from training.losses import Losses
 from training.memory import memory_bound
 from training.optimizers import build_optimizers
-from training.plan import fits, print_run, process_memory, resolve
+from training.plan import fits, print_run, resolve
 from training.stored_model import StoredModel
 from training.task_metrics import describe_task, measure_task
 from training.text import prepare_text
@@ -58,7 +58,7 @@ def evaluate_only(config: Config, stored: StoredModel) -> float:
     stored.copy_to(model)
     model.to(resolved.device)
 
-    validation, _ = make_windows(text, resolved)
+    validation, _ = make_windows(text, resolved, World())
     metrics = evaluate(model, validation)
     manifest = stored.manifest
     source = config.run_dir or config.init_from
@@ -114,7 +114,7 @@ def dry_run(
     num_steps = max(0, config.max_steps - start.step)
     num_tokens = num_steps * tokens_per_step(resolved)
     memory = memory_bound(resolved, processes)
-    available = process_memory(resolved.device, processes)
+    available = device.device_memory(resolved.device, processes)
     step_seconds, source = time_step(resolved, processes, train_step)
     duration = "unknown"
     if step_seconds is not None:
@@ -151,7 +151,7 @@ def time_step(
     """
     estimate = estimate_step_seconds(config, processes)
     alone = replace(config, batch_size=config.batch_size // processes, shard=1, compile=False)
-    memory = device.device_memory(config.device)
+    memory = device.device_memory(config.device, processes=1)
     is_too_large = memory is not None and not fits(alone, 1, memory)
     if is_too_large or (estimate or 0) > MAX_STEP_SECONDS:
         return estimate, "a rough estimate" if estimate else "too large to be timed"

@@ -147,9 +147,7 @@ class RowAdagrad(Optimizer):
             weights[rows] -= group["lr"] * grad / sums.clamp(min=MIN_MEAN_SQUARE).sqrt()
 
 
-def build_optimizers(
-    model: nn.Module, optim: OptimConfig, precision: str = "fp32"
-) -> list[Optimizer]:
+def build_optimizers(model: nn.Module, optim: OptimConfig, precision: str) -> list[Optimizer]:
     """Build the optimizers that together update every parameter of a placed model once.
 
     Only matrices and embeddings get weight decay. Muon orthogonalizes in `precision`. Each
@@ -188,9 +186,7 @@ def build_optimizers(
 
 
 @torch.no_grad()
-def clip_gradients(
-    model: nn.Module, max_norm: float, world: World, loss_scale: float = 1.0
-) -> Tensor:
+def clip_gradients(model: nn.Module, max_norm: float, world: World, loss_scale: float) -> Tensor:
     """Divide gradients by `loss_scale`, then limit their joint norm to `max_norm`; 0: no limit.
 
     Returns the norm of each parameter's gradient before clipping, (parameters,), on the device.

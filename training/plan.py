@@ -54,7 +54,7 @@ def resolve(config: Config, processes: int, text: Tokens, steps_done: int = 0) -
         resolved = replace(resolved, eval=_follow_epochs(resolved, len(text.train)))
 
     check_batch_size(config, processes)
-    memory = process_memory(device, processes)
+    memory = device_memory(device, processes)
     shard = config.shard
     if isinstance(shard, str):
         shard = pick_shard(resolved, processes, memory)
@@ -140,14 +140,6 @@ def check_shard(shard: int, processes: int) -> None:
         )
 
 
-def process_memory(device: str, processes: int) -> float | None:
-    """Return the bytes of memory of each process, or None if unknown; a CPU's memory is shared."""
-    memory = device_memory(device)
-    if memory is None or device != "cpu" or processes == 1:
-        return memory
-    return memory / int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-
-
 def _check_memory(config: ResolvedConfig, memory: float | None) -> None:
     """Raise `UserError` if weights and gradients alone exceed the memory of a process in bytes."""
     tensors, bytes_each = ("weights and their gradients", 8)
@@ -212,7 +204,7 @@ def print_run(config: ResolvedConfig, text: Tokens, processes: int, quiet: bool 
     log(f"machine  {machines}{describe(config.device)}, {config.precision}, {mode}")
     if peak := peak_flops(config.device, config.precision):
         log(f"peak     {peak / 1e9:,.0f} GFLOP/s in a matrix product (data sheet)")
-    available = process_memory(config.device, processes)
+    available = device_memory(config.device, processes)
     if available and not fits(config, processes, available):
         needed = needed_memory(config, processes)
         log(

@@ -44,11 +44,7 @@ def full_tensor(tensor: Tensor) -> Tensor:
 def tensor_shapes(config: GPTConfig) -> Shapes:
     """Return the shapes of what `GPT.tensors` returns, without allocating it."""
     with torch.device("meta"):
-        return list_shapes(build_model(config).tensors())
-
-
-def list_shapes(tensors: Mapping[str, Tensor]) -> Shapes:
-    """Return the shapes of tensors, complete if they are sharded."""
+        tensors = build_model(config).tensors()
     return {name: list(tensor.shape) for name, tensor in tensors.items()}
 
 

@@ -62,7 +62,7 @@ def test_a_device_and_its_threads_have_what_a_container_may_use(monkeypatch):
     monkeypatch.setattr("common.limits.processor_limit", lambda: 1.5)
     monkeypatch.setattr("training.device.memory_limit", lambda: GIB)
     monkeypatch.setattr("torch.get_num_threads", lambda: 8)
-    assert training.device.device_memory("cpu") == GIB
+    assert training.device.device_memory("cpu", processes=1) == GIB
     monkeypatch.setenv("OMP_NUM_THREADS", "8")  # the user's choice
     assert training.device.pick_threads("auto", processes=1) == 8
     monkeypatch.delenv("OMP_NUM_THREADS")

@@ -74,7 +74,7 @@ def test_the_tensor_is_named(wrong, named):
     tokens = torch.randint(0, 11, (4, 9))
     loss = wrong(small, small(tokens[:, :-1], tokens[:, 1:])[1])
     loss.backward()
-    losses, norms = Losses(small, "cpu"), clip_gradients(small, 1.0, World())
+    losses, norms = Losses(small, "cpu"), clip_gradients(small, 1.0, World(), loss_scale=1.0)
     with pytest.raises(UserError) as error:
         losses.add(5, loss.detach(), norms, is_skipped=False)
     assert str(error.value).startswith(named)

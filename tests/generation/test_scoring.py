@@ -11,6 +11,7 @@ from generation import scoring
 from generation.scoring import score_tokens
 from model import GPT
 from training.evaluate import Windows
+from training.world import World
 
 ALPHABET = CharTokenizer("ab\n")
 IDS = ALPHABET.encode("\n" + "abbaabab\n" * 5)
@@ -42,7 +43,7 @@ def test_every_token_is_scored_once_in_windows_of_the_context(length, monkeypatc
 def test_the_mean_is_the_validation_loss_of_the_text():
     model = lively(GPT(small(vocab_size=3)))
     config = Config(model=model.config, device="cpu", precision="fp32")
-    windows = Windows(np.array(IDS), ALPHABET, config)
+    windows = Windows(np.array(IDS), ALPHABET, config, World())
     assert score_tokens(model, IDS).mean() == pytest.approx(
         windows.measure(model)["loss"], abs=1e-6
     )

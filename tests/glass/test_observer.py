@@ -58,7 +58,8 @@ def make_observer(tmp_path) -> Callable[..., Observer]:
             attention=AttentionConfig(every=every),
         )
         record = SimpleNamespace(config=config, run=RunDir(tmp_path))
-        return Observer(TEXT, Windows(TEXT.val, TOKENIZER, config), record)
+        windows = Windows(TEXT.val, TOKENIZER, config, World())
+        return Observer(TEXT, windows, record)
 
     return make
 
@@ -100,7 +101,7 @@ def test_a_signal_interrupts_a_snapshot_and_it_is_recorded_once(
         os.kill(os.getpid(), signal.SIGTERM)
         raise AssertionError("the signal did not interrupt")
 
-    windows = Windows(TEXT.val, TOKENIZER, config)
+    windows = Windows(TEXT.val, TOKENIZER, config, World())
     with Record(config, RunDir(tmp_path), TEXT, Start(), ActivityTimer("cpu", {})) as record:
         observer = Observer(TEXT, windows, record)
         with monkeypatch.context() as patch, pytest.raises(Stopped), World() as world:

@@ -19,6 +19,7 @@ from run.config_file import read_config
 from run.run_dir import RunDir
 from training.evaluate import Windows
 from training.tensors import tensor_shapes
+from training.world import World
 from variants import build_model
 
 NORM = "_orig_mod.transformer.ln_f.weight"
@@ -77,7 +78,8 @@ def test_a_checkpoint_of_nanogpt_is_trained_from_and_no_code_in_it_runs(
     trained, tokenizer, _ = load_run("run")
     assert tokenizer.vocab_size == shape["vocab_size"] and trained.config.mlp == "gelu"
     text = prepare(DataConfig("text", str(text_file)), TokenizerConfig("char"))
-    windows = Windows(text.val, text.tokenizer, read_config(Path("run/config.yaml")))
+    config = read_config(Path("run/config.yaml"))
+    windows = Windows(text.val, text.tokenizer, config, World())
     loss = windows.measure(model)["loss"]
     assert RunDir(Path("run")).rows()[0]["val/loss"] == pytest.approx(loss, rel=1e-6)
 

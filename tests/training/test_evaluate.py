@@ -40,7 +40,7 @@ def test_loss_and_bits_per_byte_equal_those_computed_by_hand():
     with torch.no_grad():
         model.head.weight.zero_()  # makes every token equally likely
     ids, sizes = encode_with_bytes(tokenizer, text)
-    validation = Windows(ids, tokenizer, config_of(7), token_bytes=sizes)
+    validation = Windows(ids, tokenizer, config_of(7), World(), token_bytes=sizes)
     bits = len(text[1:]) * math.log2(3) / len(text[1:].encode())
     assert evaluate(model, validation, training=validation) == {
         "val/loss": pytest.approx(math.log(3), abs=1e-6),
@@ -76,7 +76,7 @@ def test_bits_per_byte_are_those_of_the_documents_for_any_tokenizer(name, tmp_pa
     losses = score_tokens(model, ids)
     num_bytes = sum(len(piece.text.encode()) for piece in pieces) - int(tokens.val_bytes[0])
     bits = losses[is_text[1:]].sum() / math.log(2) / num_bytes
-    validation, _ = make_windows(tokens, config_of(16))
+    validation, _ = make_windows(tokens, config_of(16), World())
     metrics = evaluate(model, validation)
     assert metrics["val/bits_per_byte"] == pytest.approx(bits, rel=1e-5)
     assert metrics["val/loss"] == pytest.approx(losses.mean(), rel=1e-5)
@@ -87,7 +87,8 @@ LETTERS = CharTokenizer("".join(map(chr, range(1000, 1300))))
 
 def windows_of(length: int, block_size: int, world: World | None = None, **data) -> Windows:
     """Windows of a text of `length` tokens, which are all different if there are at most 300."""
-    return Windows(np.arange(length) % 300, LETTERS, config_of(block_size, **data), world)
+    config = config_of(block_size, **data)
+    return Windows(np.arange(length) % 300, LETTERS, config, world or World())
 
 
 def test_each_split_is_measured_on_its_own_tokens():
@@ -99,18 +100,18 @@ def test_each_split_is_measured_on_its_own_tokens():
         tokenizer=LETTERS,
         task=None,
     )
-    validation, training = make_windows(text, config_of(10))
+    validation, training = make_windows(text, config_of(10), World())
     assert validation.targets.unique().tolist() == [NO_TARGET, *range(251, 300)]
     assert training.inputs.shape == validation.inputs.shape  # as many windows
     assert training.inputs.max() < 200
     metrics = evaluate(model, validation, training=training)
     for name, tokens in (("val/loss", text.val), ("train/eval_loss", text.train)):
-        windows = Windows(tokens, LETTERS, config_of(10), max_windows=5)
+        windows = Windows(tokens, LETTERS, config_of(10), World(), max_windows=5)
         assert metrics[name] == windows.measure(model)["loss"]
     assert metrics["val/loss"] != metrics["train/eval_loss"]
     assert "train/eval_loss" not in evaluate(model, validation)
     sequences = Sequences(np.arange(22).reshape(2, 11), np.ones((2, 10), bool))
-    of_task = Windows(sequences, LETTERS, config_of(10))
+    of_task = Windows(sequences, LETTERS, config_of(10), World())
     assert evaluate(model, of_task).keys() == {"val/loss"}  # not bits per byte
 
 

@@ -17,8 +17,8 @@ from training.world import World
 from variants import build_model
 
 BUILD = {
-    "adamw": lambda model: build_optimizers(model, OptimConfig(name="adamw")),
-    "muon": lambda model: build_optimizers(model, OptimConfig(name="muon")),
+    "adamw": lambda model: build_optimizers(model, OptimConfig(name="adamw"), "fp32"),
+    "muon": lambda model: build_optimizers(model, OptimConfig(name="muon"), "fp32"),
     "nadam": lambda model: [NAdam(model.parameters())],  # whose state has a product, too
 }
 SHAPE = GPTConfig(97, block_size=16, n_layer=2, n_head=2, n_embd=36, ngrams=2, ngram_rows=5)
@@ -49,7 +49,7 @@ def difference_after_a_resume(name: str, folder: Path, world: World, shard: int 
             model(tokens[:, :-1], tokens[:, 1:])[1].backward()
             if world.size > 1:
                 world.average_gradients(model)
-            clip_gradients(model, 0, world)
+            clip_gradients(model, 0, world, loss_scale=1.0)
             for optimizer in optimizers:
                 optimizer.step()
                 optimizer.zero_grad()

@@ -88,7 +88,7 @@ def model_and_optimizers(name: str):
     model = build_model(
         GPTConfig(vocab_size=11, block_size=8, n_layer=2, n_head=2, n_embd=16, bias=True)
     )
-    return model, build_optimizers(model, OptimConfig(name=name))
+    return model, build_optimizers(model, OptimConfig(name=name), "fp32")
 
 
 @pytest.mark.parametrize("name", ["adamw", "muon"])
@@ -124,7 +124,7 @@ def test_gradients_are_scaled_to_the_maximum_norm_unless_it_is_0(max_norm, loss_
 def observe(optim: OptimConfig) -> tuple:
     """What an optimizer and its schedule do with their settings."""
     model = build_model(GPTConfig(vocab_size=11, block_size=8, n_layer=1, n_head=2, n_embd=16))
-    groups = [group for one in build_optimizers(model, optim) for group in one.param_groups]
+    groups = [group for one in build_optimizers(model, optim, "fp32") for group in one.param_groups]
     kept = [{key: value for key, value in group.items() if key != "params"} for group in groups]
     return kept, [lr_factor(step, optim, 100) for step in range(101)], optim.grad_clip
 
@@ -160,7 +160,7 @@ def test_each_optimizer_gets_its_settings():
         momentum=0.5,
         weight_decay=0.6,
     )
-    adamw, muon, adagrad = (one.param_groups[0] for one in build_optimizers(model, optim))
+    adamw, muon, adagrad = (one.param_groups[0] for one in build_optimizers(model, optim, "fp32"))
     assert (adamw["lr"], adamw["betas"], adamw["weight_decay"]) == (0.1, (0.7, 0.8), 0.6)
     assert (muon["lr"], muon["momentum"], muon["weight_decay"]) == (0.2, 0.5, 0.6)
     assert adagrad["lr"] == 0.1 and adagrad["params"] == [model.ngrams.table]
