@@ -193,6 +193,7 @@ def train(requested: Config, run_dir: RunDir, start: Start, world: World) -> flo
         step = start.step
         row = Row(start.metrics)
         try:
+            # Compile, while a signal can still end it at once
             if config.compile and step < config.max_steps:
                 timer.switch("train")
                 batch = batches.batch(step, world.rank, world.size)

@@ -140,10 +140,10 @@ class Record:
         self.timer.switch(None)
         print_prose = printer(self.console, wrap=True)
         page = self.run.page
-        link = (
-            f"page     {page.absolute().as_uri()}" if page.exists() else f"run      {self.run.path}"
-        )
-        self.log(f"\n{link}")
+        location = f"run      {self.run.path}"
+        if page.exists():
+            location = f"page     {page.absolute().as_uri()}"
+        self.log(f"\n{location}")
         for line in summarize_losses(self.rows):
             print_prose(line)
         if findings is not None:
