@@ -37,7 +37,7 @@ LOSSES = ("train/loss", "val/loss", "val/bits_per_byte")
 
 
 class Display:
-    """What the terminal shows of a run that begins at a step; a context manager.
+    """What the terminal shows of a run that begins at a step.
 
     In a terminal this is a line with the step, the latest metrics and the time left. `rows` are
     those recorded so far, with whose steps the speed of the next ones is compared.
@@ -69,12 +69,13 @@ class Display:
         self._has_printed = threading.Event()
         self._reporter = threading.Thread(target=self._report_progress, daemon=True)
 
-    def __enter__(self) -> "Display":
+    def start(self) -> None:
+        """Show the progress bar, or without a terminal a line now and then."""
         self._bar.start()
         self._reporter.start()
-        return self
 
-    def __exit__(self, *_: object) -> None:
+    def stop(self) -> None:
+        """Remove the progress bar, and print no more lines."""
         self._has_ended = True
         self._has_printed.set()
         self._reporter.join()

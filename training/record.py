@@ -71,12 +71,12 @@ class Record:
 
     def __enter__(self) -> "Record":
         self.display.show_activity("compiling" if self.config.compile else "starting")
-        self.display.__enter__()
+        self.display.start()
         return self
 
     def __exit__(self, error_type: type[BaseException] | None, *_: object) -> None:
         self.profiler.close()
-        self.display.__exit__()
+        self.display.stop()
         self.wandb.finish(failed=error_type is not None)
 
     def show(self, step: int, row: dict[str, float]) -> None:
