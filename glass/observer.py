@@ -166,7 +166,7 @@ class Observer:
             if is_last:
                 row = self.record.rows[-1]
                 emerged = {key: row[key] for key in row if key.startswith("emerged/")}
-                wandb.summarize({**emerged, "findings": "\n".join(findings)})
+                wandb.update_summary({**emerged, "findings": "\n".join(findings)})
 
     def list_findings(self) -> list[str]:
         """Return the findings of the run as headlines, the strongest first."""

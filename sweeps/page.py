@@ -77,7 +77,7 @@ def write_sweep_page(folder: Path, ranking: Ranking) -> Path:
 
 def _figure_data(name: str, variants: Sequence[Variant]) -> dict:
     figure = describe_figure(name)
-    summaries = [variant.summarize(name) for variant in variants]
+    summaries = [variant.typical_value(name) for variant in variants]
     return {
         "name": name,
         "title": figure.title,

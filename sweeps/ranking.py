@@ -41,7 +41,7 @@ class Variant:
         """Return a figure of each measured run that has it."""
         return [run.figures[figure] for run in self.measured if figure in run.figures]
 
-    def summarize(self, figure: str) -> tuple[float, float]:
+    def typical_value(self, figure: str) -> tuple[float, float]:
         """Return the mean of a figure and its standard error, nan if that is unknown.
 
         Of times of emergence it is the median, with runs without an emergence last.
@@ -97,7 +97,7 @@ class Ranking:
             variants.setdefault(key, Variant(settings, [])).runs.append(run)
 
         def order(variant: Variant) -> tuple:
-            mean, _ = variant.summarize(self.metric)
+            mean, _ = variant.typical_value(self.metric)
             return not variant.measured, not isfinite(mean), mean if isfinite(mean) else 0
 
         ordered = list(variants.values())

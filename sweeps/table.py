@@ -162,7 +162,7 @@ def format_cell(variant: Variant, name: str) -> str:
     if not values:
         return "–"
     figure = describe_figure(name)
-    mean, error = variant.summarize(name)
+    mean, error = variant.typical_value(name)
     text = figure.format(mean, error if isfinite(error) and error else None)
     if figure.is_time and not isfinite(mean):
         text = "–"

@@ -64,7 +64,7 @@ class WandbRecord:
         self._logged: set[str] = set()  # names of metrics
         if self._run is not None:
             parameters, flops = model_size(config.model)
-            self.summarize({"parameters": parameters, "flops_per_token": flops})
+            self.update_summary({"parameters": parameters, "flops_per_token": flops})
 
     def log(self, metrics: Mapping[str, float]) -> None:
         """Log metrics; only those of `charted_metrics` get a chart."""
@@ -95,7 +95,7 @@ class WandbRecord:
         self._call(lambda run: run.log({"step": step}, step=step))
         self._call(lambda run: run.log(values, step=step))
 
-    def summarize(self, values: Mapping[str, Any]) -> None:
+    def update_summary(self, values: Mapping[str, Any]) -> None:
         """Update the summary of the W&B run."""
         self._call(lambda run: run.summary.update(values))
 
