@@ -25,7 +25,7 @@ from glass.heads.say.findings import summarize
 from glass.heads.say.tables import composition_table, head_table, highest_scores
 from glass.page.write import write_page
 from model import GPT
-from run.losses import best_row
+from run.loss_history import best_row
 from run.row import Row, last_scored_row
 from run.run_dir import RunDir
 from training.device import exact_float32

@@ -20,7 +20,7 @@ from common.errors import UserError
 from common.files import atomic_write, exists, is_folder, list_folder, part_path
 from common.text import pluralize
 from config import Config
-from run import losses
+from run import loss_history
 from run.checkpoints import (
     CHECKPOINT_FILES,
     CONFIG_FILE,
@@ -231,7 +231,7 @@ class RunDir:
             with suppress(ValueError):  # reported if this checkpoint is to be loaded
                 manifest = read_manifest(self.checkpoint_folder(step))
                 rows.append(Row({**manifest.metrics, "step": step}))
-        return losses.best_row(rows)
+        return loss_history.best_row(rows)
 
     def _best_first(self) -> list[int]:
         """Return the saved steps by validation loss, those without one last, newest first.

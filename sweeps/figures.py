@@ -14,7 +14,7 @@ from safetensors import safe_open
 from common.text import format_fixed, format_magnitude, format_with_error
 from config import MIN_BF16_DECODING_WIDTH, Config
 from run.checkpoints import MODEL_FILE
-from run.losses import best_row
+from run.loss_history import best_row
 from run.row import Row, last_scored_row
 from run.run_dir import RunDir
 

@@ -8,7 +8,7 @@ from conftest import TINY, soak
 from processes import rows
 
 from run.config_file import read_config
-from run.losses import best_row
+from run.loss_history import best_row
 from run.run_dir import RunDir
 from training.task_metrics import describe_task
 

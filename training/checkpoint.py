@@ -29,7 +29,7 @@ from run.checkpoints import (
     write_manifest,
 )
 from run.config_file import config_yaml
-from run.losses import best_row
+from run.loss_history import best_row
 from run.row import Row
 from run.run_dir import RunDir
 from run.start import Start

@@ -20,7 +20,7 @@ from data.tokenizer import save_tokenizer
 from data.tokens import Tokens
 from model import GPT
 from run.config_file import config_yaml
-from run.losses import best_row, loss_warning
+from run.loss_history import best_row, loss_warning
 from run.row import Row
 from run.run_dir import RunDir, read_rows
 from run.start import Start

@@ -11,7 +11,7 @@ from glass.page.embedded_model import find_embedded_model
 from glass.page.fitting import write_with_attention
 from glass.page.snapshots import list_snapshots
 from glass.page.values import finite_number, metric_curve
-from run.losses import best_row, loss_warning, overfitting
+from run.loss_history import best_row, loss_warning, overfitting
 from run.row import Row
 from run.run_dir import RunDir
 

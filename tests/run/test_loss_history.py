@@ -2,7 +2,7 @@
 
 import pytest
 
-from run.losses import loss_warning, overfitting
+from run.loss_history import loss_warning, overfitting
 
 # Validation losses every 10 steps, mean training losses before them → the rise that is reported.
 FALLING = [3.0, 2.8, 2.6, 2.4, 2.2]
