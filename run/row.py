@@ -3,9 +3,10 @@
 import math
 import re
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple, SupportsFloat
+from typing import TYPE_CHECKING, Any, NamedTuple, SupportsFloat
 
-import numpy as np
+if TYPE_CHECKING:  # importing it would take a fifth of the time of --help
+    import numpy as np
 
 # Of the values that accompany a head's score under a name of their own.
 COMPANION_SUFFIXES = ("_se", "_without_first")
@@ -69,11 +70,12 @@ class Row(dict[str, Any]):
             if math.isfinite(number):
                 self[key] = float(number)
 
-    def put_heads(self, name: str, mean: np.ndarray, error: np.ndarray | None = None) -> None:
+    def put_heads(self, name: str, mean: "np.ndarray", error: "np.ndarray | None" = None) -> None:
         """Write the finite values of all heads (L, H), and their standard errors if given."""
-        for index, value in np.ndenumerate(mean):
-            if math.isfinite(value):
-                self[_key(name, Head(*index))] = float(value)
+        for layer, values in enumerate(mean.tolist()):
+            for number, value in enumerate(values):
+                if math.isfinite(value):
+                    self[_key(name, Head(layer, number))] = float(value)
         if error is not None:
             self.put_heads(f"{name}_se", error)
 
