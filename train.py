@@ -38,7 +38,6 @@ if __name__ == "__main__":
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from functools import partial
-from importlib.util import find_spec
 from math import nan
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -138,8 +137,10 @@ def run_mode(job: cli.Job) -> float:
     if config.prepare_only:
         prepare_text(config, World(), origin, start)
         return nan
-    if config.eval_only and origin:
+    if config.eval_only:
+        assert origin  # check_config requires it
         return modes.evaluate_only(config, origin)
+    find_glass(config, log)  # refuses what the run would refuse
     return modes.dry_run(config, start, origin, train_step, is_in_sweep=bool(job.swept))
 
 
@@ -185,13 +186,16 @@ def train(requested: Config, run_dir: RunDir, start: Start, world: World) -> flo
 
     # Record on rank 0: rows, W&B and the terminal; and what looks at the attention heads
     timer = ActivityTimer(config.device, start.seconds, start.step)
-    opened = Record(config, run_dir, text, start, timer) if world.rank == 0 else nullcontext()
-    with world, opened as record, explained_compiler_errors():
+    with (
+        world,  # first, because W&B may take long to start, and signals are noted meanwhile
+        Record(config, run_dir, text, start, timer) if world.rank == 0 else nullcontext() as record,
+        explained_compiler_errors(),
+    ):
         heads = glass.Observer(text, validation, record) if glass and record else None
 
         # Loop over the optimizer steps taken so far
         step = start.step
-        row = Row(start.metrics)
+        row = Row()
         try:
             # Compile, while a signal can still end it at once
             if config.compile and step < config.max_steps:
@@ -255,20 +259,20 @@ def train(requested: Config, run_dir: RunDir, start: Start, world: World) -> flo
 
 
 def open_starting_model(
-    init_from: str | None, start: Start, log: Callable[[str], None]
+    source: str | None, start: Start, log: Callable[[str], None]
 ) -> StoredModel | None:
     """Open the model whose weights and tokenizer a run begins with; None: it makes its own.
 
-    That is its checkpoint, or the model in `init_from`, which `read_starting_model` has downloaded.
+    That is its checkpoint, or the model that `source` names, which was downloaded before.
     """
     if start.checkpoint:
         from interop.stored import RunCheckpoint
 
         return RunCheckpoint(start.checkpoint)
-    if init_from:
+    if source:
         from interop.loading import open_pinned
 
-        return open_pinned(init_from, log=log)
+        return open_pinned(source, log=log)
     return None
 
 
@@ -277,7 +281,7 @@ def find_glass(config: Config, log: Callable[[str], None]) -> ModuleType | None:
 
     It is optional, and imported only here.
     """
-    if find_spec("glass"):
+    if Path(__file__).with_name("glass").joinpath("observer.py").exists():
         from glass import observer
 
         return observer

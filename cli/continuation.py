@@ -13,7 +13,7 @@ from common.settings import format_settings, replace_setting
 from config import Config
 from run.checkpoints import MANIFEST_FILE
 from run.config_file import PER_COMMAND, absolute_paths
-from run.run_dir import Log, RunDir, find_run
+from run.run_dir import CHECKPOINTS, Log, RunDir, find_run
 
 # Settings that a resumed run keeps: its weights, data order and best loss depend on them.
 IMMUTABLE_ON_RESUME = (
@@ -49,8 +49,9 @@ def find_run_to_continue(requested: Config) -> Config | None:
     if requested.run_dir is None or not (requested.resume or requested.eval_only):
         return None
     run = RunDir(Path(requested.run_dir))
-    if requested.eval_only:  # the path may be in one of its checkpoints
-        run = find_run(run.path)[0] or run
+    if requested.eval_only:  # the path may be that of a checkpoint, also of one that was set aside
+        folder = run.path.absolute().parent
+        run = RunDir(folder.parent) if folder.name == CHECKPOINTS else run
     if run.steps():
         return absolute_paths(run.saved_config())
     if requested.resume == "auto":

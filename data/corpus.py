@@ -71,7 +71,7 @@ def open_corpus(config: DataConfig, log: Callable[[str], None] = print) -> Corpu
         file = require_text_file(config.path) if config.path else download_shakespeare(log)
         return Corpus("tiny Shakespeare", (file,), config.field)
     if config.source == "hf":
-        assert config.name is not None  # which is checked
+        assert config.name is not None  # check_config requires it
         file = download_dataset(config.name, config.subset, config.split, log)
         return Corpus(config.name, (file,), config.field)
     assert config.path is not None

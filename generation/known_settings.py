@@ -1,4 +1,4 @@
-"""Find the settings that a computation of a model of its own does not know.
+"""Find the settings of a model that a second implementation of it does not support.
 
 `model.py` computes every model. The decoder, the page's JavaScript and score attribution compute
 what it does a second time, and each lists the settings that it takes into account.

@@ -177,8 +177,8 @@ class Observer:
 
 def redraw_page(run: RunDir) -> None:
     """Draw the page of a finished run if it is older than the last row, as after a kill."""
-    last_row_time = run.metrics_file.stat().st_mtime_ns
-    if not exists(run.page) or run.page.stat().st_mtime_ns < last_row_time:
+    is_missing = not exists(run.page)
+    if is_missing or run.page.stat().st_mtime_ns < run.metrics_file.stat().st_mtime_ns:
         write_page(run)
 
 

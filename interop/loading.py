@@ -130,7 +130,7 @@ def _download_snapshot(name: str, commit: str | None, **options: Any) -> Path:
 def open_pinned(
     pinned: str, checkpoint: str | int = "best", log: Callable[[str], Any] = print_stderr
 ) -> StoredModel:
-    """Open the model that `pin_model` returned, or the one around a file; see `find_model`."""
+    """Open the model at a path, around a file, or of the hub as `pin_model` returned it."""
     path = find_path(pinned)
     run_dir, named = find_run(path)
     is_step = str(checkpoint).isdecimal()

@@ -24,7 +24,7 @@ class Manifest:
 
     step: int  # optimizer steps taken
     seconds: dict[str, float]  # spent so far, by activity
-    metrics: dict[str, float]  # of this step
+    metrics: dict[str, float]  # of this step; after a stop, also those of its heads
     fingerprint: str  # hash of the text and of how it was prepared
     losses: tuple[float, int]  # sum and number of the losses that no metrics row contains yet
     loss_scale: tuple[float, int] | None = None  # in fp16: the factor, and the steps since a change

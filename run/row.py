@@ -64,7 +64,7 @@ class Row(dict[str, Any]):
     def put(
         self, name: str, estimate: tuple[SupportsFloat, SupportsFloat], place: str | Head = ""
     ) -> None:
-        """Write a value and its standard error, unless they are not finite: JSON has no such."""
+        """Write a value and its standard error, each only if it is finite: JSON has no NaN."""
         value, error = estimate
         for key, number in ((_key(name, place), value), (_key(f"{name}_se", place), error)):
             if math.isfinite(number):

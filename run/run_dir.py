@@ -104,7 +104,8 @@ class RunDir:
         """
         if not exists(self.config_file):
             return None
-        return _read_config(self.config_file, self.config_file.stat().st_mtime_ns)
+        version = self.config_file.stat()
+        return _read_config(self.config_file, version.st_mtime_ns, version.st_size)
 
     def rows(self, log: Log | None = None) -> list[Row]:
         """Read the rows of metrics.jsonl; see `read_rows`."""
@@ -272,7 +273,7 @@ class RunDir:
 
 
 @lru_cache(maxsize=1000)
-def _read_config(path: Path, modified_ns: int) -> Config:
+def _read_config(path: Path, modified_ns: int, size: int) -> Config:
     """Read a file once per version: parsing takes longer than all other reading of a run."""
     return read_config(path)
 

@@ -62,7 +62,7 @@ class Sweep:
 
     folder: Path
     start_folder: Path  # where the command was started; relative paths begin there
-    jobs: Sequence[cli.Job]  # of a grid all; if a sweeper draws values, some that it may draw
+    jobs: Sequence[cli.Job]  # all jobs of a grid; examples if a sweeper draws the values
     is_grid: bool
     configure: Configure
     train: Train

@@ -32,7 +32,7 @@ ALLOWED = {
     "glass": {"glass.page"} | HEADS | TRAINING,
     "glass.live": {"glass.page", "interop", "cli"} | HEADS | TRAINING,
     "studies": {"run", "config", "common"},
-    "sweeps": {"glass.page", "interop", "cli"} | TRAINING,
+    "sweeps": {"glass.page", "cli"} | TRAINING,
 }
 UPWARD = {"model": ["generation"]}  # `GPT.generate` imports it when it is called
 COMMANDS = {"train", "sample", "explore", "interop.__main__"}  # may import every room

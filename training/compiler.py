@@ -28,8 +28,8 @@ def has_compiler() -> bool:
 def compile_model(model: GPT, config: ResolvedConfig) -> nn.Module:
     """Return the model, which torch.compile compiles as a whole when it is first called.
 
-    It is the model itself without `compile`, or if it is sharded: its parts are compiled where it
-    is placed.
+    Without `compile` it is the model itself. So it is if the model is sharded, because its parts
+    are compiled where it is placed.
     """
     if not config.compile or config.shard > 1:
         return model

@@ -151,12 +151,12 @@ def exact_float32() -> Iterator[None]:
 
     TF32 has 10 bits after the leading one instead of 23.
     """
-    training_precision = torch.get_float32_matmul_precision()
+    precision = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
     try:
         yield
     finally:
-        torch.set_float32_matmul_precision(training_precision)
+        torch.set_float32_matmul_precision(precision)
 
 
 @contextmanager
@@ -168,6 +168,7 @@ def restored_process() -> Iterator[None]:
     threads = torch.get_num_threads()
     gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     try:
+        # exact_float32 restores the precision, which configure_process may lower to TF32
         with torch.random.fork_rng(gpus), default_settings(), exact_float32():
             yield
     finally:

@@ -19,12 +19,9 @@ from training.in_context import in_context_scores
 from training.task_metrics import measure_task
 from training.world import World
 
-# Tokens per forward pass: enough to keep a processor busy.
-MAX_BATCH_TOKENS = 8192
-# Logits per forward pass: 64 MB in float32.
-MAX_BATCH_LOGITS = 1 << 24
-# With fewer windows the error of the score would be unreliable, so the score is not given.
-MIN_SCORED_WINDOWS = 8
+MAX_BATCH_TOKENS = 8192  # per forward pass: enough to keep a processor busy
+MAX_BATCH_LOGITS = 1 << 24  # per forward pass: 64 MB in float32
+MIN_SCORED_WINDOWS = 8  # with fewer, the error of the in-context score would be unreliable
 
 
 class LossSums(NamedTuple):
@@ -164,7 +161,7 @@ def make_windows(text: Tokens, config: Config, world: World) -> tuple[Windows, W
 def evaluate(
     model: GPT, validation: Windows, task: Task | None = None, training: Windows | None = None
 ) -> dict[str, float]:
-    """Measure the validation loss; at the last step of a run, with `training`, that split's too.
+    """Measure the validation loss, and that of `training` if it is given, as at the last step.
 
     Returns `Windows.measure` as `val/…`, at the last step `train/eval_loss` in nats per token, and
     on rank 0 the metrics of a task.

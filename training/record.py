@@ -27,7 +27,7 @@ from run.start import Start
 from training.activity_timer import ActivityTimer
 from training.display import Display
 from training.flops import memory_metrics, tokens_per_step
-from training.intervals import is_grid_due, is_snapshot_due
+from training.intervals import is_grid_due
 from training.profiling import StepProfiler
 from training.samples import sample_text
 from training.task_metrics import describe_task
@@ -90,7 +90,7 @@ class Record:
 
     def sample(self, model: GPT, step: int) -> None:
         """Generate a sample text if one is due, for `write`; a second call replaces it."""
-        if is_snapshot_due(step, self.config) and is_grid_due(step, self.config):
+        if is_grid_due(step, self.config):
             with self.tolerate_errors("generating a sample text"):
                 self._sample = sample_text(model, self.text, self.config.seed)
 

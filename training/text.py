@@ -33,7 +33,7 @@ def prepare_text(config: Config, world: World, origin: StoredModel | None, start
     for line in text.summary():
         log(line)
     vocab_size = text.tokenizer.vocab_size
-    if vocab_size < (config.tokenizer.vocab_size or 0):
+    if vocab_size < (config.tokenizer.vocab_size or 0) and not config.eval_only:
         log(
             f"note: the text is too short for tokenizer.vocab_size={config.tokenizer.vocab_size}, "
             f"so the vocabulary has {pluralize(vocab_size, 'token')}"

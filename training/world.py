@@ -107,7 +107,7 @@ class World:
     # --- The model and its gradients --------------------------------------------------------------
 
     def place(self, model: GPT, config: ResolvedConfig) -> None:
-        """Move a model to the device of each rank, or its rows of it if the model is sharded."""
+        """Move a model to the device of each rank; of a sharded model, only its rows."""
         model.to(config.device)
         if self.size == 1 and model.ngrams is not None:
             model.ngrams.sparse = True  # several ranks average dense gradients instead

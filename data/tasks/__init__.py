@@ -1,1 +1,1 @@
-"""Generated tasks: each draws its sequences and measures how a model solves it."""
+"""Generated tasks: each draws the sequences on which a model is trained and validated."""

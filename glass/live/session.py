@@ -54,10 +54,10 @@ class Session:
     check_canceled: Callable[[], None] = lambda: None
 
     def __post_init__(self) -> None:
-        self.model.eval()
+        model = self.model.eval()  # not self, whose circle would keep a replaced model in memory
         # A pass that hides tokens does not replace the one of the same text that hides none.
         self._find_pass = lru_cache(MAX_PASSES)(
-            lambda ablated, has_hidden, role: TextPass(self.model, ablated)
+            lambda ablated, has_hidden, role: TextPass(model, ablated)
         )
         check_canceled = self.check_canceled
 
@@ -127,7 +127,7 @@ def load_session(
 
 
 def show_checkpoint(session: Session, stored: RunCheckpoint, log: Callable[[str], None]) -> None:
-    """Add to a session what is known of its model because it is a run's."""
+    """Give a session the title, step and scores of a run's checkpoint."""
     run = stored.run
     session.title = (run.path if run else stored.path).resolve().name
     session.step = stored.step

@@ -12,6 +12,7 @@ from processes import Process, assert_same_run, fault_at_call, run_to_end, tiny_
 
 import training.device
 import training.evaluate
+import training.wandb_record
 from common.signals import STOP_SIGNALS
 from run.run_dir import RunDir
 from training.world import World
@@ -59,6 +60,14 @@ def test_sigterm_in_an_evaluation_saves_soon_and_the_run_resumes_exactly(
     assert RunDir(tmp_path / "run").checkpoint("last", pytest.fail).step == 4
     run_to_end(tmp_path, *tiny_arguments(text_file, "resume=true"))
     assert_same_run(finished_run, tmp_path / "run")
+
+
+def test_sigterm_while_the_record_is_opened_saves_and_says_how_to_resume(tmp_path, text_file):
+    fault = fault_at_call(training.wandb_record, "start", 1, send_signals(signal.SIGTERM))
+    process = Process(tmp_path, *tiny_arguments(text_file), fault=fault)
+    assert process.wait(SOON) == 143, process.output()
+    assert "resume=true" in process.output()
+    assert RunDir(tmp_path / "run").checkpoint("last", pytest.fail).step == 0
 
 
 def replace_compiler(compiled):

@@ -86,7 +86,9 @@ def test_the_last_step_is_logged_evaluated_captured_and_saved(tiny: Config, trai
     tiny.optim = replace(tiny.optim, name="muon", schedule="constant")
     train_in_process(tiny)
     (row,) = rows(tiny.run_dir)
-    assert 12 * row["train/ms_per_step"] / 1000 == pytest.approx(row["train_seconds"], rel=0.1)
+    seconds_per_step = row["train/ms_per_step"] / 1000
+    assert 12 * seconds_per_step == pytest.approx(row["train_seconds"], rel=0.1)
+    assert row["train/tokens_per_second"] * seconds_per_step == pytest.approx(4 * 32)
     assert "train/mfu" not in row and 0.1 < row["memory/peak_gib"] < 100
     assert (row["train/lr"], row["train/muon_lr"]) == (tiny.optim.lr, 5 * tiny.optim.lr)
     assert row["step"] == 12 and row["tokens"] == 12 * 4 * 32

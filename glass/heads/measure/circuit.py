@@ -28,7 +28,7 @@ def max_errors_by_chance(count: int) -> float:
     It is Student's t with Bonferroni correction, by its series in the normal quantile.
     """
     z = NormalDist().inv_cdf(1 - 0.05 / max(1, count))
-    freedom = MAX_ROWS - 1  # of a standard error, which is estimated from as many windows or rows
+    freedom = MAX_ROWS - 1  # degrees of freedom of a standard error over as many windows or rows
     first_order = (z**3 + z) / (4 * freedom)
     second_order = (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
     return z + first_order + second_order
@@ -73,7 +73,7 @@ def find_upstream_head(row: Row, score: str, head: Head) -> UpstreamHead | None:
 
 
 def _list_upstream_heads(row: Row, score: str, head: Head) -> list[UpstreamHead]:
-    """Return the heads with a large share in where a head attends."""
+    """Return the upstream heads on which a large share of where a head attends depends."""
     upstream_heads = []
     for place in row.places(f"composition/{score}/{head}"):
         name, _, component = place.partition("/")

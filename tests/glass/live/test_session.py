@@ -1,7 +1,9 @@
 """The requests to a model in Python against direct computations, and their checks."""
 
+import gc
 import json
 import math
+import weakref
 
 import numpy as np
 import pytest
@@ -99,6 +101,18 @@ def test_predictions_are_those_of_the_model_after_any_edits(config, texts):
 
 class WithBeginOfText(CharTokenizer):
     begin_of_text = 2
+
+
+def test_a_session_that_is_replaced_frees_its_model_at_once():
+    session = make_session(GPT(small()))
+    session.read([1, 2, 3], NO_INTERVENTIONS)
+    model = weakref.ref(session.model)
+    gc.disable()
+    try:
+        del session
+        assert model() is None
+    finally:
+        gc.enable()
 
 
 def test_begin_of_text_is_read_but_not_shown():

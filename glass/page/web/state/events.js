@@ -1,7 +1,11 @@
 /** The events that views follow: they import this module, and need not import each other. */
 
-/** @type {Record<string, (() => void)[]>} */
-const listeners = {}; // by event
+/**
+ * By event: head, token, pin, cell, wanted, selected, draw, stepChanged, patching, measured or
+ * cellsMeasured.
+ * @type {Record<string, (() => void)[]>}
+ */
+const listeners = {};
 
 export function on(event, listener) {
   listeners[event] ??= [];

@@ -208,7 +208,7 @@ function describeObstacle() {
     : "";
 }
 
-/** Say at which steps of the slider the model runs; "" if it does at all. */
+/** Say at which steps of the slider the model runs; "" if it runs at every step. */
 function describeStops() {
   if (runnableSteps.length === steps.length) return "";
   const stops = `at ${runnableSteps.length} of ${steps.length} steps, marked on the slider`;
