@@ -346,6 +346,6 @@ def test_a_published_model_generates_what_it_does_in_transformers_and_has_its_in
     i = torch.arange(25, 50)
     prefix_matching = weights[..., i, i - 24].mean(dim=(1, 3))  # (L, H)
     strongest = np.unravel_index(prefix_matching.numpy().argmax(), prefix_matching.shape)
-    mean, _ = analysis.scores["induction"]
-    assert np.unravel_index(np.nanargmax(mean), mean.shape) == strongest == (18, 6)
-    assert mean[strongest] == pytest.approx(prefix_matching.max().item(), abs=0.15)
+    scores = analysis.row.heads("heads/induction")
+    assert max(scores, key=scores.get) == strongest == (18, 6)
+    assert scores[strongest] == pytest.approx(prefix_matching.max().item(), abs=0.15)
