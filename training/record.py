@@ -4,7 +4,6 @@ import errno
 import json
 import math
 import os
-import re
 import shlex
 import shutil
 from collections.abc import Callable, Sequence
@@ -21,7 +20,7 @@ from data.tokens import Tokens
 from model import GPT
 from run.config_file import config_yaml
 from run.loss_history import best_row, loss_warning
-from run.row import Row
+from run.row import Row, names_head
 from run.run_dir import RunDir, read_rows
 from run.start import Start
 from training.activity_timer import ActivityTimer
@@ -32,8 +31,6 @@ from training.profiling import StepProfiler
 from training.samples import sample_text
 from training.task_metrics import describe_task
 from training.wandb_record import WandbRecord
-
-PER_HEAD = re.compile(r"/L\d+H\d+(/|$)")  # W&B gets those of the strongest heads, and tables
 
 
 class Record:
@@ -109,7 +106,8 @@ class Record:
         self._write_sample(step)
         self.rows.append(recorded)
         self._append(self.run.metrics_file, recorded)
-        self.wandb.log({key: recorded[key] for key in recorded if not PER_HEAD.search(key)})
+        # W&B gets those of the strongest heads, and tables
+        self.wandb.log({key: recorded[key] for key in recorded if not names_head(key)})
         self.wandb.commit(step)
 
     def _write_sample(self, step: int) -> None:
