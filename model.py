@@ -194,7 +194,7 @@ class KVCache:
 
 
 class Context(NamedTuple):
-    """What a forward pass brings to every layer, besides the residual stream."""
+    """The inputs of a forward pass that every layer reads, besides the residual stream."""
 
     rotary: Tensor | None = None  # `rotary_table` (2, T, d_k) of the tokens; None: not rotary
     cache: KVCache | None = None  # keys and values of the tokens before

@@ -1,4 +1,4 @@
-"""What a run keeps in its folder: its configuration, its rows and its checkpoints.
+"""The folder of a run: its configuration, rows and checkpoints.
 
 Does not import torch.
 """

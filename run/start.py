@@ -1,4 +1,4 @@
-"""Where a run begins: before its first step, or at its newest checkpoint."""
+"""Find the start of a run: step 0, or its newest checkpoint."""
 
 from dataclasses import dataclass, field
 
@@ -8,7 +8,7 @@ from run.run_dir import Log, RunDir
 
 @dataclass(frozen=True)
 class Start:
-    """Where a run begins. Its defaults are those of a new run, which has a text of its own."""
+    """The start of a run: a checkpoint, or by default step 0 of a new run."""
 
     step: int = 0  # optimizer steps taken
     recorded: int = -1  # the last step whose row of metrics.jsonl is kept

@@ -1,4 +1,4 @@
-"""What a job of a sweep is: its hash, its name, its folder and its record.
+"""Identify a job of a sweep: its hash, name, folder and record.
 
 A job is composed once, and every call of a sweep finds its folder by the hash of what was composed.
 Does not import torch.

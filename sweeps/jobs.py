@@ -58,7 +58,7 @@ Train = Callable[[cli.Job], float]  # a checked job
 
 @dataclass(frozen=True)
 class Sweep:
-    """What each process that runs a job of a sweep has to know; launchers pickle it."""
+    """The facts of a sweep that a process needs to run one of its jobs; launchers pickle them."""
 
     folder: Path
     start_folder: Path  # where the command was started; relative paths begin there

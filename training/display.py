@@ -37,9 +37,9 @@ LOSSES = ("train/loss", "val/loss", "val/bits_per_byte")
 
 
 class Display:
-    """What the terminal shows of a run that begins at a step.
+    """The output of a run, which begins at a step, in the terminal.
 
-    In a terminal this is a line with the step, the latest metrics and the time left. `rows` are
+    Its last line has the step, the latest metrics and the time left. `rows` are
     those recorded so far, with whose steps the speed of the next ones is compared.
     """
 

@@ -1,4 +1,4 @@
-"""How much more a model predicts from a long context than from a short one."""
+"""Compute the in-context score: the loss early in a window minus the loss late in it."""
 
 import torch.nn.functional as F
 from torch import Tensor

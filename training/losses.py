@@ -1,4 +1,4 @@
-"""What the steps of a run measure: their losses and gradient norms, which must be finite."""
+"""Sum the losses of steps, and require that losses and gradient norms are finite."""
 
 from math import isfinite
 from typing import NamedTuple
