@@ -416,9 +416,10 @@ class GPT(nn.Module):
         self.ngrams = ngrams
         self.blocks = nn.ModuleList(Block(config, n, attention) for n in range(config.n_layer))
         self.norm = make_norm(config)
-        # Loading a model sets both to those of its tokenizer.
+        # Loading a model sets these: the first two to those of its tokenizer.
         self.token_count = V
         self.begin_of_text: int | None = None
+        self.source: str | None = None  # where it was read, such as "runs/mine at step 2,000"
         self.head = nn.Linear(C, V, bias=False)
         if config.tie_embeddings:  # Press & Wolf 2017
             self.head.weight = self.token_embedding.weight

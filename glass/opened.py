@@ -1,7 +1,10 @@
 """Measure in Python what a page shows of a text, with heads ablated and tokens hidden."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from functools import partial
 from reprlib import repr as quote
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -14,6 +17,9 @@ from glass.heads.measure.arguments import (
     Heads,
     Positions,
     Text,
+    Texts,
+    list_texts,
+    list_values,
     read_heads,
     read_ids,
     read_positions,
@@ -23,12 +29,26 @@ from glass.heads.measure.capture import capture, in_float32
 from glass.heads.measure.patching import Contrast
 from glass.heads.measure.probes import spell_tokens
 from glass.heads.measure.text_pass import TextPass, max_tokens, to_float32
-from glass.labeled import Labeled
+from glass.labeled import Labeled, average, quote_text
 from model import GPT
-from run.row import Row
+from run.row import Head, Row
 from training.device import default_settings
 
 PATCH_KINDS = ("component", "residual")  # of patches
+Answer = TypeVar("Answer")
+
+
+class PatchedPair(NamedTuple):
+    """Shares of a logit difference, which has their name, and where it lies in the two runs."""
+
+    shares: Labeled
+    lowest: float  # of the corrupted run
+    highest: float  # of the clean run
+
+    @property
+    def is_meaningful(self) -> bool:
+        """True if the clean run prefers the answer, and more than the corrupted run does."""
+        return self.highest > max(self.lowest, 0)
 
 
 class Opened:
@@ -40,6 +60,9 @@ class Opened:
     tokenizer has it, and T3 labels token 3. If a text is longer than the context, or needs more
     than 67 million attention weights, only its last tokens are read.
 
+    `loss`, `head_effects`, `patch` and `measure_heads` also take a list of texts, and return means
+    over them: `.errors` are their standard errors, and `.each` has the values of each text.
+
     Every answer runs the model as it is at that moment, in evaluation mode. Its weights, mode and
     random numbers are left alone.
     """
@@ -48,9 +71,22 @@ class Opened:
         self.model = model
         self.tokenizer = tokenizer
 
+    def __repr__(self) -> str:
+        c = self.model.config
+        return (
+            f"{self.model.source or 'a model'}: {c.n_layer} layers × {c.n_head} heads, "
+            f"{self.model.num_parameters():,} parameters, a vocabulary of {c.vocab_size:,} tokens "
+            f"and a context of {c.block_size:,}"
+        )
+
     @default_settings()
-    def loss(self, text: Text, off: Heads = (), hidden: Positions = ()) -> Labeled:
-        """Return the loss of each token but the first, (T - 1,) in nats."""
+    def loss(self, text: Texts, off: Heads = (), hidden: Positions = ()) -> Labeled:
+        """Return the loss of each token but the first, (T - 1,) in nats.
+
+        Of several texts, it is the mean of their mean losses per token.
+        """
+        if (texts := list_texts(text)) is not None:
+            return self._average("loss in nats", texts, partial(self._mean_loss, off, hidden))
         text_pass = self._read(text, off, hidden)
         predicted = {"token": self._label_tokens(text_pass)[1:]}
         return Labeled("loss in nats", text_pass.losses()[:-1], predicted)
@@ -74,12 +110,17 @@ class Opened:
     @default_settings()
     def head_effects(
         self,
-        text: Text,
+        text: Texts,
         token: int = -1,
         off: Heads = (),
         hidden: Positions = (),
     ) -> Labeled:
         """Return by how much ablating each head raises the loss of a token, (L, H) in nats."""
+        if (texts := list_texts(text)) is not None:
+            ask = partial(self.head_effects, token=token, off=off, hidden=hidden)
+            which = "the last token" if token == -1 else f"token {token}"
+            name = f"increase of the loss of {which} in nats"
+            return self._average(name, texts, ask)
         text_pass = self._read(text, off, hidden)
         token = read_predicted(token, text_pass.length)
         effects = np.stack(list(text_pass.head_effects(token - 1)))
@@ -102,10 +143,10 @@ class Opened:
     @default_settings()
     def patch(
         self,
-        clean: Text,
-        corrupted: Text,
-        answer: str | int | None = None,
-        wrong: str | int | None = None,
+        clean: Texts,
+        corrupted: Texts,
+        answer: Text | None = None,
+        wrong: Text | None = None,
         kind: str = "component",
         off: Heads = (),
         hidden: Positions = (),
@@ -114,7 +155,11 @@ class Opened:
 
         Each activation is copied into the run of a corrupted text with as many tokens (denoising).
         The result is a share of the difference of two logits after the last token: 0 is the
-        corrupted run, 1 the clean one. For noising, exchange the texts and pass both answers.
+        corrupted run, 1 the clean one. It says so if the shares mean nothing, because the clean run
+        does not prefer the answer, or no more than the corrupted run does. For noising, exchange
+        the texts, and the answers if you pass them.
+
+        Of lists, the mean over pairs is returned; what is no list belongs to every pair.
 
         Args:
             clean: The text whose activations are copied.
@@ -129,6 +174,85 @@ class Opened:
         """
         if kind not in PATCH_KINDS:
             raise UserError(not_one_of("kind", kind, PATCH_KINDS))
+        ask = partial(self._patch_pair, kind, off, hidden)
+        pairs = pair_up(clean, corrupted, answer, wrong)
+        if pairs is None:
+            pair = ask(clean, corrupted, answer, wrong)
+            return replace(pair.shares, name=name_shares([pair]))
+        patched = self._ask_each("pair", ask, pairs)
+        shares = [pair.shares for pair in patched]
+        return average(name_shares(patched), shares, "pair", [clean for clean, *_ in pairs])
+
+    @default_settings()
+    def measure_heads(self, text: Texts, log: Callable[[str], None] = print) -> Row | Labeled:
+        """Measure every head on random tokens, as frequent as predicted here.
+
+        The measurements have the names of metrics.jsonl, such as `heads/induction/L1H3`, and
+        `glass.heads.say.findings.summarize` states what they show. Of several texts, the result has
+        the mean scores of the heads, (L · H, scores).
+        """
+        if (texts := list_texts(text)) is not None:
+            return self._average_scores(texts, log)
+        model = in_float32(self.model)
+        text_pass = capture(model, np.array([self._encode(text)]))
+        row = Row()
+        for stage in measure_in_stages(row, model, self.tokenizer, text_pass):
+            log(f"attention: {stage}")
+        return row
+
+    def _average_scores(self, texts: Sequence[Text], log: Callable[[str], None]) -> Labeled:
+        model = in_float32(self.model)
+
+        def measure(text: Text) -> Row:
+            row, text_pass = Row(), capture(model, np.array([self._encode(text)]))
+            stages = measure_in_stages(row, model, self.tokenizer, text_pass)
+            next(stages)
+            next(stages)  # the scores are measured; compositions would take most of the time
+            log(f"attention: scores of every head on random tokens, from {quote(text)}")
+            return row
+
+        rows = self._ask_each("text", measure, zip(texts))
+        labels = self._label_heads()
+        heads = [Head(*place) for place in np.ndindex(*map(len, labels.values()))]
+        names = list(dict.fromkeys(name for row in rows for name in row.scores()))
+        axes = {"head": [str(head) for head in heads], "score": names}
+        answers = []
+        for row in rows:
+            scores = [[row.score(name, head).value for name in names] for head in heads]
+            answers.append(Labeled("score", np.array(scores), axes))
+        return average("score", answers, "text", texts)
+
+    def _mean_loss(self, off: Heads, hidden: Positions, text: Text) -> Labeled:
+        losses = self.loss(text, off, hidden)
+        if not losses.values.size:
+            raise UserError("its only token is not predicted: use at least two tokens")
+        return Labeled(losses.name, losses.values.mean(dtype=np.float64), {})
+
+    def _average(self, name: str, texts: Sequence[Text], ask: Callable[[Text], Labeled]) -> Labeled:
+        return average(name, self._ask_each("text", ask, zip(texts)), "text", texts)
+
+    def _ask_each(
+        self, noun: str, ask: Callable[..., Answer], cases: Iterable[tuple]
+    ) -> list[Answer]:
+        """Return an answer about each text or pair; an error says which one it is about."""
+        answers = []
+        for number, case in enumerate(cases):
+            try:
+                answers.append(ask(*case))
+            except UserError as e:
+                raise UserError(f"{noun} {number}, {quote_text(case[0])}: {e}") from None
+        return answers
+
+    def _patch_pair(
+        self,
+        kind: str,
+        off: Heads,
+        hidden: Positions,
+        clean: Text,
+        corrupted: Text,
+        answer: Text | None,
+        wrong: Text | None,
+    ) -> PatchedPair:
         source = self._read(clean, off, hidden, "clean")
         base = self._read(corrupted, off, hidden, "corrupted")
         answer_id = self._find_id("answer", answer, source)
@@ -149,23 +273,9 @@ class Opened:
         measured = patching.patch_residuals() if is_residual else patching.patch_components()
         for cells, values in measured:
             differences[tuple(cells.T)] = values
-        answers = " - ".join(self._spell((answer_id, wrong_id)))
-        name = f"share of logit {answers}: 0 is {lowest:.2f}, 1 is {highest:.2f}"
-        return Labeled(name, (differences - lowest) / (highest - lowest), axes)
-
-    @default_settings()
-    def measure_heads(self, text: Text, log: Callable[[str], None] = print) -> Row:
-        """Measure every head on random tokens, as frequent as predicted here.
-
-        The measurements have the names of metrics.jsonl, such as `heads/induction/L1H3`, and
-        `glass.heads.say.findings.summarize` states what they show.
-        """
-        model = in_float32(self.model)
-        text_pass = capture(model, np.array([self._encode(text)]))
-        row = Row()
-        for stage in measure_in_stages(row, model, self.tokenizer, text_pass):
-            log(f"attention: {stage}")
-        return row
+        name = f"logit {' - '.join(self._spell((answer_id, wrong_id)))}"
+        shares = Labeled(name, (differences - lowest) / (highest - lowest), axes)
+        return PatchedPair(shares, lowest, highest)
 
     def _encode(self, text: Text, name: str = "text") -> list[int]:
         limit = max_tokens(self.model.config)
@@ -179,7 +289,7 @@ class Opened:
         return text_pass
 
     def _find_id(
-        self, name: str, token: str | int | None, text_pass: TextPass, other_than: int | None = None
+        self, name: str, token: Text | None, text_pass: TextPass, other_than: int | None = None
     ) -> int:
         """Return the id of a token, or of the likeliest next one after a text."""
         if token is None:
@@ -209,3 +319,45 @@ class Opened:
     def _spell(self, ids: Iterable[int]) -> list[str]:
         """Return the tokens with visible white space."""
         return [token.translate(VISIBLE_SPACES) for token in spell_tokens(self.tokenizer, ids)]
+
+
+def pair_up(
+    clean: Texts, corrupted: Texts, answer: Text | None, wrong: Text | None
+) -> list[tuple] | None:
+    """Return (clean, corrupted, answer, wrong) of each pair of lists; None for one pair."""
+    cleans, corrupteds = list_texts(clean), list_texts(corrupted)
+    if cleans is None and corrupteds is None:
+        return None
+    columns = {
+        "clean": cleans or [clean],
+        "corrupted": corrupteds or [corrupted],
+        "answer": list_values(answer),
+        "wrong": list_values(wrong),
+    }
+    count = max(map(len, columns.values()))
+    for name, values in columns.items():
+        if len(values) == 1:
+            columns[name] = values * count
+        elif len(values) != count:
+            raise UserError(
+                f"{name} has {len(values)} values for {count} pairs: give one for each pair, or "
+                "one for all"
+            )
+    return list(zip(*columns.values()))
+
+
+def name_shares(pairs: Sequence[PatchedPair]) -> str:
+    """Return what the shares of one or several pairs are shares of, and if they mean nothing."""
+    names = {pair.shares.name for pair in pairs}
+    lowest = np.mean([pair.lowest for pair in pairs])
+    highest = np.mean([pair.highest for pair in pairs])
+    name = names.pop() if len(names) == 1 else "a logit difference"
+    scale = f"share of {name}: 0 is {lowest:.2f}, 1 is {highest:.2f}"
+    meaningless = [str(n) for n, pair in enumerate(pairs) if not pair.is_meaningful]
+    if not meaningless:
+        return scale
+    which = f" of pair {', '.join(meaningless)}" if len(pairs) > 1 else ""
+    return (
+        f"{scale}; the shares{which} mean nothing, because the clean run does not prefer the "
+        "answer, or no more than the corrupted run does"
+    )

@@ -60,6 +60,9 @@ class RunCheckpoint(StoredModel):
         require_layers(str(weights), found, self.config)
         require_same_tensors(str(weights), found, tensor_shapes(self.config))
 
+    def __str__(self) -> str:
+        return f"{self.run.path if self.run else self.path} at step {self.step:,}"
+
     def read_tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Yield what `GPT.tensors` returns, with weights in float32."""
         for name, tensor in self._tensors.items():

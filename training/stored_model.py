@@ -25,6 +25,9 @@ class StoredModel(ABC):
     config: GPTConfig
     manifest: Manifest | None = None  # of a run's checkpoint
 
+    def __str__(self) -> str:
+        return str(self.path)
+
     @abstractmethod
     def read_tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Yield what `GPT.tensors` returns; tensors of safetensors are memory-mapped."""
@@ -68,6 +71,7 @@ class StoredModel(ABC):
             )
         model = self.build()
         model.token_count, model.begin_of_text = tokenizer.vocab_size, tokenizer.begin_of_text
+        model.source = str(self)
         check_finite_weights(model, str(self.path))
         return model, tokenizer
 

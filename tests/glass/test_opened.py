@@ -1,5 +1,7 @@
 """Questions in Python, against passes of the model that are written out."""
 
+import statistics
+import sys
 from functools import partial
 
 import numpy as np
@@ -154,15 +156,15 @@ def test_a_begin_of_text_token_is_read_first():
 
 def test_a_result_of_any_shape_selects_and_prints_a_short_table():
     values = np.arange(100.0 * 200).reshape(100, 200)
-    axes = {"row": [f"r{k}" for k in range(100)], "column": [f"c{k}" for k in range(200)]}
+    axes = {"layer": [f"L{k}" for k in range(100)], "head": [f"H{k}" for k in range(200)]}
     result = Labeled("number", values, axes)
     lines = repr(result).splitlines()
     assert len(lines) < 50 and max(map(len, lines)) <= 120
-    assert "100 × 200" in lines[0] and lines[2].split()[:3] == ["r0", "0.00", "1.00"]
-    assert result[-1].axes == {"column": axes["column"]}
-    assert result[3, 5] == result["r3c5"] == values[3, 5]
+    assert "100 × 200" in lines[0] and lines[2].split()[:3] == ["L0", "0.00", "1.00"]
+    assert result[-1].axes == {"head": axes["head"]}
+    assert result[3, 5] == result["L3H5"] == result["H5"]["L3"] == values[3, 5]
     assert not (result - result).values.any()
-    assert "r0" not in repr(Labeled("number", values[None], {"all": ["x"], **axes}))
+    assert "L1" not in repr(Labeled("number", values[None], {"all": ["x"], **axes}))
     empty = Labeled("number", np.zeros((0, 0)), {"token": [], "hidden": []})  # of one token
     assert "token" in repr(empty)
 
@@ -179,7 +181,7 @@ def test_the_largest_numbers_are_named_by_head_and_token():
     assert "L" not in opened.loss(TEXT).top(1).axes["token"][0]
     with pytest.raises(TypeError):
         strongest[:1]
-    with pytest.raises(ValueError, match="L0H0"):
+    with pytest.raises(UserError, match="L0"):
         opened.loss(TEXT)["L0H0"]
 
 
@@ -202,13 +204,155 @@ def test_heads_are_measured_on_a_text():
     assert len(opened.measure_heads(TEXT, log=lambda line: None).heads("heads/sink")) == 8
 
 
+TEXTS = ["hold that", TEXT, "abc", "that hold that"]
+
+
+def standard_errors(singles):
+    """Standard errors of the mean over the first axis, number by number."""
+    singles = np.asarray(singles, dtype=float)
+    columns = singles.reshape(len(singles), -1).T.tolist()
+    errors = [statistics.stdev(column) / len(column) ** 0.5 for column in columns]
+    return np.reshape(errors, singles.shape[1:])
+
+
+def test_the_answer_about_several_texts_is_their_mean_with_its_standard_error():
+    opened = glass.open(lively(build_model(small())), TOKENIZER)
+    rows = [opened.measure_heads(text, log=lambda line: None) for text in TEXTS]
+    answers = {
+        "loss": (opened.loss(TEXTS), [opened.loss(text).values.mean() for text in TEXTS]),
+        "effects": (opened.head_effects(TEXTS), [opened.head_effects(text) for text in TEXTS]),
+        "scores": (
+            opened.measure_heads(TEXTS, log=lambda line: None),
+            [
+                [
+                    [row.score(name, parse_head(head)).value for name in rows[0].scores()]
+                    for head in ALL_HEADS
+                ]
+                for row in rows
+            ],
+        ),
+    }
+    for name, (answer, singles) in answers.items():
+        assert answer.values == pytest.approx(np.mean(singles, axis=0), nan_ok=True), name
+        assert answer.errors == pytest.approx(standard_errors(singles), nan_ok=True), name
+        assert np.asarray(answer.each) == pytest.approx(np.asarray(singles), nan_ok=True), name
+    scores = answers["scores"][0]
+    assert scores["L1H2"]["sink"].values == np.mean(
+        [row.score("sink", Head(1, 2)).value for row in rows]
+    )
+
+
+def test_a_difference_and_a_part_of_means_have_the_errors_of_their_own_texts():
+    opened = glass.open(lively(build_model(small())), TOKENIZER)
+    with_head, without = opened.head_effects(TEXTS), opened.head_effects(TEXTS, off="L0H1")
+    singles = without.each.values - with_head.each.values
+    difference = without - with_head
+    assert difference.errors == pytest.approx(standard_errors(singles))
+    head = difference["L1H2"]
+    assert float(head) == pytest.approx(singles[:, 1, 2].mean())
+    assert head.errors == difference[1, 2].errors == pytest.approx(difference.errors[1, 2])
+    largest = difference.top(1)
+    assert largest.errors[0] == difference[largest.axes["layer head"][0]].errors
+    with pytest.raises(UserError, match="same texts"):
+        difference - with_head[0]
+    with pytest.raises(UserError, match="same texts"):
+        opened.loss(TEXTS) - opened.loss(TEXTS[:3])
+
+
+def test_means_print_their_standard_errors_which_one_text_does_not_have():
+    opened = glass.open(lively(build_model(small())), TOKENIZER)
+    loss = opened.loss(TEXTS)
+    assert f"{loss.values:.2f} ± {loss.errors:.2f}" in repr(loss)
+    effects = opened.head_effects(TEXTS)
+    row = f"{effects.values[0, 0]:.2f} ± {effects.errors[0, 0]:.2f}"
+    assert repr(effects).splitlines()[2].startswith(f"L0 {row}")
+    assert all(f"'{text}'" in repr(loss.each) for text in TEXTS)
+    one = opened.loss([TEXT])
+    assert np.isnan(one.errors) and float(one) == pytest.approx(opened.loss(TEXT).values.mean())
+
+
+def test_a_result_becomes_a_table_of_pandas():
+    pytest.importorskip("pandas")
+    opened = glass.open(lively(build_model(small())), TOKENIZER)
+    effects = opened.head_effects(TEXTS)
+    table = effects.frame()
+    assert table["mean"].tolist() == effects.values.ravel().tolist()
+    errors = effects.each.frame().groupby(["layer", "head"])["value"].sem()
+    assert errors.tolist() == pytest.approx(effects.errors.ravel().tolist())
+    assert table["standard_error"].tolist() == pytest.approx(errors.tolist())
+    loss = opened.loss(TEXTS)
+    assert loss.frame()["mean"].tolist() == [float(loss)]
+    assert opened.loss(TEXT).frame()["token"].tolist() == opened.loss(TEXT).axes["token"]
+
+
+def test_without_pandas_a_table_is_refused_in_one_sentence(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(UserError, match=r"^pandas[^\n]*$"):
+        glass.open(lively(build_model(small())), TOKENIZER).loss(TEXT).frame()
+
+
+@pytest.mark.parametrize("kind", ["component", "residual"])
+def test_shares_of_several_pairs_are_averaged(kind):
+    opened = glass.open(lively(build_model(small())), TOKENIZER)
+    cleans, corrupteds = [TEXT, "that hold", "abab"], [CORRUPTED, "this hold", "acab"]
+    if kind == "residual":  # one share for each token
+        cleans, corrupteds = [TEXT, "hold chat thought"], [CORRUPTED, "hold chit thought"]
+    pairs = list(zip(cleans, corrupteds))
+    singles = [opened.patch(*pair, "a", "i", kind).values for pair in pairs]
+    answer = opened.patch(cleans, corrupteds, "a", "i", kind)
+    assert answer.values == pytest.approx(np.mean(singles, axis=0))
+    assert answer.errors == pytest.approx(standard_errors(singles))
+    answers = opened.patch(*zip(*pairs), ["a"] * len(pairs), "i", kind)
+    assert np.array_equal(answers, answer)
+    same_clean = opened.patch(TEXT, [CORRUPTED, TEXT[::-1]], "a", "i", kind)
+    assert np.array_equal(same_clean.each[0], opened.patch(TEXT, CORRUPTED, "a", "i", kind))
+    if kind == "residual":
+        assert answer.axes["token"][0] == "T0 o" and answer.axes["token"][4] == "T4"
+
+
+def test_shares_say_that_they_mean_nothing_unless_the_clean_text_prefers_the_answer():
+    model = lively(build_model(small()))
+    opened = glass.open(model, TOKENIZER)
+    clean, corrupted = (logits_of(model, text)[-1] for text in (TEXT, CORRUPTED))
+    falls = clean - corrupted
+    best, other = int(clean.argmax()), int(clean.argmin())
+    rising = int(falls.argmin())  # preferred less after the clean text than after the other one
+    assert "nothing" in opened.patch(TEXT, CORRUPTED, other, best).name
+    assert "nothing" in opened.patch(TEXT, CORRUPTED, rising, int(falls.argmax())).name
+    good = max({*range(VOCAB_SIZE)} - {best}, key=lambda id: falls[best] - falls[id])
+    assert "nothing" not in opened.patch(TEXT, CORRUPTED, best, good).name
+    answers, wrongs = [best, other, best], [good, best, good]
+    name = opened.patch([TEXT] * 3, CORRUPTED, answers, wrongs).name
+    assert "pair 1 mean nothing" in name
+
+
+def test_an_opened_model_says_what_it_is():
+    model = lively(build_model(small()))
+    name = repr(glass.open(model, TOKENIZER))
+    assert "2 layers × 4 heads" in name and f"{model.num_parameters():,} parameters" in name
+
+
 IDS = TOKENIZER.encode(TEXT)[-T:]
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        tuple(TEXTS),
+        np.array(TEXTS),
+        iter(TEXTS),
+        [TOKENIZER.encode(text) for text in TEXTS],
+        [torch.tensor(TOKENIZER.encode(text)) for text in TEXTS],
+    ],
+)
+def test_texts_are_read_in_whatever_type_they_are_given(texts):
+    opened = glass.open(lively(build_model(small())), TOKENIZER)
+    assert np.array_equal(opened.loss(texts).each, opened.loss(TEXTS).each)
 
 
 @pytest.mark.parametrize(
     "text",
     [
-        [TEXT],
         tuple(IDS),
         np.array(IDS, np.int32),
         torch.tensor([IDS]),
@@ -242,9 +386,6 @@ def test_heads_and_tokens_are_read_in_whatever_type_they_are_given(changes, same
         b"hold",
         [1.0, 2.0],
         torch.ones(4, dtype=torch.bool),
-        ["ab", "cd"],
-        torch.ones(2, 4, dtype=torch.int64),
-        [[1, 2], [3]],
         [1, -1],
         [VOCAB_SIZE, *IDS],  # cut off, but no token of the vocabulary
         None,
@@ -287,6 +428,15 @@ def test_what_is_no_head_or_token_is_refused_in_one_sentence(changes):
         (lambda opened: opened.patch("abc", "abc"), "the same logit difference"),
         (lambda opened: opened.patch(b"abc", "abd"), "clean"),
         (lambda opened: opened.patch("abc", "abd", answer=True), "answer"),
+        (lambda opened: opened.loss(["abc", "xyz"]), "text 1"),
+        (lambda opened: opened.loss(["abc", "a"]), "text 1"),
+        (lambda opened: opened.loss(["abc", b"abc"]), "text 1"),
+        (lambda opened: opened.loss([]), "''"),
+        (lambda opened: opened.head_effects(["abcd", "abc"], token=3), "text 1"),
+        (lambda opened: opened.patch(["abc", "ab"], ["abd", "a"]), "pair 1"),
+        (lambda opened: opened.patch(["abc", "ab"], ["abd", "ad", "d"]), "clean has 2"),
+        (lambda opened: opened.patch(["abc", "abc"], "abd", answer=[1, 2, 3]), "clean has 2"),
+        (lambda opened: opened.patch(["abc", "ab"], ["abd", "ad"], kind="residual"), "2 and 3"),
     ],
 )
 def test_an_impossible_question_gets_one_sentence_with_its_value(ask, value):

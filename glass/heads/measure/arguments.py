@@ -1,6 +1,6 @@
 """Read what a caller in Python gives: texts or token ids, names of heads, numbers of tokens."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from reprlib import repr as quote
 from typing import Any
 
@@ -9,9 +9,19 @@ from common.text import pluralize
 from config import GPTConfig
 from run.row import Head, parse_head
 
-Text = str | int | Iterable[int]  # or its token ids, also as an array or a tensor (T,) or (1, T)
+Text = str | int | Iterable[Any]  # or its token ids, also as an array or a tensor (T,) or (1, T)
+Texts = Text | Iterable[Text]
 Heads = str | Head | Iterable[str | Head]
 Positions = int | Iterable[int]
+
+
+def list_texts(given: Texts) -> list[Text] | None:
+    """Return the texts of a list, or None for one text."""
+    if isinstance(given, Iterator):
+        return list(given)
+    values = list_values(given)
+    is_list = not isinstance(given, str | bytes) and any(isinstance(v, Iterable) for v in values)
+    return values if is_list else None
 
 
 def read_ids(
