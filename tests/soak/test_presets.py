@@ -31,10 +31,8 @@ def test_every_preset_trains(command, test_data, text_file, monkeypatch, preset)
     elif group == "model":
         settings = ["model.n_layer=2", "model.block_size=32", "batch_size=2", "tokenizer=char"]
         settings += ["data=text", f"data.path={text_file}"]
-        if name.startswith(("gpt2", "llama3")):
+        if name.startswith("gpt2"):
             settings += SMALL
-        if name.startswith("llama3"):
-            settings.append("model.n_kv_head=2")
     else:
         settings = [*TINY, "data=text", f"data.path={text_file}"]
     done = command("train.py", *settings, preset, *SHORT)
