@@ -491,9 +491,7 @@ class Config(Hardware, ModelSource):
     dry_run: bool = setting(
         False, "print the resolved configuration, memory, operations and time, then exit"
     )
-    seed: int = setting(
-        1337, "random seed of the initial weights, data order and dropout", ge=0, le=LARGEST_SEED
-    )
+    seed: int = setting(1337, "seed of weights, data order and dropout", ge=0, le=LARGEST_SEED)
     compile: bool | str = setting(
         "auto",
         "use torch.compile; auto: if it saves time in a run of this length",

@@ -18,12 +18,19 @@ from run.config_file import escape_interpolation
 from run.run_dir import RunDir
 
 CONFIGS = Path(__file__).parents[1] / "configs"
-# The files of presets by group and name.
-PRESETS = {
-    folder.name: {path.stem: path for path in sorted(folder.glob("*.yaml"))}
-    for folder in sorted(CONFIGS.iterdir())
-    if folder.is_dir()
-}
+Presets = dict[str, dict[str, Path]]  # the files of presets by group and name
+
+
+def list_presets(folder: Path) -> Presets:
+    """Return the presets in the folders of a folder, which are their groups."""
+    return {
+        group.name: {path.stem: path for path in sorted(group.glob("*.yaml"))}
+        for group in sorted(folder.iterdir())
+        if group.is_dir()
+    }
+
+
+PRESETS = list_presets(CONFIGS)
 SETTINGS = {name: field for name, field, _ in iterate_settings(Config())}
 TEXTS = {
     name
@@ -51,24 +58,50 @@ class CommandLine:
     settings: list[str]  # KEY=VALUE
     is_sweep: bool  # -m or --multirun
     config_dir: str | None  # a folder with presets of the user's own
-    is_shown: bool  # --cfg job: print the configuration
+    is_shown: bool  # --cfg job: print the configuration; or --help
 
 
-def parse_command_line(argv: Sequence[str]) -> CommandLine:
-    """Separate settings from options, and quote texts."""
+def parse_options(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+    """Separate settings from options; return unknown options too."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("settings", nargs="*")
+    parser.add_argument("--help", "-h", nargs="?", const="")
     parser.add_argument("--multirun", "-m", action="store_true")
     parser.add_argument("--config-dir", "-cd")
     parser.add_argument("--cfg", "-c", choices=("job",))
     try:
-        parsed, unknown = parser.parse_known_intermixed_args(list(argv))
+        return parser.parse_known_intermixed_args(list(argv))
     except argparse.ArgumentError as e:
         raise UserError(f"{e}; see python train.py --help") from None
+
+
+def find_presets(config_dir: str | None) -> Presets:
+    """Return all presets: those of `CONFIGS`, and those in a folder of the user's own."""
+    if not config_dir:
+        return PRESETS
+    folder = expand_home("--config-dir", config_dir)
+    if not folder.is_dir():
+        raise UserError(f"--config-dir={config_dir} is not a folder: give that of presets")
+    own = list_presets(folder)
+    if not own.keys() & {*PRESETS, "hydra"}:
+        raise UserError(
+            f"--config-dir={config_dir} has none of the folders {', '.join(PRESETS)}: name the "
+            "folder that they are in"
+        )
+    for group, paths in PRESETS.items():
+        for name, path in paths.items():
+            own_path = own.get(group, {}).get(name, path)
+            if not own_path.samefile(path):  # Hydra would not read it
+                raise UserError(f"{own_path} has the name of a preset in {CONFIGS}: rename it")
+    return {group: paths | own.get(group, {}) for group, paths in PRESETS.items()}
+
+
+def parse_command_line(argv: Sequence[str]) -> CommandLine:
+    """Separate settings from options, and quote texts."""
+    parsed, unknown = parse_options(argv)
     if unknown:
         raise unknown_setting(unknown[0], SETTINGS)
-    if parsed.config_dir and not expand_home("--config-dir", parsed.config_dir).is_dir():
-        raise UserError(f"--config-dir={parsed.config_dir} is not a folder: give that of presets")
+    find_presets(parsed.config_dir)  # refuses a folder whose presets would not be read
     if parsed.multirun and is_under_torchrun():
         raise UserError(
             "torchrun cannot start a sweep, because its processes share one run: "
@@ -84,7 +117,7 @@ def parse_command_line(argv: Sequence[str]) -> CommandLine:
         settings=[check_argument(argument, parsed.multirun) for argument in last_of_key.values()],
         is_sweep=parsed.multirun,
         config_dir=parsed.config_dir,
-        is_shown=parsed.cfg is not None,
+        is_shown=parsed.cfg is not None or parsed.help is not None,
     )
 
 

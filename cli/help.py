@@ -3,13 +3,13 @@
 import re
 import shutil
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import fields
-from itertools import dropwhile, starmap
+from itertools import starmap
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from cli.command_line import PRESETS, is_nanogpt_setting, unknown_setting
+from cli.command_line import PRESETS, Presets, is_nanogpt_setting, unknown_setting
 from common.errors import UserError, did_you_mean
 from common.settings import (
     convert_value,
@@ -27,7 +27,7 @@ DESCRIPTION_COLUMN = 36  # where the description of a preset or a setting begins
 PRESET_COLUMN = 14  # where the names of presets begin in a summary
 SUMMARIZED_SETTINGS = (
     *("max_steps", "batch_size", "optim.lr", "model.n_layer", "model.n_head", "model.n_embd"),
-    *("model.block_size", "tokenizer.vocab_size", "seed", "device"),
+    *("model.block_size", "tokenizer.vocab_size", "seed"),
 )
 
 
@@ -50,38 +50,38 @@ def read_settings(argv: list[str], settings_class: type[Settings], command: str)
     return settings
 
 
-def train_help(config: Config, argv: Sequence[str]) -> str:
+def train_help(config: Config, presets: Presets, topic: str) -> str:
     """Return what `python train.py --help [SECTION | all]` prints, with the plain command's values.
 
     Raises:
         UserError: There is no such section.
     """
-    _, *topics = dropwhile(lambda argument: argument not in ("-h", "--help"), argv)
-    if not topics:
-        return _train_summary(config)
+    if not topic:
+        return _train_summary(config, presets)
     sections = {
         group: {f"{group}={name}": headline(path) for name, path in paths.items()}
-        for group, paths in PRESETS.items()
+        for group, paths in presets.items()
     }
     for section, settings in _describe_by_section(config).items():
         sections.setdefault(section, {}).update(settings)
-    if topics[0] == "all":
+    if topic == "all":
         return "\n\n".join(map(_format_entries, sections.values()))
-    if topics[0] not in sections:
+    if topic not in sections:
         known = ["all", *sections]
-        suggestion = did_you_mean(topics[0], known)
-        raise UserError(f"--help {topics[0]} is not one of {', '.join(known)}{suggestion}")
-    return _format_entries(sections[topics[0]])
+        raise UserError(
+            f"--help {topic} is not one of {', '.join(known)}{did_you_mean(topic, known)}"
+        )
+    return _format_entries(sections[topic])
 
 
-def _train_summary(config: Config) -> str:
+def _train_summary(config: Config, presets: Presets) -> str:
     settings = {name: (field.metadata["help"], v) for name, field, v in iterate_settings(config)}
     lines = [_introduction("train"), "\nThe settings that are changed most (KEY=VALUE):"]
     for name in SUMMARIZED_SETTINGS:
         description, value = settings[name]
         lines.append(_format_entry(f"{name}={format_value(value)}", description))
     lines.append("\nPresets (GROUP=NAME):")
-    for group, paths in PRESETS.items():
+    for group, paths in presets.items():
         lines.append(_format_entry(f"{group}=", " ".join(paths), PRESET_COLUMN))
     return "\n".join(lines)
 

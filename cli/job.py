@@ -10,12 +10,21 @@ from dataclasses import asdict, dataclass, is_dataclass, replace
 import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
-from hydra.errors import HydraException
+from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from cli.checks import check_config, fixed_sequence_length
-from cli.command_line import CONFIGS, PRESETS, SETTINGS, CommandLine, parse_command_line, quote
+from cli.command_line import (
+    CONFIGS,
+    PRESETS,
+    SETTINGS,
+    CommandLine,
+    find_presets,
+    parse_command_line,
+    parse_options,
+    quote,
+)
 from cli.continuation import (
     FINE_TUNING,
     apply_starting_model,
@@ -76,7 +85,7 @@ def read_request(read_model: ReadModel) -> CommandLine | Job:
     sentence about a mistake.
     """
     request: CommandLine | Job
-    with command(lambda: train_help(compose_job([]).config, sys.argv)):
+    with command(_help):
         request = command_line = parse_command_line(sys.argv[1:])
         if command_line.is_shown or not command_line.is_sweep:
             job = compose_job(command_line.settings, command_line.config_dir)
@@ -90,11 +99,16 @@ def read_request(read_model: ReadModel) -> CommandLine | Job:
     return request
 
 
+def _help() -> str:
+    options, _ = parse_options(sys.argv[1:])
+    return train_help(compose_job([]).config, find_presets(options.config_dir), options.help)
+
+
 def read_job(arguments: Sequence[str], read_model: ReadModel) -> Job:
     """Return the configured run that these arguments of train.py describe."""
     command_line = parse_command_line(arguments)
     if command_line.is_sweep or command_line.is_shown:
-        raise UserError("-m and --cfg do not describe a single run: leave them out")
+        raise UserError("-m, --cfg and --help do not describe a single run: leave them out")
     return configure(compose_job(command_line.settings, command_line.config_dir), read_model)
 
 
@@ -109,6 +123,10 @@ def compose_settings(
     with initialize_config_dir(str(CONFIGS), version_base="1.3"):
         try:
             return compose(name, overrides, return_hydra_config=True)
+        except MissingConfigException as e:
+            is_own = config_dir is None and not str(e.missing_cfg_file).startswith("hydra/")
+            hint = " (a preset of your own needs --config-dir)" if is_own else ""
+            raise UserError(f"{error_sentence(e)}{hint}") from None
         except (HydraException, OmegaConfBaseException) as e:
             raise UserError(error_sentence(e)) from None
         except (ValueError, RecursionError) as e:
@@ -122,8 +140,8 @@ def compose_settings(
 def compose_job(overrides: list[str], config_dir: str | None = None) -> Job:
     """Compose the job that these overrides describe, and check the bounds of its settings.
 
-    A typed path implies data=text unless another source is chosen, and a pretrained model implies
-    experiment=finetune unless an experiment is typed.
+    The path of a text implies data=text unless another source is chosen, and a typed pretrained
+    model experiment=finetune unless an experiment is typed.
     """
     job = Job(_compose_config(overrides, config_dir), overrides, config_dir)
     implied = _list_implied_presets(job)
@@ -138,7 +156,7 @@ def _list_implied_presets(job: Job) -> list[str]:
     init_from = job.config.init_from
     implied = []
     has_source = bool(keys & {"data", "data.source"}) or data.source != "stdlib"
-    if "data.path" in keys and data.path and not has_source:
+    if data.path and not has_source:
         implied.append("data=text")
     has_experiment = "experiment" in keys
     if "init_from" in keys and init_from and not has_experiment and is_pretrained(init_from):
@@ -192,21 +210,11 @@ def _expand_paths(config: Config) -> Config:
 
 def _request_to(run: Config, job: Job) -> Config:
     """Return what is requested of a run, with the typed presets as its experiment changes them."""
-    config = job.config
-    presets = [key for key in job.keys if _is_section(key)]
-    if not presets or not run.experiment or "experiment" in job.keys:
-        return config
-    try:
-        overrides = [*job.overrides, f"experiment={run.experiment}"]
-        composed = _compose_config(overrides, job.config_dir)
-    except UserError as e:
-        raise UserError(
-            f"{e}; run_dir={config.run_dir} was started with experiment={run.experiment}: if it is "
-            "a preset of your own, add --config-dir"
-        ) from None
-    for key in presets:
-        config = replace_setting(config, key, getattr(composed, key))
-    return config
+    has_presets = any(map(_is_section, job.keys))
+    if not has_presets or not run.experiment or "experiment" in job.keys:
+        return job.config
+    overrides = [*job.overrides, f"experiment={run.experiment}"]
+    return _expand_paths(compose_job(overrides, job.config_dir).config)
 
 
 def _check_effects(config: Config, job: Job) -> None:

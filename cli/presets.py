@@ -1,6 +1,7 @@
 """Read the files of presets for Hydra; a mistake in one is a sentence that names it."""
 
 import io
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +11,16 @@ from hydra.core.plugins import Plugins
 from hydra.plugins.config_source import ConfigResult
 from omegaconf import DictConfig, OmegaConf
 
-from cli.command_line import TEXTS
-from common.errors import UserError
+from cli.command_line import PRESETS, SETTINGS, TEXTS, check_argument, unknown_setting
+from common.errors import UserError, did_you_mean, not_one_of
 from common.files import ordinary_file
-from common.settings import format_value
+from common.settings import check_setting, format_value, show_value
 from common.terminal import error_sentence
 
-GLOBAL_GROUPS = ("experiment/", "sweep/")  # their presets set anything, the others one section
+GLOBAL_GROUPS = ("experiment", "sweep")  # their presets set anything, the others one section
 GLOBAL_PACKAGE = "_global_"
+SWEPT_SETTINGS = "hydra.sweeper.params."
+HOW_TO_CHOOSE = "write - override /GROUP: NAME, or - NAME for a preset of the same group"
 
 
 class FileConfigSource(file_config_source.FileConfigSource):
@@ -36,13 +39,34 @@ class FileConfigSource(file_config_source.FileConfigSource):
         return has_preset
 
     def load_config(self, config_path: str) -> ConfigResult:
-        """Read a preset.
+        """Read a preset; an experiment of the user's own changes the default one, or another.
 
         Raises:
             UserError: If its file is not UTF-8 or YAML, lacks the line that says which settings it
-                has, or contains a number where a text is needed.
+                has, or contains a mistake.
         """
         path = Path(self.path, self._normalize_file_name(config_path))
+        config, header = self._read(path)
+        group = config_path.partition("/")[0]
+        if group not in PRESETS:  # configs/config.yaml, or a preset of Hydra's
+            return ConfigResult(self.provider, f"file://{self.path}", config, header)
+        section = header["package"] or group
+        if group in GLOBAL_GROUPS and section != GLOBAL_PACKAGE:
+            raise UserError(f"{path} must begin with the line # @package {GLOBAL_PACKAGE}")
+        content: Any = OmegaConf.to_container(config)
+        defaults = content.pop("defaults", [])
+        try:
+            self._check_defaults(group, defaults)
+            _check_settings(content, () if section == GLOBAL_PACKAGE else (section,))
+        except UserError as e:
+            raise UserError(f"{path}: {e}") from None
+        is_own = self.provider != "main"
+        has_base = any(isinstance(entry, str) and entry != "_self_" for entry in defaults)
+        if group == "experiment" and is_own and not has_base:
+            config.defaults = ["/experiment/default", *defaults]
+        return ConfigResult(self.provider, f"file://{self.path}", config, header)
+
+    def _read(self, path: Path) -> tuple[DictConfig, dict[str, Any]]:
         try:
             text = ordinary_file(path).read_text(encoding="utf-8-sig")
             config = OmegaConf.load(io.StringIO(text))
@@ -55,13 +79,32 @@ class FileConfigSource(file_config_source.FileConfigSource):
             ) from None
         if not isinstance(config, DictConfig):
             raise UserError(f"{path} is a list: write lines of the form NAME: VALUE")
-        package = header["package"]
-        if config_path.startswith(GLOBAL_GROUPS) and package != GLOBAL_PACKAGE:
-            raise UserError(f"{path} must begin with the line # @package {GLOBAL_PACKAGE}")
-        section = package or config_path.rpartition("/")[0]
-        prefix = "" if section in ("", GLOBAL_PACKAGE) else f"{section}."
-        _check_texts(path, OmegaConf.to_container(config), prefix)
-        return ConfigResult(self.provider, f"file://{self.path}", config, header)
+        return config, header
+
+    def _check_defaults(self, group: str, defaults: Any) -> None:
+        """Raise `UserError` if a list of defaults chooses a preset that does not exist."""
+        if not isinstance(defaults, list):
+            raise UserError(f"defaults is not a list: {HOW_TO_CHOOSE}")
+        others = {f"override /{other}": other for other in PRESETS if other != group}
+        for entry in defaults:
+            if not isinstance(entry, dict):
+                self._check_name(group, entry)
+                continue
+            for key, name in entry.items():
+                if key in others:
+                    self._check_name(others[key], name)
+                elif not str(key).startswith("override /hydra/"):
+                    likely = f"override /{str(key).rpartition(' ')[2].lstrip('/')}"
+                    raise UserError(
+                        f"'{key}: {name}' in defaults chooses no preset: {HOW_TO_CHOOSE}"
+                        f"{did_you_mean(likely, others)}"
+                    )
+
+    def _check_name(self, group: str, name: Any) -> None:
+        own = [path.stem for path in Path(self.path, group).glob("*.yaml")]
+        known = sorted({*PRESETS[group], *own})
+        if name not in (*known, "_self_", None):
+            raise UserError(not_one_of(group, name, known))
 
 
 def use_preset_files() -> None:
@@ -70,13 +113,43 @@ def use_preset_files() -> None:
     SourcesRegistry.instance().types["file"] = FileConfigSource
 
 
-def _check_texts(path: Path, content: Any, prefix: str) -> None:
-    for key, value in content.items():
-        name = f"{prefix}{key}".removeprefix("hydra.sweeper.params.")
-        if isinstance(value, dict):
-            _check_texts(path, value, f"{name}.")
-        elif name in TEXTS and isinstance(value, (int, float)):  # 007 is 7, and off is false
+def _check_settings(content: dict, section: Sequence[str]) -> None:
+    """Raise `UserError` if a preset has something else than settings with possible values."""
+    for keys, value in _iterate_values(content, section):
+        name = ".".join(keys)
+        swept = name.removeprefix(SWEPT_SETTINGS)
+        if swept in TEXTS and isinstance(value, (int, float)):  # 007 is 7, and off is false
             raise UserError(
-                f"{path}: {name} is a text, but YAML reads its value as {format_value(value)}: put "
-                "it in quotes"
+                f"{swept} is a text, but YAML reads its value as {format_value(value)}: put it in "
+                "quotes"
             )
+        if swept != name:
+            check_argument(f"{swept}={value}", is_sweep=True)
+        elif keys[0] != "hydra":
+            _check_setting(keys, value)
+
+
+def _check_setting(keys: Sequence[str], value: Any) -> None:
+    name = ".".join(keys)
+    if name in PRESETS:
+        raise UserError(
+            f"{name}: {show_value(value)} names a preset: choose it in the list defaults, by "
+            f"- override /{name}: {show_value(value)}"
+        )
+    if name not in SETTINGS:
+        raise unknown_setting(f"{name}={show_value(value)}", SETTINGS)
+    if "." in keys[-1]:
+        section, _, last = name.rpartition(".")
+        raise UserError(f"write {name} in two lines: {section}: and, indented, {last}: VALUE")
+    if "${" not in str(value):  # which OmegaConf replaces
+        check_setting(name, SETTINGS[name], value)
+
+
+def _iterate_values(content: dict, keys: Sequence[str]) -> Iterator[tuple[Sequence[str], Any]]:
+    """Yield each value of a nested dictionary with its keys."""
+    for key, value in content.items():
+        path = (*keys, str(key))
+        if isinstance(value, dict):
+            yield from _iterate_values(value, path)
+        else:
+            yield path, value

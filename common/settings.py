@@ -81,6 +81,13 @@ def convert_value(name: str, field: dataclasses.Field, value: Any) -> Any:
     raise UserError(f"{name}={show_value(value)} is not {expected}")
 
 
+def check_setting(name: str, field: dataclasses.Field, value: Any) -> None:
+    """Raise `UserError` unless a setting takes a value that is read from a file."""
+    converted = convert_value(name, field, value)
+    if converted is not None:
+        _check_value(name, converted, field.metadata)
+
+
 def explain_unused(node: Any, key: str, swept: Sequence[str] = ()) -> str | None:
     """Return why a setting has no effect, and what to do; None if it has.
 

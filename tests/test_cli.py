@@ -79,6 +79,8 @@ MISTAKES = [
     ("hydra.run.dir=here", ["hydra.run.dir=here", "-m"]),
     ("--batch_size=32", ["--batch_size=32", "write batch_size=VALUE"]),
     ("--help optm", ["--help optm", "optim?"]),
+    (f"--config-dir={CONFIGS / 'model'} seed=1", ["--config-dir", "experiment"]),
+    ("experiment=mine", ["experiment=mine", "--config-dir"]),
     ("-m seed=1,2 run_dir=x", ["run_dir=x", "hydra.sweep.dir=PATH"]),
     ("-m seed=1,2 resume=true", ["resume=true", "resume=auto"]),
     (f"seed=1 {ROOT}", [str(ROOT), "data.path=PATH", "run_dir=PATH"]),
@@ -299,14 +301,32 @@ GLOBAL = "# @package _global_\n"
 BAD_PRESETS = [
     ("experiment/bad.yaml", GLOBAL + "max_steps: [3\n", ["line 3"]),
     ("experiment/bad.yaml", GLOBAL + "seed: 1\nseed: 2\n", ["seed"]),
-    ("experiment/bad.yaml", GLOBAL + "max_step: 3\n", ["max_step"]),
-    ("experiment/bad.yaml", GLOBAL + "model: 3\n", ["ModelConfig"]),
+    ("experiment/bad.yaml", GLOBAL + "max_step: 3\n", ["bad.yaml: max_step=3", "max_steps?"]),
+    ("experiment/bad.yaml", GLOBAL + "modle:\n  n_layer: 3\n", ["model.n_layer?"]),
+    ("experiment/bad.yaml", GLOBAL + "learning_rate: 1\n", ["optim.lr"]),
+    ("experiment/bad.yaml", GLOBAL + "optim.lr: 1\n", ["optim:", "lr: VALUE"]),
+    ("experiment/bad.yaml", GLOBAL + "max_steps: abc\n", ["bad.yaml: max_steps=abc"]),
+    ("experiment/bad.yaml", GLOBAL + "max_steps: 0\n", ["bad.yaml: max_steps=0", "1"]),
+    ("experiment/bad.yaml", GLOBAL + "model: small\n", ["model: small", "defaults"]),
+    ("experiment/bad.yaml", GLOBAL + "optim:\n  - lr: 3\n", ["optim"]),
+    *(
+        ("experiment/bad.yaml", f"{GLOBAL}defaults:\n  {entry}\n", names)
+        for entry, names in (
+            ("- override /modle: small", ["override /model?"]),
+            ("- override model: small", ["override /model?"]),
+            ("- /model: small", ["override /model?"]),
+            ("- override /model: smal", ["bad.yaml: model=smal", "small?"]),
+            ("- speedrn", ["bad.yaml: experiment=speedrn", "speedrun?"]),
+            ("override /model: small", ["defaults is not a list"]),
+        )
+    ),
     ("experiment/bad.yaml", GLOBAL + "seed: !!python/name:os.system\n", ["line 2"]),
     ("experiment/bad.yaml", GLOBAL + "defaults:\n  - bad\n", ["defaults"]),
     ("experiment/bad.yaml", GLOBAL.encode() + "# café\n".encode("latin-1"), ["UTF-8"]),
     ("experiment/bad.yaml", "seed: 1\n", [GLOBAL.strip()]),
     ("experiment/bad.yml", GLOBAL + "seed: 1\n", ["bad.yaml"]),
-    ("model/bad.yaml", "n_layers: 2\n", ["n_layers"]),
+    ("model/bad.yaml", "n_layers: 2\n", ["n_layers", "model.n_layer?"]),
+    ("model/bad.yaml", "norm: layer\n", ["model.norm=layer", "layernorm?"]),
     # A text that YAML reads as another value
     ("experiment/bad.yaml", GLOBAL + "run_dir: 20261128_0310\n", ["run_dir", "quotes"]),
     ("data/bad.yaml", "source: hf\nname: no\n", ["data.name", "quotes"]),
@@ -326,12 +346,44 @@ def test_a_mistake_in_an_own_preset_gives_one_sentence_that_names_it(
     assert_one_sentence(err, ["bad", *names])
 
 
-@pytest.mark.slow
-def test_a_path_in_an_own_preset_needs_its_source(tmp_path, launch):
-    own = {"experiment/bad": GLOBAL + "data:\n  path: my.txt\n"}
-    status, out, err = launch(f"{write_presets(tmp_path / 'own', own)} experiment=bad")
-    assert (status, out) == (1, "")
-    assert_one_sentence(err, ["data.path=my.txt", "data=text"])
+def test_an_own_preset_with_the_name_of_another_is_refused(tmp_path, launch):
+    argument = write_presets(tmp_path / "own", {"optim/muon": "name: muon\n"})
+    status, _, err = launch(f"{argument} max_steps=3")
+    assert status == 1
+    assert_one_sentence(err, ["own/optim/muon.yaml"])
+
+
+CHANGES = "max_steps: 7\ndata:\n  path: my.txt\n"
+
+
+def test_an_own_experiment_changes_the_default_one_or_the_one_it_names(tmp_path):
+    defaults = "defaults:\n  - override /optim: adamw\n"
+    own = {
+        "experiment/plain": GLOBAL + CHANGES,
+        "experiment/mine": GLOBAL + defaults + CHANGES,
+        "experiment/short": f"{GLOBAL}defaults:\n  - mine\nmax_steps: 3\n",
+        "experiment/fast": f"{GLOBAL}defaults:\n  - speedrun\n{CHANGES}",
+    }
+    argument = write_presets(tmp_path, own)
+
+    def config(*typed: str) -> Config:
+        line = parse_command_line([argument, *typed])
+        return replace(cli.compose_job(line.settings, line.config_dir).config, experiment=None)
+
+    typed = ("max_steps=7", "data.path=my.txt")
+    assert config("experiment=plain") == config(*typed)
+    assert config("experiment=mine") == config("optim=adamw", *typed)
+    assert config("experiment=mine", "optim=muon") == config(*typed)
+    assert config("experiment=short") == config("optim=adamw", *typed, "max_steps=3")
+    assert config("experiment=fast") == config("experiment=speedrun", *typed)
+    assert config("experiment=default") == config()
+
+
+def test_the_help_lists_own_presets(tmp_path, launch):
+    mine = "# @package _global_\n# My poems.\nmax_steps: 3\n"
+    argument = write_presets(tmp_path / "own", {"experiment/mine": mine})
+    assert " speedrun_ngrams mine model= " in " ".join(launch(f"{argument} --help")[1].split())
+    assert " experiment=mine " in launch(f"--help experiment {argument}")[1]
 
 
 # --- from arguments to a configuration ------------------------------------------------------------
