@@ -6,6 +6,7 @@
 import { $ } from "./base/dom.js";
 import { headName, parseHead } from "./base/format.js";
 import { describeChoices, readChoices } from "./patching/state.js";
+import { scoreNames } from "./state/head_metrics.js";
 import { data, H, L, openingIndex, runnableSteps, steps } from "./state/page_data.js";
 import {
   currentProbe,
@@ -26,6 +27,8 @@ const FLAGS = {
   weightByValues: ["weights", "value"],
   averageHeads: ["heads", "average"],
   excludeFirst: ["first", "no"],
+  showAllScores: ["scores", "all"],
+  showAllComposition: ["composition", "all"],
 };
 
 let timer = 0;
@@ -61,6 +64,7 @@ function describeSelection() {
     step: steps.length > 1 && !(isOpening && isTraining) ? currentStep() : null,
     token: isTokenChosen ? pinned : null,
     ...Object.fromEntries(flags),
+    score: $("overview-score").selectedIndex > 0 ? $("overview-score").value : null,
     ...(isOwnText() ? describeOwnText() : { probe: selection.probe ? currentProbe().name : null }),
   };
 }
@@ -84,6 +88,7 @@ export function readAddress() {
   for (const [name, [part, value]] of Object.entries(FLAGS)) {
     selection[name] = parameters.get(part) === value;
   }
+  $("overview-score").selectedIndex = Math.max(0, scoreNames.indexOf(parameters.get("score")));
 
   const hasText = parameters.has("text") && runnableSteps.length > 0;
   if (hasText) readText(parameters);

@@ -28,7 +28,7 @@ import { drawFindings } from "./views/findings.js";
 import { followRun, reloadPage, restoreScroll } from "./views/follow_run.js";
 import { focusSelectedHead, revealSelectedHead, setUpHeadGrid } from "./views/head_grid.js";
 import { drawHeader } from "./views/header.js";
-import { drawHeads } from "./views/heads.js";
+import { drawHeads, setUpHeads } from "./views/heads.js";
 import { drawHideButton, drawInterventions, setUpInterventions } from "./views/interventions.js";
 import { drawLosses } from "./views/losses.js";
 import { measureSmallModel, setUpMeasuring } from "./views/measuring.js";
@@ -176,6 +176,7 @@ function setUpSections() {
     drawPatching();
   });
   setUpControls();
+  setUpHeads();
   setUpPatching();
   explainTerms();
   if (isRun) {

@@ -204,7 +204,8 @@ def test_the_text_highlights_keys_and_queries_of_a_token(open_page, tmp_path):
     A = snapshot(step=20)["text"][0, 3].astype(float)
     for kind, weights, offset in (("to", A[9, :10], 0), ("from", A[9:, 9], 9)):
         k = int(weights.argmax())
-        assert f"{k + offset}\n{weights[k]:.4g}"[:6] in tab.inner_text(f"#lists .{kind}")
+        assert f"{k + offset}\n{weights[k]:.2f}" in tab.inner_text(f"#lists .{kind}")
+        assert tab.locator(f"#lists .{kind} li").count() == min(8, (weights >= 0.01).sum())
     for token, color in ((2, "--to"), (12, "--from")):
         assert color in tokens.nth(token).evaluate("span => span.style.background")
     shown = tab.inner_text("#text")
@@ -245,8 +246,13 @@ def test_scores_emergence_and_training_are_shown(open_page, path):
         tab.keyboard.press(key)
         return tab.inner_text("#tip").split("\n")
 
-    names = tab.locator("#scores figure").evaluate_all("all => all.map(f => f.dataset.score)")
-    assert names == ["previous_token", "induction", "entropy", "distance", "importance"]
+    scores = tab.locator("#heads figure:visible")
+    names = "all => all.map(figure => figure.dataset.score)"
+    assert scores.evaluate_all(names) == ["induction", "previous_token", "importance"]
+    tab.focus("#more-scores summary")
+    tab.keyboard.press("Enter")
+    wait_until(tab, "location.hash.includes('scores=all')")
+    assert scores.evaluate_all(names)[3:] == ["entropy", "distance"]
     assert "0.76 if" in " ".join(read("[data-score=entropy] canvas", "ArrowRight"))
     assert score in " ".join(read("[data-score=induction] canvas", "ArrowRight"))
     tab.keyboard.press("Enter")

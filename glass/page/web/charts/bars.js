@@ -4,6 +4,7 @@ import { button, el } from "../base/dom.js";
 import { formatSigned, pluralize } from "../base/format.js";
 
 const MAX_BARS = 10; // values that have a bar of their own
+const MIN_BAR = 0.005; // smaller values are written as 0.00
 
 /**
  * Create a list with bars to either side of zero; with a `format`, values are positive and bars start
@@ -29,11 +30,11 @@ export function barList(bars, format = null) {
 }
 
 /**
- * Return the largest values as bars, and one bar for the sum of all others. Zeros are left out: they
- * belong to components that the model does not have or that are ablated.
+ * Return the largest values as bars, and one bar for the sum of all others. Values that are written
+ * as zero are left out, with those of components that the model does not have or that are ablated.
  */
 export function largestBars(bars) {
-  const nonzero = bars.filter(({ value }) => value !== 0);
+  const nonzero = bars.filter(({ value }) => Math.abs(value) >= MIN_BAR);
   const ordered = nonzero.sort((a, b) => Math.abs(b.value) - Math.abs(a.value));
   const others = ordered.slice(MAX_BARS);
   if (!others.length) return ordered;

@@ -10,10 +10,23 @@ export const headNames = Array.from({ length: L * H }, (_, k) =>
   headName(Math.floor(k / H), k % H),
 );
 
+/** The scores that come first; the page shows the maps of the others when it is asked for them. */
+const FIRST_SCORES = [
+  "induction",
+  "previous_token",
+  "duplicate_token",
+  "sink",
+  "copying",
+  "importance",
+];
+
 /** The names of all scores. Standard errors and variants have columns of their own. */
-export const scoreNames = [...new Set(Object.keys(columns).map(scoreOfColumn))].filter(
+const measuredScores = [...new Set(Object.keys(columns).map(scoreOfColumn))].filter(
   name => name && !/_se$|_without_first$/.test(name),
 );
+export const firstScores = FIRST_SCORES.filter(name => measuredScores.includes(name));
+export const otherScores = measuredScores.filter(name => !FIRST_SCORES.includes(name));
+export const scoreNames = [...firstScores, ...otherScores];
 
 /** For each score, the indices of the snapshots at which it was measured. */
 export const measuredIndices = Object.fromEntries(

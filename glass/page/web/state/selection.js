@@ -13,6 +13,8 @@ export const selection = {
   weightByValues: false,
   excludeFirst: false,
   showTokenEffect: false,
+  showAllScores: false,
+  showAllComposition: false,
   token: null, // token that is highlighted: the hovered one, else the pinned one
   pinned: null, // token that stays highlighted
   pinnedCell: null, // [query, key] of the cell that was clicked

@@ -208,13 +208,14 @@ function maxMapWidth() {
   return Math.min(MAX_MAP_WIDTH, Math.max(MIN_MAP_WIDTH, innerHeight - top - 4));
 }
 
-/** In a deep model: end the grid of heads with the window, below one score of every head. */
+/** In a deep model: end the controls with the window, below the grid and one score of every head. */
 function drawDeepModelGrid() {
   $("overview").hidden = !isDeep || !scoreNames.length;
   if (!isDeep) return;
   if (!$("overview").hidden) drawOverview($("overview-score").value);
   const grid = $("heads-grid");
   const top = grid.getBoundingClientRect().top + scrollY;
-  const height = isNarrow() ? 420 : Math.max(260, innerHeight - top - 10);
+  const below = $("controls").offsetHeight + 24;
+  const height = isNarrow() ? 420 : Math.max(260, innerHeight - top - below);
   grid.style.maxHeight = `${height}px`;
 }

@@ -8,6 +8,7 @@ import { el, note } from "../base/dom.js";
 import { formatCount, formatWithError, headName, parseHead } from "../base/format.js";
 import { scoreLabel, term } from "../base/terms.js";
 import { addArrowKeys, addTooltip, valueLine } from "../base/tooltip.js";
+import { emit } from "../state/events.js";
 import { compositionAt } from "../state/head_metrics.js";
 import { H, hasMlps, isDeep, isRun, L, scoredSteps, steps } from "../state/page_data.js";
 import { chooseHead, selection } from "../state/selection.js";
@@ -18,9 +19,8 @@ const INPUTS = [
   { input: "keys", name: "K-composition", color: "c1" },
   { input: "values", name: "V-composition", color: "c4" },
 ];
-const MIN_SHARE = 0.05; // smaller shares are not drawn
+const MIN_SHARE = 0.2; // as in the findings; smaller shares are drawn, without a number, if asked for
 const MIN_STANDARD_ERRORS = 2; // shares of fewer standard errors are not drawn
-const MIN_LABELED_SHARE = 0.3; // smaller shares are not written beside their line
 /** Where a share may be written along its line, from 0 at the lower end to 1, the best first. */
 const LABEL_POSITIONS = [0.5, 0.44, 0.56, 0.38, 0.62, 0.3, 0.7, 0.22, 0.78, 0.14, 0.86];
 /** Least horizontal distance in pixels of a written share from anything else. */
@@ -29,10 +29,8 @@ const LABEL_WIDTH = 36;
 const EXPLANATION =
   "A line shows the share of the upper head's score that is lost if its keys or queries are computed without what the " +
   "lower component wrote. For values, it is the share of what the head writes. Everything in between is computed " +
-  "again (path patching). Shares do not add up: two components may carry the same information, or need each other.";
-
-/** Whether lines from the embedding are drawn, on which every head depends. */
-let showsEmbedding = false;
+  "again (path patching). Shares do not add up: two components may carry the same information, or need each other. " +
+  "Left out are shares below 20%, as in the findings, and the embedding, on which every head depends.";
 
 /** Draw the graphs of the slider's step into `host`. */
 export function drawComposition(host) {
@@ -42,28 +40,30 @@ export function drawComposition(host) {
   const compositions = compositionAt(scoredSteps.findLastIndex(scored => scored <= step));
   const significant = compositions.filter(
     ({ from, share, error }) =>
-      (showsEmbedding || from !== "embedding") &&
-      share >= MIN_SHARE &&
-      share >= MIN_STANDARD_ERRORS * error,
+      share > MIN_STANDARD_ERRORS * error &&
+      (selection.showAllComposition || (share >= MIN_SHARE && from !== "embedding")),
   );
-  const checkbox = el("input", { type: "checkbox", checked: showsEmbedding });
+  const checkbox = el("input", { type: "checkbox", checked: selection.showAllComposition });
   checkbox.onchange = () => {
-    showsEmbedding = checkbox.checked;
-    drawComposition(host);
+    selection.showAllComposition = checkbox.checked;
+    emit("draw");
+    host.querySelector("input").focus();
   };
-  const label = el("label", {}, checkbox, " Show the embedding");
+  const label = el("label", {}, checkbox, " Show all");
   host.replaceChildren(el("h3", {}, title), note(EXPLANATION), label);
-  if (!significant.length) {
-    host.append(note("No significant composition found."));
-    return;
-  }
-  const graphs = INPUTS.map(({ input, name, color }) => {
+  const graphs = [];
+  const withoutGraph = [];
+  for (const { input, name, color } of INPUTS) {
     const ofInput = significant.filter(composition => composition.input === input);
     const heading = el("h4", {}, term(name), ` (through ${input})`);
     const graph = createGraph(ofInput, color, `${title}: ${name}`);
-    return el("div", { "data-input": input }, heading, graph);
-  });
+    if (ofInput.length) graphs.push(el("div", {}, heading, graph));
+    else withoutGraph.push(name);
+  }
   host.append(el("div", { className: "graphs" }, ...graphs));
+  if (withoutGraph.length) {
+    host.append(note(`No share to draw: ${withoutGraph.join(", ")}.`));
+  }
 }
 
 /**
@@ -86,8 +86,9 @@ function createLayout(compositions) {
     if (hasMlps) positions[`L${layer}MLP`] = [x(H), y(layer)];
     for (let head = 0; head < H; head++) positions[headName(layer, head)] = [x(head), y(layer)];
   }
-  const rows = showsEmbedding ? layers.length : layers.length - 1;
-  if (showsEmbedding) positions.embedding = [x((H - 1) / 2), top + rows * rowHeight];
+  const hasEmbedding = selection.showAllComposition;
+  const rows = hasEmbedding ? layers.length : layers.length - 1;
+  if (hasEmbedding) positions.embedding = [x((H - 1) / 2), top + rows * rowHeight];
   const height = top + rows * rowHeight + 22;
   return { layers, width, height, rowHeight, radius: H > 9 ? 6 : 13, y, positions };
 }
@@ -108,7 +109,7 @@ function createGraph(compositions, color, title) {
   for (const composition of [...compositions].sort((a, b) => a.share - b.share)) {
     const { path, pointAt } = lineGeometry(layout, composition);
     lines.push(createLine(composition, path, color));
-    if (composition.share < MIN_LABELED_SHARE) continue;
+    if (composition.share < MIN_SHARE) continue;
     const [x, y] = labelPosition(pointAt, obstacles);
     obstacles.push({ x, y, clearance: 14 });
     const text = `${(100 * composition.share).toFixed(0)}%`;

@@ -55,7 +55,6 @@ export function setUpControls() {
   $("overview-score").append(
     ...scoreNames.map(name => el("option", { value: name }, scoreLabel(name))),
   );
-  if (scoreNames.includes("induction")) $("overview-score").value = "induction";
   $("overview-score").onchange = () => emit("draw");
   $("attention-pattern").onchange = chooseMapKind;
   $("token-effect").onchange = chooseMapKind;

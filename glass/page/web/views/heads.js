@@ -9,14 +9,17 @@ import { valueLine } from "../base/tooltip.js";
 import { CellGrid } from "../charts/cell_grid.js";
 import { isDark, linearColorIndex } from "../charts/colors.js";
 import { drawLineChart } from "../charts/line_chart.js";
+import { emit } from "../state/events.js";
 import {
   emergences,
+  firstScores,
   hasComposition,
   headNames,
   isShare,
   maxScore,
   measuredIndices,
   metricAt,
+  otherScores,
   scoreAt,
   scoreNames,
   snapshotIndex,
@@ -27,7 +30,7 @@ import { drawComposition } from "./composition.js";
 import { drawEmergence } from "./emergence.js";
 import { headsContent } from "./heads_content.js";
 
-const COLORS = ["c1", "c2", "c3", "c4", "c5", "c6", "c7"];
+const COLORS = ["c1", "c2", "c3", "c4", "c7", "c6", "c5"];
 
 /** The scores that have a color of their own, those of emerged heads included. */
 const coloredScores = [
@@ -49,6 +52,20 @@ function describeScored() {
   return data.maxSteps ? `at step ${formatCount(scoredSteps[0])}` : "on random tokens";
 }
 
+const shownScores = () => (selection.showAllScores ? scoreNames : firstScores);
+
+/** Let the reader show the scores that do not come first. */
+export function setUpHeads() {
+  $("heads").style.setProperty("--heads", H);
+  $("more-scores").hidden = !otherScores.length;
+  const names = otherScores.map(score => scoreLabel(score).toLowerCase());
+  $("more-scores").firstChild.textContent = `More scores: ${names.join(", ")}`;
+  $("more-scores").ontoggle = () => {
+    selection.showAllScores = $("more-scores").open;
+    emit("draw");
+  };
+}
+
 export function drawHeads() {
   $("heads").hidden = !scoreNames.length;
   if ($("heads").hidden) return;
@@ -57,12 +74,13 @@ export function drawHeads() {
   $("composition").hidden = !hasComposition;
   $("scored-at").textContent = describeScored();
 
-  const circumstances = [selection.step, isDark(), $("scores").clientWidth, devicePixelRatio];
+  const { step, showAllScores } = selection;
+  $("more-scores").open = showAllScores;
+  const circumstances = [step, showAllScores, isDark(), $("scores").clientWidth, devicePixelRatio];
   const isOutdated = circumstances.join() !== drawnFor;
   drawnFor = circumstances.join();
   if (isOutdated) {
-    $("scores").style.setProperty("--heads", H);
-    scoreNames.forEach(drawScoreTable);
+    shownScores().forEach(drawScoreTable);
   }
   drawTrajectory();
   if (isOutdated && emergences.length) drawEmergence($("emergence"), coloredScores, scoreColor);
@@ -71,7 +89,7 @@ export function drawHeads() {
 
 /** Draw the scores of the chosen head over the steps of training. */
 function drawTrajectory() {
-  const scores = scoreNames.filter(score => measuredIndices[score].length > 1 && isShare(score));
+  const scores = shownScores().filter(score => measuredIndices[score].length > 1 && isShare(score));
   const series = scores.map(score => {
     const indices = measuredIndices[score];
     const values = indices.map(k => scoreAt(score, selection.layer, selection.head, k));
@@ -106,7 +124,8 @@ function createScoreTable(score) {
   const host = el("div", { className: "cells" });
   const caption = el("span", { className: "quiet" });
   const figcaption = el("figcaption", {}, el("h3", {}, heading), caption);
-  $("scores").append(el("figure", { "data-score": score }, figcaption, host));
+  const scores = $(firstScores.includes(score) ? "scores" : "other-scores");
+  scores.append(el("figure", { "data-score": score }, figcaption, host));
   return { grid: new CellGrid(host, `${label} of every head`), caption };
 }
 
@@ -116,8 +135,8 @@ function scoreCaption(score) {
   const { unit, isSigned } = SCORES[score] ?? {};
   const low = isSigned ? "−1" : "0";
   const range = `${low} to ${Number(maxScore(score).toPrecision(2))}${unit ? ` ${unit}` : ""}`;
-  const isMeasuredOnce = measuredIndices[score].length === 1 && isRun;
-  const when = isMeasuredOnce ? `, at step ${formatCount(scoredSteps[k])}` : "";
+  const isOfOtherStep = isRun && scoredSteps[k] !== steps[selection.step];
+  const when = isOfOtherStep ? `, at step ${formatCount(scoredSteps[k])}` : "";
   const unknown = headNames.filter(name => metricAt(`heads/${score}/${name}`, k) === null);
   const isPartial = unknown.length > 0 && unknown.length < headNames.length;
   return range + when + (score === "copying" && isPartial ? ", induction heads only" : "");

@@ -1,7 +1,7 @@
 /** The breakdown of a prediction by components of the model. */
 
 import { bdi, el, note, tokenName } from "../base/dom.js";
-import { formatNumber, formatSigned, headName, shortenToken } from "../base/format.js";
+import { formatSigned, headName, shortenToken } from "../base/format.js";
 import { term } from "../base/terms.js";
 import { valueLine } from "../base/tooltip.js";
 import { barList, largestBars, sumOfValues } from "../charts/bars.js";
@@ -59,7 +59,7 @@ function createLens(predictions, i) {
       term("logit lens"),
       ").",
     ),
-    barList(bars, formatNumber),
+    barList(bars, loss => loss.toFixed(3)),
   );
   if (data.tiedEmbeddings) {
     lens.append(

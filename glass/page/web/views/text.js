@@ -1,7 +1,7 @@
 /** The tokens of the selected probe as running text, colored by the selected map. */
 
 import { $, el, labelToken, note, scrollWithin } from "../base/dom.js";
-import { formatCount, formatNumber, makeVisible } from "../base/format.js";
+import { formatCount, makeVisible } from "../base/format.js";
 import { addArrowKeys } from "../base/tooltip.js";
 import { data } from "../state/page_data.js";
 import {
@@ -17,6 +17,7 @@ import {
 import { cellReader, scaleTop, shownCells, shownSink } from "../state/shown_cells.js";
 
 const MAX_LISTED = 8;
+const MIN_LISTED_SHARE = 0.01; // of the color scale; the map has the tokens below it
 const SHADES = 20; // values that differ by less are drawn alike, so that fewer elements change
 const MAX_SHADE = 50; // percent of a color, on which text has a contrast of at least 4.5
 const MARK = /([·⏎⇥␍⍽])/;
@@ -179,10 +180,15 @@ function createLists(cells, read, token) {
   ];
 }
 
-/** Create one list of tokens with positive values, largest first; no token stands for the sink. */
+/**
+ * Create one list of the tokens whose values are not close to zero, largest first; no token stands
+ * for the sink.
+ */
 function createList(cells, i, name, kind, entries) {
-  const positive = entries.filter(({ value }) => value > 0).sort((a, b) => b.value - a.value);
-  const largest = positive.slice(0, MAX_LISTED);
+  const least = MIN_LISTED_SHARE * scaleTop(cells, selection.weightByValues);
+  const decimals = Math.max(0, -Math.floor(Math.log10(least)));
+  const listed = entries.filter(({ value }) => value >= least).sort((a, b) => b.value - a.value);
+  const largest = listed.slice(0, MAX_LISTED);
   const items = largest.map(({ token, value }) => {
     const width = ((100 * value) / largest[0].value).toFixed(1);
     const key = token === null ? ["sink"] : labelToken(cells, token);
@@ -190,13 +196,13 @@ function createList(cells, i, name, kind, entries) {
       "li",
       { style: `--w: ${width}%` },
       el("span", {}, ...key),
-      el("b", {}, formatNumber(value)),
+      el("b", {}, value.toFixed(decimals)),
     );
   });
   const heading = el("h4", {}, ...labelToken(cells, i), ` ${name}`);
   const list = el("div", { className: kind }, heading, el("ol", {}, ...items));
-  const omitted = positive.length - largest.length;
-  if (!positive.length) list.append(note("none"));
+  const omitted = listed.length - largest.length;
+  if (!listed.length) list.append(note(`none of ${least.toFixed(decimals)} or more`));
   if (omitted) list.append(note(`and ${formatCount(omitted)} more`));
   return list;
 }
