@@ -182,7 +182,7 @@ def renew_tutorial(_: Path) -> None:
         induction_heads = re.findall(r"L\d+H\d+", findings.partition(".")[0])
         choose_head(tab, induction_heads[0])
         tab.wait_for_timeout(LOAD_MILLISECONDS)
-        tab.evaluate("document.getElementById('proof').scrollIntoView()")
+        tab.evaluate("document.getElementById('pinned-token').scrollIntoView()")
         tab.screenshot(path=DOCS / "tutorial_head.png")
         expected = tab.inner_text("#expected")
 
