@@ -489,7 +489,7 @@ class Config(Hardware, ModelSource):
         False, "print the validation loss of the best model of run_dir, or of init_from, then exit"
     )
     dry_run: bool = setting(
-        False, "print the resolved configuration, memory, operations and time, then exit"
+        False, "print the size, memory, operations and time, and what each auto is, then exit"
     )
     seed: int = setting(1337, "seed of weights, data order and dropout", ge=0, le=LARGEST_SEED)
     compile: bool | str = setting(

@@ -178,7 +178,7 @@ def _read_prompt_line(mark: str) -> str:
 
 
 def write_texts(config: SampleConfig, model: GPT, tokenizer: Tokenizer, prompt: str) -> str:
-    """Write `num_samples` texts to stdout, and return a summary of speed and KV cache."""
+    """Write `num_samples` texts to stdout, and return how many tokens they have, and the speed."""
     from data.tokenizer import encode_prompt, normal_form_note
     from generation.decoder import Decoder, allocate_cache, window_start
     from generation.sampling import Sampling, draw_batch, stream_text
@@ -229,12 +229,7 @@ def write_texts(config: SampleConfig, model: GPT, tokenizer: Tokenizer, prompt: 
         _write_attention(config.attention, model, tokenizer, all_ids, facts)
     n_tokens = sum(len(ids) for ids in texts)
     speed = f", {format_speed(n_tokens / seconds)} tok/s" if n_tokens else ""
-    return (
-        f"{pluralize(n_tokens, 'token')} in {seconds:.2f} s{speed}\n"
-        f"KV cache: {batch_size * cache.nbytes:,} bytes for {batch_size} × {cache.capacity:,} "
-        f"tokens, {pluralize(model.config.kv_heads, 'key/value head')} and "
-        f"{pluralize(model.config.n_head, 'query head')}"
-    )
+    return f"{pluralize(n_tokens, 'token')} in {seconds:.2f} s{speed}"
 
 
 def _recorded(ids: Iterable[int], record: list[int]) -> Iterator[int]:

@@ -23,17 +23,24 @@ from common.torchrun import process_rank
 from config import Config, ResolvedConfig
 
 
+def prepare_to_import_torch() -> None:
+    """Choose how torch's threads wait, and say that importing it takes seconds."""
+    if "torch" not in sys.modules and process_rank() == 0:
+        printer(Terminal())("loading PyTorch …")
+    choose_wait_policy(print)
+
+
 def read_starting_model(name: str) -> Config:
     """Return the shape and the tokenizer of the model that `init_from` names."""
-    choose_wait_policy(print)
-    from interop import read_starting_model  # imports torch, which takes seconds
+    prepare_to_import_torch()
+    from interop import read_starting_model
 
     return read_starting_model(name)
 
 
 if __name__ == "__main__":
     request = cli.read_request(read_starting_model)  # answers --help and mistakes before torch
-    choose_wait_policy(print)
+    prepare_to_import_torch()
 
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -114,23 +121,24 @@ def run(job: cli.Job) -> float:
             return run_mode(job) if is_first else nan
         with join(alone=config.distributed == "none") as world:
             config = world.broadcast(config)  # which only rank 0 has completed
-            log = printer(Terminal(quiet=world.rank > 0))
 
             # Folder, which rank 0 locks
             with world.opened_on_rank_0(locked_run_dir(config)) as run_dir:
                 # Start: step 0, or the newest checkpoint of a resumed run
                 start = Start()
                 if config.resume:
-                    start = world.on_rank_0(lambda: find_start(run_dir, log))
+                    start = world.on_rank_0(lambda: find_start(run_dir, world.log))
                 if start.recorded < config.max_steps:
                     return train(config, run_dir, start, world)
-                return report_finished(config, run_dir, start, log) if world.rank == 0 else nan
+                if world.rank == 0:
+                    return report_finished(config, run_dir, start, world.log)
+                return nan
 
 
 def run_mode(job: cli.Job) -> float:
     """Do what prepare_only, eval_only or dry_run asks for; return the loss, nan without one."""
     config = job.config
-    log = printer(Terminal(quiet=bool(job.swept)))
+    log = World().log
     start = modes.find_planned_start(config, log) if config.dry_run else Start()
     source = config.run_dir if config.eval_only and config.run_dir else config.init_from
     origin = open_starting_model(source, start, log)
@@ -149,15 +157,13 @@ def train(requested: Config, run_dir: RunDir, start: Start, world: World) -> flo
 
     After a stop signal it saves the run and raises `SystemExit` with 128 + the signal's number.
     """
-    log = printer(Terminal(quiet=world.rank > 0))
-
     # Machine: what is missing is reported before the text is prepared, which may take long
     device.pick_device(requested.device, world.size)
     world.on_rank_0(lambda: check_wandb(requested.wandb))
-    glass = find_glass(requested, log)
+    glass = find_glass(requested, world.log)
 
     # Text, with the tokenizer of the checkpoint or of init_from if there is one
-    origin = open_starting_model(requested.init_from, start, log)
+    origin = open_starting_model(requested.init_from, start, world.log)
     text = prepare_text(requested, world, origin, start)
 
     # Configuration, resolved on rank 0 because another machine could choose differently
@@ -176,7 +182,7 @@ def train(requested: Config, run_dir: RunDir, start: Start, world: World) -> flo
     losses = Losses(model, config.device)
     checkpoints = Checkpoints(run_dir, config, text, world, model, optimizers, scaler, losses)
     checkpoints.restore(start)
-    print_run(config, text, world.size, quiet=world.rank > 0)
+    print_run(config, text, world.size, world.log)
 
     # Batches, and the windows on which the run is evaluated
     batches = text.task or Batches(
@@ -188,7 +194,9 @@ def train(requested: Config, run_dir: RunDir, start: Start, world: World) -> flo
     timer = ActivityTimer(config.device, start.seconds, start.step)
     with (
         world,  # first, because W&B may take long to start, and signals are noted meanwhile
-        Record(config, run_dir, text, start, timer) if world.rank == 0 else nullcontext() as record,
+        Record(config, run_dir, text, start, timer, world.console)
+        if world.rank == 0
+        else nullcontext() as record,
         explained_compiler_errors(),
     ):
         heads = glass.Observer(text, validation, record) if glass and record else None
@@ -250,7 +258,7 @@ def train(requested: Config, run_dir: RunDir, start: Start, world: World) -> flo
         except Stopped as stopped:
             checkpoints.save(step, row, timer, must_succeed=True)
             command = f"python train.py run_dir={shlex.quote(str(run_dir.path))} resume=true"
-            log(f"stopped after {pluralize(step, 'step')}; to resume: {command}")
+            world.log(f"stopped after {pluralize(step, 'step')}; to resume: {command}")
             raise SystemExit(stopped.exit_status) from None
     if record:
         checkpoints.prune()

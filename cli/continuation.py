@@ -81,10 +81,14 @@ def continue_run(run: Config, requested: Config, typed: Sequence[str], log: Log)
                 f"{key} is {old} in run_dir={requested.run_dir}, which keeps it, but {new} was "
                 "requested: leave it out, or start a new run"
             )
-    if not config.eval_only:
+    if not config.eval_only and not _is_finished(config):
         for key, old, new in changes:
             log(f"note: {key} changes from {old} to {new} from here on")
     return config
+
+
+def _is_finished(config: Config) -> bool:
+    return RunDir(Path(str(config.run_dir))).steps()[-1] >= config.max_steps
 
 
 def _change_run(run: Config, requested: Config, typed: Sequence[str]) -> Config:

@@ -1,12 +1,16 @@
 """The settings of explore.py. Does not import torch."""
 
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cli.load_config import LoadConfig
+from common.paths import GPT2_NAMES
 from common.settings import setting
 from config import Hardware
+
+MODEL_NAME = r"\S*[/\\]\S+|\S+\.\w+"  # of a model on the hub, or of a file that may be missing
 
 
 @dataclass
@@ -23,10 +27,11 @@ class ExploreConfig(Hardware, LoadConfig):
 
 
 def translate_model(argv: Sequence[str]) -> list[str]:
-    """Translate a model in the first place, without a setting's name, to init_from=MODEL."""
+    """Translate a path, or a name on the hub, in the first place to init_from=MODEL."""
     for model in argv[:1]:
         key, equals, _ = model.partition("=")
         is_named = key in ExploreConfig.__dataclass_fields__ or model.startswith("-")
-        if model and not is_named and (not equals or os.path.exists(model)):
+        is_typed_name = model in GPT2_NAMES or (not equals and re.fullmatch(MODEL_NAME, model))
+        if not is_named and (is_typed_name or os.path.exists(model)):
             return [f"init_from={model}", *argv[1:]]
     return [*argv]

@@ -39,7 +39,7 @@ from common.errors import UserError
 from common.paths import expand_home, expand_model_name, require_path
 from common.settings import check_settings, explain_unused, replace_setting, show_value
 from common.signals import exit_on_stop_signals
-from common.terminal import Terminal, command, error_sentence, printer
+from common.terminal import command, error_sentence
 from common.torchrun import process_rank
 from config import Config, TokenizerConfig
 from run.run_dir import Log
@@ -94,8 +94,6 @@ def read_request(read_model: ReadModel) -> CommandLine | Job:
                 sys.exit()
             request = configure(job, read_model)
     exit_on_stop_signals()
-    if process_rank() == 0:
-        printer(Terminal())("loading PyTorch …")
     return request
 
 

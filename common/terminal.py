@@ -14,6 +14,7 @@ from hydra.errors import MissingConfigException, OverrideParseException
 from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from common.errors import UserError, not_one_of
 from common.signals import raise_on_stop_signals
@@ -32,6 +33,13 @@ OUT_OF_MEMORY = re.compile(
     r"MemoryError|OutOfMemory|failed to map segment|bad_alloc|[Cc]annot allocate memory"
     r"|can't allocate memory|not enough memory|[Ss]ize calculation overflow"
     r"|multiplication overflow"
+)
+WORD = r"(?:'[^']*'|[^\s'])+"  # of a shell's command line
+# What users copy out of a message: a line after its label, or a command up to its last setting.
+COMMAND = re.compile(
+    r"(?:^|(?<=\s\s))python .*"
+    rf"|python (?:-m \w+|\w+\.py)(?: (?:-\S+|[\w.]+={WORD}))*"
+    rf"|(?:wandb sync|pip install) {WORD}"
 )
 STATUS_USER_ERROR = 1
 STATUS_INTERRUPTED = 130
@@ -172,7 +180,7 @@ class Terminal(Console):
 
     def __init__(self, **options: Any) -> None:
         # In a notebook Rich would display HTML, even in place of writing to a file.
-        super().__init__(force_jupyter=False, **options)
+        super().__init__(force_jupyter=False, emoji=False, **options)
 
     @property
     def is_terminal(self) -> bool:
@@ -200,34 +208,37 @@ def is_terminal(stream: Any) -> bool:
 
 
 def print_stderr(line: str) -> None:
-    """Print a line to stderr, and ignore a full disk under it."""
-    with suppress(OSError):
-        print(printable(line), file=sys.stderr, flush=True)
+    """Print lines to stderr as `printer` does, and ignore a full disk under it."""
+    printer(Terminal(stderr=True))(line)
 
 
-def printer(console: Console, wrap: bool = False) -> Callable[[str | Table], None]:
-    """Return a function that prints a table or plain text.
+def printer(console: Console) -> Callable[[str | Table | Text], None]:
+    """Return a function that prints lines, wrapped in a terminal, a table, or a formatted text."""
 
-    With `wrap`, a terminal gets lines that are broken at spaces only, so that paths stay whole,
-    and that continue below the text after their label, such as "loss     3.2". Commands, which
-    users copy, are printed without it.
-    """
-
-    def log(content: str | Table) -> None:
+    def log(content: str | Table | Text) -> None:
         shown: Any = content
         if isinstance(content, str):
             shown = printable(content)
-            if wrap and console.is_terminal:
-                shown = wrap_at_spaces(shown, console.width)
+            if console.is_terminal:
+                shown = "\n".join(wrap(line, console.width) for line in shown.split("\n"))
         console.print(shown, markup=False, highlight=False, soft_wrap=True)
 
     return log
 
 
-def wrap_at_spaces(line: str, width: int) -> str:
-    """Break a line at spaces, and indent its continuation to where the text after its label is."""
-    label = re.match(r"(.*?\s{2,})?", line)
-    indent = " " * len(label[0] if label else "")
-    return textwrap.fill(
-        line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+def wrap(line: str, width: int) -> str:
+    """Break a line at spaces, but not in a path or a command, and indent what follows.
+
+    The indentation is that of the text after a label, such as "loss     3.2". What is too wide for
+    that begins at the left edge, where the terminal shows as much of it in one line as it can.
+    """
+    label = re.match(r".*?\s{2,}", line)
+    lines = textwrap.wrap(
+        COMMAND.sub(lambda command: command[0].replace(" ", "\0"), line),
+        width,
+        subsequent_indent=" " * len(label[0] if label else ""),
+        break_long_words=False,
+        break_on_hyphens=False,
     )
+    wrapped = (each if len(each) <= width else each.lstrip() for each in lines)
+    return "\n".join(wrapped).replace("\0", " ")

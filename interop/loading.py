@@ -101,7 +101,7 @@ def pin_model(name: str) -> str:
         folder = _download_snapshot(repository, revision)
     except Exception as e:  # the library and those below it raise errors of many classes
         raise UserError(
-            f"init_from={name} is not a folder here and could not be downloaded from the "
+            f"init_from={path} is not a folder here and could not be downloaded from the "
             f"Hugging Face hub ({error_sentence(e)[:MAX_HUB_ERROR_CHARS]}); check the name and the "
             "network"
         ) from None

@@ -199,8 +199,11 @@ class RunDir:
             return self._best_first()
         newest = steps[-1] if which == "last" else int(which)
         if newest not in steps:
-            existing = ", ".join(str(step) for step in steps)
-            raise UserError(f"{self.path} has no checkpoint of step {newest}; it has {existing}.")
+            existing = sorted({*steps, *self.snapshot_files(".safetensors")})
+            raise UserError(
+                f"{self.path} has no weights of step {newest}: choose one of "
+                f"{', '.join(map(str, existing))}"
+            )
         return [step for step in reversed(steps) if step <= newest]
 
     def missing_checkpoint(self) -> UserError:

@@ -11,7 +11,7 @@ import shlex
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
@@ -96,7 +96,7 @@ def run_sweep(
     is_grid = shared.hydra.sweeper._target_.endswith(".BasicSweeper")
     composed = compose_jobs(settings, command_line.config_dir, is_grid)
     if shared.dry_run:
-        jobs_in_folders = (assign_folder(job, folder) for job in composed)
+        jobs_in_folders = [assign_folder(job, folder) for job in composed]
         preview_jobs(jobs_in_folders, lambda job: train(configure(job)))
         return
 
@@ -220,7 +220,7 @@ def require_possible_job(jobs: Sequence[cli.Job], check: Callable[[cli.Job], Non
     raise refusals[0]
 
 
-def preview_jobs(jobs: Iterable[cli.Job], plan: Train) -> None:
+def preview_jobs(jobs: Sequence[cli.Job], plan: Train) -> None:
     """Print the size and cost of each job of a sweep; exit with status 1 if a job cannot work.
 
     They do not depend on the seed, so that they are found once for jobs that differ only by it.
@@ -229,7 +229,7 @@ def preview_jobs(jobs: Iterable[cli.Job], plan: Train) -> None:
     has_failed = False
     lines: dict[tuple[str, int], str] = {}
     for number, job in enumerate(jobs, 1):
-        title = name_job(f"{number}", job)
+        title = name_job(f"{number:>{len(str(len(jobs)))}}", job)
         steps = RunDir(Path(job.config.run_dir)).steps() if job.config.run_dir else []
         remaining = hash_settings(job, "seed"), max(steps, default=0)
         try:

@@ -63,8 +63,7 @@ def print_sweep(console: Console, folder: Path, runs: Sequence[Run]) -> None:
     if not ranking.compares_runs:
         lines += _suggest_commands(folder, ranking)
     for name, value in lines:
-        print_value = printer(console, wrap=not value.startswith("python "))
-        print_value(printable(f"{name:<12}{value}", one_line=True))
+        print_line(printable(f"{name:<12}{value}", one_line=True))
 
 
 class Column(NamedTuple):

@@ -8,6 +8,7 @@ import torch
 from models import lively
 from safetensors.torch import save_file
 
+from common.terminal import Terminal
 from config import Config, GPTConfig, ModelConfig, TokenizerConfig
 from data.tokenizer import CharTokenizer, Tokenizer, save_tokenizer
 from interop import open_pinned
@@ -84,4 +85,4 @@ def open_record(config: Config, run_dir: Path, recorded: int = -1) -> Record:
     """Open the record of a run that goes on after the step `recorded`."""
     text = SimpleNamespace(tokenizer=CharTokenizer(TEXT), task=None)
     start = Start(step=max(0, recorded), recorded=recorded)
-    return Record(config, RunDir(run_dir), text, start, ActivityTimer("cpu", {}))
+    return Record(config, RunDir(run_dir), text, start, ActivityTimer("cpu", {}), Terminal())

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from common.errors import SharedError
 from common.files import exists, list_folder, sync
-from common.terminal import Terminal, printer, tolerate_errors
+from common.terminal import tolerate_errors
 from config import ResolvedConfig
 from data.tokenizer import save_tokenizer
 from data.tokens import Tokens
@@ -60,9 +60,6 @@ class Checkpoints:
     last_step: int | None = None
     best_row: Row | None = None
 
-    def __post_init__(self) -> None:
-        self.log = printer(Terminal(quiet=self.world.rank > 0))
-
     def restore(self, start: Start) -> None:
         """Restore all but the weights from the checkpoint of a start, and set later ones aside."""
         if start.checkpoint is None:
@@ -77,10 +74,10 @@ class Checkpoints:
             later_steps = [step for step in self.run.steps() if step > start.step]
             for step in later_steps:  # unreadable here, but maybe not damaged
                 kept_as = self.run.set_aside(step)
-                self.log(f"the unreadable checkpoint of step {step:,} is kept as {kept_as}")
+                self.world.log(f"the unreadable checkpoint of step {step:,} is kept as {kept_as}")
         self.best_row = self.world.on_rank_0(self.run.best_row)
         self.prune()
-        self.log(f"resuming at step {start.step:,}")
+        self.world.log(f"resuming at step {start.step:,}")
 
     def save_if_due(self, step: int, row: dict[str, float], timer: ActivityTimer) -> None:
         """Save a step if `checkpoint.every` says so, at the last step, or at a new best loss."""
@@ -118,7 +115,7 @@ class Checkpoints:
         elif must_succeed:
             raise SharedError(problem)
         else:
-            self.log(f"{problem}; training continues")
+            self.world.log(f"{problem}; training continues")
 
     def _gather(self) -> dict[str, dict[str, Any]]:
         """Return the values of each file, complete and on the CPU; none on ranks other than 0."""
@@ -157,7 +154,7 @@ class Checkpoints:
                 sync(path)
             run = self.run
             for path in (run.metrics_file, run.samples_file, run.snapshots, run.path):
-                with tolerate_errors(f"syncing {path}", self.log):
+                with tolerate_errors(f"syncing {path}", self.world.log):
                     if exists(path):
                         sync(path)
             part.rename(folder)
@@ -179,7 +176,7 @@ class Checkpoints:
         if self.world.rank > 0:
             return
         best_step = int(self.best_row["step"]) if self.best_row else None
-        with tolerate_errors("removing old checkpoints", self.log):
+        with tolerate_errors("removing old checkpoints", self.world.log):
             for name, named in (("last", self.last_step), ("best", best_step)):
                 if named is not None:
                     self.run.write_pointer(name, named)

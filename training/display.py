@@ -1,6 +1,8 @@
 """Show a run in the terminal: the progress bar, its metrics, and what takes long."""
 
 import threading
+import time
+from collections import deque
 from collections.abc import Callable
 from statistics import median
 
@@ -9,7 +11,6 @@ from rich.progress import (
     MofNCompleteColumn,
     Progress,
     TextColumn,
-    TimeRemainingColumn,
 )
 from rich.table import Column
 
@@ -32,7 +33,7 @@ BAR_METRICS = ("train/loss", "val/loss", "train/ms_per_step", "train/mfu")  # fi
 SLOWDOWN = 3  # times the median of the earlier steps, from which on a run reports it once
 MIN_EARLIER_ROWS = 5  # of which the first may contain the compilation
 SILENT_SECONDS = 30  # after which a run without a terminal says what it is doing
-SPEED_SECONDS = 600  # of the last steps, evaluations and snapshots, whose speed gives the time left
+SPEED_SECONDS = 60  # of the last steps, evaluations and snapshots, whose speed gives the time left
 LOSSES = ("train/loss", "val/loss", "val/bits_per_byte")
 
 
@@ -55,14 +56,15 @@ class Display:
             MofNCompleteColumn(table_column=Column(no_wrap=True)),
             BarColumn(bar_width=None),
             TextColumn("{task.fields[status]}"),
-            TimeRemainingColumn(),
-            TextColumn("left"),
-            speed_estimate_period=SPEED_SECONDS,
+            TextColumn("{task.fields[left]}"),
             console=console,
             transient=True,
             disable=not console.is_terminal,
         )
-        self._task = self._bar.add_task("", total=config.max_steps, completed=step, status="")
+        self._task = self._bar.add_task(
+            "", total=config.max_steps, completed=step, status="", left=""
+        )
+        self._recent_steps: deque[tuple[int, float]] = deque()  # with the time after each
         self._activity = "training"
         self._latest_values: dict[str, str] = {}  # formatted, by metric
         self._has_slowed_down = self._has_ended = False
@@ -94,7 +96,13 @@ class Display:
         self._activity = "training"
         self._latest_values |= values
         status = [self._latest_values[key] for key in BAR_METRICS if key in self._latest_values]
-        self._bar.update(self._task, completed=step, status=" ".join(status))
+        recent, now = self._recent_steps, time.monotonic()
+        recent.append((step, now))
+        while len(recent) > 2 and recent[1][1] < now - SPEED_SECONDS:
+            recent.popleft()
+        self._bar.update(
+            self._task, completed=step, status=" ".join(status), left=self._time_left()
+        )
         if self.console.is_terminal:  # the bar shows the rest
             shown = [values[key] for key in LOSSES if key in values and "val/loss" in values]
         else:
@@ -110,9 +118,12 @@ class Display:
         self.log(f"step {self._bar.tasks[0].completed:>{width}}  {status}")
 
     def _time_left(self) -> str:
-        """Return the time that the rest of the run takes at the speed of the last minutes."""
-        seconds = self._bar.tasks[0].time_remaining
-        return f"{'--:--' if seconds is None else format_minutes(seconds)} left"
+        """Return the time that the rest of the run takes at the speed of the last minute."""
+        if len(self._recent_steps) < 2:
+            return "--:-- left"
+        (first, start), (last, end) = self._recent_steps[0], self._recent_steps[-1]
+        seconds = (end - start) / (last - first) * (self.config.max_steps - last)
+        return f"{format_minutes(seconds)} left"
 
     def _note_slow_steps(self, duration: float) -> None:
         earlier = [row["train/ms_per_step"] for row in self.rows if "train/ms_per_step" in row]

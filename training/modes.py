@@ -8,13 +8,12 @@ from pathlib import Path
 
 import numpy as np
 
-from common.terminal import Terminal, printer
+from common.settings import format_settings
 from common.text import format_magnitude, format_minutes, pluralize
 from common.torchrun import count_processes
 from config import Config, ResolvedConfig
-from run.config_file import config_yaml
 from run.locking import check_run_dir
-from run.run_dir import RunDir
+from run.run_dir import Log, RunDir
 from run.start import Start, find_start
 from training import device
 from training.evaluate import evaluate, make_windows
@@ -45,9 +44,9 @@ def evaluate_only(config: Config, stored: StoredModel) -> float:
 
     The run is only read: nothing in its folder changes, and it may still be training.
     """
-    log = printer(Terminal())
+    world = World()
     device.pick_device(config.device)  # refuse a missing one before the text is prepared
-    text = prepare_text(config, World(), stored, Start())
+    text = prepare_text(config, world, stored, Start())
 
     # Windows of a text that is shorter than the context would be padded to it
     length = min(config.model.block_size, len(text.train) - 1, len(text.val) - 1)
@@ -58,29 +57,29 @@ def evaluate_only(config: Config, stored: StoredModel) -> float:
     stored.copy_to(model)
     model.to(resolved.device)
 
-    validation, _ = make_windows(text, resolved, World())
+    validation, _ = make_windows(text, resolved, world)
     metrics = evaluate(model, validation)
     manifest = stored.manifest
     source = config.run_dir or config.init_from
     step = f"step {manifest.step:,}, " if manifest else ""
-    log(f"model    {source}, {step}{pluralize(model.num_parameters(), 'parameter')}")
+    world.log(f"model    {source}, {step}{pluralize(model.num_parameters(), 'parameter')}")
     bits = ""
     if "val/bits_per_byte" in metrics:
         bits = f", {metrics['val/bits_per_byte']:.4f} bits per byte"
-    log(f"loss     {metrics['val/loss']:.4f} nats per token{bits}")
-    log(f"         over {pluralize(validation.num_targets, 'validation token')}")
+    world.log(f"loss     {metrics['val/loss']:.4f} nats per token{bits}")
+    world.log(f"         over {pluralize(validation.num_targets, 'validation token')}")
     if text.task:
         for line in describe_task(measure_task(text.task, model, is_last=True)):
-            log(line)
+            world.log(line)
     if manifest and manifest.fingerprint != text.fingerprint:
-        log(
+        world.log(
             "note     the run was trained on another text, or this one has changed since then, so "
             "the training text may contain parts of this validation split"
         )
     return metrics["val/loss"]
 
 
-def find_planned_start(config: Config, log: Callable[[str], None]) -> Start:
+def find_planned_start(config: Config, log: Log) -> Start:
     """Return the start of a run that is only planned; refuse a folder that it could not have."""
     if not config.run_dir:
         return Start()
@@ -96,16 +95,17 @@ def dry_run(
     train_step: Callable,
     is_in_sweep: bool = False,
 ) -> float:
-    """Print a run's resolved configuration, size, memory, operations and time; return nan.
+    """Print a run's size, memory, operations and time, and what each `auto` became; return nan.
 
     Mistakes are reported as the run would report them. Only the prepared text is written, to the
-    cache; of a large text just the beginning is read. For a job of a sweep, one line is printed.
+    cache; of a large text just the beginning is read. For a job of a sweep, the last line printed
+    sums up the others.
     """
-    log = printer(Terminal(quiet=is_in_sweep))
+    world = World()
     processes = count_processes(alone=config.distributed == "none")
     device.pick_device(config.device, processes)
-    check_wandb(config.wandb)
-    text = prepare_text(config, World(), origin, start)
+    wandb = replace(config.wandb, mode=check_wandb(config.wandb))
+    text = prepare_text(config, world, origin, start)
     resolved = resolve(config, processes, text, start.step)
     device.configure_process(resolved)
 
@@ -123,22 +123,35 @@ def dry_run(
     memory_text = format_magnitude(memory, None, "B")
     flops = f"{num_tokens * flops_per_token:.2e} FLOPs"
     if is_in_sweep:
-        printer(Terminal())(
+        world.log(
             f"{pluralize(parameters, 'parameter')}, {num_tokens:.2e} tokens, "
             f"{memory_text}, {flops}, {duration}"
         )
         return nan
-    log("\n" + config_yaml(resolved))
-    print_run(resolved, text, processes)
+    print_run(resolved, text, processes, world.log)
     of_device = f" of {available / 1e9:,.1f} GB" if available else ""
-    log(
-        f"memory   at most about {memory_text}{of_device} for the tensors of a step in each process"
+    each = " in each process" if processes > 1 else ""
+    world.log(
+        f"memory   at most about {memory_text}{of_device} for the tensors of a step{each}; PyTorch "
+        "(0.4 GB on a CPU), memory that it keeps for reuse, evaluation and snapshots come on top"
     )
-    log("         on top: PyTorch (0.4 GB on a CPU), memory that it keeps for reuse,")
-    log("         evaluation and snapshots of attention")
-    log(f"compute  {flops} for {pluralize(num_tokens, 'token')} in {pluralize(num_steps, 'step')}")
-    log(f"time     about {duration}, without evaluations and snapshots ({source})")
+    world.log(
+        f"compute  {flops} for {pluralize(num_tokens, 'token')} in {pluralize(num_steps, 'step')}"
+    )
+    world.log(f"time     about {duration}, without evaluations and snapshots ({source})")
+    if choices := list_choices(config, replace(resolved, wandb=wandb)):
+        world.log(f"auto     {' '.join(choices)}")
     return nan
+
+
+def list_choices(config: Config, resolved: ResolvedConfig) -> list[str]:
+    """Return what each setting that is `auto` became, as it would be typed."""
+    chosen = format_settings(resolved)
+    return [
+        f"{key}={chosen[key]}"
+        for key, value in format_settings(config).items()
+        if value == "auto" and chosen[key] != "auto"
+    ]
 
 
 def time_step(

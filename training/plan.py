@@ -4,10 +4,10 @@ import os
 from dataclasses import replace
 
 from common.errors import UserError
-from common.terminal import Terminal, printer
 from common.text import pluralize
 from config import GPU_VOCAB_MULTIPLE, Config, EvalConfig, GPTConfig, ResolvedConfig
 from data.tokens import Tokens
+from run.run_dir import Log
 from training.compiler import has_compiler
 from training.device import (
     describe,
@@ -182,9 +182,8 @@ def should_compile(device: str, flops: float) -> bool:
     return is_worth_it and has_compiler()
 
 
-def print_run(config: ResolvedConfig, text: Tokens, processes: int, quiet: bool = False) -> None:
+def print_run(config: ResolvedConfig, text: Tokens, processes: int, log: Log) -> None:
     """Print what is going to be trained, for how long and where."""
-    log = printer(Terminal(quiet=quiet), wrap=True)
     parameters, _ = model_size(config.model)
     step_tokens = tokens_per_step(config)
     epochs = config.max_steps * step_tokens / len(text.train)

@@ -11,6 +11,8 @@ from contextlib import AbstractContextManager
 from functools import cache
 from pathlib import Path
 
+from rich.text import Text
+
 from common.files import atomic_write
 from common.terminal import Terminal, printer, tolerate_errors
 from common.text import format_minutes
@@ -40,10 +42,15 @@ class Record:
     """
 
     def __init__(
-        self, config: ResolvedConfig, run: RunDir, text: Tokens, start: Start, timer: ActivityTimer
+        self,
+        config: ResolvedConfig,
+        run: RunDir,
+        text: Tokens,
+        start: Start,
+        timer: ActivityTimer,
+        console: Terminal,
     ) -> None:
-        self.console = Terminal()
-        self.log = printer(self.console)
+        self.log = printer(console)
         self.note = cache(self.log)  # prints a note that recurs, as on a full disk, only once
         self.config = config
         self.run = run
@@ -62,7 +69,7 @@ class Record:
         self._sample: str | None = None  # generated after the step whose row is not written yet
         self._samples: list[list] = []  # [step, text]
 
-        self.display = Display(self.console, config, self.rows, start.step)
+        self.display = Display(console, config, self.rows, start.step)
         self.wandb = WandbRecord(config, run, self.note)
         self.profiler = StepProfiler(config, run.trace_file, timer, start.step)
 
@@ -80,7 +87,7 @@ class Record:
         """Show the step, and its metrics or the profile if there are any, in the terminal."""
         with self.tolerate_errors("profiling"):
             if table := self.profiler.advance(step):
-                self.log(table)
+                self.log(Text(table))
                 self.log(f"trace    {self.profiler.path}, for https://ui.perfetto.dev")
         memory = memory_metrics(self.config.device) if row else {}
         self.display.show(step, row | memory)
@@ -136,25 +143,24 @@ class Record:
         `findings` about heads, the strongest first, are None if none were measured.
         """
         self.timer.switch(None)
-        print_prose = printer(self.console, wrap=True)
         page = self.run.page
         location = f"run      {self.run.path}"
         if page.exists():
             location = f"page     {page.absolute().as_uri()}"
         self.log(f"\n{location}")
         for line in summarize_losses(self.rows):
-            print_prose(line)
+            self.log(line)
         if findings is not None:
             finding = findings[0] if findings else "no attention head stands out yet"
-            print_prose(f"finding  {finding}")
+            self.log(f"finding  {finding}")
         if findings and len(findings) > 1:
-            print_prose(f"         {len(findings) - 1} more, and all measurements, on the page")
+            self.log(f"         {len(findings) - 1} more, and all measurements, on the page")
         seconds = self.timer.seconds
         cost = [f"{name} {format_minutes(spent)}" for name, spent in seconds.items() if spent >= 1]
         if cost:
-            print_prose(f"time     {', '.join(cost)}")
+            self.log(f"time     {', '.join(cost)}")
         if "memory/peak_gib" in self.rows[-1]:
-            print_prose(f"memory   {self.rows[-1]['memory/peak_gib']:.1f} GiB at its peak")
+            self.log(f"memory   {self.rows[-1]['memory/peak_gib']:.1f} GiB at its peak")
         folder = shlex.quote(str(self.run.path))
         self.log(f"next     python explore.py run_dir={folder}")
         self.log(f"         python sample.py run_dir={folder}")

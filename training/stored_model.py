@@ -65,9 +65,8 @@ class StoredModel(ABC):
         tokenizer = self.read_tokenizer()
         if tokenizer is None:
             raise UserError(
-                f"{self.path} has the characters of its vocabulary in another file, a pickle, "
-                "which is not opened because it may run code; train on its text with "
-                f"init_from={self.path}, and load that run"
+                f"{self.path} does not contain the characters of its vocabulary; train on its text "
+                f"with init_from={self.path}, and load that run"
             )
         model = self.build()
         model.token_count, model.begin_of_text = tokenizer.vocab_size, tokenizer.begin_of_text

@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 from common.errors import UserError
-from common.terminal import Terminal, printer
 from common.text import pluralize
 from config import Config
 from data.synthetic import generate_tokens
@@ -25,16 +24,14 @@ def prepare_text(config: Config, world: World, origin: StoredModel | None, start
     Raises:
         UserError: It is not the text on which a resumed run was trained, or differs between ranks.
     """
-    console = Terminal(quiet=world.rank > 0)
-    log = printer(console)
     tokenizer = origin.read_tokenizer() if origin else None
-    with console.status("preparing the text …"):
-        text = _prepare_on_all_ranks(config, world, tokenizer, start.fingerprint, log)
+    with world.console.status("preparing the text …"):
+        text = _prepare_on_all_ranks(config, world, tokenizer, start.fingerprint)
     for line in text.summary():
-        log(line)
+        world.log(line)
     vocab_size = text.tokenizer.vocab_size
     if vocab_size < (config.tokenizer.vocab_size or 0) and not config.eval_only:
-        log(
+        world.log(
             f"note: the text is too short for tokenizer.vocab_size={config.tokenizer.vocab_size}, "
             f"so the vocabulary has {pluralize(vocab_size, 'token')}"
         )
@@ -45,15 +42,15 @@ def prepare_text(config: Config, world: World, origin: StoredModel | None, start
 
 
 def _prepare_on_all_ranks(
-    config: Config, world: World, tokenizer: Tokenizer | None, fingerprint: str | None, log: Log
+    config: Config, world: World, tokenizer: Tokenizer | None, fingerprint: str | None
 ) -> Tokens:
     text = None
     if world.rank == 0:
-        text = _prepare_same_text(config, tokenizer, fingerprint, log)
+        text = _prepare_same_text(config, tokenizer, fingerprint, world.log)
     location = world.broadcast(text and (text.folder.name, text.name, text.fingerprint))
     if text is None:  # on another machine the cache may lack it
         text = open_tokens(*location)
-        text = text or _prepare_same_text(config, tokenizer, fingerprint, log)
+        text = text or _prepare_same_text(config, tokenizer, fingerprint, world.log)
     if text.fingerprint != location[-1]:
         raise UserError(
             f"{text.name} differs from that of the first process; copy the same text, and the "

@@ -158,9 +158,13 @@ def _resolve_mode(mode: str) -> str:
     own = singleton().settings  # from environment variables and W&B's settings files
     if "disabled" in (mode, own.mode):
         return "disabled"
-    has_api_key = own.api_key or own.identity_token_file or get_netrc_auth(own.base_url)
     is_offline = "offline" in (mode, own.mode) or own.mode == "dryrun"
-    return "offline" if is_offline or not has_api_key else "online"
+    return "offline" if is_offline or not _has_api_key() else "online"
+
+
+def _has_api_key() -> bool:
+    own = singleton().settings
+    return bool(own.api_key or own.identity_token_file or get_netrc_auth(own.base_url))
 
 
 def start(config: ResolvedConfig, run_dir: RunDir, log: Callable[[str], None]) -> Any:
@@ -196,7 +200,8 @@ def _start_own(
     if run is None:
         run = _initialize(config, run_dir, "offline")
         records = f"{shlex.quote(str(run_dir.wandb))}/offline-run-*"
-        log(f"W&B      recorded offline; upload it with: wandb sync {records}")
+        reason = "" if _has_api_key() else " without an API key"
+        log(f"W&B      recorded offline{reason}; upload it with: wandb sync {records}")
     if wandb.run is not None:
         log(f"W&B      a record of its own; your run {wandb.run.id} stays open as it is")
     with atomic_write(run_dir.wandb_id_file) as part:

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from torch import Tensor, nn
 
 from common.signals import STOP_SIGNALS, set_handlers
+from common.terminal import Terminal, printer
 from config import ResolvedConfig
 from model import GPT
 
@@ -29,6 +30,7 @@ class Stopped(BaseException):
 class World:
     """The ranks of a run and the stop signals that they received; all ranks call a method together.
 
+    `log` prints on rank 0, into `console`, so that nothing is printed across a progress bar there.
     As a context manager it notes `STOP_SIGNALS` for `check_stop`. A second Ctrl-C ends the process
     at once. After the last check, a signal ends the process when the block is left.
     """
@@ -36,6 +38,8 @@ class World:
     def __init__(self, rank: int = 0, size: int = 1) -> None:
         self.rank = rank
         self.size = size
+        self.console = Terminal(quiet=rank > 0)
+        self.log = printer(self.console)
         self._exit_status = 0
         self._is_interruptible = False
         self._handlers: dict[signal.Signals, Any] = {}

@@ -19,6 +19,7 @@ from processes import assert_same_run, run_to_end, tiny_arguments
 import glass.page.write
 import train
 import training.record
+from common.terminal import Terminal
 from config import AttentionConfig, ResolvedConfig, WandbConfig
 from data.tokenizer import CharTokenizer
 from glass import observer
@@ -102,7 +103,8 @@ def test_a_signal_interrupts_a_snapshot_and_it_is_recorded_once(
         raise AssertionError("the signal did not interrupt")
 
     windows = Windows(TEXT.val, TOKENIZER, config, World())
-    with Record(config, RunDir(tmp_path), TEXT, Start(), ActivityTimer("cpu", {})) as record:
+    timer = ActivityTimer("cpu", {})
+    with Record(config, RunDir(tmp_path), TEXT, Start(), timer, Terminal()) as record:
         observer = Observer(TEXT, windows, record)
         with monkeypatch.context() as patch, pytest.raises(Stopped), World() as world:
             patch.setattr(training.record, "sample_text", stop)
