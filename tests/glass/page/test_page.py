@@ -252,6 +252,8 @@ def test_scores_emergence_and_training_are_shown(open_page, path):
     tab.focus("#more-scores summary")
     tab.keyboard.press("Enter")
     wait_until(tab, "location.hash.includes('scores=all')")
+    tab.reload()
+    expect(scores).to_have_count(5)
     assert scores.evaluate_all(names)[3:] == ["entropy", "distance"]
     assert "0.76 if" in " ".join(read("[data-score=entropy] canvas", "ArrowRight"))
     assert score in " ".join(read("[data-score=induction] canvas", "ArrowRight"))
