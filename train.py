@@ -72,7 +72,7 @@ from training.checkpoint import Checkpoints
 from training.compiler import compile_ahead, compile_model, explained_compiler_errors
 from training.evaluate import evaluate, make_windows
 from training.flops import speed_metrics
-from training.intervals import is_attention_due, is_due, is_evaluation_due, is_snapshot_due
+from training.intervals import is_attention_due, is_due, is_evaluation_due
 from training.loss_scale import LossScaler
 from training.losses import Losses
 from training.optimizers import build_optimizers, clip_gradients
@@ -248,7 +248,7 @@ def train(requested: Config, run_dir: RunDir, start: Start, world: World) -> flo
                 # Record: metrics.jsonl, W&B and the page
                 if record:
                     record.write(step, row)
-                if heads and is_snapshot_due(step, config):
+                if heads and row.is_scored:
                     timer.switch("attention")
                     heads.draw_page(step)
 

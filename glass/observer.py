@@ -21,7 +21,7 @@ from glass.heads.measure.snapshot_files import (
     save_weights,
 )
 from glass.heads.say.attention_grid import draw_attention_grid
-from glass.heads.say.findings import summarize
+from glass.heads.say.findings import announce_emergence, summarize
 from glass.heads.say.tables import composition_table, head_table, highest_scores
 from glass.page.write import write_page
 from model import GPT
@@ -155,6 +155,9 @@ class Observer:
             self.record.display.show_activity("drawing the page")
             findings = [str(finding) for finding in summarize(*self.record.rows)]
             write_page(self.run)
+            for finding in announce_emergence(*self.record.rows):
+                address = f"{page.absolute().as_uri()}#head={finding.heads[0]}"
+                self.record.log(f"finding  {finding.text}: look at {address}")
 
             is_last = step == self.config.max_steps  # this page contains all earlier snapshots
             if is_last or step == 0:

@@ -6,7 +6,9 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -23,7 +25,7 @@ from common.terminal import Terminal
 from config import AttentionConfig, ResolvedConfig, WandbConfig
 from data.tokenizer import CharTokenizer
 from glass import observer
-from glass.heads.measure.analysis import highest_induction_score
+from glass.heads.measure.analysis import ProbeRun, highest_induction_score
 from glass.observer import Observer, spread_windows
 from model import GPT
 from run.row import Row
@@ -123,6 +125,33 @@ def test_a_signal_interrupts_a_snapshot_and_it_is_recorded_once(
     items = [entry["history"]["item"] for entry in map(json.loads, lines) if "history" in entry]
     assert [item["step"] for item in items] == [4] and "attention/map.path" in items[0]
     assert items[0]["faithfulness_se/none"] == 0.5
+
+
+def test_the_page_is_drawn_at_each_snapshot_and_announces_the_first_heads_once(
+    tiny, train_in_process, monkeypatch, capsys
+):
+    score_heads = ProbeRun.score_heads
+    drawn = []
+
+    def add_induction_head(probe_run: ProbeRun) -> Row:
+        induction = {"heads/induction/L1H0": 0.9, "heads/induction_se/L1H0": 0.01}
+        return Row(score_heads(probe_run) | (induction if len(drawn) > 1 else {}))
+
+    def draw_page(observer: Observer, step: int) -> None:
+        drawn.append(step)
+        original(observer, step)
+
+    original = Observer.draw_page
+    monkeypatch.setattr(Observer, "draw_page", draw_page)
+    monkeypatch.setattr(Observer, "has_changed", lambda *_: True)
+    monkeypatch.setattr(ProbeRun, "score_heads", add_induction_head)
+    config = replace(tiny, attention=replace(tiny.attention, every=12, first=0, check_every=2))
+    train_in_process(config, max_steps=6)
+    train_in_process(config, max_steps=8, resume=True)
+    assert drawn == [0, 2, 4, 6, 8]
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if " became " in line]
+    page = RunDir(Path(tiny.run_dir)).page.absolute().as_uri()
+    assert "L1H0" in line and "between steps 2 and 4" in line and f"{page}#head=L1H0" in line
 
 
 @pytest.mark.parametrize(("change", "expected"), [(0.0, False), (0.04, False), (-0.06, True)])

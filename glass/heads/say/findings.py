@@ -37,6 +37,8 @@ PHENOMENA = {
     "duplicate_token": ("Duplicate-token head", "earlier copies of the current token"),
     "current_token": ("Current-token head", "the current token itself"),
 }
+# Whose first heads are announced during training: those of the induction circuit.
+ANNOUNCED_SCORES = ("previous_token", "induction")
 # Those and sinks, which are reported together.
 KINDS = PHENOMENA | {"sink": ("Attention sink", "the first token")}
 
@@ -56,8 +58,7 @@ class Finding(NamedTuple):
         """The kind of head, the heads and when they emerged, for a short line."""
         line = self.title
         if self.heads:
-            is_short = len(self.heads) <= MAX_NAMED_HEADS
-            line += f": {_join(self.heads) if is_short else pluralize(len(self.heads), 'head')}"
+            line += f": {_name_heads(self.heads)}"
         if self.total > len(self.heads):
             line += f" ({len(self.heads)} of {self.total})"
         return f"{line}, emerged {self.emerged}" if self.emerged else line
@@ -92,6 +93,28 @@ def summarize(*rows: Row) -> list[Finding]:
         *(_find_lost_head(latest, score) for score in PHENOMENA),
     ]
     return [finding for finding in candidates if finding is not None][:MAX_FINDINGS]
+
+
+def announce_emergence(*rows: Row) -> list[Finding]:
+    """State which heads became the first of their kind, if the last snapshot of a run dates them.
+
+    A kind that had heads before the first step of training is not announced.
+    """
+    *earlier, latest = scored_rows(rows)
+    steps = [row["step"] for row in earlier]
+    announced = []
+    for score in ANNOUNCED_SCORES:
+        emerged = latest.heads(f"emerged/{score}")
+        if not emerged or earlier[-1].heads(f"emerged/{score}") or 0 in emerged.values():
+            continue
+        heads = sorted(emerged, key=lambda head: -latest.score(score, head).value)
+        kind = _name_kind(score)
+        article = "an" if kind[0] in "aeiou" else "a"
+        kinds = f"{article} {kind}" if len(heads) == 1 else f"{kind}s"
+        date = format_emergence(emerged[heads[0]], steps)
+        text = f"{_name_heads(heads)} became {kinds} {date}"
+        announced.append(Finding(_title(score, heads), text, [], _names(heads)))
+    return announced
 
 
 # --- heads that attend to something ---------------------------------------------------------------
@@ -143,6 +166,12 @@ def _title(score: str, heads: Sequence[Head]) -> str:
     return name if len(heads) == 1 else f"{name}s"
 
 
+def _name_kind(score: str) -> str:
+    """Return what a head is called within a sentence, such as "induction head"."""
+    name, _ = KINDS[score]
+    return name[0].lower() + name[1:]
+
+
 def _date_heads(
     latest: Row, score: str, heads: Sequence[Head], steps: Sequence[int]
 ) -> dict[Head, str]:
@@ -178,7 +207,7 @@ def _describe_head(latest: Row, score: str, head: Head, emerged: str | None) -> 
 
 def _state_target(latest: Row, score: str, active: Sequence[Head]) -> str:
     """State what the strongest of the active heads attend to, and how many there are."""
-    name, target = KINDS[score]
+    _, target = KINDS[score]
     heads = active[:MAX_NAMED_HEADS]
     full = [head for head in heads if _attends_fully(latest, score, head)]
     partial = [head for head in heads if head not in full]
@@ -186,7 +215,7 @@ def _state_target(latest: Row, score: str, active: Sequence[Head]) -> str:
     def subject(named: list[Head]) -> str:
         if len(active) == len(heads) or heads[0] not in named:
             return _join(named)
-        return f"{_join(named)}, the strongest of {len(active)} {name.lower()}s,"
+        return f"{_join(named)}, the strongest of {len(active)} {_name_kind(score)}s,"
 
     verb = "attends" if len(full or partial) == 1 else "attend"
     if not full:
@@ -377,8 +406,8 @@ def _find_lost_head(latest: Row, score: str) -> Finding | None:
     head = max(lost, key=lambda head: lost[head] - emerged.get(head, lost[head]))
     if lost[head] == emerged.get(head, lost[head]):
         return None
-    name, target = PHENOMENA[score]
-    kind = f"{name[0].lower()}{name[1:]}"
+    _, target = PHENOMENA[score]
+    kind = _name_kind(score)
     subject = str(head) if len(lost) == 1 else f"{head}, one of {len(lost)} lost {kind}s,"
     text = (
         f"{subject} attended to {target} from step {emerged[head]:,} to step {lost[head]:,}. Then "
@@ -410,6 +439,10 @@ def _format_percent(share: Estimate) -> str:
 
 def _names(heads: Sequence[Head]) -> list[str]:
     return [str(head) for head in heads]
+
+
+def _name_heads(heads: Sequence[Head | str]) -> str:
+    return _join(heads) if len(heads) <= MAX_NAMED_HEADS else pluralize(len(heads), "head")
 
 
 def _join(words: Sequence[Head | str], conjunction: str = "and") -> str:

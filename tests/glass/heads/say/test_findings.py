@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from glass.heads.measure.circuit import find_induction_circuit
-from glass.heads.say.findings import Finding, summarize
+from glass.heads.say.findings import Finding, announce_emergence, summarize
 from run.row import Head, Row
 
 INDUCTION_HEAD, PREVIOUS_TOKEN_HEAD = Head(3, 2), Head(1, 3)
@@ -81,6 +81,18 @@ def test_an_induction_head_is_reported_with_its_circuit():
     assert "93 ± 2%" in others[0].text and "the other 14 heads" in others[0].text
     assert "0.37 ± 0.04" in others[1].text and "0.90 ± 0.01" in others[-1].details[0]
     assert summarize(Row({"step": 3, "train/loss": 2.0})) == []
+
+
+def test_the_first_heads_of_a_kind_are_announced_when_their_emergence_is_known():
+    rows = make_rows()
+    announced = announce_emergence(*rows)
+    assert [finding.heads for finding in announced] == [["L1H3"], ["L3H2"]]
+    assert announced[1].text == "L3H2 became an induction head between steps 900 and 1,000"
+    second = Row(rows[-1] | {"step": 1200, "emerged/induction/L3H1": 1100})
+    for later in (rows[:-1], [*rows, second]):  # too early, and another head of the same kind
+        assert announce_emergence(*later) == []
+    rows[-1] |= {"emerged/induction/L3H0": 0, "emerged/previous_token/L1H0": 900}
+    assert [len(finding.heads) for finding in announce_emergence(*rows)] == [2]
 
 
 @pytest.mark.parametrize(
