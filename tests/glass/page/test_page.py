@@ -286,6 +286,20 @@ def test_scores_emergence_and_training_are_shown(open_page, path):
 
 
 @pytest.mark.slow
+def test_the_axis_of_the_losses_leaves_out_the_first_tenth_of_a_run(open_page, tmp_path):
+    run = RunDir(make_run(tmp_path / "run"))
+    first, *others = run.rows()
+    write_lines(run.metrics_file, [first | {"train/loss": 5000.0}, *others])
+    tab = open_page(page.write_page(run))
+    for chart in ("#chart-loss", "#emergence"):
+        labels = tab.locator(f"{chart} svg > text[text-anchor=end]").all_text_contents()
+        assert labels and all(float(label) <= 20 for label in labels if label != "step")
+    tab.focus("#chart-loss svg")
+    tab.keyboard.press("Home")
+    expect_text(tab, "#tip", "5,000")
+
+
+@pytest.mark.slow
 def test_the_weight_on_a_sink_logit_has_a_column(open_page, tmp_path):
     arrays = snapshot(T=16)
     arrays["text"] = arrays["text"] * np.float16(0.75)  # the sink has the rest of every row

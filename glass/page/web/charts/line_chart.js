@@ -18,6 +18,9 @@ import {
 } from "./chart_axes.js";
 import { Readout } from "./readout.js";
 
+/** Losses before this share of the run are left out of the range of the y axis. */
+const WARMUP_SHARE = 0.1;
+
 /**
  * Draw line charts, each into a panel of `host` with its id, which is added if it is missing. All
  * panels are there before the first chart is drawn, because they share the width.
@@ -95,6 +98,15 @@ function valueRange(series, { includes = [], yMax = Infinity }) {
   const low = Math.min(smallest, ...includes);
   if (!Number.isFinite(low)) return [0, 1];
   return axisRange(low, Math.max(Math.min(yMax, largest), ...includes));
+}
+
+/**
+ * Return a loss curve without its steep beginning: its values from the last one on that is in the
+ * first tenth of the steps. If losses are rare, the line would otherwise begin above the chart.
+ */
+export function valuesAfterWarmup(steps, values) {
+  const first = steps.findLastIndex(step => step <= WARMUP_SHARE * steps.at(-1));
+  return values.slice(Math.max(0, first));
 }
 
 /**

@@ -4,7 +4,7 @@ import { $ } from "../base/dom.js";
 import { formatCount, formatNumber, pluralize } from "../base/format.js";
 import { mean, standardError } from "../base/statistics.js";
 import { explanationOf, SCORES, scoreLabel, scoreTitle } from "../base/terms.js";
-import { drawLineCharts } from "../charts/line_chart.js";
+import { drawLineCharts, valuesAfterWarmup } from "../charts/line_chart.js";
 import {
   allSettings,
   data,
@@ -18,8 +18,6 @@ import {
 
 /** A `stroke-dasharray` for runs that have not finished. */
 const UNFINISHED_DASH = "3 3";
-/** Losses before this share of the run are left out of the range of the y axis. */
-const WARMUP_SHARE = 0.1;
 
 /** The mean curve of a setting's runs, at the steps that all of them have. */
 function meanCurve(curves) {
@@ -87,12 +85,8 @@ const describeValue = ({ name, xs, ys, detail }, k) =>
 function upperLimit(metric) {
   const curves = runs.map(run => run.curves[metric]).filter(hasValues);
   const starts = curves.map(({ values }) => values[0]).sort((a, b) => a - b);
-  const valuesAfterWarmup = curves.map(({ steps, values }) => {
-    // The last value before its end: if evaluations are rare, lines would begin above the chart.
-    const k = steps.findLastIndex(step => step <= WARMUP_SHARE * steps.at(-1));
-    return values[Math.max(0, k)];
-  });
-  return Math.min(1.02 * starts[starts.length >> 1], Math.max(...valuesAfterWarmup));
+  const later = curves.map(({ steps, values }) => valuesAfterWarmup(steps, values)[0]);
+  return Math.min(1.02 * starts[starts.length >> 1], Math.max(...later));
 }
 
 /** Draw the losses. */

@@ -8,7 +8,7 @@ import { drawLineChart } from "../charts/line_chart.js";
 import { emergences } from "../state/head_metrics.js";
 import { steps } from "../state/page_data.js";
 import { chooseHead, selection } from "../state/selection.js";
-import { metricSeries } from "./training.js";
+import { LOSS_AXIS, lossLines } from "./training.js";
 
 const EXPLANATION =
   "A dot marks the first snapshot at which a head passed the threshold of a score. A hollow dot marks a " +
@@ -24,7 +24,7 @@ export function drawEmergence(host, scores, scoreColor) {
   const marks = [];
   drawLineChart(host, {
     title: "Emergence of heads, and the loss (nats/token)",
-    explanation: EXPLANATION,
+    explanation: `${EXPLANATION} ${LOSS_AXIS}`,
     height: 200,
     currentStep: steps[selection.step],
     drawBelow: (svg, x, top, width) => {
@@ -39,10 +39,7 @@ export function drawEmergence(host, scores, scoreColor) {
       return y - top;
     },
     extraSteps: emergences.map(({ step }) => step),
-    series: [
-      metricSeries("train/loss", "training loss", "soft"),
-      metricSeries("val/loss", "validation loss", "accent", true),
-    ],
+    ...lossLines(),
   });
   const svg = host.querySelector("svg");
   if (svg) addKeyboard(svg, marks);

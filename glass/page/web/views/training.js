@@ -10,8 +10,11 @@ import {
   printable,
 } from "../base/format.js";
 import { explanationOf, TASK_CHARTS, term } from "../base/terms.js";
-import { drawLineCharts } from "../charts/line_chart.js";
+import { drawLineCharts, valuesAfterWarmup } from "../charts/line_chart.js";
 import { columns, data, scoredSteps } from "../state/page_data.js";
+
+export const LOSS_AXIS =
+  "The axis ends at the highest loss after the first tenth of the run; earlier losses may lie above it.";
 
 /** Activities of a run, their labels and colors. */
 const ACTIVITIES = {
@@ -31,6 +34,15 @@ export function metricSeries(key, name, color, bold = false) {
   return { name, color, bold, xs: steps, ys: values, errors: data.curves[`${key}_se`]?.values };
 }
 
+/** Return the lines of both losses, and the end of an axis that shows the last nine tenths of a run. */
+export function lossLines() {
+  const series = [
+    metricSeries("train/loss", "training", "soft"),
+    metricSeries("val/loss", "validation", "accent", true),
+  ];
+  return { series, yMax: Math.max(...series.flatMap(({ xs, ys }) => valuesAfterWarmup(xs, ys))) };
+}
+
 /** Return a chart of one metric, which the glossary explains by its name. */
 const metricChart = (id, title, key, name) => ({
   id,
@@ -45,12 +57,9 @@ export function drawTraining() {
     {
       id: "chart-loss",
       title: "Loss (nats/token)",
-      explanation: explanationOf("loss"),
+      explanation: `${explanationOf("loss")} ${LOSS_AXIS}`,
       height: 170,
-      series: [
-        metricSeries("train/loss", "training", "soft"),
-        metricSeries("val/loss", "validation", "accent", true),
-      ],
+      ...lossLines(),
     },
     {
       id: "chart-gain",
