@@ -145,6 +145,7 @@ def test_a_reader_patches_activations_of_one_text_into_another(finished_run, tmp
     tab.goto(tab.url.replace("text=", f"off={heads}&text=").replace("token=18", "token=17"))
     tab.fill("#corrupted", "the grass the glass")
     expect_text(tab, "#patching-problem", "do not differ")
+    expect_text(tab, "#patching-interventions", heads.replace(",", ", "))
     expect(tab.locator("#patching-results")).to_be_hidden()
     tab.click("#patching > summary")
     wait_until(tab, "!location.hash.includes('corrupted')")

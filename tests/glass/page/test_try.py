@@ -151,8 +151,10 @@ def test_the_slider_stops_where_the_page_has_weights_and_no_view_shows_another_s
     tab.fill("#typed", text)
     tab.wait_for_selector("#large[data-probe='your text']")
     assert tab.inner_text("#step-now") == "step 0" and tab.input_value("#step") == "0"
-    marks = tab.locator("#ticks .has-weights")
-    assert [mark.get_attribute("data-step") for mark in marks.all()] == ["0", "12"]
+    for kind, marked in (("has-weights", ["0", "12"]), ("maps-only", ["6"])):
+        marks = tab.locator(f"#ticks .{kind}")
+        assert [mark.get_attribute("data-step") for mark in marks.all()] == marked
+        expect(tab.locator(f"#step-legend .{kind}")).to_be_visible()
     expect_text(tab, "#stops", "those of 1 are damaged")
 
     tab.evaluate("shown.clear(); delay = 400")
@@ -210,6 +212,23 @@ def test_keys_intervene_before_anything_is_typed_and_wherever_the_focus_is(own, 
     assert len(tab.input_value("#typed")) == len(typed) + 1
     tab.keyboard.press("Backspace")
     expect_interventions(tab, "", "2")
+
+
+@pytest.mark.slow
+def test_no_head_is_ablated_before_one_is_chosen_if_none_has_scores(own, open_page):
+    run, *_ = own
+    (run / "metrics.jsonl").write_text("")
+    tab = open_page(page.write_page(RunDir(run)))
+    expect(tab.locator("#ablate-head")).to_be_disabled()
+    tab.keyboard.press("x")
+    tab.focus("#text [aria-label^='token 2:']")
+    tab.keyboard.press("h")
+    expect_interventions(tab, "", "2")
+    wait_until(tab, "location.hash.includes('hidden=2')")
+    assert "head=" not in tab.url
+    tab.click("[role=radio][aria-label='layer 1, head 1']")
+    tab.click("#ablate-head")
+    expect_interventions(tab, "L1H1", "2")
 
 
 @pytest.mark.slow

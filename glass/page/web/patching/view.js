@@ -16,6 +16,7 @@ import { addArrowKeys } from "../base/tooltip.js";
 import { emit, on } from "../state/events.js";
 import { data, runnableSteps } from "../state/page_data.js";
 import { chooseHead, isOwnText, ownText, selection, togglePin } from "../state/selection.js";
+import { describeInterventions } from "../views/interventions.js";
 import { chooseOwnText } from "../views/own_text.js";
 import { predictionButton } from "../views/prediction.js";
 import { drawPatchingMaps, effectVerb, setUpPatchingMaps } from "./maps.js";
@@ -52,6 +53,12 @@ export function drawPatching() {
   $("patching-elsewhere").hidden = isOwnText();
   $("patching-panel").hidden = !isOwnText();
   if (!isOwnText()) return;
+  const interventions = describeInterventions(ownText.predictions ?? { off: [], hidden: [] });
+  $("patching-interventions").replaceChildren(
+    interventions
+      ? el("b", {}, `In both runs, ${interventions}.`)
+      : "Ablated heads and hidden tokens apply to both runs.",
+  );
   const { problem, contrast, corruptedNext } = measured;
   const hasMaps = contrast !== null && !problem;
   $("patching-problem").textContent = problem;

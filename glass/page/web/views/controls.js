@@ -1,11 +1,11 @@
 /** The controls beside the map: which input, which values, which step. */
 
 import { $, el } from "../base/dom.js";
-import { formatCount } from "../base/format.js";
+import { formatCount, headName } from "../base/format.js";
 import { scoreLabel } from "../base/terms.js";
 import { emit } from "../state/events.js";
 import { EMERGENCE_MARK, emergencesOf, scoreNames } from "../state/head_metrics.js";
-import { data, H, hasServer, runnableSteps, steps, validationName } from "../state/page_data.js";
+import { data, H, runnableSteps, steps, validationName } from "../state/page_data.js";
 import {
   chooseProbe,
   chooseStep,
@@ -120,7 +120,7 @@ export function showStep() {
 
 /**
  * Write the steps below the slider, as far as there is room, mark those whose weights are in the
- * page, and mark where the selected head emerged.
+ * page, and mark where the selected head emerged. A legend explains the marks that differ.
  */
 function drawTicks() {
   const { layer, head } = selection;
@@ -129,15 +129,24 @@ function drawTicks() {
   const tick = (k, properties, ...children) =>
     el("i", { style: `--at: ${k / (steps.length - 1)}`, ...properties }, ...children);
   const ticks = steps.map((step, k) => {
-    const hasWeights = !hasServer && runnableSteps.includes(step);
+    const className = runnableSteps.includes(step) ? "has-weights" : "maps-only";
     const text = (steps.length - 1 - k) % stride ? "" : formatCount(step);
-    return tick(k, { className: hasWeights ? "has-weights" : "", "data-step": step }, text);
+    return tick(k, { className, "data-step": step }, text);
   });
   const marks = emergencesOf(layer, head).map(({ step }) => {
     const k = steps.findIndex(shown => shown >= step);
     return tick(k, { className: "emerged" }, EMERGENCE_MARK);
   });
   $("ticks").replaceChildren(...ticks, ...marks);
+  const legend = [];
+  if (runnableSteps.length && runnableSteps.length < steps.length) {
+    legend.push(el("i", { className: "has-weights" }), "weights: reads your text");
+    legend.push(el("i", { className: "maps-only" }), "maps only");
+  }
+  if (marks.length) {
+    legend.push(el("i", {}, EMERGENCE_MARK), `${headName(layer, head)} emerged`);
+  }
+  $("step-legend").replaceChildren(...legend);
 }
 
 function chooseMapKind() {

@@ -3,6 +3,7 @@
 import { $ } from "../base/dom.js";
 import { formatNumber, headName } from "../base/format.js";
 import { mean } from "../base/statistics.js";
+import { scoreNames } from "../state/head_metrics.js";
 import { currentProbe, isOwnText, ownText, selection, wantsOwnText } from "../state/selection.js";
 import { headOfEvent, markAblatedHeads } from "./head_grid.js";
 import { chooseOwnText, firstTypedToken, isInField, readOwnText } from "./own_text.js";
@@ -12,13 +13,16 @@ const TEXT_FIELDS = "textarea, input[type=number], input[type=text]";
 const SWITCH_WIDTH = 17; // pixels of a head's switch, at the right end of its button
 const SWITCH_HEIGHT = 32;
 
+/** Whether the reader has chosen the selected head, or the scores have; otherwise it is any head. */
+const isHeadKnown = () => selection.isHeadChosen || scoreNames.length > 0;
+
 /**
  * Add an element to a list of interventions, or remove it, and read the text. On another input,
  * where nothing is changed yet, this adds the element and shows the reader's text.
  */
 function toggle(list, element) {
   const place = list.indexOf(element);
-  Object.assign(selection, { isHeadChosen: true, isTokenChosen: true });
+  Object.assign(selection, { isHeadChosen: isHeadKnown(), isTokenChosen: true });
   if (place < 0) list.push(element);
   else if (wantsOwnText()) list.splice(place, 1);
   drawInterventions();
@@ -26,7 +30,9 @@ function toggle(list, element) {
   else chooseOwnText();
 }
 
-const toggleSelectedHead = () => toggle(ownText.off, headName(selection.layer, selection.head));
+function toggleSelectedHead() {
+  if (isHeadKnown()) toggle(ownText.off, headName(selection.layer, selection.head));
+}
 
 function canHide(token) {
   if (token === null || !isInField()) return false;
@@ -46,7 +52,10 @@ export function drawInterventions() {
   const { off, hidden } = ownText;
   const name = headName(selection.layer, selection.head);
   const isOff = isOwnText() && off.includes(name);
-  $("ablate-head").textContent = isOff ? `Switch ${name} on` : `Switch ${name} off (ablate)`;
+  $("ablate-head").disabled = !isHeadKnown();
+  $("ablate-head").textContent = isHeadKnown()
+    ? `Switch ${name} ${isOff ? "on" : "off (ablate)"}`
+    : "Choose a head to switch it off";
   drawHideButton();
   $("reset").disabled = !isOwnText() || (!off.length && !hidden.length);
   $("mean-loss").textContent = describeMeanLoss();
@@ -73,10 +82,14 @@ function describeMeanLoss() {
   const sentence = `Mean loss ${formatNumber(meanLoss(losses))} nats/token`;
   if (!was) return `${sentence}.`;
   const before = formatNumber(meanLoss(was.losses));
-  const ablated = off.length ? ` Ablated: ${off.join(", ")}.` : "";
-  const hiddenTokens = hidden.map(j => `token ${j}`).join(", ");
-  const concealed = hidden.length ? ` Hidden: ${hiddenTokens}.` : "";
-  return `${sentence}; ${before} without interventions.${ablated}${concealed}`;
+  return `${sentence}; ${before} without interventions (${describeInterventions(predictions)}).`;
+}
+
+/** Name the heads that are ablated and the tokens that are hidden; "" if there are none. */
+export function describeInterventions({ off, hidden }) {
+  const ablated = off.length ? [`ablated: ${off.join(", ")}`] : [];
+  const concealed = hidden.length ? [`hidden: ${hidden.map(j => `token ${j}`).join(", ")}`] : [];
+  return [...ablated, ...concealed].join("; ");
 }
 
 function pressKey(event) {
