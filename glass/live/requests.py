@@ -245,7 +245,9 @@ def show_scores(session: Session, parameters: Parameters, text_pass: TextPass) -
     text = capture(model, np.array([parameters.ids]))
     row = Row()
     yield from measure_in_stages(row, model, session.tokenizer, text)
-    session.scores = describe_scores(session.step, row, summarize(row))
+    spelled = session.spell_tokens(parameters.ids)
+    measured = "".join(spelled[id] for id in parameters.ids)
+    session.scores = describe_scores(session.step, row, summarize(row), measured)
 
 
 TOKENIZER_REQUESTS: dict[str, Callable[[Session, Parameters], Any]] = {

@@ -35,12 +35,16 @@ def describe_run_scores(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def describe_scores(
-    step: int, metrics: Mapping[str, float], findings: Sequence[Finding]
+    step: int, metrics: Mapping[str, float], findings: Sequence[Finding], text: str | None = None
 ) -> dict[str, Any]:
-    """Describe the scores of one step for a page, without the steps at which heads emerged."""
+    """Describe the scores of one step for a page, without the steps at which heads emerged.
+
+    `text` is the one on which the random tokens were predicted, None if the scores are a run's.
+    """
     row = {key: value for key, value in metrics.items() if not key.startswith("emerged/")}
     return {
         "emergenceIntervals": {},
+        "scoredText": text,
         "scored": _head_metrics([Row(row, step=step)]),
         "findings": [finding._asdict() for finding in findings],
     }

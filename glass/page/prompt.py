@@ -64,7 +64,7 @@ def write_prompt_page(
         **facts,
         "title": clip_title(facts["title"]),
         **describe_model(model.config),
-        **describe_scores(0, metrics, findings),
+        **describe_scores(0, metrics, findings, "".join(arrays["text_tokens"])),
     }
     snapshot = Snapshot(0, lambda: nullcontext(arrays))
     return write_with_attention(path, content, [snapshot], model)

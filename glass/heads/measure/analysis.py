@@ -110,7 +110,7 @@ def measure_in_stages(
     expected = draw_expected_tokens(model, text, tokenizer.vocab_size)
     length = min(RANDOM_ROW_TOKENS, model.config.block_size)
     probes = make_probes(expected, expected, tokenizer, length, seed=0)
-    yield "scores of every head on random tokens"
+    yield "scores of every head on random tokens that the model expects in this text"
     run = ProbeRun(model, probes, text)
     row |= {"step": 0} | run.score_heads()
     row |= date_emergence(row, row, run.window_length)  # heads that pass now

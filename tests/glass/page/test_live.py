@@ -94,6 +94,7 @@ def test_the_page_of_a_prompt_marks_generated_tokens_and_shows_scores(open_page,
     tab = open_page(path)
     assert "say</title>" in tab.title() and "say</title>" in tab.inner_text("h1")
     expect_map(tab, heads="L1H2")  # the strongest induction head
+    assert words[0] in tab.inner_text("#more")  # the text on which the heads were scored
     assert "0.70 ± 0.03" in tab.inner_text("#head-scores .kind")
     last_of_prompt = tab.get_attribute("#text .token.lit", "aria-label")
     assert last_of_prompt.startswith("token 199:")

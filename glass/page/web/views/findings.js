@@ -1,8 +1,20 @@
 /** The findings of a run: a headline, further findings, and the numbers behind them. */
 
-import { $, el, note } from "../base/dom.js";
+import { $, bdi, el, note } from "../base/dom.js";
 import { annotate } from "../base/terms.js";
 import { addTooltip } from "../base/tooltip.js";
+import { data } from "../state/page_data.js";
+
+const MAX_SOURCE_LENGTH = 60; // characters of the text whose predictions gave the random tokens
+
+/** Say on which tokens heads were scored, because their number depends on that. */
+function describeSource(text) {
+  return note(
+    "Heads are scored on random tokens that the model expects in “",
+    bdi(text.length > MAX_SOURCE_LENGTH ? `${text.slice(0, MAX_SOURCE_LENGTH)}…` : text),
+    "”. Another text gives other tokens, on which heads near the threshold may pass or fail.",
+  );
+}
 
 /**
  * Show findings, the first one as the headline; a head in them calls `chooseHead`.
@@ -26,7 +38,8 @@ export function drawFindings(findings, chooseHead) {
       el("li", {}, el("b", {}, `${title}: `), ...annotate(details.join("; "), chooseHead)),
     );
   $("headline").replaceChildren(headline ?? note("No significant findings yet."));
-  $("more").replaceChildren(...others, ...(evidence.length ? [$("numbers")] : []));
+  const source = data.scoredText ? [describeSource(data.scoredText)] : [];
+  $("more").replaceChildren(...others, ...source, ...(evidence.length ? [$("numbers")] : []));
   $("numbers").hidden = !evidence.length;
   $("numbers")
     .querySelector("ul")
