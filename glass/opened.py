@@ -35,6 +35,7 @@ from run.row import Head, Row
 from training.device import default_settings
 
 PATCH_KINDS = ("component", "residual")  # of patches
+NOT_PREFERRED = "the clean run does not prefer the answer, or no more than the corrupted run does"
 Answer = TypeVar("Answer")
 
 
@@ -49,6 +50,11 @@ class PatchedPair(NamedTuple):
     def is_meaningful(self) -> bool:
         """True if the clean run prefers the answer, and more than the corrupted run does."""
         return self.highest > max(self.lowest, 0)
+
+    @property
+    def unknown_shares(self) -> Labeled:
+        """Shares that are nan, which no mean includes."""
+        return replace(self.shares, values=np.full_like(self.shares.values, np.nan))
 
 
 class Opened:
@@ -155,11 +161,12 @@ class Opened:
 
         Each activation is copied into the run of a corrupted text with as many tokens (denoising).
         The result is a share of the difference of two logits after the last token: 0 is the
-        corrupted run, 1 the clean one. It says so if the shares mean nothing, because the clean run
-        does not prefer the answer, or no more than the corrupted run does. For noising, exchange
-        the texts, and the answers if you pass them.
+        corrupted run, 1 the clean one. The shares mean nothing, and the result says so, if the
+        clean run does not prefer the answer, or no more than the corrupted run does. For noising,
+        exchange the texts, and the answers if you pass them.
 
-        Of lists, the mean over pairs is returned; what is no list belongs to every pair.
+        Of lists, the mean over pairs is returned, without those whose shares mean nothing. What is
+        no list belongs to every pair.
 
         Args:
             clean: The text whose activations are copied.
@@ -175,13 +182,19 @@ class Opened:
         if kind not in PATCH_KINDS:
             raise UserError(not_one_of("kind", kind, PATCH_KINDS))
         ask = partial(self._patch_pair, kind, off, hidden)
-        pairs = pair_up(clean, corrupted, answer, wrong)
-        if pairs is None:
+        cases = pair_up(clean, corrupted, answer, wrong)
+        if cases is None:
             pair = ask(clean, corrupted, answer, wrong)
-            return replace(pair.shares, name=name_shares([pair]))
-        patched = self._ask_each("pair", ask, pairs)
-        shares = [pair.shares for pair in patched]
-        return average(name_shares(patched), shares, "pair", [clean for clean, *_ in pairs])
+            end = "" if pair.is_meaningful else f"; it means nothing, because {NOT_PREFERRED}"
+            return replace(pair.shares, name=name_shares([pair]) + end)
+        pairs = self._ask_each("pair", ask, cases)
+        name = name_shares([pair for pair in pairs if pair.is_meaningful] or pairs)
+        left_out = [str(number) for number, pair in enumerate(pairs) if not pair.is_meaningful]
+        if left_out:
+            count = pluralize(len(left_out), "pair")
+            name += f"; without {count} ({', '.join(left_out)}), because {NOT_PREFERRED}"
+        shares = [pair.shares if pair.is_meaningful else pair.unknown_shares for pair in pairs]
+        return average(name, shares, "pair", [clean for clean, *_ in cases])
 
     @default_settings()
     def measure_heads(self, text: Texts, log: Callable[[str], None] = print) -> Row | Labeled:
@@ -347,17 +360,9 @@ def pair_up(
 
 
 def name_shares(pairs: Sequence[PatchedPair]) -> str:
-    """Return what the shares of one or several pairs are shares of, and if they mean nothing."""
+    """Return what the shares of one or several pairs are shares of."""
     names = {pair.shares.name for pair in pairs}
+    name = names.pop() if len(names) == 1 else "a logit difference"
     lowest = np.mean([pair.lowest for pair in pairs])
     highest = np.mean([pair.highest for pair in pairs])
-    name = names.pop() if len(names) == 1 else "a logit difference"
-    scale = f"share of {name}: 0 is {lowest:.2f}, 1 is {highest:.2f}"
-    meaningless = [str(n) for n, pair in enumerate(pairs) if not pair.is_meaningful]
-    if not meaningless:
-        return scale
-    which = f" of pair {', '.join(meaningless)}" if len(pairs) > 1 else ""
-    return (
-        f"{scale}; the shares{which} mean nothing, because the clean run does not prefer the "
-        "answer, or no more than the corrupted run does"
-    )
+    return f"share of {name}: 0 is {lowest:.2f}, 1 is {highest:.2f}"

@@ -115,7 +115,8 @@ def test_the_python_code_of_a_page_runs(page, name, start, place, tmp_path, monk
     text = (ROOT / "docs" / page).read_text(encoding="utf-8")
     blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     code = "\n".join(blocks)
-    code = code.replace('" of", " in"', "4, 5")  # a small vocabulary lacks these tokens
+    for word, token in (('f" {x}" for', "4 for"), ('f" {y}" for', "5 for")):
+        code = code.replace(word, token)  # a small vocabulary lacks these words
     monkeypatch.chdir(shutil.copytree(place, tmp_path / "place"))
     train_from = train.train_from
     monkeypatch.setattr(train, "train_from", lambda *argv: train_from(*small([*argv])))

@@ -3,6 +3,7 @@
 import statistics
 import sys
 from functools import partial
+from itertools import product
 
 import numpy as np
 import pytest
@@ -291,21 +292,28 @@ def test_without_pandas_a_table_is_refused_in_one_sentence(monkeypatch):
         glass.open(lively(build_model(small())), TOKENIZER).loss(TEXT).frame()
 
 
+def answers_of(model, clean, corrupted):
+    """Ids of the likeliest token after a text, and of one that gains most on it in another."""
+    clean, corrupted = (logits_of(model, text)[-1] for text in (clean, corrupted))
+    answer, gains = int(clean.argmax()), corrupted - clean
+    gains[answer] = -torch.inf
+    return answer, int(gains.argmax())
+
+
 @pytest.mark.parametrize("kind", ["component", "residual"])
 def test_shares_of_several_pairs_are_averaged(kind):
-    opened = glass.open(lively(build_model(small())), TOKENIZER)
-    cleans, corrupteds = [TEXT, "that hold", "abab"], [CORRUPTED, "this hold", "acab"]
+    model = lively(build_model(small()))
+    opened = glass.open(model, TOKENIZER)
+    pairs = [(TEXT, CORRUPTED), ("that hold", "this hold"), ("abab", "acab")]
     if kind == "residual":  # one share for each token
-        cleans, corrupteds = [TEXT, "hold chat thought"], [CORRUPTED, "hold chit thought"]
-    pairs = list(zip(cleans, corrupteds))
-    singles = [opened.patch(*pair, "a", "i", kind).values for pair in pairs]
-    answer = opened.patch(cleans, corrupteds, "a", "i", kind)
+        pairs[1:] = [("hold chat thought", "hold chit thought")]
+    cases = [(*pair, *answers_of(model, *pair)) for pair in pairs]
+    singles = [opened.patch(*case, kind).values for case in cases]
+    answer = opened.patch(*zip(*cases), kind)
     assert answer.values == pytest.approx(np.mean(singles, axis=0))
     assert answer.errors == pytest.approx(standard_errors(singles))
-    answers = opened.patch(*zip(*pairs), ["a"] * len(pairs), "i", kind)
-    assert np.array_equal(answers, answer)
-    same_clean = opened.patch(TEXT, [CORRUPTED, TEXT[::-1]], "a", "i", kind)
-    assert np.array_equal(same_clean.each[0], opened.patch(TEXT, CORRUPTED, "a", "i", kind))
+    same_clean = opened.patch(TEXT, [CORRUPTED] * 2, *cases[0][2:], kind)
+    assert np.array_equal(same_clean.each[1], singles[0])
     if kind == "residual":
         assert answer.axes["token"][0] == "T0 o" and answer.axes["token"][4] == "T4"
 
@@ -313,17 +321,20 @@ def test_shares_of_several_pairs_are_averaged(kind):
 def test_shares_say_that_they_mean_nothing_unless_the_clean_text_prefers_the_answer():
     model = lively(build_model(small()))
     opened = glass.open(model, TOKENIZER)
+    best, good = answers_of(model, TEXT, CORRUPTED)
     clean, corrupted = (logits_of(model, text)[-1] for text in (TEXT, CORRUPTED))
-    falls = clean - corrupted
-    best, other = int(clean.argmax()), int(clean.argmin())
-    rising = int(falls.argmin())  # preferred less after the clean text than after the other one
-    assert "nothing" in opened.patch(TEXT, CORRUPTED, other, best).name
-    assert "nothing" in opened.patch(TEXT, CORRUPTED, rising, int(falls.argmax())).name
-    good = max({*range(VOCAB_SIZE)} - {best}, key=lambda id: falls[best] - falls[id])
+    worst = int(clean.argmin())
+    by_fall = (clean - corrupted).argsort().tolist()
+    rising = next(  # preferred after the clean text, but more after the other
+        (a, w) for a, w in product(by_fall, by_fall[::-1]) if clean[a] > clean[w]
+    )
     assert "nothing" not in opened.patch(TEXT, CORRUPTED, best, good).name
-    answers, wrongs = [best, other, best], [good, best, good]
-    name = opened.patch([TEXT] * 3, CORRUPTED, answers, wrongs).name
-    assert "pair 1 mean nothing" in name
+    assert "nothing" in opened.patch(TEXT, CORRUPTED, worst, best).name
+    assert "nothing" in opened.patch(TEXT, CORRUPTED, *rising).name
+    pairs = opened.patch([TEXT] * 3, CORRUPTED, [best, worst, best], [good, best, good])
+    assert "without 1 pair (1)" in pairs.name and np.isnan(pairs.each[1]).all()
+    assert pairs.values == pytest.approx(opened.patch(TEXT, CORRUPTED, best, good).values)
+    assert np.isnan(opened.patch([TEXT], CORRUPTED, worst, best)).all()
 
 
 def test_an_opened_model_says_what_it_is():

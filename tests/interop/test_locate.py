@@ -140,6 +140,8 @@ def test_a_model_is_loaded_by_whatever_names_it(prepare, name, original, here, i
     weights = dict(model.named_parameters())
     assert weights.keys() == expected.keys()
     assert all(torch.equal(weights[key], expected[key]) for key in expected)
+    if original in (STEP_3, STEP_6):
+        assert model.source.endswith(f"runs/x at step {original[-1]}")
     vocab_size = model.config.vocab_size
     assert all(id < vocab_size for id in [*tokenizer.encode(TEXT), tokenizer.end_of_text or 0])
 
