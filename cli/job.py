@@ -208,11 +208,14 @@ def _expand_paths(config: Config) -> Config:
 
 def _request_to(run: Config, job: Job) -> Config:
     """Return what is requested of a run, with the typed presets as its experiment changes them."""
-    has_presets = any(map(_is_section, job.keys))
-    if not has_presets or not run.experiment or "experiment" in job.keys:
-        return job.config
-    overrides = [*job.overrides, f"experiment={run.experiment}"]
-    return _expand_paths(compose_job(overrides, job.config_dir).config)
+    config = job.config
+    presets = [key for key in job.keys if _is_section(key)]
+    if presets and run.experiment and "experiment" not in job.keys:
+        overrides = [*job.overrides, f"experiment={run.experiment}"]
+        composed = _compose_config(overrides, job.config_dir)
+        for key in presets:
+            config = replace_setting(config, key, getattr(composed, key))
+    return config
 
 
 def _check_effects(config: Config, job: Job) -> None:
