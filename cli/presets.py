@@ -101,7 +101,7 @@ class FileConfigSource(file_config_source.FileConfigSource):
                     )
 
     def _check_name(self, group: str, name: Any) -> None:
-        own = [path.stem for path in Path(self.path, group).glob("*.yaml")]
+        own = [path.stem for path in Path(self.path, group).glob("*.y*ml")]  # .yml is refused
         known = sorted({*PRESETS[group], *own})
         if name not in (*known, "_self_", None):
             raise UserError(not_one_of(group, name, known))
