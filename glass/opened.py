@@ -1,6 +1,6 @@
 """Measure in Python what a page shows of a text, with heads ablated and tokens hidden."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from reprlib import repr as quote
@@ -206,27 +206,22 @@ class Opened:
         """
         if (texts := list_texts(text)) is not None:
             return self._average_scores(texts, log)
-        model = in_float32(self.model)
-        text_pass = capture(model, np.array([self._encode(text)]))
         row = Row()
-        for stage in measure_in_stages(row, model, self.tokenizer, text_pass):
+        for stage in self._measure_in_stages(row, text):
             log(f"attention: {stage}")
         return row
 
     def _average_scores(self, texts: Sequence[Text], log: Callable[[str], None]) -> Labeled:
-        model = in_float32(self.model)
-
         def measure(text: Text) -> Row:
-            row, text_pass = Row(), capture(model, np.array([self._encode(text)]))
-            stages = measure_in_stages(row, model, self.tokenizer, text_pass)
-            next(stages)
+            row = Row()
+            stages = self._measure_in_stages(row, text)
+            log(f"attention: {next(stages)}, from {quote(text)}")
             next(stages)  # the scores are measured; compositions would take most of the time
-            log(f"attention: scores of every head on random tokens, from {quote(text)}")
             return row
 
         rows = self._ask_each("text", measure, zip(texts))
-        labels = self._label_heads()
-        heads = [Head(*place) for place in np.ndindex(*map(len, labels.values()))]
+        c = self.model.config
+        heads = [Head(*place) for place in np.ndindex(c.n_layer, c.n_head)]
         names = list(dict.fromkeys(name for row in rows for name in row.scores()))
         axes = {"head": [str(head) for head in heads], "score": names}
         answers = []
@@ -234,6 +229,11 @@ class Opened:
             scores = [[row.score(name, head).value for name in names] for head in heads]
             answers.append(Labeled("score", np.array(scores), axes))
         return average("score", answers, "text", texts)
+
+    def _measure_in_stages(self, row: Row, text: Text) -> Iterator[str]:
+        model = in_float32(self.model)
+        text_pass = capture(model, np.array([self._encode(text)]))
+        return measure_in_stages(row, model, self.tokenizer, text_pass)
 
     def _mean_loss(self, off: Heads, hidden: Positions, text: Text) -> Labeled:
         losses = self.loss(text, off, hidden)
