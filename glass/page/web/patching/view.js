@@ -56,7 +56,7 @@ export function drawPatching() {
   const interventions = describeInterventions(ownText.predictions ?? { off: [], hidden: [] });
   $("patching-interventions").replaceChildren(
     interventions
-      ? el("b", {}, `In both runs, ${interventions}.`)
+      ? el("b", {}, `In both runs: ${interventions}.`)
       : "Ablated heads and hidden tokens apply to both runs.",
   );
   const { problem, contrast, corruptedNext } = measured;

@@ -5,14 +5,16 @@ import { annotate } from "../base/terms.js";
 import { addTooltip } from "../base/tooltip.js";
 import { data } from "../state/page_data.js";
 
-const MAX_SOURCE_LENGTH = 60; // characters of the text whose predictions gave the random tokens
+const MAX_SOURCE_LENGTH = 40; // characters of the text whose predictions gave the random tokens
 
 /** Say on which tokens heads were scored, because their number depends on that. */
 function describeSource(text) {
-  return note(
+  return el(
+    "div",
+    { className: "quiet" },
     "Heads are scored on random tokens that the model expects in “",
     bdi(text.length > MAX_SOURCE_LENGTH ? `${text.slice(0, MAX_SOURCE_LENGTH)}…` : text),
-    "”. Another text gives other tokens, on which heads near the threshold may pass or fail.",
+    "”; on those of another text, heads near a threshold may pass or fail.",
   );
 }
 

@@ -87,8 +87,8 @@ function describeMeanLoss() {
 
 /** Name the heads that are ablated and the tokens that are hidden; "" if there are none. */
 export function describeInterventions({ off, hidden }) {
-  const ablated = off.length ? [`ablated: ${off.join(", ")}`] : [];
-  const concealed = hidden.length ? [`hidden: ${hidden.map(j => `token ${j}`).join(", ")}`] : [];
+  const ablated = off.length ? [`${off.join(", ")} ablated`] : [];
+  const concealed = hidden.length ? [`${hidden.map(j => `token ${j}`).join(", ")} hidden`] : [];
   return [...ablated, ...concealed].join("; ");
 }
 
