@@ -205,7 +205,8 @@ def unknown_setting(
         problem = "is the name of a preset" if groups else "is a path without a setting"
         return UserError(f"{argument} {problem}: write {' or '.join(forms)}")
     problem = "is not a setting" if equals else "is neither a setting nor an existing path"
-    if "prompt" in known and not did_you_mean(key, known):
+    is_text = name == argument and (not equals or " " in key)
+    if "prompt" in known and is_text and not did_you_mean(key, known):
         return UserError(
             f'{argument} {problem}; write prompt="{argument}" for a text, or init_from=OWNER/NAME '
             "for a model of the Hugging Face hub"

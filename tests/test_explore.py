@@ -9,6 +9,7 @@ from explore_process import SECONDS, exploring
 
 import cli
 from cli.explore_config import ExploreConfig, translate_model
+from common.errors import UserError
 
 TEXT = "the glass model attends"
 
@@ -22,6 +23,13 @@ def test_a_model_needs_no_name_of_a_setting(argument, tmp_path, monkeypatch):
     (tmp_path / "a=b" / "run").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     assert explore_config(argument, "port=8000") == ExploreConfig(init_from=argument, port=8000)
+
+
+def test_a_text_that_is_no_model_is_offered_as_the_prompt():
+    for text in ("ROMEO:", "x = 1/2"):
+        with pytest.raises(UserError) as error:
+            explore_config(text)
+        assert f'prompt="{text}"' in str(error.value)
 
 
 @pytest.mark.parametrize(

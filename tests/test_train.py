@@ -58,8 +58,9 @@ def test_a_run_leaves_what_it_promises_and_says_what_to_do_next(command, tmp_pat
 
 
 def test_resuming_a_finished_run_says_so(command, run):
-    again = command("train.py", "run_dir=run", "resume=true")
+    again = command("train.py", "run_dir=run", "resume=true", "eval.every=3")
     assert again.returncode == 0 and "is finished" in again.stdout
+    assert "eval.every" not in again.stdout  # which changes nothing
 
 
 def test_a_resumed_run_takes_the_same_settings_again_and_others_that_change_no_step(

@@ -98,7 +98,7 @@ class Display:
         status = [self._latest_values[key] for key in BAR_METRICS if key in self._latest_values]
         recent, now = self._recent_steps, time.monotonic()
         recent.append((step, now))
-        while len(recent) > 2 and recent[1][1] < now - SPEED_SECONDS:
+        while len(recent) > 2 and recent[0][1] < now - SPEED_SECONDS:
             recent.popleft()
         self._bar.update(
             self._task, completed=step, status=" ".join(status), left=self._time_left()

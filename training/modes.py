@@ -123,10 +123,7 @@ def dry_run(
     memory_text = format_magnitude(memory, None, "B")
     flops = f"{num_tokens * flops_per_token:.2e} FLOPs"
     if is_in_sweep:
-        world.log(
-            f"{pluralize(parameters, 'parameter')}, {num_tokens:.2e} tokens, "
-            f"{memory_text}, {flops}, {duration}"
-        )
+        world.log(f"{pluralize(parameters, 'parameter')}, {memory_text}, {flops}, {duration}")
         return nan
     print_run(resolved, text, processes, world.log)
     of_device = f" of {available / 1e9:,.1f} GB" if available else ""

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 
 import pytest
 import torch
@@ -138,6 +139,22 @@ def test_a_terminal_that_is_gone_does_not_keep_a_run_from_saving(tmp_path, text_
     os.close(output)
     assert process.wait() == 128 + signal.SIGHUP, process.output()
     assert RunDir(tmp_path / "run").checkpoint("last").step == 6
+
+
+def test_how_to_resume_a_stopped_run_is_on_a_line_of_its_own_in_a_terminal(tmp_path, text_file):
+    terminal, output = os.openpty()
+    fault = fault_at_call(training.device, "seed_micro_step", 6, send_signals(signal.SIGINT))
+    process = Process(tmp_path, *tiny_arguments(text_file), fault=fault, stdout=output)
+    os.close(output)
+    shown = b""
+    with suppress(OSError):  # the process has ended
+        while part := os.read(terminal, 4096):
+            shown += part
+    os.close(terminal)
+    assert process.wait() == 128 + signal.SIGINT
+    (line,) = [line for line in shown.splitlines() if b"stopped after" in line]
+    after_the_erased_bar = line.rpartition(b"\x1b[2K")[2]
+    assert after_the_erased_bar.startswith(b"stopped after")
 
 
 def test_ctrl_c_while_torch_is_being_imported_exits_at_once(tmp_path, text_file):

@@ -4,8 +4,10 @@ import json
 import queue
 import subprocess
 import sys
+from dataclasses import replace
 from math import nan
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import pytest
@@ -60,6 +62,15 @@ def test_a_run_that_becomes_slow_says_so_once(tiny, tmp_path, capsys):
             record.write(step, row)
     before, after = capsys.readouterr().out.split("note ")
     assert "  50 ms" in before and "  60 ms" in after
+
+
+def test_the_time_left_is_that_at_the_speed_of_the_last_minute(tiny, tmp_path, monkeypatch, capsys):
+    clock = iter([0, 100, 200, 300, 320, 340, 360])
+    monkeypatch.setattr(training.display, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    with open_record(replace(tiny, max_steps=12), tmp_path) as record:
+        for step in range(7):
+            record.show(step, {"train/loss": 1.0})
+    assert "02:00 left" in capsys.readouterr().out.splitlines()[-1]
 
 
 def test_without_a_terminal_a_line_shows_what_takes_long(tiny, tmp_path, monkeypatch):
