@@ -125,8 +125,9 @@ class Labeled:
         title = f"{self.name} ({' × '.join(self.axes)})" if self.axes else self.name
         limit = MAX_PRINTED_COLUMNS
         if self.each is not None:
-            texts, labels = next(iter(self.each.axes.items()))
-            title += f", mean ± standard error of {pluralize(len(labels), texts)}"
+            is_known = ~np.isnan(self.each.values.reshape(len(self.each.values), -1))
+            count = int(is_known.any(axis=1).sum())
+            title += f", mean ± standard error of {pluralize(count, next(iter(self.each.axes)))}"
             limit = MAX_PRINTED_MEANS
         if len(self.axes) > 2:
             return f'{title} of shape {self.values.shape}: print a part, such as ["L0H0"]'

@@ -333,6 +333,7 @@ def test_shares_say_that_they_mean_nothing_unless_the_clean_text_prefers_the_ans
     assert "nothing" in opened.patch(TEXT, CORRUPTED, *rising).name
     pairs = opened.patch([TEXT] * 3, CORRUPTED, [best, worst, best], [good, best, good])
     assert "without 1 pair (1)" in pairs.name and np.isnan(pairs.each[1]).all()
+    assert "of 2 pairs" in repr(pairs).splitlines()[0]
     assert pairs.values == pytest.approx(opened.patch(TEXT, CORRUPTED, best, good).values)
     assert np.isnan(opened.patch([TEXT], CORRUPTED, worst, best)).all()
 
