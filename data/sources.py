@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import takewhile
 from pathlib import Path
-from unicodedata import normalize
 
 from common.errors import UserError
 from common.files import ordinary_file
@@ -92,7 +91,7 @@ def _split_glob(path: str) -> tuple[Path, Sequence[str]]:
 class Selection:
     """The parts of a glob, and globs of the names or paths to leave out of what it matches.
 
-    Paths are relative to the folder that is searched, with composed characters.
+    Paths are relative to the folder that is searched.
     """
 
     pattern: Sequence[str] = EVERYTHING_BELOW
@@ -100,13 +99,12 @@ class Selection:
 
     def includes(self, file: Path) -> bool:
         """Return whether a file is selected."""
-        return not self._excludes(file) and _matches(file.parts, _compose(self.pattern))
+        return not self._excludes(file) and _matches(file.parts, self.pattern)
 
     def may_include_files_in(self, folder: Path) -> bool:
         """Return whether files below a folder can be selected."""
-        pattern = _compose(self.pattern)
-        fixed = [*takewhile(lambda part: part != "**", pattern)]
-        is_too_deep = fixed == pattern and len(folder.parts) >= len(pattern)
+        fixed = [*takewhile(lambda part: part != "**", self.pattern)]
+        is_too_deep = len(self.pattern) == len(fixed) <= len(folder.parts)
         if is_too_deep or self._excludes(folder):
             return False
         return all(map(fnmatchcase, folder.parts, fixed))
@@ -114,15 +112,14 @@ class Selection:
     def _excludes(self, path: Path) -> bool:
         return any(
             fnmatchcase(path.name, excluded) or fnmatchcase(path.as_posix(), excluded)
-            for excluded in [".*", *_compose(self.excluded)]
+            for excluded in [".*", *self.excluded]
         )
 
 
 def find_files(root: Path, selection: Selection) -> tuple[Path, ...]:
     """Return the selected files below a folder, sorted by path.
 
-    Hidden files, linked folders, the cache, runs and sweeps are left out. A glob matches composed
-    and decomposed names alike.
+    Hidden files, linked folders, the cache, runs and sweeps are left out.
     """
     found: list[Path] = []
     for name, folders, files in os.walk(root, onerror=_raise_unless_removed):
@@ -130,21 +127,10 @@ def find_files(root: Path, selection: Selection) -> tuple[Path, ...]:
         if folder != root and _is_own_folder(folder, {*folders, *files}):
             folders.clear()
             continue
-        relative = Path(*_compose(folder.relative_to(root).parts))
-        folders[:] = [
-            name
-            for name in folders
-            if selection.may_include_files_in(relative / normalize("NFC", name))
-        ]
-        found += [
-            folder / name for name in files if selection.includes(relative / normalize("NFC", name))
-        ]
+        relative = folder.relative_to(root)
+        folders[:] = [name for name in folders if selection.may_include_files_in(relative / name)]
+        found += [folder / name for name in files if selection.includes(relative / name)]
     return tuple(sorted(found, key=Path.as_posix))
-
-
-def _compose(texts: Sequence[str]) -> list[str]:
-    """Return texts with composed characters: é is one character, not an e and an accent."""
-    return [normalize("NFC", text) for text in texts]
 
 
 def _matches(parts: Sequence[str], pattern: Sequence[str]) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 from unicodedata import normalize
 
 import numpy as np
@@ -34,11 +34,6 @@ PATTERNS = {
 # The time of byte-pair encoding grows with the square of a run that no pattern splits.
 MAX_RUN_CHARS = 512
 LONG_RUN = re.compile(r"(?<!\S)\S{513,}|(?<!\s)\s{513,}")
-# Unicode normal forms → what a text is that should be converted to it
-OTHER_FORMS: dict[Literal["NFC", "NFD"], str] = {
-    "NFC": "decomposed (Unicode form NFD: an accent is a character of its own)",
-    "NFD": "composed (Unicode form NFC: a letter and its accent are one character)",
-}
 MAX_FORM_CHARS = 10_000  # of a text whose normal form is looked at
 
 
@@ -66,18 +61,11 @@ class CharTokenizer:
         if len(unknown):
             raise UserError(
                 f"the character {text[unknown[0]]!r} is not among the "
-                f"{pluralize(self.vocab_size, 'character')} that this model was trained on; "
-                f"{self._advice(text)}"
+                f"{pluralize(self.vocab_size, 'character')} that this model was trained on "
+                f"({self.alphabet!r:.100}); leave it out, or train on text with tokenizer=bpe, "
+                "which takes any text"
             )
         return ids
-
-    def _advice(self, text: str) -> str:
-        for form, other in OTHER_FORMS.items():
-            if set(self.alphabet).issuperset(normalize(form, text)):
-                return f"the text is {other}: convert it to the form {form}"
-        if any(character.isspace() for character in self.alphabet):
-            return "leave it out, or train on text with tokenizer=bpe, which takes any text"
-        return f"use the symbols of its data: {self.alphabet}"
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of a text; see `encode_array`."""
@@ -273,22 +261,20 @@ def encode_prompt(tokenizer: Tokenizer, text: str) -> list[int]:
 
 
 def normal_form_note(tokenizer: Tokenizer, text: str) -> str | None:
-    """Return a note if a text has fewer tokens in another Unicode normal form.
+    """Return a note if a text has fewer tokens in Unicode's composed form, NFC.
 
-    Then the model was probably trained on text in that form, and reads this one as rare tokens.
+    Most models are trained on text in that form, and read any other as rare tokens.
     """
-    if text.isascii():
-        return None
     start = text[:MAX_FORM_CHARS]
     count = len(tokenizer.encode(start))
-    for form, other in OTHER_FORMS.items():
-        with suppress(UserError):  # characters that the tokenizer does not know
-            converted_count = len(tokenizer.encode(normalize(form, start)))
-            if converted_count < count:
-                return (
-                    f"note: the text is {other}; converted to the form {form}, it would have "
-                    f"{pluralize(converted_count, 'token')} instead of {count:,}"
-                )
+    with suppress(UserError):  # characters that the tokenizer does not know
+        composed_count = len(tokenizer.encode(normalize("NFC", start)))
+        if composed_count < count:
+            return (
+                "note: accents in the text are characters of their own (Unicode form NFD); "
+                f"converted to the form NFC, it would have {pluralize(composed_count, 'token')} "
+                f"instead of {count:,}"
+            )
     return None
 
 

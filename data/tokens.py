@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
@@ -32,6 +32,7 @@ from data.splits import (
     split_corpus,
     utf8_length,
 )
+from data.tasks.task import Task
 from data.text_files import is_jsonl
 from data.tokenizer import (
     Tokenizer,
@@ -40,9 +41,6 @@ from data.tokenizer import (
     load_tokenizer,
     save_tokenizer,
 )
-
-if TYPE_CHECKING:
-    from data.tasks.task import Task
 
 TEXT_FORMAT = 2  # version of how text becomes tokens; part of the text's fingerprint
 CACHE_FORMAT = 4  # version of the files in a cache entry
@@ -74,7 +72,7 @@ class Tokens:
     val_bytes: np.ndarray | None = None
     copies: Copies = Copies()
     ngrams: np.ndarray | None = None  # frequent ones, for a model with an n-gram table
-    task: "Task | None" = None  # generates the sequences, of which `train` and `val` are samples
+    task: Task | None = None  # generates the sequences, of which `train` and `val` are samples
 
     def summary(self) -> list[str]:
         """Describe the text and its tokens in lines of at most 80 columns."""

@@ -16,7 +16,6 @@ from common.errors import UserError
 from common.terminal import error_sentence
 from common.text import pluralize
 from config import GPTConfig
-from data.hf_tokenizer import HFTokenizer
 from data.tokenizer import Tokenizer
 from interop.names import MODULE_NAMES, map_tensors
 from training.stored_model import StoredModel
@@ -36,26 +35,20 @@ class ExternalModel(StoredModel):
         self.path = path
         require_layers("it", shapes, config)
 
-        # A tied table may be stored as the embedding, as the head, or as both
+        # A tied table may be stored as the embedding, or twice
         shapes = dict(shapes)
         names = {ours: f"{theirs}.weight" for theirs, ours in MODULE_NAMES[naming].items()}
         embedding = names["token_embedding"]
         head = names["head"]
-        stored_names: dict[str, str] = {}
-        if config.tie_embeddings and head in shapes:
-            if embedding not in shapes:
-                stored_names[embedding] = head
-            elif torch.equal(self.read_tensor(embedding), self.read_tensor(head)):
+        if config.tie_embeddings and embedding in shapes and head in shapes:
+            if torch.equal(self.read_tensor(embedding), self.read_tensor(head)):
                 del shapes[head]
             else:
                 config = replace(config, tie_embeddings=False)
 
         self.config = config
         our_shapes = tensor_shapes(config)
-        self._mappings = [
-            mapping._replace(name=stored_names.get(mapping.name, mapping.name))
-            for mapping in map_tensors(our_shapes, naming)
-        ]
+        self._mappings = [*map_tensors(our_shapes, naming)]
         self._rows = {name: shape[0] for name, shape in our_shapes.items()}
         expected = {mapping.name: mapping.shape for mapping in self._mappings}
         require_same_tensors("it", shapes, expected)
@@ -72,13 +65,11 @@ class ExternalModel(StoredModel):
         """Return the tokenizer, or None for a character model whose alphabet is not on the disk.
 
         Raises:
-            UserError: It cannot be read, or can encode text as tokens that the model lacks.
+            UserError: It cannot be read, or has tokens that the model lacks.
         """
         vocab_size = self.config.vocab_size
         try:
             tokenizer = self.parse_tokenizer()
-            if isinstance(tokenizer, HFTokenizer):
-                tokenizer = tokenizer.limit_special_tokens(vocab_size)
         except Exception as e:  # the library raises plain Exceptions
             raise UserError(
                 f"{self.path} has no tokenizer that can be read: {error_sentence(e)}"

@@ -70,17 +70,12 @@ def test_the_tokens_of_a_text_stand_for_all_its_bytes(tokenizer, text):
     assert sizes.sum() == (len(text.encode()) if len(ids) else 0) and (sizes >= 0).all()
 
 
-@pytest.mark.parametrize("form, other", [("NFC", "NFD"), ("NFD", "NFC")])
-def test_a_text_in_another_normal_form_than_that_of_the_training_text_is_noticed(form, other):
-    text = normalize(form, "été à la forêt, ça gèle: 가나다\n")
-    converted = normalize(other, text)
+def test_a_decomposed_text_is_noticed():
+    text = normalize("NFC", "été à la forêt, ça gèle: 가나다\n")
+    converted = normalize("NFD", text)
     tokenizer = train_bpe([text * 20], 300)
     assert normal_form_note(tokenizer, text) is None
-    assert form in normal_form_note(tokenizer, converted)
-    with pytest.raises(UserError, match=f"to the form {form}"):
-        CharTokenizer(text).encode(converted)
-    with pytest.raises(UserError, match="leave it out"):
-        CharTokenizer(text).encode(converted + "Ω")
+    assert "NFC" in normal_form_note(tokenizer, converted)
     composing = TOKENIZERS["composed"]  # it normalizes texts itself
     assert normal_form_note(composing, text) == normal_form_note(composing, converted) is None
 
@@ -137,15 +132,8 @@ def test_the_character_tokenizer_decodes_any_text_exactly(text):
     assert ids == [alphabet.index(c) for c in text] and tokenizer.decode(ids) == text
     assert tokenizer.vocab_size == len(alphabet) and tokenizer.end_of_text is None
     assert b"".join(map(tokenizer.token_bytes, ids)) == text.encode()
-    with pytest.raises(UserError, match="'Ω'"):
+    with pytest.raises(UserError, match=r"'Ω'.*tokenizer=bpe"):
         CharTokenizer(text.replace("Ω", "")).encode(text + "Ω")
-
-
-@pytest.mark.parametrize("alphabet, advice", [("a b", "tokenizer=bpe"), ("01+=", r"\+01=")])
-def test_an_unknown_character_is_answered_with_what_the_data_allows(alphabet, advice):
-    with pytest.raises(UserError, match=f"'z'.*{advice}") as error:
-        CharTokenizer(alphabet).encode("z")
-    assert ("bpe" in str(error.value)) == ("bpe" in advice)
 
 
 @pytest.mark.parametrize(
