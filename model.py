@@ -349,6 +349,7 @@ class MLP(nn.Module):
             return F.silu(gate) * h
         if self.config.mlp == "relu2":
             return F.relu(h).square()
+        assert self.config.mlp == "gelu"
         return F.gelu(h, approximate="tanh")
 
 

@@ -81,8 +81,7 @@ def _describe_model(config: GPTConfig, settings: HFSettings) -> dict[str, Any]:
         name = "original_max_position_embeddings"
         rope = {name: rope[name]}
     settings = settings | rope
-    names = GGUF_SETTINGS["gpt2" if family == "gpt2" else "llama"]
-    values = {name: settings.get(theirs) for name, theirs in names.items()}
+    values = {name: settings.get(theirs) for name, theirs in GGUF_SETTINGS[family].items()}
     if config.is_rotary:
         values["attention.value_length"] = values["rope.dimension_count"] = settings["head_dim"]
     return {f"{family}.{name}": value for name, value in values.items() if value is not None}

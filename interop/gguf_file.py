@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from common.errors import UserError
+from common.settings import show_value
 from config import GPTConfig
 from data.tokenizer import Tokenizer
 from interop.external import ExternalModel
@@ -63,12 +64,15 @@ class GGUFFile(ExternalModel):
                 "llama-gguf-split --merge FIRST_PART JOINED.gguf"
             )
         self._architecture = self._metadata["general.architecture"]
-        is_gpt2 = self._architecture == "gpt2"
+        if self._architecture not in GGUF_SETTINGS:
+            raise UserError(
+                f"general.architecture={show_value(self._architecture)} is not supported; only "
+                f"{' or '.join(GGUF_SETTINGS)} is"
+            )
         shapes = {name: tensor.shape for name, tensor in self._tensors.items()}
-        if not is_gpt2:
-            shapes.pop(ROPE_TENSOR, None)  # a setting, stored as a tensor
-        config = config_from_hf(self._read_settings(is_gpt2))
-        super().__init__(path, config, "gguf_gpt2" if is_gpt2 else "gguf", shapes)
+        shapes.pop(ROPE_TENSOR, None)  # a setting, stored as a tensor
+        config = config_from_hf(self._read_settings())
+        super().__init__(path, config, "gguf" if config.is_rotary else "gguf_gpt2", shapes)
 
     def read_tensor(self, name: str) -> Tensor:
         """Return a tensor in float32, with its rows in the order of Hugging Face's format."""
@@ -96,11 +100,11 @@ class GGUFFile(ExternalModel):
         """Return the tokenizer in the file."""
         return read_gguf_tokenizer(self._metadata)
 
-    def _read_settings(self, is_gpt2: bool) -> HFSettings:
+    def _read_settings(self) -> HFSettings:
         """Return the settings as a config.json has them."""
         settings: HFSettings = {
             theirs: self._read_number(name)
-            for name, theirs in GGUF_SETTINGS["gpt2" if is_gpt2 else "llama"].items()
+            for name, theirs in GGUF_SETTINGS[self._architecture].items()
         }
         settings |= {
             "model_type": self._architecture,
@@ -110,7 +114,7 @@ class GGUFFile(ExternalModel):
             "mlp_bias": "blk.0.ffn_up.bias" in self._tensors,
             "use_sliding_window": bool(settings.get("sliding_window")),
         }
-        if is_gpt2:
+        if self._architecture == "gpt2":
             return settings
         return settings | self._read_rotary_settings(settings)
 
@@ -119,7 +123,7 @@ class GGUFFile(ExternalModel):
 
         llama.cpp stretches them linearly unless the file says otherwise.
         """
-        factor = settings["factor"] or self._read_number("rope.scale_linear")
+        factor = settings["factor"]
         rope_type = settings["rope_type"]
         if rope_type in (None, "linear"):
             rope_type = "linear" if factor else "none"
@@ -138,11 +142,7 @@ class GGUFFile(ExternalModel):
         return rotary
 
     def _read_number(self, name: str) -> Any:
-        """Return a value, or None. A list of equal ones, one for each block, counts as the one."""
-        value = self._metadata.get(f"{self._architecture}.{name}")
-        if isinstance(value, list) and value == value[:1] * len(value):
-            return value[0]
-        return value
+        return self._metadata.get(f"{self._architecture}.{name}")
 
 
 def read_llama3_rope(factors: Tensor, theta: float, head_dim: int, length: int) -> HFSettings:

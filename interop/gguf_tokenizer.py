@@ -28,8 +28,11 @@ WORD_PATTERN = (
     r"| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 DIGIT_GROUPS = {"llama-bpe": "{1,3}", "qwen2": ""}
-# How the models of an architecture split text, if an older file does not say so.
-DEFAULT_SPLITS = {"gpt2": "gpt-2", "qwen2": "qwen2", "qwen3": "qwen2"}
+UNSUPPORTED = (
+    "this model's tokenizer cannot be written as .gguf, because llama.cpp would split, merge or "
+    "end some texts in another way; train with tokenizer=bpe tokenizer.pattern=gpt2, or export the "
+    "model to a folder"
+)
 # Text on which the rules differ: words with _ and capitals, numbers, white space and its ends.
 SPLIT_PROBE = (
     f" The 1,234th word's {'a' * 64}!\n\n\tx = 'é漢字😀'\r\n\0{'  ' * 32}{'1' * 64}{'.' * 64}"
@@ -52,7 +55,7 @@ def read_gguf_tokenizer(metadata: dict[str, Any]) -> Tokenizer:
             f"{PREFIX}model={show_value(kind)} is not byte-level BPE (gpt2), the only type that "
             "can be read; use the model's Hugging Face folder instead"
         )
-    split = metadata.get(f"{PREFIX}pre") or DEFAULT_SPLITS.get(metadata["general.architecture"])
+    split = metadata.get(f"{PREFIX}pre")
     token_types = metadata.get(f"{PREFIX}token_type", [])
 
     library = _build_library(metadata, split)
@@ -104,11 +107,7 @@ def describe_tokenizer(tokenizer: Tokenizer, vocab_size: int) -> dict[str, Any]:
     content = json.loads(description)
     split = _find_split(Library.from_str(description))
     if split is None or tokenizer.end_of_text is None:
-        cause = "it has no end-of-text token" if split else "llama.cpp splits texts in another way"
-        raise UserError(
-            f"this model's tokenizer cannot be written as .gguf, because {cause}; train with "
-            "tokenizer=bpe tokenizer.pattern=gpt2, or export the model to a folder"
-        )
+        raise UserError(UNSUPPORTED)
 
     tokens, types = _list_tokens(content, vocab_size)
     merges = content["model"]["merges"]
@@ -125,7 +124,8 @@ def describe_tokenizer(tokenizer: Tokenizer, vocab_size: int) -> dict[str, Any]:
     metadata = {f"{PREFIX}{name}": value for name, value in metadata.items()}
     if tokenizer.chat_template:
         metadata[CHAT_TEMPLATE] = tokenizer.chat_template
-    _require_equal(read_gguf_tokenizer(metadata), tokenizer)
+    if not _are_equal(read_gguf_tokenizer(metadata), tokenizer):
+        raise UserError(UNSUPPORTED)
     return metadata
 
 
@@ -142,20 +142,12 @@ def _list_tokens(content: dict[str, Any], vocab_size: int) -> tuple[list[str], l
     return tokens, types
 
 
-def _require_equal(restored: Tokenizer, tokenizer: Tokenizer) -> None:
-    """Raise `UserError` if what llama.cpp reads ends or encodes texts in another way."""
-    if lost := {*tokenizer.end_of_text_ids} - {*restored.end_of_text_ids}:
-        raise UserError(
-            f"this model's tokenizer cannot be written as .gguf, because {sorted(lost)} are more "
-            "end-of-text tokens than llama.cpp has; export the model to a folder"
-        )
-    for id in range(tokenizer.vocab_size):
-        text = tokenizer.token_bytes(id).decode(errors="replace")
-        if restored.encode(text) != tokenizer.encode(text):
-            raise UserError(
-                f"this model's tokenizer cannot be written as .gguf, because its token {text!r} "
-                "has no merges; export the model to a folder"
-            )
+def _are_equal(restored: Tokenizer, tokenizer: Tokenizer) -> bool:
+    """Return whether what llama.cpp reads ends and encodes texts as the original does."""
+    tokens = map(tokenizer.token_bytes, range(tokenizer.vocab_size))
+    texts = (token.decode(errors="replace") for token in tokens)
+    ends_alike = {*tokenizer.end_of_text_ids} <= {*restored.end_of_text_ids}
+    return ends_alike and all(restored.encode(text) == tokenizer.encode(text) for text in texts)
 
 
 def _find_split(library: Library) -> str | None:

@@ -24,7 +24,7 @@ from run.config_file import HUB_MODEL
 from run.run_dir import HF_CONFIG_FILE, RUNS, find_run
 from training.stored_model import StoredModel
 
-TORCH_MAGICS = (b"PK\3\4", b"\x80\2")  # zip, and the pickles of older versions
+TORCH_MAGIC = b"PK\3\4"  # a zip archive
 HUB_NAME = re.compile(r"(\w[\w.-]*/[\w.-]+?)(?:@(\w[\w./-]*))?")
 FORMATS = "a run, a folder of Hugging Face's format, a .gguf file or nanoGPT's ckpt.pt"
 MAX_HUB_ERROR_CHARS = 200
@@ -153,7 +153,7 @@ def _open_external(path: Path, folder: Path) -> ExternalModel:
         start = read_start(path)
         if start.startswith(GGUF_MAGIC):
             return GGUFFile(path)
-        if start.startswith(TORCH_MAGICS):
+        if start.startswith(TORCH_MAGIC):
             if has_config:
                 raise pickle_error(path)
             return NanoGPTFile(path)

@@ -94,7 +94,25 @@ HF_SETTINGS = {
 }
 
 ROPE_TENSOR = "rope_freqs.weight"  # factors by which Llama 3 stretches the rotary wavelengths
-# Settings in a .gguf file, after the architecture's name and a dot → those in a config.json.
+_GGUF_LLAMA_SETTINGS = {
+    "block_count": "num_hidden_layers",
+    "context_length": "max_position_embeddings",
+    "embedding_length": "hidden_size",
+    "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.key_length": "head_dim",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+    "rope.freq_base": "rope_theta",
+    "rope.scaling.type": "rope_type",
+    "rope.scaling.factor": "factor",
+    "rope.scaling.original_context_length": "original_max_position_embeddings",
+    "attention.sliding_window": "sliding_window",
+    "expert_count": "num_experts",
+}
+# Settings in a .gguf file, after the architecture's name and a dot → those in a config.json. An
+# architecture is added with the order in which it stores the rows of W_Q and W_K: of these, only
+# "llama" interleaves them.
 GGUF_SETTINGS = {
     "gpt2": {
         "block_count": "n_layer",
@@ -104,22 +122,7 @@ GGUF_SETTINGS = {
         "feed_forward_length": "n_inner",
         "attention.layer_norm_epsilon": "layer_norm_epsilon",
     },
-    "llama": {
-        "block_count": "num_hidden_layers",
-        "context_length": "max_position_embeddings",
-        "embedding_length": "hidden_size",
-        "feed_forward_length": "intermediate_size",
-        "attention.head_count": "num_attention_heads",
-        "attention.head_count_kv": "num_key_value_heads",
-        "attention.key_length": "head_dim",
-        "attention.layer_norm_rms_epsilon": "rms_norm_eps",
-        "rope.freq_base": "rope_theta",
-        "rope.scaling.type": "rope_type",
-        "rope.scaling.factor": "factor",
-        "rope.scaling.original_context_length": "original_max_position_embeddings",
-        "attention.sliding_window": "sliding_window",
-        "expert_count": "num_experts",
-    },
+    **dict.fromkeys(("llama", "qwen2", "qwen3"), _GGUF_LLAMA_SETTINGS),
 }
 
 

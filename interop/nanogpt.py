@@ -2,7 +2,6 @@
 
 import re
 import warnings
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -70,9 +69,7 @@ def _load_tensors(path: Path) -> dict[str, Any]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            saved = torch.load(
-                path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path)
-            )
+            saved = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as e:  # torch and the reader of pickles raise errors of many classes
         code = re.search(r"GLOBAL (\S+)", str(e))
         cause = f"it contains code ({code[1]:.80}), which is not run" if code else "it is damaged"

@@ -111,11 +111,6 @@ def llama_file(tmp_path) -> Path:
     return tmp_path / "m.gguf"
 
 
-def test_a_list_of_equal_values_for_the_blocks_is_one_value(llama_file):
-    path = rewrite(llama_file, changes={"llama.attention.head_count_kv": [2, 2]})
-    assert load_hf(path).config.n_kv_head == 2
-
-
 def test_a_llama_3_file_without_its_trained_length_was_trained_on_8192_tokens(tmp_path):
     tokenizer = make_bpe()
     model = make_model(tokenizer, MODELS["llama 3"] | {"rope_trained": 8192})
@@ -195,7 +190,7 @@ def test_text_is_split_by_the_rule_of_the_family(pre, llama_file):
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"general.architecture": "gemma"}, ["model_type=gemma", "gpt2 or llama"]),
+        ({"general.architecture": "mistral"}, ["architecture=mistral", "gpt2 or llama"]),
         ({"llama.expert_count": 8}, ["num_experts=8"]),
         ({"tokenizer.ggml.pre": "tekken"}, ["tekken", "llama-bpe"]),
         ({"llama.attention.sliding_window": 63}, ["sliding_window=63"]),
