@@ -3,9 +3,10 @@
 Does not import torch.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from pathlib import Path
 
@@ -28,46 +29,38 @@ class Figure:
     name: str  # column of sweep.csv
     heading: str  # column in the terminal
     title: str = ""  # on the page
-    unit: str = ""
-    decimals: int | None = None  # None: as many as the standard error leaves
-    is_large: bool = False  # written with the prefix of its unit: 115 k
+    unit: str = ""  # in the title
+    format: Callable[[float, float | None], str] = format_with_error  # a value and its error
 
     @property
     def is_time(self) -> bool:
         """True if it is the time of an event; runs without the event are censored."""
         return self.name.startswith(("emerged/", "tokens_at_emergence/"))
 
-    def format(self, value: float, error: float | None) -> str:
-        """Format a value with its standard error, if that is known."""
-        if self.is_large:
-            return format_magnitude(value, error, self.unit if self.unit == "B" else "")
-        if self.decimals is None:
-            return format_with_error(value, error)
-        return format_fixed(value, error, self.decimals)
 
-
+FOUR_DECIMALS = partial(format_fixed, decimals=4)
 # In the order of the terminal's columns, which shows as many as fit.
 FIGURES = (
-    Figure("val/loss", "val/loss", "Validation loss", "nats/token", 4),
+    Figure("val/loss", "val/loss", "Validation loss", "nats/token", FOUR_DECIMALS),
     Figure("copying_gain", "copying gain", "Copying gain", "nats"),
     Figure(
         "tokens_at_emergence/induction",
         "induction at",
         "Tokens until an induction head emerged",
-        is_large=True,
+        format=format_magnitude,
     ),
-    Figure("parameters", "parameters", "Parameters", is_large=True),
-    Figure("kv_cache_bytes", "KV cache", "KV cache", "B", is_large=True),
-    Figure("val/bits_per_byte", "bits/byte", "Bits per byte", "", 4),
-    Figure("tokens_per_second", "tok/s", "Throughput", "tokens/s", is_large=True),
-    Figure("train_seconds", "train s", "Training time", "s", 0),
+    Figure("parameters", "parameters", "Parameters", format=format_magnitude),
+    Figure("kv_cache_bytes", "KV cache", "KV cache", format=partial(format_magnitude, unit="B")),
+    Figure("val/bits_per_byte", "bits/byte", "Bits per byte", format=FOUR_DECIMALS),
+    Figure("tokens_per_second", "tok/s", "Throughput", "tokens/s", format_magnitude),
+    Figure("train_seconds", "train s", "Training time", "s", partial(format_fixed, decimals=0)),
     Figure("val/in_context_score", "in-context", "In-context learning score", "nats"),
     Figure("heads/induction", "heads/induction", "Highest prefix-matching score"),
     Figure(
         "tokens_at_emergence/previous_token",
         "previous token at",
         "Tokens until a previous-token head emerged",
-        is_large=True,
+        format=format_magnitude,
     ),
     Figure("heads/previous_token", "heads/previous_token", "Highest previous-token score"),
 )
@@ -77,8 +70,8 @@ BY_NAME = {figure.name: figure for figure in FIGURES}
 def describe_figure(name: str) -> Figure:
     """Return the description of a figure; that of a task's or a head's measure is its name."""
     heading = name.removeprefix("task/")
-    is_time = name.startswith("emerged/")
-    return BY_NAME.get(name) or Figure(name, heading, heading, is_large=is_time)
+    format = format_magnitude if name.startswith("emerged/") else format_with_error
+    return BY_NAME.get(name) or Figure(name, heading, heading, format=format)
 
 
 def compute_figures(run_dir: Path, config: Config | None, rows: Sequence[Row]) -> dict[str, float]:
@@ -137,9 +130,5 @@ def kv_cache_bytes(config: Config) -> int:
     """Return the KV cache's bytes for `block_size` tokens, in the precision of sample.py."""
     model = config.model
     elements = model.n_layer * model.kv_heads * model.block_size * (model.key_dim + model.value_dim)
-    is_on_gpu = config.device != "cpu"
-    decodes_in_bf16 = config.precision == "bf16" and (
-        is_on_gpu or model.n_embd >= MIN_BF16_DECODING_WIDTH
-    )
-    decodes_in_fp16 = config.precision == "fp16" and is_on_gpu
-    return elements * (2 if decodes_in_bf16 or decodes_in_fp16 else 4)
+    is_narrow = config.device == "cpu" and model.n_embd < MIN_BF16_DECODING_WIDTH
+    return elements * (4 if is_narrow or config.precision == "fp32" else 2)

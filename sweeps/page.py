@@ -81,7 +81,7 @@ def _figure_data(name: str, variants: Sequence[Variant]) -> dict:
     return {
         "name": name,
         "title": figure.title,
-        "unit": "" if figure.unit == "B" else figure.unit,  # which stands with the values
+        "unit": figure.unit,
         "values": [finite_number(value) for value, _ in summaries],
         "errors": [finite_number(error) for _, error in summaries],
         "texts": [format_cell(variant, name) for variant in variants],
