@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import cli
-from common.files import is_folder, list_folder
+from common.files import list_folder
 from common.settings import format_settings
 from common.text import printable
 from config import Config, TokenizerConfig
@@ -79,9 +79,8 @@ def find_job_folder(sweep_folder: Path, job: cli.Job) -> Path:
     The name begins with the swept settings, in which two calls may differ.
     """
     ending = f"_{hash_settings(job)}"
-    for path in list_folder(sweep_folder):
-        if path.name.endswith(ending) and is_folder(path):
-            return path
+    if existing := list_folder(sweep_folder, f"*{ending}"):
+        return existing[0]
     settings = _swept_settings(job)
     name = ",".join(f"{key}={settings[key]}" for key in sorted(settings)) or "job"
     return sweep_folder / f"{name_part(name)}{ending}"

@@ -14,12 +14,10 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import islice
 from math import isfinite, nan
 from pathlib import Path
 
 from filelock import FileLock
-from hydra.core.override_parser.types import Override
 
 import cli
 from cli.wandb_environment import refuse_in_sweep
@@ -45,12 +43,10 @@ from sweeps.identity import (
     name_job,
     record_job,
 )
-from sweeps.launching import JobLoader, compose_jobs, launch, make_loader, parse_settings
+from sweeps.launching import compose_jobs, launch, make_loader, parse_settings
 from sweeps.page import write_results
 from sweeps.runs import Run, is_sweep, read_record, read_sweep, write_record
 from sweeps.table import print_sweep
-
-MAX_CHECKED_JOBS = 100  # of a sweep without one that can work, before it starts
 
 Configure = Callable[..., cli.Job]  # `cli.configure` of a job; `log` prints notes
 Train = Callable[[cli.Job], float]  # a checked job
@@ -67,13 +63,12 @@ class Sweep:
     configure: Configure
     train: Train
 
-    def find_job(self, overrides: Sequence[str]) -> cli.Job:
-        """Return the composed job of a grid, or compose the one that a sweeper has drawn."""
-        for job in self.jobs:
-            if job.overrides == list(overrides):
-                return job
+    def job(self, overrides: Sequence[str], number: int) -> cli.Job:
+        """Return a job of a grid by its number, or compose the one that a sweeper has drawn."""
+        if self.is_grid:
+            return self.jobs[number - 1]
         first = self.jobs[0]
-        return replace(cli.compose_job(list(overrides), first.config_dir), swept=first.swept)
+        return replace(cli.compose_job([*overrides], first.config_dir), swept=first.swept)
 
 
 def run_sweep(
@@ -117,24 +112,6 @@ def run_sweep(
     (sweep.folder / SWEEP_FILE).touch()
     count = f"{pluralize(len(jobs), 'job')}, " if is_grid else ""
     printer(Terminal())(f"sweep    {count}in {sweep.folder}")
-    has_ended = _launch_jobs(sweep, command_line, settings, loader)
-
-    # Results
-    runs = rewrite_results(sweep.folder)
-    print_sweep(Terminal(), sweep.folder, runs)
-    report(sweep.folder)
-    _forget_refusals(sweep.folder, runs)
-    if not has_ended or any(run.failure or run.status != "finished" for run in runs):
-        sys.exit(1)
-
-
-def _launch_jobs(
-    sweep: Sweep,
-    command_line: cli.CommandLine,
-    settings: Sequence[Override],
-    loader: JobLoader,
-) -> bool:
-    """Have Hydra start the jobs, and return whether it came to the end of the sweep."""
     try:
         launch(settings, sweep.folder, loader, partial(run_job, sweep=sweep))
     except SystemExit:
@@ -142,12 +119,18 @@ def _launch_jobs(
         rewrite_results(sweep.folder)
         raise
     except Exception as e:  # jobs report their own errors: this one is of what starts them
-        print_stderr(
-            f"error: Hydra ended the sweep ({error_sentence(e)}): correct the settings of "
-            "hydra.launcher and hydra.sweeper"
-        )
-        return False
-    return True
+        raise UserError(
+            f"Hydra ended the sweep ({error_sentence(e)}): correct the settings of hydra.launcher "
+            "and hydra.sweeper"
+        ) from None
+
+    # Results
+    runs = rewrite_results(sweep.folder)
+    print_sweep(Terminal(), sweep.folder, runs)
+    report(sweep.folder)
+    _forget_refusals(sweep.folder, runs)
+    if any(run.failure or run.status != "finished" for run in runs):
+        sys.exit(1)
 
 
 def find_sweep(typed: str, resume: bool) -> Path | None:
@@ -208,10 +191,9 @@ def check_settings_and_machine(config: Config, trains_here: bool) -> None:
 
 
 def require_possible_job(jobs: Sequence[cli.Job], check: Callable[[cli.Job], None]) -> None:
-    """Raise the first error of `check` if no job passes; one seed stands for all."""
-    one_per_row = {hash_settings(job, "seed"): job for job in jobs}
+    """Raise the first error of `check` if no job passes."""
     refusals = []
-    for job in islice(one_per_row.values(), MAX_CHECKED_JOBS):
+    for job in jobs:
         try:
             check(job)
             return
@@ -261,7 +243,7 @@ def run_job(overrides: Sequence[str], number: int, sweep: Sweep) -> float | None
     """
     os.chdir(sweep.start_folder)  # Hydra (hydra.job.chdir) or a launcher may have left it
     replace_unprintable_characters()  # in the process that a launcher has started
-    job = sweep.find_job(overrides)
+    job = sweep.job(overrides, number)
     title = name_job(f"{number}/{len(sweep.jobs)}" if sweep.is_grid else f"{number}", job)
     run = RunDir(find_job_folder(sweep.folder, job))
     print_line = printer(Terminal(file=sys.stdout))
@@ -274,10 +256,8 @@ def run_job(overrides: Sequence[str], number: int, sweep: Sweep) -> float | None
             ready = prepare_job(job, run, sweep)
             print_line(title)
             loss = sweep.train(ready)
-    except (KeyboardInterrupt, SystemExit):
-        raise
-    except BaseException as e:  # a panic of a library in Rust is not an Exception
-        failure = _explain_failure(e, run)
+    except Exception as e:
+        failure = explain_error(e) or error_sentence(e)
         print_stderr(printable(f"{title}  failed: {failure}", one_line=True))
 
     gc.collect()  # reference cycles of the job may hold its model
@@ -293,7 +273,10 @@ def run_job(overrides: Sequence[str], number: int, sweep: Sweep) -> float | None
 
 @contextlib.contextmanager
 def _locked_and_logged(run: RunDir) -> Iterator[None]:
-    """Lock the folder of a job, so that an equal job waits, and write what it prints to its log."""
+    """Lock the folder of a job, so that an equal job waits, and write what it prints to its log.
+
+    The traceback of a bug goes there too.
+    """
     run.path.mkdir(parents=True, exist_ok=True)
     with (
         FileLock(run.job_lock),
@@ -301,17 +284,12 @@ def _locked_and_logged(run: RunDir) -> Iterator[None]:
         contextlib.redirect_stdout(log_file),
         contextlib.redirect_stderr(log_file),
     ):
-        yield
-
-
-def _explain_failure(error: BaseException, run: RunDir) -> str:
-    """Return why a job failed in one line; the traceback of a bug goes to the job's log."""
-    explanation = explain_error(error)
-    if explanation is not None:
-        return explanation
-    with contextlib.suppress(OSError), run.job_log.open("a") as log_file:
-        traceback.print_exception(error, file=log_file)
-    return error_sentence(error)
+        try:
+            yield
+        except Exception as e:
+            if explain_error(e) is None:
+                traceback.print_exc()
+            raise
 
 
 def prepare_job(job: cli.Job, run: RunDir, sweep: Sweep) -> cli.Job:

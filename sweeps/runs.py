@@ -100,7 +100,7 @@ def read_run(path: Path) -> Run:
             record = read_record(run)
         config = run.config
         rows = run.rows()
-    except (UserError, OSError) as e:
+    except Exception as e:  # damaged files raise errors of many types
         failure = explain_error(e) or error_sentence(e)
     status = "failed" if failure else "unfinished"
     if config is not None and rows:
@@ -121,12 +121,7 @@ def write_record(run: RunDir, record: JobRecord) -> None:
 
 def read_record(run: RunDir) -> JobRecord:
     """Read the record of a job from its folder."""
-    try:
-        return JobRecord(**read_json_object(run.job_file))
-    except (ValueError, TypeError) as e:
-        raise UserError(
-            f"{run.job_file} cannot be read ({error_sentence(e)}): remove this job"
-        ) from None
+    return JobRecord(**read_json_object(run.job_file))
 
 
 def is_sweep(folder: Path) -> bool:
