@@ -20,7 +20,7 @@ from run.run_dir import SWEEP_FILE, RunDir
 TEXT_CHECK_CHARS = 1 << 20  # read from the start of a file to decide whether it is text
 MAX_NAMED_FILES = 3  # in the message about skipped files
 NOT_LIBRARY = ("test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__")
-EVERYTHING_BELOW = ("**", "*")
+EVERYTHING_BELOW = ("**",)
 
 
 def find_stdlib_files() -> tuple[Path, ...]:
@@ -78,10 +78,7 @@ def _split_glob(path: str) -> tuple[Path, Sequence[str]]:
         return Path(path), EVERYTHING_BELOW
     parts = Path(path).parts
     fixed = [*takewhile(lambda part: not glob.has_magic(part), parts)]
-    pattern = parts[len(fixed) :]
-    if pattern[-1] == "**":
-        pattern = (*pattern, "*")
-    return Path(*fixed), pattern
+    return Path(*fixed), parts[len(fixed) :]
 
 
 # --- files below a folder -------------------------------------------------------------------------

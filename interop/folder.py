@@ -115,15 +115,9 @@ def _find_weights(folder: Path) -> list[Path]:
         return [folder / weights[0]]
     for name in names:
         if PICKLED_WEIGHTS.fullmatch(name):
-            raise pickle_error(folder / name)
+            raise UserError(
+                f"its weights are in {name!r}, a pickle, which is not opened because it may run "
+                "code; convert it with transformers: "
+                f"AutoModelForCausalLM.from_pretrained('{folder}').save_pretrained('{folder}')"
+            )
     raise UserError(f"it has neither {WEIGHTS_FILE} nor {INDEX_FILE}; download its weights")
-
-
-def pickle_error(path: Path) -> UserError:
-    """Build the error for a model whose weights are in a pickle."""
-    folder = path.parent
-    return UserError(
-        f"its weights are in {path.name!r}, a pickle, which is not opened because it may run "
-        "code; convert it with transformers: "
-        f"AutoModelForCausalLM.from_pretrained('{folder}').save_pretrained('{folder}')"
-    )

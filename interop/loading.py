@@ -14,7 +14,7 @@ from common.terminal import error_sentence, print_stderr
 from config import Config, TokenizerConfig
 from data.tokenizer import Tokenizer
 from interop.external import ExternalModel
-from interop.folder import DOWNLOADED_FILES, HFFolder, pickle_error
+from interop.folder import DOWNLOADED_FILES, HFFolder
 from interop.gguf_file import GGUF_MAGIC, GGUFFile
 from interop.nanogpt import NanoGPTFile
 from interop.stored import RunCheckpoint, open_copied_checkpoint, open_run
@@ -153,9 +153,7 @@ def _open_external(path: Path, folder: Path) -> ExternalModel:
         start = read_start(path)
         if start.startswith(GGUF_MAGIC):
             return GGUFFile(path)
-        if start.startswith(TORCH_MAGIC):
-            if has_config:
-                raise pickle_error(path)
+        if start.startswith(TORCH_MAGIC) and not has_config:
             return NanoGPTFile(path)
     if not has_config:
         raise UserError(f"it is no model; give {FORMATS}")

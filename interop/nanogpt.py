@@ -1,7 +1,6 @@
 """Read nanoGPT's ckpt.pt as tensors and numbers only, so that no code in it can run."""
 
 import re
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -67,9 +66,7 @@ def _checked_tensor(name: str, tensor: Any) -> Tensor:
 
 def _load_tensors(path: Path) -> dict[str, Any]:
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            saved = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        saved = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as e:  # torch and the reader of pickles raise errors of many classes
         code = re.search(r"GLOBAL (\S+)", str(e))
         cause = f"it contains code ({code[1]:.80}), which is not run" if code else "it is damaged"

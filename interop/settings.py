@@ -23,7 +23,7 @@ ARCHITECTURES = {
 # Settings that our model lacks, with the values for which it computes the same. One that is missing
 # or null is supported, too.
 SUPPORTED_VALUES: dict[str, tuple[Any, ...]] = {
-    "model_type": ("gpt2", "llama", "mistral", "qwen2", "qwen3"),
+    "model_type": tuple(HF_SETTINGS),
     "activation_function": ("gelu_new", "gelu_pytorch_tanh"),
     "scale_attn_weights": (True,),
     "scale_attn_by_inverse_layer_idx": (False,),
