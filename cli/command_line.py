@@ -3,6 +3,7 @@
 import argparse
 import os
 import re
+import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,7 +59,7 @@ class CommandLine:
     settings: list[str]  # KEY=VALUE
     is_sweep: bool  # -m or --multirun
     config_dir: str | None  # a folder with presets of the user's own
-    is_shown: bool  # --cfg job: print the configuration; or --help
+    is_shown: bool  # --cfg job: print the configuration
 
 
 def parse_options(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
@@ -99,6 +100,8 @@ def find_presets(config_dir: str | None) -> Presets:
 def parse_command_line(argv: Sequence[str]) -> CommandLine:
     """Separate settings from options, and quote texts."""
     parsed, unknown = parse_options(argv)
+    if parsed.help is not None:  # --help=SECTION, or not on the command line
+        unknown = [f"--help={parsed.help}"]
     if unknown:
         raise unknown_setting(unknown[0], SETTINGS)
     find_presets(parsed.config_dir)  # refuses a folder whose presets would not be read
@@ -117,7 +120,7 @@ def parse_command_line(argv: Sequence[str]) -> CommandLine:
         settings=[check_argument(argument, parsed.multirun) for argument in last_of_key.values()],
         is_sweep=parsed.multirun,
         config_dir=parsed.config_dir,
-        is_shown=parsed.cfg is not None or parsed.help is not None,
+        is_shown=parsed.cfg is not None,
     )
 
 
@@ -208,8 +211,8 @@ def unknown_setting(
     is_text = name == argument and (not equals or " " in key)
     if "prompt" in known and is_text and not did_you_mean(key, known):
         return UserError(
-            f'{argument} {problem}; write prompt="{argument}" for a text, or init_from=OWNER/NAME '
-            "for a model of the Hugging Face hub"
+            f"{argument} {problem}; write prompt={shlex.quote(argument)} for a text, or "
+            "init_from=OWNER/NAME for a model of the Hugging Face hub"
         )
     return UserError(
         f"{argument} {problem}{did_you_mean(key, known) or ';'} {command} --help explains "

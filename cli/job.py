@@ -106,7 +106,7 @@ def read_job(arguments: Sequence[str], read_model: ReadModel) -> Job:
     """Return the configured run that these arguments of train.py describe."""
     command_line = parse_command_line(arguments)
     if command_line.is_sweep or command_line.is_shown:
-        raise UserError("-m, --cfg and --help do not describe a single run: leave them out")
+        raise UserError("-m and --cfg do not describe a single run: leave them out")
     return configure(compose_job(command_line.settings, command_line.config_dir), read_model)
 
 

@@ -79,6 +79,7 @@ MISTAKES = [
     ("hydra.run.dir=here", ["hydra.run.dir=here", "-m"]),
     ("--batch_size=32", ["--batch_size=32", "write batch_size=VALUE"]),
     ("--help optm", ["--help optm", "optim?"]),
+    ("--help=optim", ["--help=optim"]),
     (f"--config-dir={CONFIGS / 'model'} seed=1", ["--config-dir", "experiment"]),
     ("experiment=mine", ["experiment=mine", "--config-dir"]),
     ("-m seed=1,2 run_dir=x", ["run_dir=x", "hydra.sweep.dir=PATH"]),

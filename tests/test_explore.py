@@ -1,5 +1,6 @@
 """explore.py serves the page of any model, and reports mistakes before it serves."""
 
+import shlex
 import shutil
 import signal
 
@@ -26,10 +27,10 @@ def test_a_model_needs_no_name_of_a_setting(argument, tmp_path, monkeypatch):
 
 
 def test_a_text_that_is_no_model_is_offered_as_the_prompt():
-    for text in ("ROMEO:", "x = 1/2"):
+    for text in ("ROMEO:", "x = 1/2", 'He said "no"'):
         with pytest.raises(UserError) as error:
             explore_config(text)
-        assert f'prompt="{text}"' in str(error.value)
+        assert f"prompt={shlex.quote(text)}" in str(error.value)
 
 
 @pytest.mark.parametrize(
