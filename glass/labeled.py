@@ -78,11 +78,11 @@ class Labeled:
         return Labeled(self.name, values, remaining) if remaining else values.item()
 
     def __sub__(self, other: "Labeled") -> "Labeled":
-        minuend, subtrahend = self.each or self, other.each or other
-        shapes = np.shape(minuend.values), np.shape(subtrahend.values)
-        if shapes[0] != shapes[1]:
+        operands = minuend, subtrahend = self.each or self, other.each or other
+        sizes = [{name: len(labels) for name, labels in each.axes.items()} for each in operands]
+        if sizes[0] != sizes[1]:
             raise UserError(
-                f"results of shapes {shapes[0]} and {shapes[1]} have no difference: ask both about "
+                f"results of sizes {sizes[0]} and {sizes[1]} have no difference: ask both about "
                 "the same texts"
             )
         values = minuend.values - subtrahend.values

@@ -258,6 +258,8 @@ def test_a_difference_and_a_part_of_means_have_the_errors_of_their_own_texts():
         difference - with_head[0]
     with pytest.raises(UserError, match="same texts"):
         opened.loss(TEXTS) - opened.loss(TEXTS[:3])
+    with pytest.raises(UserError, match="same texts"):
+        opened.loss("ababa") - opened.loss(TEXTS)
 
 
 def test_means_print_their_standard_errors_which_one_text_does_not_have():

@@ -1,6 +1,6 @@
 """Read what a caller in Python gives: texts or token ids, names of heads, numbers of tokens."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from reprlib import repr as quote
 from typing import Any
 
@@ -17,8 +17,6 @@ Positions = int | Iterable[int]
 
 def list_texts(given: Texts) -> list[Text] | None:
     """Return the texts of a list, or None for one text."""
-    if isinstance(given, Iterator):
-        return list(given)
     values = list_values(given)
     is_list = not isinstance(given, str | bytes) and any(isinstance(v, Iterable) for v in values)
     return values if is_list else None
