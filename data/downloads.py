@@ -10,7 +10,7 @@ from common.errors import UserError
 from common.files import sha256_of_file, sync
 from common.paths import expand_home
 from data.cache import KEY_LENGTH, cache_root, locked_build_folder
-from data.sources import Selection, find_files
+from data.sources import find_files
 
 SHAKESPEARE_URL = (
     "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
@@ -78,7 +78,7 @@ def _hash_dataset(name: str, subset: str | None, split: str, folder: Path) -> st
     """Return the hash of a dataset; a changed folder is another dataset."""
     stamps = []
     if folder.is_dir():
-        for path in sorted(filter(Path.is_file, find_files(folder, Selection()))):
+        for path in sorted(filter(Path.is_file, find_files(folder))):
             state = path.stat()
             stamps.append((path.as_posix(), state.st_size, state.st_mtime_ns))
     identity = json.dumps([name, subset, split, stamps])

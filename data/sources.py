@@ -4,7 +4,6 @@ import glob
 import os
 import sysconfig
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import takewhile
 from pathlib import Path
@@ -20,13 +19,13 @@ from run.run_dir import SWEEP_FILE, RunDir
 TEXT_CHECK_CHARS = 1 << 20  # read from the start of a file to decide whether it is text
 MAX_NAMED_FILES = 3  # in the message about skipped files
 NOT_LIBRARY = ("test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__")
-EVERYTHING_BELOW = ("**",)
+EVERYTHING_BELOW = ("**", "*")
 
 
 def find_stdlib_files() -> tuple[Path, ...]:
     """Return the standard library's sources, sorted, without its tests and installed packages."""
     root = Path(sysconfig.get_path("stdlib"))
-    return find_files(root, Selection(("**", "*.py"), NOT_LIBRARY))
+    return find_files(root, ("**", "*.py"), NOT_LIBRARY)
 
 
 def find_text_files(
@@ -44,7 +43,7 @@ def find_text_files(
     excluded = [part.strip().removeprefix("**/").rstrip("/") for part in (exclude or "").split(",")]
     texts: list[Path] = []
     problems: dict[str, str] = {}  # why a file is no text, by its name below the root
-    for file in find_files(root, Selection(pattern, excluded)):
+    for file in find_files(root, pattern, excluded):
         name = printable(file.relative_to(root).as_posix(), one_line=True)
         try:
             with open_text(ordinary_file(file), name) as content:
@@ -78,45 +77,22 @@ def _split_glob(path: str) -> tuple[Path, Sequence[str]]:
         return Path(path), EVERYTHING_BELOW
     parts = Path(path).parts
     fixed = [*takewhile(lambda part: not glob.has_magic(part), parts)]
-    return Path(*fixed), parts[len(fixed) :]
+    pattern = parts[len(fixed) :]
+    if pattern[-1] == "**":  # it stands for folders
+        pattern = (*pattern, "*")
+    return Path(*fixed), pattern
 
 
 # --- files below a folder -------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Selection:
-    """The parts of a glob, and globs of the names or paths to leave out of what it matches.
+def find_files(
+    root: Path, pattern: Sequence[str] = EVERYTHING_BELOW, excluded: Sequence[str] = ()
+) -> tuple[Path, ...]:
+    """Return the files below a folder that match the parts of a glob, sorted by path.
 
-    Paths are relative to the folder that is searched.
-    """
-
-    pattern: Sequence[str] = EVERYTHING_BELOW
-    excluded: Sequence[str] = ()
-
-    def includes(self, file: Path) -> bool:
-        """Return whether a file is selected."""
-        return not self._excludes(file) and _matches(file.parts, self.pattern)
-
-    def may_include_files_in(self, folder: Path) -> bool:
-        """Return whether files below a folder can be selected."""
-        fixed = [*takewhile(lambda part: part != "**", self.pattern)]
-        is_too_deep = len(self.pattern) == len(fixed) <= len(folder.parts)
-        if is_too_deep or self._excludes(folder):
-            return False
-        return all(map(fnmatchcase, folder.parts, fixed))
-
-    def _excludes(self, path: Path) -> bool:
-        return any(
-            fnmatchcase(path.name, excluded) or fnmatchcase(path.as_posix(), excluded)
-            for excluded in [".*", *self.excluded]
-        )
-
-
-def find_files(root: Path, selection: Selection) -> tuple[Path, ...]:
-    """Return the selected files below a folder, sorted by path.
-
-    Hidden files, linked folders, the cache, runs and sweeps are left out.
+    `excluded` has globs of names, or of paths relative to the folder. Hidden files, linked folders,
+    the cache, runs and sweeps are left out.
     """
     found: list[Path] = []
     for name, folders, files in os.walk(root, onerror=_raise_unless_removed):
@@ -125,22 +101,31 @@ def find_files(root: Path, selection: Selection) -> tuple[Path, ...]:
             folders.clear()
             continue
         relative = folder.relative_to(root)
-        folders[:] = [name for name in folders if selection.may_include_files_in(relative / name)]
-        found += [folder / name for name in files if selection.includes(relative / name)]
+        folders[:] = [n for n in folders if _is_selected(relative / n, pattern, excluded, True)]
+        found += [folder / n for n in files if _is_selected(relative / n, pattern, excluded)]
     return tuple(sorted(found, key=Path.as_posix))
 
 
-def _matches(parts: Sequence[str], pattern: Sequence[str]) -> bool:
-    """Return whether the parts of a path match those of a glob, where ** is any number of parts."""
-    if not pattern:
-        return not parts
-    if pattern[0] == "**" and _matches(parts, pattern[1:]):
-        return True
+def _is_selected(
+    path: Path, pattern: Sequence[str], excluded: Sequence[str], is_folder: bool = False
+) -> bool:
+    for name in (path.name, path.as_posix()):
+        if any(fnmatchcase(name, excluded_name) for excluded_name in (".*", *excluded)):
+            return False
+    return _matches(path.parts, pattern, is_folder)
+
+
+def _matches(parts: Sequence[str], pattern: Sequence[str], is_folder: bool) -> bool:
+    """Return whether a file matches a glob, or one in a folder can; ** is any number of parts."""
     if not parts:
+        return is_folder == bool(pattern)
+    if not pattern:
         return False
     if pattern[0] == "**":
-        return _matches(parts[1:], pattern)
-    return fnmatchcase(parts[0], pattern[0]) and _matches(parts[1:], pattern[1:])
+        is_longer = _matches(parts[1:], pattern, is_folder)
+        return is_longer or _matches(parts, pattern[1:], is_folder)
+    matches_first = fnmatchcase(parts[0], pattern[0])
+    return matches_first and _matches(parts[1:], pattern[1:], is_folder)
 
 
 def _raise_unless_removed(error: OSError) -> None:

@@ -110,6 +110,7 @@ def test_runs_sweeps_and_the_cache_are_skipped_unless_they_are_named(tmp_path, m
         ("", "sub/*,drafts,?.log,f*", ["a.txt"]),
         ("/*", "*.log,*.md", ["a.txt"]),
         ("/**/*.txt", "drafts", ["a.txt", "sub/deep/d.txt"]),
+        ("/*/**", "drafts", ["sub/deep/d.txt"]),
     ],
 )
 def test_globs_exclude_further_files(tmp_path, path, exclude, remaining):
