@@ -152,7 +152,7 @@ def test_a_name_of_another_program_is_answered_with_the_one_here(name):
 def test_the_configuration_is_printed_without_torch(launch):
     status, out, err = launch("--cfg job")
     assert (status, err) == (0, "")
-    assert yaml.safe_load(out)["max_steps"] == 2000  # of experiment=default
+    assert yaml.safe_load(out)["max_steps"] == 2100  # of experiment=default
 
 
 def test_only_rank_0_prints_errors_and_reads_folders(launch, monkeypatch):
@@ -254,7 +254,7 @@ def test_the_help_of_train_is_one_screen_and_explains_a_section_or_all(launch, m
         assert (status, err) == (0, "")
         assert all(len(line) <= 80 for line in pages[topic].splitlines())
     assert pages[""].count("\n") <= 42
-    assert " max_steps=2000 " in pages[""]  # of experiment=default
+    assert " max_steps=2100 " in pages[""]  # of experiment=default
     text = " ".join(pages["all"].split())
     assert all(f" {name}=" in f" {text}" for name, _, _ in iterate_settings(Config()))
     assert pages["all"].count(" experiment=default ") == 1  # a group and a setting
