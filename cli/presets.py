@@ -1,6 +1,7 @@
 """Read the files of presets for Hydra; a mistake in one is a sentence that names it."""
 
 import io
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -85,19 +86,18 @@ class FileConfigSource(file_config_source.FileConfigSource):
         """Raise `UserError` if a list of defaults chooses a preset that does not exist."""
         if not isinstance(defaults, list):
             raise UserError(f"defaults is not a list: {HOW_TO_CHOOSE}")
-        others = {f"override /{other}": other for other in PRESETS if other != group}
+        others = [other for other in PRESETS if other != group]
+        groups = {"": group} | {f"override /{other}": other for other in others}
         for entry in defaults:
-            if not isinstance(entry, dict):
-                self._check_name(group, entry)
-                continue
-            for key, name in entry.items():
-                if key in others:
-                    self._check_name(others[key], name)
+            choices = entry if isinstance(entry, dict) else {"": entry}
+            for key, name in choices.items():
+                if key in groups:
+                    self._check_name(groups[key], name)
                 elif not str(key).startswith("override /hydra/"):
-                    likely = f"override /{str(key).rpartition(' ')[2].lstrip('/')}"
+                    likely = did_you_mean(re.split(r"[ /]", str(key))[-1], others)
                     raise UserError(
-                        f"'{key}: {name}' in defaults chooses no preset: {HOW_TO_CHOOSE}"
-                        f"{did_you_mean(likely, others)}"
+                        f"'{key}: {name}' in defaults chooses no preset{likely or ';'} "
+                        f"{HOW_TO_CHOOSE}"
                     )
 
     def _check_name(self, group: str, name: Any) -> None:
@@ -133,8 +133,8 @@ def _check_setting(keys: Sequence[str], value: Any) -> None:
     name = ".".join(keys)
     if name in PRESETS:
         raise UserError(
-            f"{name}: {show_value(value)} names a preset: choose it in the list defaults, by "
-            f"- override /{name}: {show_value(value)}"
+            f"{name}: {show_value(value)} is not a setting; to choose a preset in the list "
+            f"defaults, {HOW_TO_CHOOSE}"
         )
     if name not in SETTINGS:
         raise unknown_setting(f"{name}={show_value(value)}", SETTINGS)

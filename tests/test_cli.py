@@ -313,9 +313,9 @@ BAD_PRESETS = [
     *(
         ("experiment/bad.yaml", f"{GLOBAL}defaults:\n  {entry}\n", names)
         for entry, names in (
-            ("- override /modle: small", ["override /model?"]),
-            ("- override model: small", ["override /model?"]),
-            ("- /model: small", ["override /model?"]),
+            ("- override /modle: small", ["did you mean model?"]),
+            ("- override model: small", ["override model", "- override /GROUP"]),
+            ("- /model: small", ["/model: small", "- override /GROUP"]),
             ("- override /model: smal", ["bad.yaml: model=smal", "small?"]),
             ("- speedrn", ["bad.yaml: experiment=speedrn", "speedrun?"]),
             ("override /model: small", ["defaults is not a list"]),
