@@ -51,11 +51,6 @@ class PatchedPair(NamedTuple):
         """True if the clean run prefers the answer, and more than the corrupted run does."""
         return self.highest > max(self.lowest, 0)
 
-    @property
-    def unknown_shares(self) -> Labeled:
-        """Shares that are nan, which no mean includes."""
-        return replace(self.shares, values=np.full_like(self.shares.values, np.nan))
-
 
 class Opened:
     """A model and its tokenizer, with measurements of what they make of a text.
@@ -189,11 +184,13 @@ class Opened:
             return replace(pair.shares, name=name_shares([pair]) + end)
         pairs = self._ask_each("pair", ask, cases)
         name = name_shares([pair for pair in pairs if pair.is_meaningful] or pairs)
-        left_out = [str(number) for number, pair in enumerate(pairs) if not pair.is_meaningful]
+        left_out = [number for number, pair in enumerate(pairs) if not pair.is_meaningful]
         if left_out:
-            count = pluralize(len(left_out), "pair")
-            name += f"; without {count} ({', '.join(left_out)}), because {NOT_PREFERRED}"
-        shares = [pair.shares if pair.is_meaningful else pair.unknown_shares for pair in pairs]
+            count, numbers = pluralize(len(left_out), "pair"), ", ".join(map(str, left_out))
+            name += f"; without {count} ({numbers}), because {NOT_PREFERRED}"
+        shares = [pair.shares for pair in pairs]
+        for number in left_out:
+            shares[number] = replace(shares[number], values=shares[number].values * np.nan)
         return average(name, shares, "pair", [clean for clean, *_ in cases])
 
     @default_settings()

@@ -315,7 +315,6 @@ BAD_PRESETS = [
         for entry, names in (
             ("- override /modle: small", ["did you mean model?"]),
             ("- override model: small", ["override model", "- override /GROUP"]),
-            ("- /model: small", ["/model: small", "- override /GROUP"]),
             ("- override /model: smal", ["bad.yaml: model=smal", "small?"]),
             ("- speedrn", ["bad.yaml: experiment=speedrn", "speedrun?"]),
             ("override /model: small", ["defaults is not a list"]),

@@ -15,10 +15,10 @@ Heads = str | Head | Iterable[str | Head]
 Positions = int | Iterable[int]
 
 
-def list_texts(given: Texts) -> list[Text] | None:
+def list_texts(texts: Texts) -> list[Text] | None:
     """Return the texts of a list, or None for one text."""
-    values = list_values(given)
-    is_list = not isinstance(given, str | bytes) and any(isinstance(v, Iterable) for v in values)
+    values = list_values(texts)
+    is_list = not isinstance(texts, str | bytes) and any(isinstance(v, Iterable) for v in values)
     return values if is_list else None
 
 
