@@ -10,7 +10,6 @@ from pathlib import Path
 import yaml
 
 from common.errors import UserError
-from common.terminal import error_sentence
 from config import Config
 
 # Variables that name one run. W&B ignores WANDB_RESUME, because a run is always started to resume.
@@ -37,12 +36,6 @@ def read_agent_choices(config: Config) -> dict[str, str]:
     is_function = getattr(sys.modules.get("wandb"), "run", None) is not None
     if not path or not is_recorded or not is_training or is_function:
         return {}
-    try:
-        chosen = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-        chosen.pop("wandb_version", None)
-        return {key: str(entry["value"]) for key, entry in chosen.items()}
-    except Exception as e:  # W&B reports what it cannot read
-        reason = error_sentence(e)
-        raise UserError(
-            f"WANDB_SWEEP_PARAM_PATH={path} cannot be read ({reason}): unset it"
-        ) from None
+    chosen = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    chosen.pop("wandb_version", None)
+    return {key: str(entry["value"]) for key, entry in chosen.items()}
