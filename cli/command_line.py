@@ -143,10 +143,6 @@ def check_argument(argument: str, is_sweep: bool) -> str:
     is_known = is_hydras or key in SETTINGS or key in PRESETS
     if not value or not is_known or is_nanogpt_setting(argument):
         raise unknown_setting(argument, [*SETTINGS, *PRESETS])
-    if key not in TEXTS and not is_hydras and re.search(r"[{[]", value):
-        raise UserError(
-            f"{argument} is not one value of {key}: type each setting as a separate KEY=VALUE"
-        )
     if is_sweep:
         _check_in_sweep(argument)
     elif is_hydras or key == "sweep":

@@ -96,8 +96,6 @@ MISTAKES = [
         (f"prepare_only=true {typed}", [typed, "prepare_only"])
         for typed in ("max_steps=3", "optim=adamw")
     ),
-    *((typed, [typed]) for typed in ("optim={lr:1}", "eval={every:5}", "model=[small,gpt2]")),
-    ("-m hydra/sweeper=optuna optim={lr:1},{lr:2}", ["optim={lr:1}"]),
     ("data.path=small.txt data.path=nowhere data=text", ["data.path=nowhere does not exist"]),
 ]
 
