@@ -141,7 +141,7 @@ def check_argument(argument: str, is_sweep: bool) -> str:
     key, _, value = argument.partition("=")
     is_hydras = key.startswith(("hydra.", "hydra/"))
     is_known = is_hydras or key in SETTINGS or key in PRESETS
-    if not value or not is_known or is_nanogpt_setting(argument):
+    if not value or not is_known or argument in NANOGPT:
         raise unknown_setting(argument, [*SETTINGS, *PRESETS])
     if is_sweep:
         _check_in_sweep(argument)
@@ -176,11 +176,6 @@ def quote(text: str) -> str:
     # Backslashes count only in front of a quote or at the end of the text.
     escaped = re.sub(r"(\\+)(?='|\Z)", r"\1\1", escape_interpolation(text)).replace("'", r"\'")
     return f"'{escaped}'"
-
-
-def is_nanogpt_setting(argument: str) -> bool:
-    """Return whether KEY=VALUE is a setting of nanoGPT that does not name a file here."""
-    return argument in NANOGPT and not Path(argument.partition("=")[2]).exists()
 
 
 def unknown_setting(

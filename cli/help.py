@@ -9,7 +9,7 @@ from itertools import starmap
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from cli.command_line import PRESETS, Presets, is_nanogpt_setting, unknown_setting
+from cli.command_line import NANOGPT, PRESETS, Presets, unknown_setting
 from common.errors import UserError, did_you_mean
 from common.settings import (
     convert_value,
@@ -37,7 +37,7 @@ def read_settings(argv: list[str], settings_class: type[Settings], command: str)
     typed: dict[str, Any] = {}
     for argument in argv:
         key, equals, value = argument.partition("=")
-        if not equals or key not in known or is_nanogpt_setting(argument):
+        if not equals or key not in known or argument in NANOGPT:
             raise unknown_setting(argument, known, command)
         converted = convert_value(key, known[key], value)
         is_repeatable = isinstance(known[key].default, tuple)
