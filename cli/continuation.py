@@ -56,13 +56,7 @@ def find_run_to_continue(requested: Config) -> Config | None:
         return absolute_paths(run.saved_config())
     if requested.resume == "auto":
         return None
-    if run.has_begun:
-        raise run.missing_checkpoint()
-    mode = "eval_only" if requested.eval_only else "resume"
-    raise UserError(
-        f"run_dir={requested.run_dir} contains no run: name the folder of one, or leave out "
-        f"{mode}=true"
-    )
+    raise run.missing_checkpoint()
 
 
 def continue_run(run: Config, requested: Config, typed: Sequence[str], log: Log) -> Config:

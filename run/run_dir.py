@@ -210,7 +210,7 @@ class RunDir:
         """Return the error for a folder without a checkpoint."""
         if not self.has_begun:
             problem = "contains no run" if exists(self.path) else "does not exist"
-            return UserError(f"{self.path} {problem}")
+            return UserError(f"{self.path} {problem}: name the folder of a run")
         return UserError(
             f"{self.path} has no checkpoint: the run stopped before its first one, or is not there "
             "yet; to start it again, repeat its command with "

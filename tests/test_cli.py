@@ -75,7 +75,7 @@ MISTAKES = [
     (f"data=stdlib data.path={ROOT}", ["data.path=", "data=stdlib", "data=text"]),
     (f"data=hf data.name=x data.path={ROOT}", ["data.path=", "data=hf"]),
     ("resume=true", ["resume=true", "run_dir=PATH"]),
-    ("resume=true run_dir=nowhere", ["run_dir=nowhere", "resume=true"]),
+    ("resume=true run_dir=nowhere", ["nowhere does not exist"]),
     ("hydra.run.dir=here", ["hydra.run.dir=here", "-m"]),
     ("--batch_size=32", ["--batch_size=32", "write batch_size=VALUE"]),
     ("--help optm", ["--help optm", "optim?"]),
