@@ -263,7 +263,7 @@ def _apply_task(config: Config, keys: list[str], log: Log) -> Config:
     if config.data.source != "synthetic":
         return config
     typed = [key for key in keys if key.partition(".")[0] == "tokenizer"]
-    if typed and config.tokenizer != TokenizerConfig("char"):
+    if typed and config.tokenizer.name != "char":
         raise UserError(
             f"{typed[0]} has no effect with data=synthetic, where each symbol is a token: "
             "leave it out"
