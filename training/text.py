@@ -30,10 +30,11 @@ def prepare_text(config: Config, world: World, origin: StoredModel | None, start
     for line in text.summary():
         world.log(line)
     vocab_size = text.tokenizer.vocab_size
-    if vocab_size < (config.tokenizer.vocab_size or 0) and not config.eval_only:
+    requested = config.tokenizer.vocab_size if config.tokenizer.name == "bpe" else None
+    if vocab_size < (requested or 0) and not config.eval_only:
         world.log(
-            f"note: the text is too short for tokenizer.vocab_size={config.tokenizer.vocab_size}, "
-            f"so the vocabulary has {pluralize(vocab_size, 'token')}"
+            f"note: the text is too short for tokenizer.vocab_size={requested}, so the vocabulary "
+            f"has {pluralize(vocab_size, 'token')}"
         )
     if origin is None and config.model.ngrams > 1:
         keys = world.on_rank_0(lambda: count_ngrams(text.train, vocab_size, config.model))
