@@ -43,13 +43,13 @@ def main() -> None:
     """Summarize the sweep, or compare the runs, whose folders are typed."""
     outs = [argument[4:] for argument in sys.argv[1:] if argument.startswith("out=")]
     paths = [expand_home("DIR", path) for path in sys.argv[1:] if not path.startswith("out=")]
-    if not paths or len(outs) > 1 or "" in outs or any(str(path)[0] == "-" for path in paths):
+    if not paths:
         raise UserError(
             "give the folder of a sweep (python -m sweeps DIR), or those of the runs to compare "
             "(python -m sweeps RUN RUN … [out=DIR])"
         )
     if len(paths) > 1 or outs or not is_folder(paths[0]) or not is_sweep(paths[0]):
-        compare(paths, outs[0] if outs else "comparison")
+        compare(paths, outs[-1] if outs else "comparison")
         return
     require_output_folder(f"the folder {paths[0]}", paths[0])
     print_sweep(Terminal(), paths[0], rewrite_results(paths[0]))
