@@ -70,9 +70,8 @@ def test_a_dry_run_names_the_size_of_the_run_and_writes_no_folder(
     train_from(*arguments)
     shown = capsys.readouterr().out
     assert "device=cpu" in shown and "=auto" not in shown
-    assert (
-        "tokenizer.vocab_size" not in shown
-    )  # which the experiment sets, and characters do not have
+    # The experiment sets it, but characters do not have it.
+    assert "tokenizer.vocab_size" not in shown
     vocab_size = len({*text_file.read_text(encoding="utf-8")})
     settings = replace(cli.compose_job(arguments).config.model, vocab_size=vocab_size)
     (parameters,) = re.findall(r"([\d,]+) parameters", shown)
