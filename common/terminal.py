@@ -232,7 +232,7 @@ def wrap(line: str, width: int) -> str:
     The indentation is that of the text after a label, such as "loss     3.2". What is too wide for
     that begins at the left edge, where the terminal shows as much of it in one line as it can.
     """
-    label = re.match(r".{,20}?\s{2,}", line)
+    label = re.match(r".{,11}?\s{2,}", line)
     lines = textwrap.wrap(
         COMMAND.sub(lambda command: command[0].replace(" ", "\0"), line),
         width,

@@ -24,3 +24,9 @@ def test_a_line_is_broken_at_spaces_but_in_no_path_or_command(line, whole, width
     assert any(whole in each for each in lines)
     assert " ".join(lines).split() == line.split()
     assert all(len(each) <= max(width, len(whole)) for each in lines)
+
+
+def test_only_what_a_line_begins_with_is_a_label():
+    text = "a text of a reader  with two spaces, which is long enough to be broken"
+    assert wrap(f"error: {text}", 40).split("\n")[1][0] != " "
+    assert wrap(f"note     {text}", 40).split("\n")[1].startswith(" " * 9)
