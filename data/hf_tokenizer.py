@@ -1,6 +1,8 @@
 """Read tokenizers from Hugging Face's files, and run them with the `tokenizers` library."""
 
+import base64
 import json
+import math
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -23,6 +25,8 @@ HF_GENERATION_FILE = "generation_config.json"
 END_OF_TEXT = "<|endoftext|>"
 SPECIAL_TOKEN_ROLES = ("eos_token", "bos_token", "unk_token", "pad_token")
 SMALL_VOCAB_SIZE = 1 << 20  # takes a few megabytes, even if most of its ids have no token
+MAX_GROWTH = 32  # characters or tokens that a tokenizer may make of one
+MAX_NFKC_BYTES = 33  # into which Unicode's normalization NFKC turns one character
 BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")  # how byte-fallback vocabularies name a byte
 
 
@@ -133,6 +137,26 @@ class HFTokenizer:
                 bytes_of[id] = (token.replace("▁", " ") if has_space_marks else token).encode()
         return bytes_of
 
+    def limit_special_tokens(self, vocab_size: int) -> "HFTokenizer":
+        """Return the tokenizer without the special tokens of ids from `vocab_size` on.
+
+        The model lacks them: some, for example for padding, are added after its training. A
+        tokenizer that has other tokens of such ids is returned as it is.
+        """
+        extra = {id for id in self._vocabulary if id >= vocab_size}
+        if not extra or extra - self.special.keys():
+            return self
+        content = json.loads(self.description)
+        content["added_tokens"] = [t for t in content["added_tokens"] if t["id"] not in extra]
+        vocabulary = content["model"]["vocab"]
+        if isinstance(vocabulary, dict):
+            kept: Any = {token: id for token, id in vocabulary.items() if id not in extra}
+        else:
+            kept = vocabulary[:vocab_size]
+        content["model"]["vocab"] = kept
+        kept_for_exports = self.bos_token_id, self.chat_template
+        return HFTokenizer(json.dumps(content), self.end_of_text_ids, *kept_for_exports)
+
     def to_json(self) -> dict[str, Any]:
         """Return what `load_tokenizer` needs."""
         return {
@@ -148,15 +172,24 @@ class HFTokenizer:
 
 
 def build_library(description: str) -> Library:
-    """Build the tokenizer of a tokenizer.json.
+    """Build the tokenizer of a tokenizer.json, unless it would make much memory of few bytes.
 
     Raises:
-        UserError: It has too high an id.
+        UserError: It has too high an id, or would make a text too long.
         Exception: It cannot be read.
     """
     with panics_as_errors():
         library = Library.from_str(description)
     check_vocab_size(max(library.get_vocab().values()) + 1, len(description))
+    stages = library.normalizer, library.pre_tokenizer, library.post_processor, library.decoder
+    states = [stage and json.loads(stage.__getstate__()) for stage in stages]
+    *encoding, decoding = map(_growth_of, states)
+    growth = max(math.prod(encoding), decoding)
+    if growth > MAX_GROWTH:
+        raise UserError(
+            f"its {HF_TOKENIZER_FILE} could turn one character into {growth:.3g}, more than the "
+            f"{MAX_GROWTH} that are supported; use the original file of the model"
+        )
     return library
 
 
@@ -181,6 +214,31 @@ def panics_as_errors() -> Iterator[None]:
         if type(e).__name__ != "PanicException":
             raise
         raise ValueError(str(e)) from None
+
+
+def _growth_of(part: Any) -> float:
+    """Return about how many characters or tokens a stage of the library can make of one."""
+    if isinstance(part, list):  # one stage after the other
+        return math.prod(map(_growth_of, part))
+    if not isinstance(part, dict):
+        return 1.0
+    kind = part.get("type")
+    growth = math.prod(map(_growth_of, part.values()))
+    if kind == "ByteLevel":  # it spells each byte as a character of up to two bytes
+        growth = 2.0
+    elif kind == "Prepend":  # to each stretch of text between added tokens
+        growth = 1.0 + len(part["prepend"])
+    elif kind == "Replace":
+        pattern = part["pattern"].get("String")  # or else a regular expression, which may be empty
+        growth = len(part["content"]) / len(pattern) if pattern else 1.0 + len(part["content"])
+    elif kind == "Precompiled":  # the texts in the table follow a trie, whose size comes first
+        table = base64.b64decode(part["precompiled_charsmap"])
+        texts = table[4 + int.from_bytes(table[:4], "little") :].split(b"\0")
+        growth = max(map(len, texts)) / MAX_NFKC_BYTES
+    elif kind == "TemplateProcessing":
+        ids = [token["ids"] for token in part["special_tokens"].values()]
+        growth = float(len(part["single"]) * max(map(len, ids), default=1))
+    return max(1.0, growth)
 
 
 # --- files ----------------------------------------------------------------------------------------

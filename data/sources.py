@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
 from itertools import takewhile
 from pathlib import Path
+from unicodedata import normalize
 
 from common.errors import UserError
 from common.files import ordinary_file
@@ -92,8 +93,9 @@ def find_files(
     """Return the files below a folder that match the parts of a glob, sorted by path.
 
     `excluded` has globs of names, or of paths relative to the folder. Hidden files, linked folders,
-    the cache, runs and sweeps are left out.
+    the cache, runs and sweeps are left out. Globs match composed and decomposed names alike.
     """
+    pattern, excluded = _compose(pattern), _compose(excluded)
     found: list[Path] = []
     for name, folders, files in os.walk(root, onerror=_raise_unless_removed):
         folder = Path(name)
@@ -106,9 +108,15 @@ def find_files(
     return tuple(sorted(found, key=Path.as_posix))
 
 
+def _compose(texts: Sequence[str]) -> list[str]:
+    """Return texts with composed characters: é is one character, not an e and an accent."""
+    return [normalize("NFC", text) for text in texts]
+
+
 def _is_selected(
     path: Path, pattern: Sequence[str], excluded: Sequence[str], is_folder: bool = False
 ) -> bool:
+    path = Path(*_compose(path.parts))
     for name in (path.name, path.as_posix()):
         if any(fnmatchcase(name, excluded_name) for excluded_name in (".*", *excluded)):
             return False

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from unicodedata import normalize
 
 import numpy as np
@@ -34,6 +34,11 @@ PATTERNS = {
 # The time of byte-pair encoding grows with the square of a run that no pattern splits.
 MAX_RUN_CHARS = 512
 LONG_RUN = re.compile(r"(?<!\S)\S{513,}|(?<!\s)\s{513,}")
+# Unicode normal forms → what a text is that should be converted to it
+OTHER_FORMS: dict[Literal["NFC", "NFD"], str] = {
+    "NFC": "decomposed (Unicode form NFD: an accent is a character of its own)",
+    "NFD": "composed (Unicode form NFC: a letter and its accent are one character)",
+}
 MAX_FORM_CHARS = 10_000  # of a text whose normal form is looked at
 
 
@@ -62,10 +67,15 @@ class CharTokenizer:
             raise UserError(
                 f"the character {text[unknown[0]]!r} is not among the "
                 f"{pluralize(self.vocab_size, 'character')} that this model was trained on "
-                f"({self.alphabet!r:.100}); leave it out, or train on text with tokenizer=bpe, "
-                "which takes any text"
+                f"({self.alphabet!r:.100}); {self._advice(text)}"
             )
         return ids
+
+    def _advice(self, text: str) -> str:
+        for form, other in OTHER_FORMS.items():
+            if set(self.alphabet).issuperset(normalize(form, text)):
+                return f"the text is {other}: convert it to the form {form}"
+        return "leave it out, or train on text with tokenizer=bpe, which takes any text"
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of a text; see `encode_array`."""
@@ -261,20 +271,20 @@ def encode_prompt(tokenizer: Tokenizer, text: str) -> list[int]:
 
 
 def normal_form_note(tokenizer: Tokenizer, text: str) -> str | None:
-    """Return a note if a text has fewer tokens in Unicode's composed form, NFC.
+    """Return a note if a text has fewer tokens in another Unicode normal form.
 
-    Most models are trained on text in that form, and read any other as rare tokens.
+    Then the model was probably trained on text in that form, and reads this one as rare tokens.
     """
     start = text[:MAX_FORM_CHARS]
     count = len(tokenizer.encode(start))
-    with suppress(UserError):  # characters that the tokenizer does not know
-        composed_count = len(tokenizer.encode(normalize("NFC", start)))
-        if composed_count < count:
-            return (
-                "note: accents in the text are characters of their own (Unicode form NFD); "
-                f"converted to the form NFC, it would have {pluralize(composed_count, 'token')} "
-                f"instead of {count:,}"
-            )
+    for form, other in OTHER_FORMS.items():
+        with suppress(UserError):  # characters that the tokenizer does not know
+            converted_count = len(tokenizer.encode(normalize(form, start)))
+            if converted_count < count:
+                return (
+                    f"note: the text is {other}; converted to the form {form}, it would have "
+                    f"{pluralize(converted_count, 'token')} instead of {count:,}"
+                )
     return None
 
 

@@ -16,6 +16,7 @@ from common.errors import UserError
 from common.terminal import error_sentence
 from common.text import pluralize
 from config import GPTConfig
+from data.hf_tokenizer import HFTokenizer
 from data.tokenizer import Tokenizer
 from interop.names import MODULE_NAMES, map_tensors
 from training.stored_model import StoredModel
@@ -65,11 +66,13 @@ class ExternalModel(StoredModel):
         """Return the tokenizer, or None for a character model whose alphabet is not on the disk.
 
         Raises:
-            UserError: It cannot be read, or has tokens that the model lacks.
+            UserError: It cannot be read, or can encode text as tokens that the model lacks.
         """
         vocab_size = self.config.vocab_size
         try:
             tokenizer = self.parse_tokenizer()
+            if isinstance(tokenizer, HFTokenizer):
+                tokenizer = tokenizer.limit_special_tokens(vocab_size)
         except Exception as e:  # the library raises plain Exceptions
             raise UserError(
                 f"{self.path} has no tokenizer that can be read: {error_sentence(e)}"

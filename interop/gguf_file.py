@@ -123,7 +123,7 @@ class GGUFFile(ExternalModel):
 
         llama.cpp stretches them linearly unless the file says otherwise.
         """
-        factor = settings["factor"]
+        factor = settings["factor"] or self._read_number("rope.scale_linear")
         rope_type = settings["rope_type"]
         if rope_type in (None, "linear"):
             rope_type = "linear" if factor else "none"
@@ -142,7 +142,11 @@ class GGUFFile(ExternalModel):
         return rotary
 
     def _read_number(self, name: str) -> Any:
-        return self._metadata.get(f"{self._architecture}.{name}")
+        """Return a value, or None. A list of equal ones, one for each block, counts as the one."""
+        value = self._metadata.get(f"{self._architecture}.{name}")
+        if isinstance(value, list) and len(set(value)) == 1:
+            return value[0]
+        return value
 
 
 def read_llama3_rope(factors: Tensor, theta: float, head_dim: int, length: int) -> HFSettings:

@@ -28,6 +28,8 @@ WORD_PATTERN = (
     r"| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 DIGIT_GROUPS = {"llama-bpe": "{1,3}", "qwen2": ""}
+# How the models of an architecture split text, if an older file does not say so.
+DEFAULT_SPLITS = {"gpt2": "gpt-2", "qwen2": "qwen2", "qwen3": "qwen2"}
 UNSUPPORTED = (
     "this model's tokenizer cannot be written as .gguf, because llama.cpp would split, merge or "
     "end some texts in another way; train with tokenizer=bpe tokenizer.pattern=gpt2, or export the "
@@ -55,7 +57,7 @@ def read_gguf_tokenizer(metadata: dict[str, Any]) -> Tokenizer:
             f"{PREFIX}model={show_value(kind)} is not byte-level BPE (gpt2), the only type that "
             "can be read; use the model's Hugging Face folder instead"
         )
-    split = metadata.get(f"{PREFIX}pre")
+    split = metadata.get(f"{PREFIX}pre") or DEFAULT_SPLITS.get(metadata["general.architecture"])
     token_types = metadata.get(f"{PREFIX}token_type", [])
 
     library = _build_library(metadata, split)

@@ -8,6 +8,7 @@ import sys
 import sysconfig
 import urllib.request
 from pathlib import Path
+from unicodedata import normalize
 from urllib.error import URLError
 
 import pyarrow.parquet
@@ -119,6 +120,15 @@ def test_globs_exclude_further_files(tmp_path, path, exclude, remaining):
     )
     files = find_text_files(f"{tmp_path}{path}", refuse_to_log, exclude=exclude)
     assert relative_names(files, tmp_path) == remaining
+
+
+@pytest.mark.parametrize("typed, stored", [("NFC", "NFD"), ("NFD", "NFC")])
+def test_a_glob_matches_composed_and_decomposed_names(typed, stored, tmp_path):
+    typed, stored = normalize(typed, "é"), normalize(stored, "é")
+    names = [f"{stored}/{stored}{number}.txt" for number in range(3)]
+    write(tmp_path, *names, f"{stored}/e.txt")
+    files = find_text_files(f"{tmp_path}/{typed}/{typed}?.txt", refuse_to_log, f"{typed}1*")
+    assert relative_names(files, tmp_path) == [names[0], names[2]]
 
 
 @pytest.mark.parametrize(

@@ -70,12 +70,17 @@ def test_the_tokens_of_a_text_stand_for_all_its_bytes(tokenizer, text):
     assert sizes.sum() == (len(text.encode()) if len(ids) else 0) and (sizes >= 0).all()
 
 
-def test_a_decomposed_text_is_noticed():
-    text = normalize("NFC", "été à la forêt, ça gèle: 가나다\n")
-    converted = normalize("NFD", text)
+@pytest.mark.parametrize("form, other", [("NFC", "NFD"), ("NFD", "NFC")])
+def test_a_text_in_another_normal_form_than_that_of_the_training_text_is_noticed(form, other):
+    text = normalize(form, "été à la forêt, ça gèle: 가나다\n")
+    converted = normalize(other, text)
     tokenizer = train_bpe([text * 20], 300)
     assert normal_form_note(tokenizer, text) is None
-    assert "NFC" in normal_form_note(tokenizer, converted)
+    assert form in normal_form_note(tokenizer, converted)
+    with pytest.raises(UserError, match=f"to the form {form}"):
+        CharTokenizer(text).encode(converted)
+    with pytest.raises(UserError, match="leave it out"):
+        CharTokenizer(text).encode(converted + "Ω")
     composing = TOKENIZERS["composed"]  # it normalizes texts itself
     assert normal_form_note(composing, text) == normal_form_note(composing, converted) is None
 

@@ -111,6 +111,26 @@ def llama_file(tmp_path) -> Path:
     return tmp_path / "m.gguf"
 
 
+def test_a_list_of_equal_values_for_the_blocks_is_one_value(llama_file):
+    path = rewrite(llama_file, changes={"llama.attention.head_count_kv": [2, 2]})
+    assert load_hf(path).config.n_kv_head == 2
+
+
+def test_the_older_name_of_a_stretched_context_is_read(llama_file):
+    path = rewrite(llama_file, changes={"llama.rope.scale_linear": 4.0})
+    assert load_hf(path).config.rope_factor == 4
+
+
+@pytest.mark.parametrize(
+    "architecture, pre", [("gpt2", "gpt-2"), ("qwen2", "qwen2"), ("qwen3", "qwen2")]
+)
+def test_a_file_that_names_no_split_has_that_of_its_architecture(architecture, pre):
+    metadata = describe_tokenizer(make_bpe(), 303) | {"general.architecture": architecture}
+    expected = read_gguf_tokenizer(metadata | {"tokenizer.ggml.pre": pre})
+    del metadata["tokenizer.ggml.pre"]
+    assert read_gguf_tokenizer(metadata).description == expected.description
+
+
 def test_a_llama_3_file_without_its_trained_length_was_trained_on_8192_tokens(tmp_path):
     tokenizer = make_bpe()
     model = make_model(tokenizer, MODELS["llama 3"] | {"rope_trained": 8192})

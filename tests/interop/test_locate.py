@@ -78,12 +78,19 @@ def change_weights(path: str, change):
     return apply
 
 
-def add_a_token():
-    """Add a token, which the model lacks, to the tokenizer of gpt2."""
-    path = Path("gpt2/tokenizer.json")
-    content = json.loads(path.read_text())
-    content["model"]["vocab"]["word"] = 420
-    path.write_text(json.dumps(content))
+def add_tokens(*tokens: dict):
+    """Return a function that adds tokens, from id 420 on, to the tokenizer of gpt2."""
+
+    def apply():
+        path = Path("gpt2/tokenizer.json")
+        content = json.loads(path.read_text())
+        for id, token in enumerate(tokens, 420):
+            flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+            content["added_tokens"].append({"id": id, **flags, **token})
+            content["model"]["vocab"][token["content"]] = id
+        path.write_text(json.dumps(content))
+
+    return apply
 
 
 def rename_tensors(path: str, rename_one):
@@ -107,6 +114,7 @@ ACCEPTED = [
     (nothing, "gpt2/model.safetensors", "gpt2"),
     (rename("gpt2/model.safetensors", "gpt2/any name.safetensors"), "gpt2", "gpt2"),
     (rename_tensors("gpt2/", lambda name: name.removeprefix("transformer.")), "gpt2", "gpt2"),
+    (add_tokens({"content": "<pad>", "special": True}), "gpt2", "gpt2"),
     (nothing, "shards/model-00001-of-00003.safetensors", "shards"),
     (rename("m.gguf", "m.pt"), "m.pt", "m.gguf"),
     (nothing, "runs/x/", STEP_3),
@@ -158,7 +166,7 @@ REFUSED = [
         ["code", "nn.modules.linear.Linear"],
     ),
     (lambda: Path("shards/model-00002-of-00003.safetensors").unlink(), "shards", ["00002"]),
-    (add_a_token, "gpt2", ["421", "420"]),
+    (add_tokens({"content": "word", "special": False}), "gpt2", ["421", "420"]),
     (nothing, "runs/x/checkpoints/step_00000009", ["step_00000009"]),
     (nothing, "runs/mine", ["init_from=runs/mine"]),
     (nothing, "https://example.com/m.gguf", ["https://example.com"]),
