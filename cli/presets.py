@@ -2,7 +2,7 @@
 
 import io
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -115,41 +115,33 @@ def use_preset_files() -> None:
 
 def _check_settings(content: dict, section: Sequence[str]) -> None:
     """Raise `UserError` if a preset has something else than settings with possible values."""
-    for keys, value in _iterate_values(content, section):
-        name = ".".join(keys)
-        swept = name.removeprefix(SWEPT_SETTINGS)
-        if swept in TEXTS and isinstance(value, (int, float)):  # 007 is 7, and off is false
-            raise UserError(
-                f"{swept} is a text, but YAML reads its value as {format_value(value)}: put it in "
-                "quotes"
-            )
-        if swept != name:
-            check_argument(f"{swept}={value}", is_sweep=True)
-        elif keys[0] != "hydra":
+    for key, value in content.items():
+        keys = (*section, str(key))
+        if isinstance(value, dict):
+            _check_settings(value, keys)
+        else:
             _check_setting(keys, value)
 
 
 def _check_setting(keys: Sequence[str], value: Any) -> None:
     name = ".".join(keys)
-    if name in PRESETS:
+    swept = name.removeprefix(SWEPT_SETTINGS)
+    if swept in TEXTS and isinstance(value, (int, float)):  # 007 is 7, and off is false
+        raise UserError(
+            f"{swept} is a text, but YAML reads its value as {format_value(value)}: put it in "
+            "quotes"
+        )
+    if swept != name:
+        check_argument(f"{swept}={value}", is_sweep=True)
+    elif name in PRESETS:
         raise UserError(
             f"{name}: {show_value(value)} is not a setting; to choose a preset in the list "
             f"defaults, {HOW_TO_CHOOSE}"
         )
-    if name not in SETTINGS:
-        raise unknown_setting(f"{name}={show_value(value)}", SETTINGS)
-    if "." in keys[-1]:
+    elif name in SETTINGS and "." in keys[-1]:
         section, _, last = name.rpartition(".")
         raise UserError(f"write {name} in two lines: {section}: and, indented, {last}: VALUE")
-    if "${" not in str(value):  # which OmegaConf replaces
+    elif name in SETTINGS and "${" not in str(value):  # which OmegaConf replaces
         check_setting(name, SETTINGS[name], value)
-
-
-def _iterate_values(content: dict, keys: Sequence[str]) -> Iterator[tuple[Sequence[str], Any]]:
-    """Yield each value of a nested dictionary with its keys."""
-    for key, value in content.items():
-        path = (*keys, str(key))
-        if isinstance(value, dict):
-            yield from _iterate_values(value, path)
-        else:
-            yield path, value
+    elif name not in SETTINGS and keys[0] != "hydra":
+        raise unknown_setting(f"{name}={show_value(value)}", SETTINGS)
