@@ -25,7 +25,7 @@ HEAD = "[role=radio][aria-label='layer 1, head 2']"
 def test_a_page_follows_its_run_and_keeps_the_selection(open_page, tmp_path):
     run = make_run(tmp_path / "run", steps=(0, 10), max_steps=20)
     tab = open_page(page.write_page(RunDir(run)))
-    expect_text(tab, "#alive", "running")
+    expect_text(tab, "#alive", "step 10 of 20")
     tab.click(HEAD)
     tab.click("#text .token >> nth=5")
     tab.click("#theme")

@@ -6,6 +6,8 @@
  * scroll position.
  */
 
+import { formatCount } from "../base/format.js";
+
 const MIN_RELOAD_MS = 3000;
 const MAX_RELOAD_MS = 120_000;
 const IDLE_MS = 3000; // time without input before a reload
@@ -13,7 +15,7 @@ const CHECK_MS = 500;
 const INPUT_EVENTS = ["pointermove", "pointerdown", "keydown", "wheel", "touchmove", "input"];
 
 /**
- * Show whether the run is in progress, and follow it if it is.
+ * Show how far the run has come, and follow it unless it is finished or was abandoned.
  *
  * @param {HTMLElement} status
  * @param {{step: number, maxSteps: number, seconds: number}} run - `seconds` is its duration so far.
@@ -25,18 +27,18 @@ export function followRun(status, { step, maxSteps, seconds }, isBusy) {
   // Training writes a page at the latest when its steps have doubled; an older page was abandoned.
   const isFresh = age < 1000 * (600 + 3 * seconds);
   const isFromDisk = location.protocol === "file:";
-  const isRunning = !isFinished && isFromDisk && isFresh;
   status.hidden = !isFinished && !isFromDisk;
-  status.classList.toggle("on", isRunning);
   if (isFinished) {
     status.textContent = "finished";
     status.title = "Training has ended.";
-  } else if (isRunning) {
-    status.textContent = "running";
-    status.title = "Training is in progress; this page updates itself.";
+    return;
+  }
+  // Nobody tells the page that training was stopped, so it says only how far the run has come.
+  status.textContent = `step ${formatCount(step)} of ${formatCount(maxSteps)}`;
+  if (isFromDisk && isFresh) {
+    status.title = "This page updates itself while training goes on.";
     reloadWhenIdle(Math.min(MAX_RELOAD_MS, Math.max(MIN_RELOAD_MS, age / 10)), isBusy);
   } else {
-    status.textContent = "unfinished";
     status.title = `Training has not updated this page since ${document.lastModified}.`;
   }
 }
