@@ -10,7 +10,7 @@ from common.paths import expand_home
 from common.settings import setting
 from common.terminal import command, print_stderr
 from common.text import pluralize
-from interop import load, save_gguf, save_hf
+from interop import find_model, save_gguf, save_hf
 from interop.export import require_empty_folder
 from interop.gguf_export import require_new_file
 
@@ -39,7 +39,7 @@ def main() -> None:
     (require_new_file if is_gguf else require_empty_folder)(to)
     name = config.run_dir or config.init_from
     assert name is not None  # as above
-    model, tokenizer = load(name, config.checkpoint)
+    model, tokenizer = find_model(name, config.checkpoint).load()
     (save_gguf if is_gguf else save_hf)(model, to, tokenizer)
     print_stderr(f"wrote {to}: {pluralize(model.num_parameters(), 'parameter')}")
 

@@ -42,7 +42,7 @@ def load(path_or_name: str | os.PathLike, checkpoint: str | int = "best") -> tup
     Raises:
         UserError: It cannot be read, its weights are not finite, or our model lacks a feature.
     """
-    return find_model(path_or_name, checkpoint).load()
+    return find_model(path_or_name, checkpoint, key="path_or_name").load()
 
 
 def load_hf(path: str | os.PathLike) -> GPT:
@@ -54,12 +54,14 @@ def find_model(
     path_or_name: str | os.PathLike,
     checkpoint: str | int = "best",
     log: Callable[[str], Any] = print_stderr,
+    key: str = "init_from",
 ) -> StoredModel:
     """Find the model that `load` loads: a `RunCheckpoint`, or one of another library.
 
-    `log` is called with a line if a checkpoint is damaged and another one is taken.
+    `log` is called with a line if a checkpoint is damaged and another one is taken. Errors name the
+    model by `key`.
     """
-    return open_pinned(pin_model(os.fspath(path_or_name)), checkpoint, log)
+    return open_pinned(pin_model(os.fspath(path_or_name), key), checkpoint, log)
 
 
 def read_starting_model(init_from: str) -> Config:
@@ -79,20 +81,20 @@ def read_starting_model(init_from: str) -> Config:
 # --- names ----------------------------------------------------------------------------------------
 
 
-def pin_model(name: str) -> str:
+def pin_model(name: str, key: str = "init_from") -> str:
     """Return the path of a model, or the "owner/name@commit" that is now in the hub's cache.
 
     Raises:
         UserError: The path does not exist, or the model cannot be downloaded.
     """
-    path = expand_model_name("init_from", name)
+    path = expand_model_name(key, name)
     if exists(Path(path)):
         return path
     match = HUB_NAME.fullmatch(path.rstrip("/"))
     owner = Path(path).parts[0]
     if not match or owner == str(RUNS) or Path(owner).is_dir():
         raise UserError(
-            f"init_from={name} does not exist; give {FORMATS}, or OWNER/NAME, a model on the "
+            f"{key}={name} does not exist; give {FORMATS}, or OWNER/NAME, a model on the "
             "Hugging Face hub, if there is no folder OWNER here"
         )
     repository, revision = match.groups()
@@ -101,7 +103,7 @@ def pin_model(name: str) -> str:
         folder = _download_snapshot(repository, revision)
     except Exception as e:  # the library and those below it raise errors of many classes
         raise UserError(
-            f"init_from={path} is not a folder here and could not be downloaded from the "
+            f"{key}={path} is not a folder here and could not be downloaded from the "
             f"Hugging Face hub ({error_sentence(e)[:MAX_HUB_ERROR_CHARS]}); check the name and the "
             "network"
         ) from None

@@ -168,7 +168,7 @@ REFUSED = [
     (lambda: Path("shards/model-00002-of-00003.safetensors").unlink(), "shards", ["00002"]),
     (add_tokens({"content": "word", "special": False}), "gpt2", ["421", "420"]),
     (nothing, "runs/x/checkpoints/step_00000009", ["step_00000009"]),
-    (nothing, "runs/mine", ["init_from=runs/mine"]),
+    (nothing, "runs/mine", ["path_or_name=runs/mine"]),
     (nothing, "https://example.com/m.gguf", ["https://example.com"]),
 ]
 
