@@ -18,10 +18,12 @@ from glass.heads.measure.scores import mean_and_error
 MAX_PRINTED_ROWS = 40
 MAX_PRINTED_COLUMNS = 12
 MAX_PRINTED_MEANS = 8  # columns of numbers with their standard errors
-MAX_COLUMN_LABEL = 12  # characters
+MAX_COLUMN_LABEL = 16  # characters: the names of scores fit
 DECIMALS = 2
 TEXT_LABELS = Repr()
-TEXT_LABELS.maxstring = 60  # characters; the middle of a longer text is left out
+TEXT_LABELS.maxstring = 80  # characters; the middle of a longer text is left out
+TEXT_AXES = ("text", "pair")
+TOKEN_AXES = ("token", "after", "query", "key", "hidden")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -130,12 +132,21 @@ class Labeled:
             title += f", mean ± standard error of {pluralize(count, next(iter(self.each.axes)))}"
             limit = MAX_PRINTED_MEANS
         if len(self.axes) > 2:
-            return f'{title} of shape {self.values.shape}: print a part, such as ["L0H0"]'
+            labels = [labels[0] for axis, labels in self.axes.items() if axis not in TEXT_AXES]
+            part = "".join(labels[: len(self.axes) - 2])
+            return f'{title} of shape {self.values.shape}: print a part, such as [0] or ["{part}"]'
         rows, columns = [*self.axes.values(), [""], [""]][:2]
         shape = (len(rows), len(columns))
+        limits = {"rows": MAX_PRINTED_ROWS, "columns": limit}
+        parts = []
+        for axis, count, noun in zip([*self.axes, "", ""], shape, limits):
+            is_end = axis in TOKEN_AXES and len(self.axes) == 2  # predictions are at the end
+            parts.append(slice(-limits[noun], None) if is_end else slice(limits[noun]))
+            if count > limits[noun]:
+                title += f", the {'last' if is_end else 'first'} {limits[noun]} of {count} {noun}"
 
         def cut(values: np.ndarray) -> np.ndarray:
-            return values.reshape(shape)[:MAX_PRINTED_ROWS, :limit]
+            return values.reshape(shape)[tuple(parts)]
 
         printed = cut(self.values)
         errors = [None] * printed.size if self.errors is None else cut(self.errors).flat
@@ -143,22 +154,21 @@ class Labeled:
         cells = [format_fixed(*cell, DECIMALS) for cell in zip(values.flat, errors)]
         if not self.axes:
             return f"{title}: {cells[0]}"
-        if printed.size < self.values.size:
-            title += ", the first {} × {} of {} × {}".format(*printed.shape, *shape)
-        heading = [label[:MAX_COLUMN_LABEL] for label in columns[:limit]]
+        heading = [label[:MAX_COLUMN_LABEL] for label in columns[parts[1]]]
         table = [["", *heading]] if any(heading) else []
-        for label, row in zip(rows, np.reshape(cells, printed.shape).tolist()):
-            table.append([label, *row])
+        is_text = next(iter(self.axes)).startswith(TEXT_AXES)
+        for label, row in zip(rows[parts[0]], np.reshape(cells, printed.shape).tolist()):
+            table.append([quote_text(label) if is_text else label, *row])
         return "\n".join([title, *align_columns(table)])
 
 
 def quote_text(text: Any) -> str:
-    """Return a text, or its token ids, as a label."""
+    """Return a text, or its token ids, on one line; the middle of a long one is left out."""
     return TEXT_LABELS.repr(text)
 
 
-def average(name: str, answers: list[Labeled], noun: str, texts: Iterable) -> Labeled:
-    """Return the mean of answers about several texts.
+def average(name: str, answers: list[Labeled], noun: str, texts: Iterable[str]) -> Labeled:
+    """Return the mean of answers about several texts, or pairs.
 
     A value that is nan is left out. Where the answers have different labels, such as T3 ·of and
     T3 ·in, the mean has their first word.
@@ -173,7 +183,7 @@ def average(name: str, answers: list[Labeled], noun: str, texts: Iterable) -> La
             f"the {noun}s have {lengths} tokens, so they have no mean for each token: use {noun}s "
             "with equal numbers of tokens"
         )
-    axes = {noun: [quote_text(text) for text in texts]}
+    axes = {noun: list(texts)}
     for axis in answers[0].axes:
         places = zip(*(answer.axes[axis] for answer in answers))
         axes[axis] = [

@@ -1,5 +1,7 @@
 """Measure in Python what a page shows of a text, with heads ablated and tokens hidden."""
 
+from __future__ import annotations  # help() prints the names of the types of arguments
+
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -86,6 +88,7 @@ class Opened:
 
         Of several texts, it is the mean of their mean losses per token.
         """
+        off, hidden = self._read_changes(off, hidden)
         if (texts := list_texts(text)) is not None:
             return self._average("loss in nats", texts, partial(self._mean_loss, off, hidden))
         text_pass = self._read(text, off, hidden)
@@ -117,6 +120,7 @@ class Opened:
         hidden: Positions = (),
     ) -> Labeled:
         """Return by how much ablating each head raises the loss of a token, (L, H) in nats."""
+        off, hidden = self._read_changes(off, hidden)
         if (texts := list_texts(text)) is not None:
             ask = partial(self.head_effects, token=token, off=off, hidden=hidden)
             which = "the last token" if token == -1 else f"token {token}"
@@ -176,7 +180,7 @@ class Opened:
         """
         if kind not in PATCH_KINDS:
             raise UserError(not_one_of("kind", kind, PATCH_KINDS))
-        ask = partial(self._patch_pair, kind, off, hidden)
+        ask = partial(self._patch_pair, kind, *self._read_changes(off, hidden))
         cases = pair_up(clean, corrupted, answer, wrong)
         if cases is None:
             pair = ask(clean, corrupted, answer, wrong)
@@ -191,7 +195,8 @@ class Opened:
         shares = [pair.shares for pair in pairs]
         for number in left_out:
             shares[number] = replace(shares[number], values=shares[number].values * np.nan)
-        return average(name, shares, "pair", [clean for clean, *_ in cases])
+        labels = [f"{clean} → {corrupted}" for clean, corrupted, *_ in cases]
+        return average(name, shares, "pair", labels)
 
     @default_settings()
     def measure_heads(self, text: Texts, log: Callable[[str], None] = print) -> Row | Labeled:
@@ -212,10 +217,11 @@ class Opened:
         def measure(text: Text) -> Row:
             row = Row()
             stages = self._measure_in_stages(row, text)
-            log(f"attention: {next(stages)}, from {quote(text)}")
+            next(stages)
             next(stages)  # the scores are measured; compositions would take most of the time
             return row
 
+        log(f"attention: scores of every head for {pluralize(len(texts), 'text')}")
         rows = self._ask_each("text", measure, zip(texts))
         c = self.model.config
         heads = [Head(*place) for place in np.ndindex(c.n_layer, c.n_head)]
@@ -225,7 +231,7 @@ class Opened:
         for row in rows:
             scores = [[row.score(name, head).value for name in names] for head in heads]
             answers.append(Labeled("score", np.array(scores), axes))
-        return average("score", answers, "text", texts)
+        return average("score", answers, "text", map(str, texts))
 
     def _measure_in_stages(self, row: Row, text: Text) -> Iterator[str]:
         model = in_float32(self.model)
@@ -239,7 +245,7 @@ class Opened:
         return Labeled(losses.name, losses.values.mean(dtype=np.float64), {})
 
     def _average(self, name: str, texts: Sequence[Text], ask: Callable[[Text], Labeled]) -> Labeled:
-        return average(name, self._ask_each("text", ask, zip(texts)), "text", texts)
+        return average(name, self._ask_each("text", ask, zip(texts)), "text", map(str, texts))
 
     def _ask_each(
         self, noun: str, ask: Callable[..., Answer], cases: Iterable[tuple]
@@ -290,6 +296,11 @@ class Opened:
     def _encode(self, text: Text, name: str = "text") -> list[int]:
         limit = max_tokens(self.model.config)
         return encode_end(self.model, self.tokenizer, text, limit, name)
+
+    def _read_changes(self, off: Heads, hidden: Positions) -> tuple[Heads, Positions]:
+        """Read both once for all texts; they may be iterators."""
+        config = self.model.config
+        return read_heads(off, config), read_positions(hidden, max_tokens(config))
 
     def _read(self, text: Text, off: Heads, hidden: Positions, name: str = "text") -> TextPass:
         """Run the model on a text anew, because its weights may have changed."""

@@ -1,5 +1,6 @@
 """Questions in Python, against passes of the model that are written out."""
 
+import re
 import statistics
 import sys
 from functools import partial
@@ -161,11 +162,15 @@ def test_a_result_of_any_shape_selects_and_prints_a_short_table():
     result = Labeled("number", values, axes)
     lines = repr(result).splitlines()
     assert len(lines) < 50 and max(map(len, lines)) <= 120
-    assert "100 × 200" in lines[0] and lines[2].split()[:3] == ["L0", "0.00", "1.00"]
+    assert "40 of 100 rows" in lines[0] and "12 of 200 columns" in lines[0]
+    assert lines[2].split()[:3] == ["L0", "0.00", "1.00"]
     assert result[-1].axes == {"head": axes["head"]}
     assert result[3, 5] == result["L3H5"] == result["H5"]["L3"] == values[3, 5]
     assert not (result - result).values.any()
-    assert "L1" not in repr(Labeled("number", values[None], {"all": ["x"], **axes}))
+    each = Labeled("number", values[None], {"text": ["a\n" * 99], **axes})
+    hint = re.findall(r'\["(.+?)"\]', repr(each))[0]
+    assert each[hint].axes.keys() == {"text", "head"}
+    assert len(repr(each[hint]).splitlines()) == 3 and each["a\n" * 99][3, 5] == values[3, 5]
     empty = Labeled("number", np.zeros((0, 0)), {"token": [], "hidden": []})  # of one token
     assert "token" in repr(empty)
 
@@ -285,6 +290,7 @@ def test_a_result_becomes_a_table_of_pandas():
     assert table["standard_error"].tolist() == pytest.approx(errors.tolist())
     loss = opened.loss(TEXTS)
     assert loss.frame()["mean"].tolist() == [float(loss)]
+    assert loss.each.frame()["text"].tolist() == TEXTS
     assert opened.loss(TEXT).frame()["token"].tolist() == opened.loss(TEXT).axes["token"]
 
 
@@ -318,6 +324,10 @@ def test_shares_of_several_pairs_are_averaged(kind):
     assert np.array_equal(same_clean.each[1], singles[0])
     if kind == "residual":
         assert answer.axes["token"][0] == "T0 o" and answer.axes["token"][4] == "T4"
+        assert f"T{T - 1} t" in repr(answer).splitlines()[1]  # the last token, of more than fit
+    else:
+        pair = " → ".join(pairs[1])
+        assert np.array_equal(answer.each[pair], singles[1])
 
 
 def test_shares_say_that_they_mean_nothing_unless_the_clean_text_prefers_the_answer():
@@ -384,6 +394,7 @@ def test_a_text_is_read_in_whatever_type_it_is_given(text):
         ({"off": "L0H1"}, {"off": ["L0H1"]}),
         ({"off": Head(0, 1)}, {"off": ["L0H1"]}),
         ({"off": (Head(0, 1), Head(1, 2))}, {"off": ["L0H1", "L1H2"]}),
+        ({"off": iter(["L0H1"])}, {"off": ["L0H1"]}),
         ({"hidden": 3}, {"hidden": [3]}),
         ({"hidden": range(3, 5)}, {"hidden": [3, 4]}),
         ({"hidden": torch.tensor([[3, 4]])}, {"hidden": [3, 4]}),
@@ -391,7 +402,8 @@ def test_a_text_is_read_in_whatever_type_it_is_given(text):
 )
 def test_heads_and_tokens_are_read_in_whatever_type_they_are_given(changes, same):
     opened = glass.open(lively(build_model(small())), TOKENIZER)
-    assert np.array_equal(opened.loss(TEXT, **changes), opened.loss(TEXT, **same))
+    texts = [TEXT, CORRUPTED]
+    assert np.array_equal(opened.loss(texts, **changes).each, opened.loss(texts, **same).each)
 
 
 @pytest.mark.parametrize(
@@ -421,8 +433,9 @@ def test_what_is_no_text_is_refused_in_one_sentence(text):
 def test_what_is_no_head_or_token_is_refused_in_one_sentence(changes):
     opened = glass.open(lively(build_model(small())), TOKENIZER)
     (name,) = changes
-    with pytest.raises(UserError, match=f"^{name}=[^\n]*$"):
-        opened.loss(TEXT, **changes)
+    for text in (TEXT, TEXTS):
+        with pytest.raises(UserError, match=f"^{name}=[^\n]*$"):
+            opened.loss(text, **changes)
 
 
 @pytest.mark.parametrize(
@@ -445,7 +458,7 @@ def test_what_is_no_head_or_token_is_refused_in_one_sentence(changes):
         (lambda opened: opened.loss(["abc", "xyz"]), "text 1"),
         (lambda opened: opened.loss(["abc", "a"]), "text 1"),
         (lambda opened: opened.loss(["abc", b"abc"]), "text 1"),
-        (lambda opened: opened.loss([]), "''"),
+        (lambda opened: opened.loss([]), "empty list"),
         (lambda opened: opened.head_effects(["abcd", "abc"], token=3), "text 1"),
         (lambda opened: opened.patch(["abc", "ab"], ["abd", "a"]), "pair 1"),
         (lambda opened: opened.patch(["abc", "ab"], ["abd", "ad", "d"]), "clean has 2"),

@@ -31,7 +31,9 @@ def read_ids(
         UserError: There is more than one text, or something that is no token of the vocabulary.
     """
     values = list_values(text)
-    if values in ([], [""]):
+    if not values:
+        raise UserError(f"{name} is an empty list: use at least one text or token id")
+    if values == [""]:
         raise UserError(f"{name}='' is empty: use a text of at least one token")
     if len(values) == 1 and isinstance(values[0], str):
         values = encode(values[0])
@@ -63,7 +65,7 @@ def read_positions(hidden: Positions, length: int) -> tuple[int, ...]:
     for value in values:
         if type(value) is not int or not 0 <= value < length:
             raise UserError(
-                f"hidden={quote(value)} is not a token of this text: use whole numbers from 0 to "
+                f"hidden={quote(value)} is not the number of a token: use whole numbers from 0 to "
                 f"{length - 1}"
             )
     return tuple(sorted(set(values)))
