@@ -105,9 +105,9 @@ def test_the_page_fits_the_window(open_page, tmp_path, write: Callable, width):
             assert box["x"] >= 0 and box["x"] + box["width"] <= width + 1
 
 
-RUN_ORDER = """theme headline numbers play step map heads-grid probe attention-pattern raw average
-    text expected breakdown scores more-scores trajectory emergence chart-loss sample-before
-    sample-step config"""
+RUN_ORDER = """theme headline numbers play step text expected map heads-grid probe
+    attention-pattern raw average breakdown scores more-scores trajectory emergence chart-loss
+    sample-before sample-step config"""
 SWEEP_ORDER = """theme command copy table settings chips curve-0 curve-1 shown against figure-chart
     head-induction"""
 
