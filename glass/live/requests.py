@@ -146,10 +146,9 @@ def break_down(session: Session, parameters: Parameters, text_pass: TextPass) ->
     i = parameters.i
     layer, number = parameters.of
     forward = text_pass.forward.first_tokens(i + 2)
-    attribution = attribute_logits(session.model, forward, first=i)
+    attribution = attribute_logits(session.model, forward, i, parameters.answer)
     predicted = [id for id in attribution.predicted_ids[i].tolist() if id >= 0]
-    next_id = parameters.ids[i + 1] if i + 1 < len(parameters.ids) else predicted[0]
-    targets = [next_id, *predicted]
+    targets = [parameters.answer, *predicted]
     promoted = find_promoted_tokens(session.model, forward, layer, [number], first=i)
     writes = [id for id in promoted[0, i].tolist() if id >= 0]
     return {

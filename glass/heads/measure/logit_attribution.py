@@ -91,8 +91,12 @@ def explain_predictions(
 
 
 @torch.no_grad()
-def attribute_logits(model: GPT, forward: ForwardPass, first: int = 0) -> LogitAttribution:
+def attribute_logits(
+    model: GPT, forward: ForwardPass, first: int = 0, answer: int | None = None
+) -> LogitAttribution:
     """Compute the direct logit attribution and the logit lens of one text, from token `first` on.
+
+    The attribution is that of each next token; after token `first` that of `answer`, if given.
 
     Reference: Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits"
     (attribution); nostalgebraist 2020, "Interpreting GPT: the logit lens".
@@ -118,6 +122,8 @@ def attribute_logits(model: GPT, forward: ForwardPass, first: int = 0) -> LogitA
         ]
     )  # (K - 1, T, C)
     writes = scale_like_norm(model.norm, writes, residuals[-1])
+    if answer is not None:
+        following[0] = answer
     attributed_ids = torch.cat((following[:, None], predicted_ids), dim=1).clamp(min=0)  # (T, 6)
     W_U = model.head.weight
     centered = (W_U[attributed_ids] - W_U.mean(dim=0)).to(writes.dtype)  # (T, 6, C)

@@ -72,7 +72,7 @@ def test_the_worker_and_the_model_in_python_agree(engine_tab, drawn):
         ("maps", text),
         ("read", text),
         ("patterns", {**text, "heads": [5, 0, 1, 2, 3, 4, 7, 6]}),
-        ("breakDown", {**text, "i": 8, "of": [1, 2]}),
+        ("breakDown", {**text, "i": 8, "of": [1, 2], "answer": 2}),
         ("headEffects", {**text, "i": 8}),
         ("tokenEffects", text),
         ("explainScore", {**text, **own_score}),

@@ -13,18 +13,19 @@ const PROMOTED_TOKENS = 3;
  * @param {import("./forward.js").ForwardPass} pass
  * @param {number} i
  * @param {[number, number]} of - Layer and head whose promoted tokens are named.
- * @param {number} predictedTokens - Likeliest next tokens that are explained, beside the true one.
+ * @param {number} answer - Id of a next token that is explained.
+ * @param {number} predictedTokens - Likeliest next tokens that are explained too.
  *
  * References: Elhage et al. 2021; nostalgebraist 2020.
  */
-export function breakDown(pass, i, of, predictedTokens) {
+export function breakDown(pass, i, of, answer, predictedTokens) {
   const { config, ids, T } = pass;
   const { H } = pass.sizes;
   const V = config.vocab_size;
   const logits = logitsAfterBlocks(pass, i);
   const next = argTop(logits.at(-1), predictedTokens);
-  const targets = [ids[i + 1] ?? next[0], ...next];
-  const lossOf = row => logNormalizers(row, V)[0] - row[targets[0]];
+  const targets = [answer, ...next];
+  const lossOf = row => logNormalizers(row, V)[0] - row[ids[i + 1]];
   const lens = logits.map(row => (i + 1 < T ? lossOf(row) : Number.NaN));
   const components = normalizedComponents(pass, i);
   const [layer, head] = of;

@@ -220,8 +220,8 @@ export const HANDLERS = {
     }
   },
 
-  breakDown({ i, of, ...input }) {
-    const breakdown = breakDown(runModel(input), i, of, PREDICTED_TOKENS);
+  breakDown({ i, of, answer, ...input }) {
+    const breakdown = breakDown(runModel(input), i, of, answer, PREDICTED_TOKENS);
     return { ...breakdown, words: textsOf([...breakdown.targets, ...breakdown.writes]) };
   },
 

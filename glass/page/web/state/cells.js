@@ -151,7 +151,9 @@ export class Predictions extends Cells {
     return this.arrays.lens.subarray(this.L * this.T);
   }
 
-  direct(component, i, target) {
+  /** Return what a component adds to the logit of a predicted token after token i. */
+  direct(component, i, id) {
+    const target = 1 + this.next[i].slice(0, PREDICTED_TOKENS).indexOf(id); // 0: no likeliest one
     return this.arrays.direct[(component * this.T + i) * DIRECT_TARGETS + target];
   }
 
@@ -166,6 +168,12 @@ export class Predictions extends Cells {
       was: this.was?.chances[i][k],
     }));
     return predicted.filter(({ id }, k) => id >= 0 && this.next[i].indexOf(id) === k);
+  }
+
+  /** Return the next token that is the likeliest after token i without interventions. */
+  likeliest(i) {
+    const chance = prediction => prediction.was ?? prediction.chance;
+    return this.predicted(i).reduce((a, b) => (chance(b) > chance(a) ? b : a));
   }
 
   /** Return the tokens that a head promotes, and those that it suppresses. */

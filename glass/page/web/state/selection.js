@@ -20,7 +20,7 @@ export const selection = {
   pinnedCell: null, // [query, key] of the cell that was clicked
   isHeadChosen: false, // true: by the reader; false: by the page
   isTokenChosen: false, // pinned or unpinned by the reader
-  target: 0, // next token of the prediction breakdown: 0 the true one, k the k-th likeliest
+  target: null, // id of the next token of the prediction breakdown, if the reader chose one
 };
 
 /**
@@ -128,14 +128,14 @@ export function highlightToken(i) {
 /** Pin token i, or unpin it if it is pinned. */
 export function togglePin(i) {
   const pinned = selection.pinned === i ? null : i;
-  Object.assign(selection, { pinned, isTokenChosen: true, target: 0 });
+  Object.assign(selection, { pinned, isTokenChosen: true, target: null });
   highlightToken(i);
   emit("pin");
 }
 
 /** Pin query token i and explain its attention to key token j. */
 export function pinCell(i, j) {
-  Object.assign(selection, { pinned: i, pinnedCell: [i, j], isTokenChosen: true, target: 0 });
+  Object.assign(selection, { pinned: i, pinnedCell: [i, j], isTokenChosen: true, target: null });
   highlightToken(i);
   emit("cell");
 }

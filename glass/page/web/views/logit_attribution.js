@@ -17,9 +17,9 @@ const MIN_EFFECT_SCALE = 0.1; // nats; the colors of smaller head effects do not
 /** Draws the head effects of the breakdown on display. */
 let redrawHeadEffects = () => {};
 
-/** Draw the breakdown of the prediction after token `i` into `host`. */
-export function drawBreakdown(host, predictions, i) {
-  const contributions = createContributions(predictions, i);
+/** Draw the breakdown of the prediction of `chosen` after token `i` into `host`. */
+export function drawBreakdown(host, predictions, i, chosen) {
+  const contributions = createContributions(predictions, i, chosen);
   const promoted = createPromotedTokens(predictions, i);
   if (i === predictions.T - 1) {
     host.replaceChildren(contributions, promoted); // no next token, so no loss
@@ -72,11 +72,10 @@ function createLens(predictions, i) {
 }
 
 /** Create the direct logit attribution. */
-function createContributions(predictions, i) {
-  const { target } = selection;
+function createContributions(predictions, i, { id, text = "" }) {
   const next = predictions.tokens[i + 1];
   const bars = Array.from({ length: predictions.componentCount }, (_, component) => {
-    const bar = { name: nameComponent(component), value: predictions.direct(component, i, target) };
+    const bar = { name: nameComponent(component), value: predictions.direct(component, i, id) };
     const k = headNames.indexOf(bar.name);
     if (k < 0) return bar;
     const [layer, head] = [Math.floor(k / H), k % H];
@@ -84,11 +83,9 @@ function createContributions(predictions, i) {
     return { ...bar, detail, pick: () => chooseHead(layer, head) };
   });
   const existing = bars.filter(({ name }) => hasMlps || !name.endsWith("MLP"));
-  const likeliest = data.words[predictions.predicted(i)[Math.max(0, target - 1)].id];
-  const text = target ? likeliest : (next ?? likeliest);
   return panel(
     "direct",
-    ["Direct contributions to the logit of ", tokenName(text ?? "")],
+    ["Direct contributions to the logit of ", tokenName(text)],
     note(
       `Their sum, ${formatSigned(sumOfValues(bars))}, is the logit minus the mean of all logits (`,
       term("direct logit attribution"),

@@ -70,22 +70,24 @@ async function askOrExplain(question, onPart = undefined) {
 }
 
 /**
- * Request the breakdown of token i, then the effect of ablating each head on it.
+ * Request the breakdown of the prediction of `answer` after token i, then the effect of ablating each
+ * head on the loss there.
  *
  * @param {number} i
+ * @param {number} answer - Id of a next token.
  * @param {() => void} draw - Called when the breakdown has arrived, and when all effects have.
  */
-export async function requestBreakdown(i, draw) {
+export async function requestBreakdown(i, answer, draw) {
   const { predictions } = ownText;
   const { requested } = predictions;
   const of = [selection.layer, selection.head];
-  if (requested.breakdown === String([i, of])) return;
-  requested.breakdown = String([i, of]);
+  if (requested.breakdown === String([i, of, answer])) return;
+  requested.breakdown = String([i, of, answer]);
   if (requested.headEffects !== i) {
     cancel("headEffects"); // of another token
     requested.headEffects = null;
   }
-  const breakdown = await askOrExplain({ request: "breakDown", i, of });
+  const breakdown = await askOrExplain({ request: "breakDown", i, of, answer });
   if (!breakdown || predictions !== ownText.predictions) return;
   predictions.addBreakdown(breakdown);
   draw();

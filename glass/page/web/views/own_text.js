@@ -156,12 +156,12 @@ function showOwnText(isEdited) {
   const previous = isEdited || isFirst ? null : pinned;
   selectWanted({ attention: ownText.attention, predictions: ownText.predictions });
   fillText();
-  const pin = wanted.pin ?? previous ?? ownText.T - 1;
+  const kept = wanted.pin ?? previous;
   wanted.pin = null;
   Object.assign(selection, {
-    pinned: Math.min(pin, ownText.T - 1),
+    pinned: Math.min(kept ?? ownText.T - 1, ownText.T - 1),
     isTokenChosen,
-    target,
+    target: kept === null ? null : target,
   });
   if (isFirst || isOtherStep) emit("selected");
   else drawAttention();

@@ -45,9 +45,7 @@ function describeNext(predictions, i) {
   if (predictions?.step !== currentStep() || i < predictions.firstToken) return [];
   const { tokens, T } = predictions;
   const isLast = i + 1 >= T;
-  const unchanged = ({ chance, was }) => was ?? chance;
-  const candidates = predictions.predicted(i);
-  const likeliest = candidates.reduce((a, b) => (unchanged(b) > unchanged(a) ? b : a));
+  const likeliest = predictions.likeliest(i);
   const text = isLast ? data.words[likeliest.id] : tokens[i + 1];
   const { chance, was } = isLast ? likeliest : predictions.following(i);
   if (text === undefined) return [];

@@ -2,16 +2,21 @@
 
 import { $, button, el, labelToken, note, tokenName } from "../base/dom.js";
 import { formatCount, formatNumber, formatProbability, formatSigned } from "../base/format.js";
-import { PREDICTED_TOKENS } from "../engine/logits.js";
 import { MIN_CLEAR_EFFECT_NATS } from "../state/cells.js";
 import { data } from "../state/page_data.js";
-import { currentStep, display, highlightToken, ownText, selection } from "../state/selection.js";
+import {
+  currentProbe,
+  currentStep,
+  display,
+  highlightToken,
+  ownText,
+  selection,
+} from "../state/selection.js";
 import { drawBreakdown } from "./logit_attribution.js";
 import { requestBreakdown } from "./own_requests.js";
 import { describeExplained } from "./token_effect.js";
 
 const MAX_HELPING_TOKENS = 3;
-const MAX_WORD_LENGTH = 40; // characters of the tokens in `data.words`
 
 /** Draw the prediction after the highlighted token and the breakdown of the pinned token. */
 export function drawPrediction() {
@@ -19,8 +24,9 @@ export function drawPrediction() {
   const { token, pinned } = selection;
   $("expected").hidden = !predictions || token === null;
   let hasBreakdown = isExplained(predictions, pinned);
+  const chosen = hasBreakdown && listPredictions(predictions, pinned).chosen;
   if (hasBreakdown && predictions === ownText.predictions) {
-    requestBreakdown(pinned, drawPrediction);
+    requestBreakdown(pinned, chosen.id, drawPrediction);
     hasBreakdown = predictions.hasBreakdown(pinned);
   }
   $("breakdown-part").hidden = !hasBreakdown;
@@ -31,7 +37,7 @@ export function drawPrediction() {
     ...labelToken(predictions, pinned),
     nameOtherStep(predictions),
   );
-  drawBreakdown($("breakdown"), predictions, pinned);
+  drawBreakdown($("breakdown"), predictions, pinned, chosen);
 }
 
 /** Return whether the prediction after token i is explained; in a long text only the last are. */
@@ -63,20 +69,19 @@ function drawExpected(predictions, i) {
 }
 
 /**
- * Create buttons with the likeliest next tokens after token i and the actual one. They choose the
- * target of the breakdown: 0 is the actual token, or the likeliest if the text ends here; k is the
- * k-th likeliest. With interventions, those whose probability changed most come first.
+ * Create buttons with the likeliest next tokens after token i and the actual one, which choose the
+ * token of the breakdown. With interventions, those whose probability changed most come first.
  */
 function createPredictions(predictions, i) {
   const hasNext = i + 1 < predictions.T;
-  const { listed, initial } = listPredictions(predictions, i);
+  const { listed, initial, chosen } = listPredictions(predictions, i);
   if (predictions.was) listed.sort((a, b) => changeOf(b) - changeOf(a));
   const buttons = listed.map(prediction =>
     predictionButton(prediction, {
       isActual: hasNext && prediction === initial,
-      isTarget: selection.target ? selection.target === prediction.target : prediction === initial,
+      isTarget: prediction === chosen,
       pick: () => {
-        selection.target = prediction.target;
+        selection.target = prediction.id;
         highlightToken(selection.token);
       },
     }),
@@ -87,34 +92,34 @@ function createPredictions(predictions, i) {
 }
 
 /**
- * Return the likeliest next tokens after token i and the actual one, each with the target that it
- * stands for (null: none), and the one that target 0 stands for.
+ * Return the likeliest next tokens after token i and the actual one; the `initial` one of the
+ * breakdown, which is the actual one, or the likeliest if the text ends here; and the `chosen` one.
  */
 function listPredictions(predictions, i) {
-  const actual = predictions.tokens[i + 1];
-  const listed = predictions.predicted(i).map((prediction, k) => ({
-    ...prediction,
-    text: data.words[prediction.id],
-    target: k < PREDICTED_TOKENS ? k + 1 : null,
-  }));
-  if (actual === undefined) return { listed, initial: listed[0] };
-  let initial = listed.find(({ text }) => text === actual.slice(0, MAX_WORD_LENGTH));
+  const isLast = i + 1 === predictions.T;
+  const id = isLast ? predictions.likeliest(i).id : currentProbe().ids[i + 1];
+  const listed = predictions
+    .predicted(i)
+    .map(prediction => ({ ...prediction, text: data.words[prediction.id] }));
+  let initial = listed.find(prediction => prediction.id === id);
   if (!initial) {
-    initial = { text: actual, ...predictions.following(i) };
+    initial = { id, text: predictions.tokens[i + 1] };
     listed.push(initial);
   }
-  initial.target ??= 0;
-  return { listed, initial };
+  if (!isLast) Object.assign(initial, predictions.following(i)); // one source of its probability
+  const target = i === selection.pinned ? selection.target : null;
+  const chosen = listed.find(prediction => prediction.id === target) ?? initial;
+  return { listed, initial, chosen };
 }
 
 const changeOf = ({ chance, was }) => Math.abs(chance - was);
 
 /**
  * Create a button with a possible next token and its probability, which `was` another one without
- * interventions. Without a target, it cannot be clicked.
+ * interventions.
  */
 export function predictionButton(
-  { text = "", chance, was = chance, target = 0 },
+  { text = "", chance, was = chance },
   { isActual, isTarget, pick },
 ) {
   const percent = share => `${(100 * share).toFixed(1)}%`;
@@ -124,7 +129,6 @@ export function predictionButton(
     "aria-pressed": isTarget,
     style: `--w: ${percent(Math.min(chance, was))}; --changed: ${percent(Math.max(chance, was))}`,
     onclick: pick,
-    disabled: target === null,
   };
   return button(properties, tokenName(text), el("b", {}, before, formatProbability(chance)));
 }

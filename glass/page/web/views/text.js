@@ -44,7 +44,8 @@ export const textLength = () => spans.length;
 export function fillText() {
   const host = $("text");
   const focused = spans.indexOf(document.activeElement);
-  Object.assign(selection, { token: null, pinned: null, pinnedCell: null, isTokenChosen: false });
+  Object.assign(selection, { token: null, pinned: null, pinnedCell: null, target: null });
+  selection.isTokenChosen = false;
   shownProbe = currentProbe();
   spans = shownProbe.tokens.map(createToken);
   host.classList.toggle("own", isOwnText());
