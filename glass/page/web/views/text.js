@@ -113,10 +113,10 @@ function createLosses(i) {
   const { losses, was } = ownText.predictions;
   const format = loss => (Number.isFinite(loss) ? loss.toFixed(1) : "\u00a0");
   const now = format(losses[i - 1]);
-  if (!was) return [el("small", {}, now)];
-  const before = format(was.losses[i - 1]);
-  const previous = before === now ? "\u00a0" : `was ${before}`;
-  return [el("small", {}, now), el("small", { className: "was" }, previous)];
+  const before = format((was ?? ownText.predictions).losses[i - 1]);
+  const properties = { className: "was", title: "without the interventions" };
+  // Its room is kept, so that the text does not jump.
+  return [el("small", {}, now), el("small", properties, before === now ? "" : before)];
 }
 
 /** Color what the highlighted token attends to, and what attends to it, and list both. */
