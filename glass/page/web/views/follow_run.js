@@ -18,7 +18,7 @@ const INPUT_EVENTS = ["pointermove", "pointerdown", "keydown", "wheel", "touchmo
  * Show how far the run has come, and follow it unless it is finished or was abandoned.
  *
  * @param {HTMLElement} status
- * @param {{step: number, maxSteps: number, seconds: number}} run - `seconds` is its duration so far.
+ * @param {{step: number | null, maxSteps: number, seconds: number}} run - `seconds` is its duration so far.
  * @param {() => boolean} isBusy - Whether the page must not reload.
  */
 export function followRun(status, { step, maxSteps, seconds }, isBusy) {
@@ -34,7 +34,7 @@ export function followRun(status, { step, maxSteps, seconds }, isBusy) {
     return;
   }
   // Nobody tells the page that training was stopped, so it says only how far the run has come.
-  status.textContent = `step ${formatCount(step)} of ${formatCount(maxSteps)}`;
+  status.textContent = `step ${formatCount(step ?? 0)} of ${formatCount(maxSteps)}`;
   if (isFromDisk && isFresh) {
     status.title = "This page updates itself while training goes on.";
     reloadWhenIdle(Math.min(MAX_RELOAD_MS, Math.max(MIN_RELOAD_MS, age / 10)), isBusy);
