@@ -21,6 +21,11 @@ from common.errors import UserError
 from config import GPTConfig
 
 INIT_STD = 0.02  # of GPT-2 (Radford et al. 2019)
+# Initial gains of queries and keys. Normalized embeddings outweigh what the blocks write at first,
+# so all layers read nearly the same and compete for the same role. If attention begins sharper
+# below the last layer, previous-token heads form where another layer can read them.
+LOWER_QK_GAIN = 1.4
+LAST_QK_GAIN = 0.7
 # Llama 3.1 stretches a wavelength that makes fewer than ROPE_LOW turns in `rope_trained` tokens by
 # the whole factor, and leaves one that makes more than ROPE_HIGH turns as it is.
 ROPE_LOW = 1.0
@@ -430,7 +435,8 @@ class GPT(nn.Module):
         """Draw matrices from N(0, 0.02²), so that the loss starts near ln V; biases are 0, gains 1.
 
         The variance of those that write to the residual stream, W_O and W_out, is divided by their
-        number.
+        number. Beside normalized embeddings, the gains of queries and keys are `LOWER_QK_GAIN`, and
+        `LAST_QK_GAIN` in the last layer.
         """
         writers = self.config.n_layer * (1 if self.config.mlp == "none" else 2)
         for name, module in self.named_modules():
@@ -439,6 +445,11 @@ class GPT(nn.Module):
                 nn.init.normal_(module.weight, std=INIT_STD / math.sqrt(depth))
                 if getattr(module, "bias", None) is not None:
                     nn.init.zeros_(module.bias)
+        if self.config.norm_embedding and self.config.qk_norm == "gains":
+            for block in self.blocks:
+                gain = LAST_QK_GAIN if block is self.blocks[-1] else LOWER_QK_GAIN
+                nn.init.constant_(block.attention.norm_q.weight, gain)
+                nn.init.constant_(block.attention.norm_k.weight, gain)
 
     def num_parameters(self) -> int:
         """Return the number of parameters; tied ones count once."""

@@ -182,6 +182,18 @@ def test_the_first_weights_have_the_documented_standard_deviations():
             assert torch.equal(p, torch.full_like(p, value)), name
 
 
+def test_attention_begins_sharper_below_the_last_layer_beside_normalized_embeddings():
+    for norm_embedding in (True, False):
+        model = GPT(small(n_layer=3, qk_norm="gains", norm_embedding=norm_embedding))
+        gains = [
+            block.attention.norm_q.weight * block.attention.norm_k.weight for block in model.blocks
+        ]
+        if norm_embedding:
+            assert gains[0].min() == gains[1].max() > 1 > gains[2].max()
+        else:
+            assert all(torch.equal(gain, torch.ones_like(gain)) for gain in gains)
+
+
 # --- The loss -------------------------------------------------------------------------------------
 
 
