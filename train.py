@@ -1,62 +1,56 @@
-"""The command, and one training run, top to bottom.
+"""One training run, top to bottom; the command is the first block.
 
 python train.py                       the default run, on this Python's own library
 python train.py --help                what can be set
 """
 
-import shlex
 import sys
 from pathlib import Path
 
-if __name__ == "__main__":  # PYTHONSAFEPATH, python -P and python -I leave out this folder
-    sys.path.insert(0, str(Path(__file__).resolve().parent))
+if __name__ == "__main__":  # the command, which answers mistakes before torch is imported below
+    sys.path.insert(0, str(Path(__file__).resolve().parent))  # python -P and -I leave it out
+    import common.wait_policy  # noqa: F401  measures from here on what other programs compute
+    from common.signals import end_on_interrupt
 
-from common.signals import end_on_interrupt
-from common.wait_policy import choose_wait_policy  # measures from here on what others compute
+    end_on_interrupt()  # without a traceback from an import
+    import hydra
 
-if __name__ == "__main__":
-    end_on_interrupt()  # without a traceback from an import below
+    import cli
 
-import cli
-from common.terminal import Terminal, exit_on_error, printer, tolerate_errors
-from common.torchrun import process_rank
-from config import Config, ResolvedConfig
+    @hydra.main(version_base="1.3", config_path=str(cli.CONFIGS), config_name="config")
+    def command(composed: "DictConfig") -> float | None:
+        """Import this file, and train the run or the job of a sweep that Hydra has composed."""
+        import train
 
+        return train.main(composed)
 
-def prepare_to_import_torch() -> None:
-    """Choose how torch's threads wait, and say that importing it takes seconds."""
-    if "torch" not in sys.modules and process_rank() == 0:
-        printer(Terminal())("loading PyTorch …")
-    choose_wait_policy(print)
+    with cli.hydra_command():
+        command()
+    sys.exit()
 
-
-def read_starting_model(name: str) -> Config:
-    """Return the shape and the tokenizer of the model that `init_from` names."""
-    prepare_to_import_torch()
-    from interop import read_starting_model
-
-    return read_starting_model(name)
-
-
-if __name__ == "__main__":
-    request = cli.read_request(read_starting_model)  # answers --help and mistakes before torch
-    prepare_to_import_torch()
-
+import os
+import shlex
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from functools import partial
 from math import nan
 from types import ModuleType
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
+from omegaconf import DictConfig
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.profiler import record_function
 
+import cli
 from common.errors import UserError
+from common.terminal import exit_on_error, tolerate_errors
 from common.text import pluralize
+from common.torchrun import process_rank
+from config import Config, ResolvedConfig
 from data.batches import Batches
 from data.tokens import Tokens
 from distributed.world import join
@@ -90,16 +84,17 @@ if TYPE_CHECKING:
     from glass.observer import Observer
 
 
-def main(request: cli.Job | cli.CommandLine) -> None:
-    """Train the run, or the runs of the sweep, that the command line asks for."""
-    if isinstance(request, cli.Job):
-        run(request)
-        return
-    from studies.study import report_sweep
-    from sweeps.jobs import run_sweep
+def main(composed: DictConfig) -> float | None:
+    """Train what Hydra has composed: a run, or a job of a sweep, whose failure ends only itself."""
+    hydra = HydraConfig.get()
+    os.chdir(hydra.runtime.cwd)  # relative paths begin here, whatever hydra.job.chdir is
+    if hydra.mode == RunMode.MULTIRUN:
+        from interop import read_starting_model
+        from sweeps.jobs import run_job
 
-    configure = partial(cli.configure, read_model=read_starting_model)
-    run_sweep(request, configure, run, partial(report_sweep, request.settings))
+        return run_job(composed, read_starting_model, run)
+    with exit_on_error():
+        return run(cli.checked_runs.pop().in_folder(hydra.runtime.output_dir))
 
 
 def train_from(*settings: str) -> float:
@@ -108,6 +103,8 @@ def train_from(*settings: str) -> float:
     Torch's settings and random state are restored afterwards. A W&B run that the caller has opened
     stays as it is, unless it belongs to a W&B sweep agent: then this run is logged into it.
     """
+    from interop import read_starting_model
+
     return run(cli.read_job(settings, read_starting_model))
 
 
@@ -404,8 +401,3 @@ def report_finished(
         if glass := find_glass(config, log):
             glass.redraw_page(run_dir)
     return (run_dir.best_row() or Row()).get("val/loss", nan)
-
-
-if __name__ == "__main__":
-    with exit_on_error():
-        main(request)

@@ -3,6 +3,16 @@
 Does not import torch.
 """
 
-from cli.command_line import CommandLine
+from cli.command_line import CONFIGS
+from cli.folders import describe_job
 from cli.help import read_settings, settings_help
-from cli.job import Job, compose_job, compose_settings, configure, read_job, read_request
+from cli.job import (
+    Job,
+    checked_runs,
+    compose_job,
+    configure,
+    hydra_command,
+    make_job,
+    makes_no_run,
+    read_job,
+)

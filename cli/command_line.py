@@ -1,11 +1,9 @@
-"""Parse the command line of train.py: settings, presets and options."""
+"""Translate the command line of train.py into Hydra's: what Hydra cannot know is done here."""
 
-import argparse
 import os
 import re
 import shlex
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
@@ -13,7 +11,6 @@ import yaml
 from common.errors import UserError, did_you_mean
 from common.paths import existing_form, expand_home
 from common.settings import iterate_settings
-from common.torchrun import is_under_torchrun
 from config import Config
 from run.config_file import escape_interpolation
 from run.run_dir import RunDir
@@ -40,6 +37,7 @@ TEXTS = {
 }
 # Settings whose value is a path.
 PATH_KEYS = ("data.path", "prompt_file", "score", "run_dir", "init_from")
+HYDRAS_PATHS = ("hydra.run.dir", "hydra.sweep.dir")
 # Settings that a sweep refuses → what to do instead.
 REFUSED_IN_SWEEPS = {
     "run_dir": "each job has its own folder in the sweep's, which hydra.sweep.dir=PATH names",
@@ -49,38 +47,41 @@ REFUSED_IN_SWEEPS = {
 }
 # Settings and files of nanoGPT and similar programs → their equivalents here.
 NANOGPT = yaml.safe_load(Path(__file__).with_name("nanogpt.yaml").read_text(encoding="utf-8"))
+# Hydra's options without and with a value, by their short names. It has another one, which would
+# unpickle a file.
+FLAGS = {"-m": "--multirun", "-r": "--run", "-sc": "--shell-completion", "-i": "--info"}
+FLAGS |= {name: name for name in (*FLAGS.values(), "--resolve", "--hydra-help", "--version")}
+WITH_VALUE = {"-cd": "--config-dir", "-cn": "--config-name", "-cp": "--config-path"}
+WITH_VALUE |= {"-c": "--cfg", "-p": "--package", "-i": "--info"}
+WITH_VALUE |= {name: name for name in WITH_VALUE.values()}
 
 
-@dataclass(frozen=True)
-class CommandLine:
-    """The arguments of train.py, as typed and with texts quoted for Hydra."""
-
-    typed: list[str]  # all arguments
-    settings: list[str]  # KEY=VALUE
-    is_sweep: bool  # -m or --multirun
-    config_dir: str | None  # a folder with presets of the user's own
-    is_shown: bool  # --cfg job: print the configuration
-
-
-def parse_options(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
-    """Separate settings from options; return unknown options too."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    parser.add_argument("settings", nargs="*")
-    parser.add_argument("--help", "-h", nargs="?", const="")
-    parser.add_argument("--multirun", "-m", action="store_true")
-    parser.add_argument("--config-dir", "-cd")
-    parser.add_argument("--cfg", "-c", choices=("job",))
-    try:
-        return parser.parse_known_intermixed_args(list(argv))
-    except argparse.ArgumentError as e:
-        raise UserError(f"{e}; see python train.py --help") from None
+def split_options(argv: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """Separate Hydra's options, by their long names and with their values, from settings."""
+    options: dict[str, str] = {}
+    settings = []
+    rest = list(argv)
+    while rest:
+        argument = rest.pop(0)
+        name, equals, value = argument.partition("=")
+        if not argument.startswith("-"):
+            settings.append(argument)
+        elif name in WITH_VALUE and (equals or rest):
+            options[WITH_VALUE[name]] = value if equals else rest.pop(0)
+        elif argument in FLAGS:
+            options[FLAGS[argument]] = ""
+        else:
+            raise unknown_setting(argument, [*SETTINGS, *PRESETS])
+    if "--config-dir" in options:
+        options["--config-dir"] = str(expand_home("--config-dir", options["--config-dir"]))
+    return options, settings
 
 
 def find_presets(config_dir: str | None) -> Presets:
     """Return all presets: those of `CONFIGS`, and those in a folder of the user's own."""
     if not config_dir:
         return PRESETS
-    folder = expand_home("--config-dir", config_dir)
+    folder = Path(config_dir)
     if not folder.is_dir():
         raise UserError(f"--config-dir={config_dir} is not a folder: give that of presets")
     own = list_presets(folder)
@@ -90,41 +91,29 @@ def find_presets(config_dir: str | None) -> Presets:
             "folder that they are in"
         )
     for group, paths in PRESETS.items():
+        for unread in folder.glob(f"{group}/*.yml"):
+            raise UserError(f"{unread} is not read as a preset: rename it to {unread.stem}.yaml")
         for name, path in paths.items():
             own_path = own.get(group, {}).get(name, path)
-            if not own_path.samefile(path):  # Hydra would not read it
+            if not own_path.samefile(path):  # it would be read instead
                 raise UserError(f"{own_path} has the name of a preset in {CONFIGS}: rename it")
     return {group: paths | own.get(group, {}) for group, paths in PRESETS.items()}
 
 
-def parse_command_line(argv: Sequence[str]) -> CommandLine:
-    """Separate settings from options, and quote texts."""
-    parsed, unknown = parse_options(argv)
-    if parsed.help is not None:  # --help=SECTION, or not on the command line
-        unknown = [f"--help={parsed.help}"]
-    if unknown:
-        raise unknown_setting(unknown[0], SETTINGS)
-    find_presets(parsed.config_dir)  # refuses a folder whose presets would not be read
-    if parsed.multirun and is_under_torchrun():
-        raise UserError(
-            "torchrun cannot start a sweep, because its processes share one run: "
-            "use python train.py -m"
-        )
-    typed = parsed.settings
-    if typed and typed[0] == argv[0] and _is_text(typed[0]):
-        path = quote(typed[0]) if parsed.multirun and "," in typed[0] else typed[0]
-        typed = ["data=text", f"data.path={path}", *typed[1:]]
+def translate_settings(arguments: Sequence[str], is_sweep: bool) -> list[str]:
+    """Return settings as Hydra takes them: each once, and texts quoted.
+
+    A path in the first place is that of a text.
+    """
+    typed = list(arguments)
+    if typed and is_text_path(typed[0]):
+        path = quote(typed[0]) if is_sweep and "," in typed[0] else typed[0]
+        typed[:1] = ["data=text", f"data.path={path}"]
     last_of_key = {argument.partition("=")[0]: argument for argument in typed}
-    return CommandLine(
-        typed=list(argv),
-        settings=[check_argument(argument, parsed.multirun) for argument in last_of_key.values()],
-        is_sweep=parsed.multirun,
-        config_dir=parsed.config_dir,
-        is_shown=parsed.cfg is not None,
-    )
+    return [translate_setting(argument, is_sweep) for argument in last_of_key.values()]
 
 
-def _is_text(argument: str) -> bool:
+def is_text_path(argument: str) -> bool:
     """Return whether an argument is a path, not a setting, a preset, a run or nanoGPT's file."""
     key = argument.partition("=")[0]
     path = Path(argument)
@@ -136,31 +125,26 @@ def _is_text(argument: str) -> bool:
     return os.path.isfile(found) or (os.path.isdir(found) and not RunDir(path).has_begun)
 
 
-def check_argument(argument: str, is_sweep: bool) -> str:
+def translate_setting(argument: str, is_sweep: bool) -> str:
     """Return KEY=VALUE as Hydra takes it: a text is quoted, unless a sweep has several of them."""
-    key, _, value = argument.partition("=")
-    is_hydras = key.startswith(("hydra.", "hydra/"))
-    is_known = is_hydras or key in SETTINGS or key in PRESETS
-    if not value or not is_known or argument in NANOGPT:
+    typed_key, _, value = argument.partition("=")
+    key = typed_key.lstrip("+~")
+    if key.startswith(("hydra.", "hydra/")):
+        if key not in HYDRAS_PATHS or not value:
+            return argument
+        path = str(expand_home(key, value))
+        return f"{key}={quote(path)}" if key == "hydra.sweep.dir" else f"run_dir={quote(path)}"
+    is_known = key in SETTINGS or key in PRESETS
+    if is_known and typed_key.startswith("~"):
+        raise UserError(f"{argument} cannot be left out, only changed: write {key}=VALUE")
+    if not is_known or not value or argument in NANOGPT:
         raise unknown_setting(argument, [*SETTINGS, *PRESETS])
-    if is_sweep:
-        _check_in_sweep(argument)
-    elif is_hydras or key == "sweep":
-        raise UserError(f"{argument} is for a sweep: leave it out, or add -m")
-
-    if key in TEXTS and is_sweep and "," in value:
-        return f"{key}={_quote_each(value)}"
-    if key == "hydra.sweep.dir" or (key in TEXTS and value != "null"):
-        return f"{key}={quote(value)}"
-    return argument
-
-
-def _check_in_sweep(argument: str) -> None:
-    """Raise `UserError` if KEY=VALUE is for a single run."""
-    key = argument.partition("=")[0]
     advice = REFUSED_IN_SWEEPS.get(key) or REFUSED_IN_SWEEPS.get(argument.lower())
-    if advice:
+    if is_sweep and advice:
         raise UserError(f"{argument} cannot be used in a sweep: {advice}")
+    if key in TEXTS and is_sweep and "," in value:
+        return f"{typed_key}={_quote_each(value)}"
+    return f"{typed_key}={quote(value)}" if key in TEXTS and value != "null" else argument
 
 
 def _quote_each(values: str) -> str:

@@ -162,9 +162,9 @@ def _check_starting_model(requested: Config, start: Config, keys: Sequence[str])
 
 def _note_fine_tuning(requested: Config, keys: Sequence[str], log: Log) -> None:
     """Print which experiment a pretrained model implies, or that the typed one may damage it."""
-    if "experiment" not in keys:
+    if requested.experiment == FINE_TUNING:
         log(f"note: a pretrained model in init_from implies experiment={FINE_TUNING}")
-    elif requested.experiment != FINE_TUNING and "optim.lr" not in keys:
+    elif "optim.lr" not in keys:
         log(
             f"note: optim.lr={requested.optim.lr:g} of experiment={requested.experiment} may "
             "damage a pretrained model: leave the experiment out, or set optim.lr"

@@ -4,26 +4,29 @@ Hydra composes presets and settings, and `check_config` checks them. Does not im
 """
 
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, is_dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, is_dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
 
-import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
-from hydra.errors import HydraException, MissingConfigException
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.utils import JobRuntime
+from hydra.errors import HydraException
+from hydra.version import VersionBase
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from cli.checks import check_config, fixed_sequence_length
 from cli.command_line import (
     CONFIGS,
-    PRESETS,
     SETTINGS,
-    CommandLine,
     find_presets,
-    parse_command_line,
-    parse_options,
     quote,
+    split_options,
+    translate_settings,
 )
 from cli.continuation import (
     FINE_TUNING,
@@ -33,19 +36,20 @@ from cli.continuation import (
     is_pretrained,
 )
 from cli.help import train_help
-from cli.presets import use_preset_files
+from cli.presets import read_keys
 from cli.wandb_environment import read_agent_choices
 from common.errors import UserError
 from common.paths import expand_home, expand_model_name, require_path
 from common.settings import check_settings, explain_unused, replace_setting, show_value
 from common.signals import exit_on_stop_signals
-from common.terminal import command, error_sentence
+from common.terminal import Terminal, command, error_sentence, printer
 from common.torchrun import process_rank
+from common.wait_policy import choose_wait_policy
 from config import Config, TokenizerConfig
-from run.run_dir import Log
+from run.run_dir import Log, RunDir
 
-ConfigStore.instance().store(name="schema", node=Config)
-ConfigStore.instance().store(name="nothing", node={})  # to which a preset is added alone
+ConfigStore.instance().store(name="glassgpt_schema", node=Config)
+ConfigStore.instance().store(name="glassgpt_nothing", node={})  # to which a preset is added alone
 
 # What the commands that do not train read: the beginnings of settings' names.
 READ_BY_MODE = {
@@ -63,115 +67,198 @@ READ_BY_MODE = {
 ReadModel = Callable[[str], Config]
 
 
+class Source(NamedTuple):
+    """The folders of presets, the user's own at the end, and the primary configuration."""
+
+    folders: Sequence[str] = (str(CONFIGS),)
+    name: str = "config"
+
+
+REPOSITORY = Source()
+
+
 @dataclass(frozen=True)
 class Job:
     """One run as it was requested: its settings, and the overrides that they come from."""
 
     config: Config
-    overrides: list[str]  # as typed: KEY=VALUE
-    config_dir: str | None = None  # a folder with presets of the user's own
+    overrides: list[str]  # KEY=VALUE, as Hydra takes them
+    source: Source = REPOSITORY
     swept: Sequence[str] = ()  # the keys that differ between the jobs of a sweep
 
     @property
     def keys(self) -> list[str]:
         """The keys of the overrides."""
-        return [override.partition("=")[0] for override in self.overrides]
+        return [override.partition("=")[0].lstrip("+") for override in self.overrides]
+
+    def in_folder(self, output_dir: str) -> "Job":
+        """Return the job with the folder that Hydra has made, unless one was typed or it has none.
+
+        A folder below the current one has a relative path.
+        """
+        if self.config.run_dir or makes_no_run(self.config):
+            return self
+        path = Path(output_dir)
+        if path.is_relative_to(Path.cwd()):
+            path = path.relative_to(Path.cwd())
+        return replace(self, config=replace(self.config, run_dir=str(path)))
 
 
-def read_request(read_model: ReadModel) -> CommandLine | Job:
-    """Read the command line before torch is imported; return a run, or a sweep's command line.
+# Of this command: its arguments before they were translated, and the run that was checked before
+# Hydra makes its folder, for `train.main`.
+typed_arguments: list[str] = []
+checked_runs: list[Job] = []
 
-    Prints the help or the configuration if that is asked for and exits, with status 1 after one
-    sentence about a mistake.
+
+def makes_no_run(settings: Config | DictConfig) -> bool:
+    """Return whether a process makes no folder of a run: it does not train, or is not the first."""
+    is_other_rank = process_rank() > 0 and settings.distributed != "none"
+    return settings.prepare_only or settings.eval_only or settings.dry_run or is_other_rank
+
+
+# --- from arguments to a job ----------------------------------------------------------------------
+
+
+@contextmanager
+def hydra_command() -> Iterator[None]:
+    """Translate the arguments for `hydra.main`, which is called in the `with` block.
+
+    Prints the help if that is asked for, and exits with status 1 after one sentence about a
+    mistake.
     """
-    request: CommandLine | Job
     with command(_help):
-        request = command_line = parse_command_line(sys.argv[1:])
-        if command_line.is_shown or not command_line.is_sweep:
-            job = compose_job(command_line.settings, command_line.config_dir)
-            if command_line.is_shown:
-                print(yaml.safe_dump(asdict(job.config), sort_keys=False), end="")
-                sys.exit()
-            request = configure(job, read_model)
-    exit_on_stop_signals()
-    return request
+        typed_arguments[:] = sys.argv[1:]
+        sys.argv[1:] = translate(typed_arguments)
+        exit_on_stop_signals()
+        yield
+
+
+def prepare_to_import_torch() -> None:
+    """Choose how torch's threads wait, and say that importing it takes seconds."""
+    if "torch" not in sys.modules and process_rank() == 0:
+        printer(Terminal())("loading PyTorch …")
+    choose_wait_policy(print)
 
 
 def _help() -> str:
-    options, _ = parse_options(sys.argv[1:])
-    return train_help(compose_job([]).config, find_presets(options.config_dir), options.help)
+    arguments = [argument for argument in sys.argv[1:] if argument not in ("--help", "-h")]
+    options, typed = split_options(arguments)
+    topic = next((each for each in typed if each.isidentifier()), "")
+    presets = find_presets(options.get("--config-dir"))
+    return train_help(compose_job([]).config, presets, topic)
+
+
+def translate(argv: Sequence[str]) -> list[str]:
+    """Return the arguments of train.py as Hydra takes them: settings, then options."""
+    options, typed = split_options(argv)
+    if "--shell-completion" in options:
+        return [*argv]
+    parts = (part for option in options.items() for part in option if part)
+    return [*complete_settings(options, typed), *parts]
+
+
+def complete_settings(options: Mapping[str, str], typed: Sequence[str]) -> list[str]:
+    """Return typed settings as Hydra takes them, with the presets that they imply.
+
+    The path of a text implies data=text unless another source is chosen, and a pretrained model
+    experiment=finetune unless an experiment is chosen.
+
+    Raises:
+        UserError: A setting is unknown, or a preset of the user's own contains a mistake.
+    """
+    values = dict(argument.partition("=")[::2] for argument in typed)
+    is_sweep = "--multirun" in options or values.get("sweep", "null") != "null"
+    is_sweep = is_sweep and values.get("hydra.mode") != "RUN"
+    settings = translate_settings(typed, is_sweep)
+
+    # Keys that are typed, or set by a chosen preset
+    keys = {setting.partition("=")[0] for setting in settings}
+    presets = find_presets(options.get("--config-dir"))
+    for group, paths in presets.items():
+        for name in paths.keys() & set(values.get(group, "").split(",")):
+            keys |= read_keys(group, name, presets)
+    if is_sweep and not {"--multirun", "hydra.mode"} & (keys | options.keys()):
+        raise UserError(
+            f"sweep={values['sweep']} does not say that it is a sweep: add -m, or write hydra: "
+            "and, indented, mode: MULTIRUN into its file"
+        )
+
+    # Implied presets
+    if "data.path" in keys and values.get("data.path") != "null":
+        settings += [] if {"data", "data.source"} & keys else ["data=text"]
+    if "init_from" in values and "experiment" not in keys and not _has_run(values.get("run_dir")):
+        typed_models = values["init_from"].split(",") if is_sweep else [values["init_from"]]
+        models = [model.strip("'\" ") for model in typed_models]
+        if all(model != "null" and is_pretrained(model) for model in models):
+            settings.append(f"experiment={FINE_TUNING}")
+    return settings
+
+
+def _has_run(run_dir: str | None) -> bool:
+    """Return whether there is a run in a folder, which keeps its experiment."""
+    return run_dir is not None and RunDir(expand_home("run_dir", run_dir)).has_begun
 
 
 def read_job(arguments: Sequence[str], read_model: ReadModel) -> Job:
     """Return the configured run that these arguments of train.py describe."""
-    command_line = parse_command_line(arguments)
-    if command_line.is_sweep or command_line.is_shown:
-        raise UserError("-m and --cfg do not describe a single run: leave them out")
-    return configure(compose_job(command_line.settings, command_line.config_dir), read_model)
+    options, typed = split_options(arguments)
+    settings = complete_settings(options, typed)
+    config_dir = options.pop("--config-dir", None)
+    if options:
+        raise UserError(f"{' '.join(options)} does not describe a single run: leave it out")
+    source = Source((str(CONFIGS), str(Path(config_dir).absolute()))) if config_dir else REPOSITORY
+    return configure(compose_job(settings, source), read_model)
 
 
-def compose_settings(
-    overrides: list[str], config_dir: str | None = None, name: str = "config"
-) -> DictConfig:
-    """Have Hydra compose presets and quoted overrides; the result includes Hydra's own settings."""
-    use_preset_files()
-    if config_dir is not None:
-        folder = quote(f"file://{expand_home('--config-dir', config_dir).absolute()}")
-        overrides = [*overrides, f"hydra.searchpath=[{folder}]"]
-    with initialize_config_dir(str(CONFIGS), version_base="1.3"):
+# --- composing ------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _initialized_hydra(folder: str) -> Iterator[None]:
+    """Let Hydra compose from a folder, also while it runs this program or another one."""
+    running = GlobalHydra.instance().hydra
+    name, base = JobRuntime.instance().get("name"), VersionBase.instance().version_base
+    GlobalHydra.instance().clear()
+    try:
+        with initialize_config_dir(folder, job_name=name, version_base="1.3"):
+            yield
+    finally:
+        GlobalHydra.instance().hydra = running
+        VersionBase.instance().version_base = base
+
+
+def compose_settings(overrides: Sequence[str], source: Source = REPOSITORY) -> DictConfig:
+    """Have Hydra compose presets and overrides; the result includes Hydra's own settings."""
+    main, *others = source.folders
+    if others:
+        folders = ",".join(quote(f"file://{folder}") for folder in others)
+        overrides = [*overrides, f"hydra.searchpath=[{folders}]"]
+    with _initialized_hydra(main):
         try:
-            return compose(name, overrides, return_hydra_config=True)
-        except MissingConfigException as e:
-            is_own = config_dir is None and not str(e.missing_cfg_file).startswith("hydra/")
-            hint = " (a preset of your own needs --config-dir)" if is_own else ""
-            raise UserError(f"{error_sentence(e)}{hint}") from None
+            return compose(source.name, [*overrides], return_hydra_config=True)
         except (HydraException, OmegaConfBaseException) as e:
             raise UserError(error_sentence(e)) from None
-        except (ValueError, RecursionError) as e:
-            presets = " ".join(o for o in overrides if o.partition("=")[0] in PRESETS)
-            raise UserError(
-                f"the defaults of {presets or 'the presets'} cannot be followed "
-                f"({error_sentence(e)}): correct them"
-            ) from None
 
 
-def compose_job(overrides: list[str], config_dir: str | None = None) -> Job:
-    """Compose the job that these overrides describe, and check the bounds of its settings.
-
-    The path of a text implies data=text unless another source is chosen, and a typed pretrained
-    model experiment=finetune unless an experiment is typed.
-    """
-    job = Job(_compose_config(overrides, config_dir), overrides, config_dir)
-    implied = _list_implied_presets(job)
-    if implied:
-        job = replace(job, config=_compose_config([*overrides, *implied], config_dir))
+def compose_job(overrides: Sequence[str], source: Source = REPOSITORY) -> Job:
+    """Compose the job that these overrides describe, and check the bounds of its settings."""
+    composed = compose_settings(overrides, source)
+    job = make_job(composed, composed.hydra)
+    check_settings(job.config)
     return job
 
 
-def _list_implied_presets(job: Job) -> list[str]:
-    keys = {*job.keys}
-    data = job.config.data
-    init_from = job.config.init_from
-    implied = []
-    has_source = bool(keys & {"data", "data.source"}) or data.source != "stdlib"
-    if data.path and not has_source:
-        implied.append("data=text")
-    has_experiment = "experiment" in keys
-    if "init_from" in keys and init_from and not has_experiment and is_pretrained(init_from):
-        implied.append(f"experiment={FINE_TUNING}")
-    return implied
-
-
-def _compose_config(overrides: list[str], config_dir: str | None) -> Config:
-    composed = compose_settings(overrides, config_dir)
-    with open_dict(composed):
-        hydra_settings = composed.pop("hydra")
-    try:
-        config = OmegaConf.to_object(composed)
-    except OmegaConfBaseException as e:
-        raise UserError(error_sentence(e)) from None
-    check_settings(config)
-    return replace(config, experiment=hydra_settings.runtime.choices.get("experiment"))
+def make_job(composed: DictConfig, hydra: DictConfig) -> Job:
+    """Return the job that Hydra has composed; `hydra` has Hydra's own settings."""
+    settings = composed.copy()
+    with open_dict(settings):
+        settings.pop("hydra", None)
+        settings.experiment = hydra.runtime.choices.get("experiment")
+    config = OmegaConf.to_object(settings)
+    sources = hydra.runtime.config_sources
+    folders = [each.path for each in sources if each.provider not in ("hydra", "schema")]
+    source = Source(folders, hydra.job.config_name)
+    return Job(config, list(hydra.overrides.task), source)
 
 
 def configure(job: Job, read_model: ReadModel, log: Log = print) -> Job:
@@ -189,6 +276,7 @@ def configure(job: Job, read_model: ReadModel, log: Log = print) -> Job:
         config = _apply_task(job.config, job.keys, log)
         if config.init_from:
             config = apply_starting_model(config, read_model(config.init_from), job.keys, log)
+    check_settings(config)
     check_config(config)
     _check_effects(config, job)
     if config.data.path:
@@ -212,7 +300,7 @@ def _request_to(run: Config, job: Job) -> Config:
     presets = [key for key in job.keys if _is_section(key)]
     if presets and run.experiment and "experiment" not in job.keys:
         overrides = [*job.overrides, f"experiment={run.experiment}"]
-        composed = _compose_config(overrides, job.config_dir)
+        composed = compose_job(overrides, job.source).config
         for key in presets:
             config = replace_setting(config, key, getattr(composed, key))
     return config
@@ -247,7 +335,8 @@ def list_typed_settings(job: Job) -> list[str]:
     settings = []
     for key, override in zip(job.keys, job.overrides):
         if _is_section(key):
-            preset = compose_settings([f"+{override}"], job.config_dir, "nothing")
+            nothing = job.source._replace(name="glassgpt_nothing")
+            preset = compose_settings([f"+{override}"], nothing)
             settings += [f"{key}.{name}" for name in preset[key]]
         elif key in SETTINGS:
             settings.append(key)

@@ -144,7 +144,8 @@ def _explain_missing_preset(path: str, presets: Sequence[str]) -> str:
     if plugin in HYDRA_PLUGINS.get(group, ()):
         kind = group.rpartition("/")[2]
         return f"{group}={name} needs a package: pip install hydra-{plugin}-{kind}"
-    return not_one_of(group, name, presets)
+    hint = "" if group.startswith("hydra") else " (a preset of your own needs --config-dir)"
+    return f"{not_one_of(group, name, presets)}{hint}"
 
 
 def _explain_parser_error(error: BaseException) -> str:

@@ -1,5 +1,6 @@
 """Open the folder of a run, and lock it against other processes."""
 
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -7,7 +8,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from common.errors import UserError
-from common.files import exists, list_folder
+from common.files import list_folder
 from common.paths import require_output_folder
 from common.text import pluralize
 from common.torchrun import count_processes
@@ -23,12 +24,11 @@ LOST_LOCK_SECONDS = 120
 def locked_run_dir(config: Config) -> Iterator[RunDir]:
     """Open the folder of a run, which no other process can open meanwhile.
 
-    A folder that is still empty at the end is removed if it was created here.
+    A folder that is still empty at the end, but for Hydra's record of the command, is removed.
     """
     path = Path(config.run_dir) if config.run_dir else new_run_dir(config.experiment or "default")
     run = RunDir(path)
     check_run_dir(config, run)
-    is_new = not config.run_dir or not exists(path)
     path.mkdir(parents=True, exist_ok=True)
     is_alone = count_processes(alone=config.distributed == "none") == 1
     lock = FileLock(run.lock, timeout=0 if is_alone else LOST_LOCK_SECONDS)
@@ -43,10 +43,12 @@ def locked_run_dir(config: Config) -> Iterator[RunDir]:
     finally:
         lock.release()
         with suppress(OSError):  # removing an empty folder is best effort
-            if set(list_folder(path)) <= {run.lock}:
+            records = run.hydra_folders()
+            if set(list_folder(path)) <= {run.lock, *records}:
+                for record in records:
+                    shutil.rmtree(record)
                 run.lock.unlink(missing_ok=True)
-                if is_new:
-                    path.rmdir()
+                path.rmdir()
 
 
 def check_run_dir(config: Config, run: RunDir) -> None:

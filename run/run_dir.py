@@ -38,6 +38,7 @@ Log = Callable[[str], None]
 
 RUNS = Path("runs")  # where runs are unless their folders are named
 HF_CONFIG_FILE = "config.json"  # in the folder of a model of Hugging Face's format, which is no run
+HYDRA_FOLDER = ".hydra"  # in a run's folder: what was typed and composed; then .hydra_2 and so on
 SWEEP_FILE = "multirun.yaml"  # in a sweep's folder: what its jobs share, which Hydra writes
 CHECKPOINTS = "checkpoints"
 SNAPSHOT_SUFFIXES = (".npz", ".png", ".safetensors")  # arrays, attention grid, float16 weights
@@ -81,7 +82,12 @@ class RunDir:
     def files_before_start(self) -> list[Path]:
         """Return the files that may lie in the folder before the run begins."""
         job = [self.job_file, part_path(self.job_file), self.job_lock, self.job_log]
-        return [self.lock, part_path(self.config_file), *job, self.failure_file]
+        files = [self.lock, part_path(self.config_file), *job, self.failure_file]
+        return [*files, *self.hydra_folders()]
+
+    def hydra_folders(self) -> list[Path]:
+        """Return the folders in which Hydra has recorded the calls that started or resumed it."""
+        return list_folder(self.path, f"{HYDRA_FOLDER}*")
 
     @property
     def has_begun(self) -> bool:

@@ -6,6 +6,7 @@ from pathlib import Path
 from statistics import fmean
 from urllib.parse import quote
 
+from cli.folders import name_settings
 from common.files import exists
 from common.terminal import print_stderr, tolerate_errors
 from glass.page.html import write_html
@@ -13,7 +14,7 @@ from glass.page.values import finite_number, metric_curve
 from run.row import Row
 from run.run_dir import RunDir
 from sweeps.figures import BY_NAME, describe_figure
-from sweeps.ranking import Ranking, Variant, name_settings, reproduce_command
+from sweeps.ranking import Ranking, Variant, reproduce_command
 from sweeps.runs import RUN, Run
 from sweeps.table import (
     conclusion,

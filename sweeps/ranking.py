@@ -1,6 +1,5 @@
 """Group runs into variants, and rank them. Does not import torch."""
 
-import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
@@ -9,6 +8,7 @@ from math import isfinite, nan
 from statistics import fmean
 
 from cli.command_line import SETTINGS
+from cli.folders import name_settings
 from common.settings import explain_unused
 from common.statistics import censored_median, standard_error
 from sweeps.figures import describe_figure
@@ -112,19 +112,6 @@ class Ranking:
             run for run in self.variants[0].measured if isfinite(run.figures.get(self.metric, nan))
         ]
         return min(candidates, key=lambda run: run.figures[self.metric], default=None)
-
-
-def name_settings(settings: dict[str, str]) -> str:
-    """Format settings with the last part of their keys: n_kv_head=2 lr=0.01."""
-    items = settings.items()
-    return " ".join(f"{key.rpartition('.')[2]}={shorten_number(value)}" for key, value in items)
-
-
-def shorten_number(value: str) -> str:
-    """Round a number that a sweeper drew to four digits; leave every other value as it is."""
-    if re.fullmatch(r"-?\d*\.\d{5,}(e-?\d+)?", value):
-        return f"{float(value):.4g}"
-    return value
 
 
 def reproduce_command(run: Run) -> str | None:

@@ -14,12 +14,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from cli.folders import shorten_number
 from common.files import atomic_write
 from common.statistics import POWER, SIGNIFICANCE_LEVEL, seeds_needed, welch_difference
 from common.terminal import printer
 from common.text import format_with_error, pluralize, printable
 from sweeps.figures import FIGURES, describe_figure
-from sweeps.ranking import Ranking, Variant, reproduce_command, shorten_number
+from sweeps.ranking import Ranking, Variant, reproduce_command
 from sweeps.runs import Run
 
 COLUMN_GAP = 2  # spaces between two columns

@@ -1,5 +1,6 @@
 """Fixtures: a small text and model, trained in this process or by a command; pages in Chromium."""
 
+import atexit
 import functools
 import os
 import random
@@ -159,11 +160,43 @@ def train_in_process():
     """Return train_in_process(config, resume=True, …), which returns the best validation loss."""
     import cli
     import train
+    from interop import read_starting_model
 
     def run(config: Config, **changes) -> float:
         overrides = [f"{key}={value}" for key, value in changes.items()]
         job = cli.Job(replace(config, **changes), overrides)
-        return train.run(cli.configure(job, train.read_starting_model))
+        return train.run(cli.configure(job, read_starting_model))
+
+    return run
+
+
+@pytest.fixture
+def run_hydra(monkeypatch):
+    """Return run_hydra(*argv, task=…): the exit status of train.py in this process.
+
+    Hydra calls the task instead of `train.main`.
+    """
+    import hydra
+
+    import cli
+    import train
+    from sweeps.sweep import report_stop
+
+    def run(*argv: str, task: Callable | None = None) -> int:
+        main = hydra.main(version_base="1.3", config_path=str(cli.CONFIGS), config_name="config")
+        with monkeypatch.context() as patch:
+            patch.setattr("sys.argv", ["train.py", *argv])
+            patch.setattr("signal.signal", lambda *_: None)  # pytest's own handlers stay
+            for variable in ("HYDRA_FULL_ERROR", "PYTHONPATH", "WANDB_RUN_GROUP"):
+                patch.setenv(variable, "")
+            try:
+                with cli.hydra_command():
+                    main(task or train.main)()
+            except SystemExit as e:
+                return e.code or 0
+            finally:
+                atexit.unregister(report_stop)
+        return 0
 
     return run
 

@@ -13,12 +13,12 @@ import pytest
 from conftest import wait_for_frames
 from safetensors.numpy import save_file
 
+from cli.folders import name_part
 from config import Config, GPTConfig, TokenizerConfig, WandbConfig
 from glass.page import pack
 from glass.page.embedded_model import EmbeddedModel
 from run.config_file import config_yaml
 from run.run_dir import SWEEP_FILE, RunDir
-from sweeps.identity import name_part
 from sweeps.runs import JobRecord, write_record
 
 HOSTILE = [

@@ -4,6 +4,7 @@ A process is a fork of the test process, which has imported everything, so it st
 runs the script as shipped; only a `fault` patches anything, to make it fail from outside.
 """
 
+import atexit
 import ctypes
 import functools
 import gc
@@ -24,12 +25,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-import hydra
 import numpy as np
 from conftest import ROOT, TINY
 from hydra.core.global_hydra import GlobalHydra
 from safetensors.numpy import load_file
 
+import cli
 from run.row import Row
 from run.run_dir import parse_step
 
@@ -48,12 +49,10 @@ RUN_STEPS = 12  # of the run of `tiny_arguments`
 @functools.cache
 def import_everything() -> None:
     """Import modules and read presets once, on which every process would spend seconds."""
-    optional = ("glass.observer", "interop", "sweeps.jobs", "studies.study")
+    optional = ("glass.observer", "interop", "callback", "sweeps.sweep", "studies.study")
     for name in ("train", *optional, "torch._dynamo"):  # optimizers import the last
         importlib.import_module(name)
-    if not GlobalHydra.instance().is_initialized():
-        with hydra.initialize_config_dir(str(ROOT / "configs"), version_base="1.3"):
-            hydra.compose("config", TINY)
+    cli.compose_job(TINY)
 
 
 def exec_script(
@@ -69,6 +68,7 @@ def exec_script(
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         GlobalHydra.instance().clear()
+        atexit._clear()  # of the parent's
         fault()
         encoding, _, errors = os.environ.get("PYTHONIOENCODING", "").partition(":")
         options = {"encoding": encoding or None, "errors": errors or None, "closefd": False}
@@ -88,6 +88,7 @@ def exec_script(
         traceback.print_exc()
     finally:
         try:
+            atexit._run_exitfuncs()
             sys.stdout.flush()
         finally:
             os._exit(status)

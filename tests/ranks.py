@@ -18,7 +18,8 @@ import training.wandb_record  # noqa: F401  too
 from common.terminal import exit_on_error
 from config import Config
 from distributed.world import join
-from train import read_starting_model, run
+from interop import read_starting_model
+from train import run
 from training.world import World
 
 

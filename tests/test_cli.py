@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from hydra.core.global_hydra import GlobalHydra
-from hydra.core.singleton import Singleton
 from hydra.errors import HydraException
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -17,7 +15,8 @@ from omegaconf.errors import OmegaConfBaseException
 from run_folders import write_configuration, write_run
 
 import cli
-from cli.command_line import CONFIGS, NANOGPT, PRESETS, SETTINGS, parse_command_line
+from cli.command_line import CONFIGS, NANOGPT, PRESETS, SETTINGS, split_options
+from cli.job import complete_settings, translate
 from cli.sample_config import SampleConfig
 from common.errors import UserError
 from common.settings import iterate_settings
@@ -43,7 +42,7 @@ def sample_config(argv: list[str]) -> SampleConfig:
 
 
 def job_of(*argv: str) -> cli.Job:
-    return cli.compose_job(parse_command_line(list(argv)).settings)
+    return cli.compose_job(complete_settings(*split_options(argv)))
 
 
 def composed(*argv: str) -> Config:
@@ -66,7 +65,6 @@ MISTAKES = [
     ("model.n_layer=2,", ["model.n_layer=2,"]),
     ("max_steps=0", ["max_steps=0", "1"]),
     ("model=gpt3", ["model=gpt3", "gpt2?"]),
-    ("sweep=heads", ["sweep=heads", "-m"]),
     ("model.n_head=5", ["model.n_head=5", "model.n_embd=128"]),
     ("data=text", ["data.path"]),
     ("data=synthetic data.task=modular model.block_size=8", ["model.block_size=8", "=4"]),
@@ -76,7 +74,10 @@ MISTAKES = [
     (f"data=hf data.name=x data.path={ROOT}", ["data.path=", "data=hf"]),
     ("resume=true", ["resume=true", "run_dir=PATH"]),
     ("resume=true run_dir=nowhere", ["nowhere does not exist"]),
-    ("hydra.run.dir=here", ["hydra.run.dir=here", "-m"]),
+    ("hydra.launcher.n_jobs=2", ["hydra.launcher.n_jobs", "BasicLauncher"]),
+    ("~optim.lr", ["~optim.lr", "optim.lr=VALUE"]),
+    ("+optim.rate=1", ["+optim.rate=1", "not a setting"]),
+    ("-cn mine", ["mine"]),
     ("--batch_size=32", ["--batch_size=32", "write batch_size=VALUE"]),
     ("--help optm", ["--help optm", "optim?"]),
     ("--help=optim", ["--help=optim"]),
@@ -101,21 +102,14 @@ MISTAKES = [
 
 
 @pytest.fixture
-def launch(monkeypatch, tmp_path, capsys):
+def launch(monkeypatch, tmp_path, run_hydra, capsys):
     """launch(command line) → (exit status, stdout, stderr) of train.py before it imports torch."""
 
     def prepare(line: str) -> tuple[int, str, str]:
-        monkeypatch.setattr("sys.argv", ["train.py", *re.findall("[^ ]+", line)])
-        try:
-            cli.read_request(read_starting_model)
-            status = 0
-        except SystemExit as e:
-            status = e.code or 0
+        status = run_hydra(*re.findall("[^ ]+", line), task=lambda composed: None)
         return (status, *capsys.readouterr())
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("signal.signal", lambda *_: None)  # pytest's own handlers stay
-    monkeypatch.delitem(Singleton._instances, GlobalHydra, raising=False)  # as in a new process
     return prepare
 
 
@@ -138,7 +132,7 @@ def test_a_mistake_gives_one_sentence_that_names_it_and_creates_no_file(launch, 
 def test_a_name_of_another_program_is_answered_with_the_one_here(name):
     typed = name if "=" in name or name.endswith(".py") else f"--{name}=1"
     for read in (
-        lambda: parse_command_line([typed]),
+        lambda: translate([typed]),
         lambda: sample_config([typed]),
     ):
         with pytest.raises(UserError, match=re.escape(NANOGPT[name])):
@@ -268,7 +262,7 @@ OWN = {
     "model/tiny": "n_layer: 1\nn_head: 2\nn_embd: 16\nblock_size: 16\n",
     "data/mine": f"source: text\npath: {ROOT / 'LICENSE'}\n",
     "tokenizer/letters": "name: char\n",
-    "experiment/mine": "# @package _global_\ndefaults:\n  - override /model: tiny\n"
+    "experiment/mine": "# @package _global_\ndefaults:\n  - default\n  - override /model: tiny\n"
     "  - override /data: mine\n  - override /tokenizer: letters\n"
     "max_steps: 2\nbatch_size: 2\nattention:\n  every: 0\n",
 }
@@ -319,7 +313,9 @@ BAD_PRESETS = [
         )
     ),
     ("experiment/bad.yaml", GLOBAL + "seed: !!python/name:os.system\n", ["line 2"]),
-    ("experiment/bad.yaml", GLOBAL + "defaults:\n  - bad\n", ["defaults"]),
+    ("experiment/bad.yaml", GLOBAL + "defaults:\n  - bad\n", ["includes itself"]),
+    ("experiment/bad.yaml", GLOBAL + "max_steps: 3\n", ["bad.yaml", "[default, _self_]"]),
+    ("sweep/bad.yaml", GLOBAL + "seed: 1\n", ["sweep=bad", "-m"]),
     ("experiment/bad.yaml", GLOBAL.encode() + "# café\n".encode("latin-1"), ["UTF-8"]),
     ("experiment/bad.yaml", "seed: 1\n", [GLOBAL.strip()]),
     ("experiment/bad.yml", GLOBAL + "seed: 1\n", ["bad.yaml"]),
@@ -354,10 +350,13 @@ def test_an_own_preset_with_the_name_of_another_is_refused(tmp_path, launch):
 CHANGES = "max_steps: 7\ndata:\n  path: my.txt\n"
 
 
-def test_an_own_experiment_changes_the_default_one_or_the_one_it_names(tmp_path):
-    defaults = "defaults:\n  - override /optim: adamw\n"
+def test_an_own_experiment_changes_the_one_it_names(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("my.txt").touch()
+    base = "defaults:\n  - default\n"
+    defaults = f"{base}  - override /optim: adamw\n"
     own = {
-        "experiment/plain": GLOBAL + CHANGES,
+        "experiment/plain": GLOBAL + base + CHANGES,
         "experiment/mine": GLOBAL + defaults + CHANGES,
         "experiment/short": f"{GLOBAL}defaults:\n  - mine\nmax_steps: 3\n",
         "experiment/fast": f"{GLOBAL}defaults:\n  - speedrun\n{CHANGES}",
@@ -365,8 +364,7 @@ def test_an_own_experiment_changes_the_default_one_or_the_one_it_names(tmp_path)
     argument = write_presets(tmp_path, own)
 
     def config(*typed: str) -> Config:
-        line = parse_command_line([argument, *typed])
-        return replace(cli.compose_job(line.settings, line.config_dir).config, experiment=None)
+        return replace(cli.read_job([argument, *typed], pytest.fail).config, experiment=None)
 
     typed = ("max_steps=7", "data.path=my.txt")
     assert config("experiment=plain") == config(*typed)
@@ -401,7 +399,7 @@ SHAKESPEARE = "data=shakespeare data.path=a"
 )
 def test_a_path_alone_is_of_a_text_unless_the_experiment_reads_one(typed, same):
     def config(line: str) -> Config:
-        return cli.compose_job(parse_command_line(line.split()).settings).config
+        return composed(*line.split())
 
     assert config(typed) == config(same)
 
@@ -410,17 +408,17 @@ def test_a_path_in_the_first_place_is_that_of_a_text(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("notes.txt", "a=b, c.txt"):
         Path(name).touch()
-        typed = parse_command_line([name, "-m", "seed=1,2", "experiment=speedrun"])
-        assert typed.settings[:2] == ["data=text", f"data.path='{name}'"]
-        assert typed.settings[2:] == ["seed=1,2", "experiment=speedrun"]
+        typed = translate([name, "-m", "seed=1,2", "experiment=speedrun"])
+        assert typed[:2] == ["data=text", f"data.path='{name}'"]
+        assert typed[2:] == ["seed=1,2", "experiment=speedrun", "--multirun"]
     write_run(tmp_path / "mine")
     for name in ("data", "seed", "wandb", "speedrun", "text"):
         Path(name).mkdir()
     names = ("data", "seed", "wandb", "speedrun", "text", "mine")
     for name in names:  # settings, presets and a run
         with pytest.raises(UserError, match=name):
-            parse_command_line([name])
-        assert name == "mine" or parse_command_line([f"./{name}"]).settings[0] == "data=text"
+            translate([name])
+        assert name == "mine" or translate([f"./{name}"])[0] == "data=text"
 
 
 def test_a_run_is_evaluated_on_the_text_at_a_path(tmp_path):
@@ -541,4 +539,4 @@ def test_a_pretrained_model_implies_the_experiment_for_fine_tuning(tmp_path, cap
 
     # A run that fine-tunes a model is pretrained too
     write_configuration(tmp_path / "run", config)
-    assert cli.compose_job([f"init_from={tmp_path / 'run'}"]).config.experiment == "finetune"
+    assert composed(f"init_from={tmp_path / 'run'}").experiment == "finetune"

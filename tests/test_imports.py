@@ -32,10 +32,10 @@ ALLOWED = {
     "glass": {"glass.page"} | HEADS | TRAINING,
     "glass.live": {"glass.page", "interop", "cli"} | HEADS | TRAINING,
     "studies": {"run", "config", "common"},
-    "sweeps": {"glass.page", "cli"} | TRAINING,
+    "sweeps": {"glass.page", "studies", "cli"} | TRAINING,
 }
 UPWARD = {"model": ["generation"]}  # `GPT.generate` imports it when it is called
-COMMANDS = {"train", "sample", "explore", "interop.__main__"}  # may import every room
+COMMANDS = {"train", "sample", "explore", "callback", "interop.__main__"}  # may import every room
 IGNORED = {"tests", "benchmarks"}
 
 

@@ -10,13 +10,15 @@ from processes import rows, run_to_end, tiny_arguments
 
 import interop.__main__
 import sample
+from cli.command_line import translate_settings
+from cli.job import compose_settings
 from cli.sample_config import SampleConfig
 from common.errors import UserError
 from common.paths import expand_home, expand_model_name
 from config import Config
 from run.config_file import read_config
 from run.locking import locked_run_dir
-from sweeps import jobs
+from sweeps.sweep import Sweep
 
 
 @pytest.fixture
@@ -90,11 +92,11 @@ def open_run(path: str) -> None:
         pass
 
 
-def find_sweep(path: str) -> None:
-    jobs.find_sweep(str(expand_home("hydra.sweep.dir", path)), resume=False)
+def start_sweep(path: str) -> None:
+    Sweep(compose_settings(translate_settings([f"hydra.sweep.dir={path}"], is_sweep=True)))
 
 
-@pytest.mark.parametrize("use", [export, open_run, find_sweep])
+@pytest.mark.parametrize("use", [export, open_run, start_sweep])
 def test_a_folder_that_cannot_be_written_is_refused_as_typed(use, here):
     before = sorted(os.walk(here))
     for path in ("file.txt", "full", *UNUSABLE):

@@ -1,16 +1,12 @@
 """Variables of W&B that name one run, or give it values, never make its record differ from it."""
 
-from functools import partial
-
 import pytest
 import yaml
 from conftest import TINY
 
 import cli
-from cli.command_line import parse_command_line
 from cli.wandb_environment import ONE_RUN
 from common.errors import UserError
-from sweeps.jobs import run_sweep
 
 SETTINGS = [
     *TINY,
@@ -67,12 +63,10 @@ def test_what_an_agent_chose_does_not_matter_if_nothing_is_recorded(agent):
 
 @pytest.mark.parametrize("variable", ONE_RUN)
 def test_a_variable_for_one_run_is_refused_in_a_sweep(
-    offline_wandb, variable, monkeypatch, tmp_path
+    offline_wandb, variable, monkeypatch, tmp_path, run_hydra, capsys
 ):
     monkeypatch.setenv(variable, "mine?_step=1" if variable.endswith("FROM") else "mine")
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match=variable):
-        configure = partial(cli.configure, read_model=pytest.fail)
-        sweep = parse_command_line(["-m", "seed=1,2", "wandb.mode=offline"])
-        run_sweep(sweep, configure, pytest.fail, report=pytest.fail)
+    assert run_hydra("-m", "seed=1,2", "wandb.mode=offline", task=pytest.fail) == 1
+    assert variable in capsys.readouterr().err
     assert not [*tmp_path.iterdir()]

@@ -14,7 +14,6 @@ from conftest import ROOT
 from PIL import Image
 
 import train
-from cli.command_line import parse_command_line
 from cli.job import Job, compose_job
 from common.errors import UserError
 from config import Config
@@ -196,7 +195,9 @@ def test_runs_that_cannot_be_compared_are_refused(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_sweep_ends_with_the_verdicts_of_the_study_that_it_names(tmp_path, monkeypatch, capsys):
+def test_a_sweep_ends_with_the_verdicts_of_the_study_that_it_names(
+    tmp_path, monkeypatch, run_hydra, capsys
+):
     def record_run(job: Job) -> float:
         folder = Path(job.config.run_dir)
         (folder / "config.yaml").write_text(config_yaml(job.config))
@@ -205,7 +206,7 @@ def test_a_sweep_ends_with_the_verdicts_of_the_study_that_it_names(tmp_path, mon
 
     monkeypatch.setattr(train, "run", record_run)
     settings = ["sweep=paper_markov", "seed=1", f"hydra.sweep.dir={tmp_path / 'sweep'}"]
-    train.main(parse_command_line(["-m", *settings]))
+    assert run_hydra("-m", *settings) == 0
     assert capsys.readouterr().out.count("undecided") == 4
 
 

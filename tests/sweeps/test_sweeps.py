@@ -8,9 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
 from itertools import product
 from math import inf, nan
 from pathlib import Path
@@ -19,26 +17,27 @@ import pytest
 import torch
 import yaml
 from conftest import ROOT, TINY, soak
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from pages import make_job
 from processes import Process, rows, rows_without_times, run_to_end
 from rich.console import Console
 
 import cli
-from cli.command_line import PRESETS, parse_command_line
+import train
+from callback import JobCallback
+from cli.command_line import PRESETS
+from cli.folders import find_job_folder, hash_settings
 from common.errors import UserError
 from common.text import format_magnitude
 from config import Config, GPTConfig, TokenizerConfig
-from interop import read_starting_model
 from model import KVCache
 from run.row import Row
 from run.run_dir import RunDir
-from sweeps import identity, launching
 from sweeps import jobs as sweep_jobs
 from sweeps import page as sweep_page
 from sweeps.figures import kv_cache_bytes
 from sweeps.ranking import Ranking, reproduce_command
 from sweeps.runs import JobRecord, Run, read_record, read_run, read_sweep, write_record
+from sweeps.sweep import Sweep, require_possible_job
 from sweeps.table import print_sweep, write_csv
 from variants import build_model
 
@@ -87,13 +86,28 @@ def copy(swept, tmp_path) -> Path:
     return Path(shutil.copytree(swept, tmp_path / "sweep"))
 
 
-def compose(*argv: str, is_grid: bool = True) -> list[cli.Job]:
-    """Compose the jobs of a sweep."""
-    command_line = parse_command_line(["-m", *argv])
-    _, settings = launching.parse_settings(
-        command_line, launching.make_loader(command_line.config_dir)
-    )
-    return list(launching.compose_jobs(settings, command_line.config_dir, is_grid))
+@pytest.fixture
+def compose(run_hydra, monkeypatch):
+    """compose(*argv) → the jobs of a sweep that Hydra is about to start."""
+
+    def compose(*argv: str) -> list[cli.Job]:
+        outcome = []
+
+        def on_multirun_start(callback, config, **more) -> None:
+            try:
+                outcome.extend(Sweep(config).compose_jobs())
+            except UserError as e:
+                outcome.append(e)
+            sys.exit()
+
+        with monkeypatch.context() as patch:
+            patch.setattr(JobCallback, "on_multirun_start", on_multirun_start)
+            assert run_hydra("-m", *argv) == 0
+        if isinstance(outcome[0], UserError):
+            raise outcome[0]
+        return outcome
+
+    return compose
 
 
 # --- a sweep's folder -----------------------------------------------------------------------------
@@ -167,7 +181,7 @@ def test_the_summary_is_made_from_the_folder_alone_without_torch(copy, tmp_path)
 
 
 @pytest.fixture
-def sweep(monkeypatch, tmp_path):
+def sweep(monkeypatch, run_hydra, tmp_path):
     """Run a sweep in this process, whose jobs call a function instead of training.
 
     Returns the exit status and what each job returned to the sweeper.
@@ -175,22 +189,18 @@ def sweep(monkeypatch, tmp_path):
     run_job, folder = sweep_jobs.run_job, tmp_path / "start"
     folder.mkdir()
     monkeypatch.chdir(folder)
-    monkeypatch.setenv("PYTHONPATH", "")
-    monkeypatch.setenv("WANDB_RUN_GROUP", "")
     monkeypatch.setattr(sweep_page, "write_sweep_page", lambda folder, ranking: None)
 
     def run(*argv, job) -> tuple[int, list[float | None]]:
         returned: list[float | None] = []
-        monkeypatch.setattr(
-            sweep_jobs, "run_job", lambda *args, sweep: returned.append(run_job(*args, sweep))
-        )
-        configure = partial(cli.configure, read_model=read_starting_model)
-        try:
-            argv = ["-m", "hydra.sweep.dir=sweep", *argv]
-            sweep_jobs.run_sweep(parse_command_line(argv), configure, job, report=print)
-        except SystemExit as e:
-            return e.code, returned
-        return 0, returned
+
+        def record(*arguments) -> float | None:
+            returned.append(run_job(*arguments))
+            return returned[-1]
+
+        monkeypatch.setattr(sweep_jobs, "run_job", record)
+        monkeypatch.setattr(train, "run", job)
+        return run_hydra("-m", "hydra.sweep.dir=sweep", *argv), returned
 
     return run
 
@@ -232,30 +242,20 @@ SAME = "optim.lr=1e-3", "eval.every=5", "seed=1,2"
         (["seed=1,2", "eval.every=5", "optim.lr=2e-3"], False),
     ],
 )
-def test_a_job_is_what_was_composed_for_it(again, are_same):
-    first = {identity.hash_settings(job) for job in compose(*SAME)}
-    others = {identity.hash_settings(job) for job in compose(*again)}
+def test_a_job_is_what_was_composed_for_it(again, are_same, compose):
+    first = {hash_settings(job) for job in compose(*SAME)}
+    others = {hash_settings(job) for job in compose(*again)}
     assert len(first) == 2
     assert first <= others if are_same else not first & others
 
 
-def test_each_job_of_a_grid_is_composed_once_with_presets_of_ones_own(
-    sweep, monkeypatch, tmp_path, text_file
-):
-    composed, load = [], ConfigLoaderImpl.load_configuration
-
-    def count(*args, **more):
-        composed.append(args)
-        return load(*args, **more)
-
-    monkeypatch.setattr(ConfigLoaderImpl, "load_configuration", count)
+def test_jobs_have_presets_of_ones_own(sweep, tmp_path, text_file):
     (tmp_path / "optim").mkdir()
     (tmp_path / "optim" / "mine.yaml").write_text("name: adamw\nlr: 0.004\n")
     rates: list[float] = []
     argv = ["--config-dir", str(tmp_path), "optim=glob(m*)", "data=text", f"data.path={text_file}"]
     sweep(*argv, job=lambda job: rates.append(job.config.optim.lr) or 1.0)
     assert rates == [0.004, 0.006]  # of mine and muon
-    assert len(composed) == 2 + 2  # and what all jobs share, before and in Hydra's sweeper
     mine, _ = read_sweep(Path("sweep"))
     assert mine.settings == {"optim": "mine"}
     assert reproduce_command(mine).startswith(f"python train.py --config-dir={tmp_path} optim=mine")
@@ -298,25 +298,29 @@ def test_runs_of_a_row_have_one_text_and_one_number_of_steps_and_a_copy_counts_o
         (["hydra.sweep.dir=sweep"], "resume=auto"),
     ],
 )
-def test_a_sweep_that_cannot_start_is_refused_and_writes_nothing(refused, named, sweep):
+def test_a_sweep_that_cannot_start_is_refused_and_writes_nothing(refused, named, sweep, capsys):
     Path("mine").mkdir()
     Path("mine/sweep.csv").write_text("mine")
     make_job(Path("sweep"), {"seed": "1"}, maps=False)
     before = sorted(Path().rglob("*"))
-    with pytest.raises(UserError, match=named):
-        sweep("seed=1,2", "hydra.sweep.dir=new", *refused, job=lambda job: 1.0)
+    assert sweep("seed=1,2", "hydra.sweep.dir=new", *refused, job=pytest.fail) == (1, [])
+    error = capsys.readouterr().err
+    assert re.match(f"error: .*{named}", error) and error.count("\n") == 1, error
     assert sorted(Path().rglob("*")) == before
 
 
-def test_fixed_settings_are_checked_beside_an_interval():
+def test_fixed_settings_are_checked_beside_an_interval(compose):
     settings = ["data=text", "data.path=nowhere", "optim.lr=tag(log,interval(1e-3,3e-2))"]
-    configure = partial(cli.configure, read_model=pytest.fail)
-    for typed, expectation in (
-        (settings, pytest.raises(UserError, match="nowhere")),
-        (settings[2:], nullcontext()),
-    ):
-        with expectation:
-            sweep_jobs.require_possible_job(compose(*typed, is_grid=False), configure)
+
+    def check(job: cli.Job) -> None:
+        cli.configure(job, read_model=pytest.fail)
+
+    sweeper = "hydra.sweeper._target_=another.Sweeper"
+    require_possible_job(compose(*settings[2:], sweeper), check)
+    with pytest.raises(UserError, match="nowhere"):
+        require_possible_job(compose(*settings, sweeper), check)
+    with pytest.raises(UserError, match="optuna"):
+        compose(settings[2])
 
 
 # --- resuming -------------------------------------------------------------------------------------
@@ -340,13 +344,11 @@ def test_resume_auto_runs_only_the_missing_jobs(copy, swept, tmp_path, text_file
     assert rows_without_times(copy / missing.name) == rows_without_times(missing)
 
 
-def test_a_begun_job_continues_only_on_its_text_and_to_no_fewer_steps(copy, text_file):
+def test_a_begun_job_continues_only_on_its_text_and_to_no_fewer_steps(copy, text_file, compose):
     def prepare(max_steps: int) -> cli.Job:
         argv = ["model.n_kv_head=2", "seed=1,2", *small_jobs(text_file), f"max_steps={max_steps}"]
-        return sweep_jobs.prepare_job(compose(*argv)[0], run_dir, plan)
+        return sweep_jobs.prepare_job(compose(*argv)[0], run_dir, pytest.fail)
 
-    configure = partial(cli.configure, read_model=pytest.fail)
-    plan = sweep_jobs.Sweep(copy, Path.cwd(), [], True, configure, pytest.fail)
     (path,) = copy.glob("model.n_kv_head=2,seed=1_*")
     run_dir = RunDir(path)
     record = read_record(run_dir)
@@ -373,10 +375,10 @@ def test_a_refused_call_leaves_finished_jobs_as_they_are(copy, sweep, text_file)
 
 
 @pytest.mark.slow
-def test_a_stopped_sweep_is_saved_and_resumes(swept, tmp_path, text_file):
+def test_a_stopped_sweep_is_saved_and_resumes(swept, tmp_path, text_file, compose):
     argv = ["-m", "model.n_kv_head=2,1", "seed=1", *small_jobs(text_file), "hydra.sweep.dir=sweep"]
+    job = find_job_folder(tmp_path / "sweep", compose(*argv[1:-1])[0])
     process = Process(tmp_path, *argv, "max_steps=10000", "wandb.mode=disabled")
-    job = identity.find_job_folder(tmp_path / "sweep", compose(*argv[1:-1])[0])
     process.wait_for(job / "metrics.jsonl", lines=3)
     process.signal(signal.SIGTERM)
     assert process.wait() == 143, process.output()
@@ -492,7 +494,9 @@ def printed(runs: list[Run], width: int, tmp_path: Path) -> list[str]:
 # --- presets of sweeps ----------------------------------------------------------------------------
 
 
-def test_texts_arrive_as_they_are_and_a_number_in_a_preset_is_refused(tmp_path):
+def test_texts_arrive_as_they_are_and_a_number_in_a_preset_is_refused(
+    tmp_path, run_hydra, capsys, compose
+):
     texts = ["007", "20261128_0310", "1e3", "true", "é.txt", "a b"]
     (tmp_path / "sweep").mkdir()
     preset = "# @package _global_\nhydra:\n  sweeper:\n    params:\n      wandb.project: "
@@ -504,8 +508,8 @@ def test_texts_arrive_as_they_are_and_a_number_in_a_preset_is_refused(tmp_path):
         jobs = compose("--config-dir", str(tmp_path), *argv)
         assert [job.config.wandb.project for job in jobs] == texts
     (tmp_path / "sweep" / "mine.yaml").write_text(f"{preset}007")
-    with pytest.raises(UserError, match=r"mine\.yaml.*wandb\.project"):
-        compose("--config-dir", str(tmp_path), "sweep=mine")
+    assert run_hydra("-m", "--config-dir", str(tmp_path), "sweep=mine") == 1
+    assert re.search(r"mine\.yaml.*wandb\.project", capsys.readouterr().err)
 
 
 @pytest.mark.parametrize("device, width, size", [("cpu", 64, 4), ("cpu", 384, 2), ("cuda", 64, 2)])
@@ -516,10 +520,10 @@ def test_the_kv_cache_is_counted_in_the_precision_of_decoding(device, width, siz
 
 
 @pytest.mark.soak
-def test_every_job_of_a_sweep_preset_is_valid():
+def test_every_job_of_a_sweep_preset_is_valid(compose):
     for name in PRESETS["sweep"]:
         jobs = compose(f"sweep={name}")
-        assert len({identity.hash_settings(job) for job in jobs}) == len(jobs) > 1
+        assert len({hash_settings(job) for job in jobs}) == len(jobs) > 1
         for job in jobs:
             cli.configure(job, read_model=pytest.fail, log=lambda line: None)
     typed = compose("sweep=kv_heads", "model.n_kv_head=2,4", "seed=7", "max_steps=3")
@@ -529,7 +533,7 @@ def test_every_job_of_a_sweep_preset_is_valid():
 
 
 @pytest.mark.slow
-def test_depth_and_width_are_compared_at_equal_parameters():
+def test_depth_and_width_are_compared_at_equal_parameters(compose):
     models = [job.config.model for job in compose("sweep=depth_width", "seed=1")]
     blocks = [build_model(replace(model, vocab_size=200)).blocks for model in models]
     counts = {sum(p.numel() for p in each.parameters() if p.dim() > 1) for each in blocks}

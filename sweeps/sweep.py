@@ -1,0 +1,215 @@
+"""A sweep before Hydra starts its jobs, and after they have ended. Does not import torch itself."""
+
+import atexit
+import contextlib
+import io
+import logging
+import os
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import islice, product
+from math import prod
+from pathlib import Path
+
+from hydra.core.override_parser.types import Override
+from omegaconf import DictConfig, OmegaConf
+
+import cli
+from cli.command_line import translate_setting
+from cli.folders import find_job_folder, hash_settings, list_swept, name_job, parse_overrides
+from cli.job import ReadModel, prepare_to_import_torch, typed_arguments
+from cli.wandb_environment import refuse_in_sweep
+from common.errors import UserError
+from common.files import list_folder
+from common.paths import require_output_folder
+from common.terminal import Terminal, error_sentence, explain_error, print_stderr, printer
+from common.text import pluralize
+from common.torchrun import is_under_torchrun
+from run.run_dir import SWEEP_FILE, RunDir
+from sweeps.jobs import Train, assign_folder, rewrite_results
+from sweeps.runs import is_sweep
+from sweeps.table import print_sweep
+
+MAX_DRAWN_VALUES = 100  # of a setting whose values a sweeper draws, of which jobs are checked
+
+
+class Sweep:
+    """The sweep that Hydra is about to start, from what it has composed for all jobs.
+
+    Raises:
+        UserError: If a value of a setting is impossible.
+    """
+
+    def __init__(self, shared: DictConfig) -> None:
+        self.shared = shared
+        self.hydra = shared.hydra
+        if is_under_torchrun():
+            raise UserError(
+                "torchrun cannot start a sweep, because its processes share one run: "
+                "use python train.py -m"
+            )
+        self.folder = self._find_folder()
+        if params := self.hydra.sweeper.get("params"):  # which are quoted as typed settings are
+            typed = [translate_setting(f"{key}={params[key]}", is_sweep=True) for key in params]
+            self.hydra.sweeper.params = dict(setting.split("=", 1) for setting in typed)
+        self.is_grid = self.hydra.sweeper._target_.endswith(".BasicSweeper")
+        self.overrides = parse_overrides(
+            self.hydra.overrides.task, self.hydra.sweeper.get("params")
+        )
+        self.values = [self._list_values(override) for override in self.overrides]
+
+    def _list_values(self, override: Override) -> list[str]:
+        """Return KEY=VALUE for each value of a setting; of an interval, for both ends."""
+        key = override.get_key_element()
+        if not override.is_sweep_override():
+            values = [override.get_value_element_as_str()]
+        elif override.is_discrete_sweep():
+            limit = None if self.is_grid else MAX_DRAWN_VALUES
+            values = list(islice(override.sweep_string_iterator(), limit))
+        elif self.is_grid:
+            raise UserError(f"{key} is drawn from an interval, which needs hydra/sweeper=optuna")
+        else:
+            values = [str(override.value().start), str(override.value().end)]
+        if not values:
+            raise UserError(f"{key} has no values: give it some")
+        return [f"{key}={value}" for value in values]
+
+    def _find_folder(self) -> Path | None:
+        """Return the folder of a new or resumed sweep that was chosen; None: it gets a new one."""
+        if OmegaConf.is_interpolation(self.hydra.sweep, "dir"):
+            return None
+        folder = Path(self.hydra.sweep.dir)
+        name = f"hydra.sweep.dir={folder}"
+        require_output_folder(name, folder)
+        if list_folder(folder) and not is_sweep(folder):
+            raise UserError(
+                f"{name} is not empty and holds no sweep of this version of GlassGPT: choose "
+                "another folder; python -m sweeps FOLDER out=NEW compares its runs"
+            )
+        if is_sweep(folder) and self.shared.resume != "auto":
+            raise UserError(
+                f"{name} already holds a sweep: add resume=auto to resume it, or choose another "
+                "folder"
+            )
+        return folder
+
+    def compose_jobs(self) -> list[cli.Job]:
+        """Compose the jobs of a grid; if a sweeper draws values, jobs that have each of them once.
+
+        A job has its folder if the sweep has one.
+        """
+        if self.is_grid:
+            jobs = [list(values) for values in product(*self.values)]
+        else:
+            count = max(map(len, self.values), default=1)
+            jobs = [[values[i % len(values)] for values in self.values] for i in range(count)]
+        source = cli.make_job(self.shared, self.hydra).source
+        swept = list_swept(self.overrides)
+        composed = [replace(cli.compose_job(job, source), swept=swept) for job in jobs]
+        return [
+            assign_folder(job, find_job_folder(self.folder, job) if self.folder else None)
+            for job in composed
+        ]
+
+    def check(self, read_model: ReadModel) -> None:
+        """Raise `UserError` if no job can work, before torch is imported if that is known then."""
+
+        def configure(job: cli.Job) -> cli.Job:
+            return cli.configure(job, read_model, log=lambda line: None)
+
+        jobs = self.compose_jobs()
+        require_possible_job(jobs, configure)
+        prepare_to_import_torch()
+        require_possible_job(jobs, lambda job: self._check_machine(configure(job)))
+
+    def _check_machine(self, job: cli.Job) -> None:
+        """Raise `UserError` if a job's device or the W&B settings of this machine cannot work."""
+        from training.device import pick_device  # imports torch
+        from training.wandb_record import check_wandb
+
+        if self.hydra.launcher._target_.endswith((".BasicLauncher", ".JoblibLauncher")):
+            pick_device(job.config.device)
+        if check_wandb(job.config.wandb) != "disabled":
+            refuse_in_sweep()
+
+    def preview(self, read_model: ReadModel, train: Train) -> None:
+        """Print the size and cost of each job; exit with status 1 if a job cannot work.
+
+        They do not depend on the seed, so that they are found once for jobs that differ only by it.
+        `train` prints them in its last line.
+        """
+        has_failed = False
+        jobs = self.compose_jobs()
+        lines: dict[tuple[str, int], str] = {}
+        for number, job in enumerate(jobs, 1):
+            title = name_job(f"{number:>{len(str(len(jobs)))}}", job)
+            steps = RunDir(Path(job.config.run_dir)).steps() if job.config.run_dir else []
+            remaining = hash_settings(job, "seed"), max(steps, default=0)
+            try:
+                if remaining not in lines:
+                    output = io.StringIO()
+                    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
+                        train(cli.configure(job, read_model))
+                    lines[remaining] = output.getvalue().splitlines()[-1]
+                printer(Terminal())(f"{title}  {lines[remaining]}")
+            except Exception as e:
+                has_failed = True
+                print_stderr(f"{title}  error: {explain_error(e) or error_sentence(e)}")
+        sys.exit(int(has_failed))
+
+    def start(self) -> None:
+        """Make the folder of the sweep, and prepare the processes that train its jobs."""
+        folder = Path(self.hydra.sweep.dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        OmegaConf.save(self.shared, folder / SWEEP_FILE)  # as Hydra's own sweeper does later
+        count = f"{pluralize(prod(map(len, self.values)), 'job')}, " if self.is_grid else ""
+        printer(Terminal())(f"sweep    {count}in {folder}")
+        atexit.register(report_stop, folder)
+        # For jobs in processes of their own, which may start anywhere
+        paths = [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")]
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+        os.environ.setdefault("WANDB_RUN_GROUP", folder.name)
+        logging.getLogger("hydra_plugins").setLevel(logging.CRITICAL)  # jobs report their failures
+
+
+def require_possible_job(jobs: Sequence[cli.Job], check: Callable[[cli.Job], object]) -> None:
+    """Raise the first error of `check` if no job passes it."""
+    refusals = []
+    for job in jobs:
+        try:
+            check(job)
+            return
+        except UserError as e:
+            refusals.append(e)
+    raise refusals[0]
+
+
+def report_stop(folder: Path) -> None:
+    """Print how to resume a sweep that has not ended, and summarize its jobs so far."""
+    of_this_call = ("resume=", "hydra.sweep.dir=")
+    typed = [argument for argument in typed_arguments if not argument.startswith(of_this_call)]
+    again = ["python", "train.py", *typed, "resume=auto", f"hydra.sweep.dir={folder}"]
+    print_stderr(f"the sweep was stopped; to resume it:\n{shlex.join(again)}")
+    rewrite_results(folder)
+
+
+def end_sweep(folder: Path, name: str | None) -> None:
+    """Print the table of a sweep's jobs, and what its study says if it is one of a study.
+
+    Exits with status 1 unless all jobs are finished.
+    """
+    from studies.study import report_sweep
+
+    atexit.unregister(report_stop)
+    runs = rewrite_results(folder)
+    print_sweep(Terminal(), folder, runs)
+    report_sweep([f"sweep={name}"], folder)
+    refused = [run for run in runs if run.failure and run.status == "finished"]
+    for run in refused:  # why a call was refused says nothing about a finished run
+        RunDir(run.path).failure_file.unlink()
+    if refused:
+        rewrite_results(folder)
+    if any(run.failure or run.status != "finished" for run in runs):
+        sys.exit(1)
