@@ -7,13 +7,11 @@ python explore.py FILE.gguf                another model: see python explore.py 
 import sys
 from pathlib import Path
 
-if __name__ == "__main__":  # PYTHONSAFEPATH, python -P and python -I leave out this folder
-    sys.path.insert(0, str(Path(__file__).resolve().parent))
-
-from common.signals import end_on_interrupt
-from common.wait_policy import choose_wait_policy  # measures from here on what others compute
-
 if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parent))  # python -P and -I leave it out
+    import common.wait_policy  # noqa: F401  measures from here on what other programs compute
+    from common.signals import end_on_interrupt
+
     end_on_interrupt()  # without a traceback from an import below
 
 import os
@@ -24,6 +22,7 @@ from contextlib import closing
 import cli
 from cli.explore_config import ExploreConfig, translate_model
 from common.terminal import command, print_stderr
+from common.wait_policy import choose_wait_policy
 from run.run_dir import find_newest_run
 
 

@@ -9,13 +9,11 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-if __name__ == "__main__":  # PYTHONSAFEPATH, python -P and python -I leave out this folder
-    sys.path.insert(0, str(Path(__file__).resolve().parent))
-
-from common.signals import end_on_interrupt
-from common.wait_policy import choose_wait_policy  # measures from here on what others compute
-
 if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parent))  # python -P and -I leave it out
+    import common.wait_policy  # noqa: F401  measures from here on what other programs compute
+    from common.signals import end_on_interrupt
+
     end_on_interrupt()  # without a traceback from an import below
 
 import math
@@ -32,6 +30,7 @@ from common.errors import UserError
 from common.paths import expand_home, require_output_file
 from common.terminal import command, error_sentence, is_terminal, print_stderr
 from common.text import format_speed, pluralize, printable
+from common.wait_policy import choose_wait_policy
 from data.text_files import MAX_CHARS, is_jsonl, normalize_text, open_text, read_at_once
 from run.run_dir import RunDir, find_newest_run
 

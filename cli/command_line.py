@@ -8,7 +8,7 @@ from pathlib import Path
 
 import yaml
 
-from common.errors import UserError, did_you_mean
+from common.errors import UserError, did_you_mean, not_one_of
 from common.paths import existing_form, expand_home
 from common.settings import iterate_settings
 from config import Config
@@ -54,6 +54,10 @@ FLAGS |= {name: name for name in (*FLAGS.values(), "--resolve", "--hydra-help", 
 WITH_VALUE = {"-cd": "--config-dir", "-cn": "--config-name", "-cp": "--config-path"}
 WITH_VALUE |= {"-c": "--cfg", "-p": "--package", "-i": "--info"}
 WITH_VALUE |= {name: name for name in WITH_VALUE.values()}
+CHOICES = {
+    "--cfg": ("job", "hydra", "all"),
+    "--info": ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath"),
+}
 
 
 def split_options(argv: Sequence[str]) -> tuple[dict[str, str], list[str]]:
@@ -72,6 +76,9 @@ def split_options(argv: Sequence[str]) -> tuple[dict[str, str], list[str]]:
             options[FLAGS[argument]] = ""
         else:
             raise unknown_setting(argument, [*SETTINGS, *PRESETS])
+    for name, choices in CHOICES.items():
+        if options.get(name) and options[name] not in choices:
+            raise UserError(not_one_of(name, options[name], choices))
     if "--config-dir" in options:
         options["--config-dir"] = str(expand_home("--config-dir", options["--config-dir"]))
     return options, settings

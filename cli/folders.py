@@ -118,11 +118,11 @@ def name_part(text: str) -> str:
     return re.sub(r"[^\w.,=+-]", "_", text, flags=re.ASCII)[:MAX_JOB_NAME]
 
 
-# --- resolvers ------------------------------------------------------------------------------------
+# --- resolvers (Hydra has no mode if nothing is to be run, as with --cfg hydra) -------------------
 
 
 def _run_folder(_root_: DictConfig) -> str:
-    if makes_no_run(_root_):
+    if _root_.hydra.mode is None or makes_no_run(_root_):
         return "."
     if _root_.run_dir is not None:
         return str(expand_home("run_dir", _root_.run_dir))
@@ -130,13 +130,13 @@ def _run_folder(_root_: DictConfig) -> str:
 
 
 def _new_folder(name: str, mode: RunMode | None) -> str:
-    """Make a new folder in runs/; --cfg hydra, which has no mode, makes none."""
+    """Make a new folder in runs/, and return its path."""
     return str(new_run_dir(name) if mode else RUNS / name)
 
 
 def _record_folder(_root_: DictConfig) -> str | None:
     """Return where Hydra saves what was typed and composed: .hydra, then .hydra_2 and so on."""
-    if makes_no_run(_root_):
+    if _root_.hydra.mode is None or makes_no_run(_root_):
         return None
     folder = Path(_root_.hydra.runtime.output_dir)
     names = (HYDRA_FOLDER if number == 1 else f"{HYDRA_FOLDER}_{number}" for number in count(1))
@@ -144,6 +144,8 @@ def _record_folder(_root_: DictConfig) -> str | None:
 
 
 def _job_folder(_root_: DictConfig) -> str:
+    if _root_.hydra.mode is None:
+        return "."
     sweep_folder = Path(_root_.hydra.sweep.dir)
     job = make_job(_root_, _root_.hydra)
     swept = list_swept(read_overrides(sweep_folder))

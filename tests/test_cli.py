@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 import yaml
+from hydra import compose, initialize_config_dir, version
+from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -74,15 +76,18 @@ MISTAKES = [
     (f"data=hf data.name=x data.path={ROOT}", ["data.path=", "data=hf"]),
     ("resume=true", ["resume=true", "run_dir=PATH"]),
     ("resume=true run_dir=nowhere", ["nowhere does not exist"]),
+    ("hydra.job.nam=x", ["hydra.job.nam"]),
     ("hydra.launcher.n_jobs=2", ["hydra.launcher.n_jobs", "BasicLauncher"]),
     ("~optim.lr", ["~optim.lr", "optim.lr=VALUE"]),
     ("+optim.rate=1", ["+optim.rate=1", "not a setting"]),
     ("-cn mine", ["mine"]),
+    ("--cfg everything", ["--cfg", "job"]),
     ("--batch_size=32", ["--batch_size=32", "write batch_size=VALUE"]),
     ("--help optm", ["--help optm", "optim?"]),
     ("--help=optim", ["--help=optim"]),
     (f"--config-dir={CONFIGS / 'model'} seed=1", ["--config-dir", "experiment"]),
     ("experiment=mine", ["experiment=mine", "--config-dir"]),
+    ("sweep=heads run_dir=x", ["run_dir=x", "hydra.sweep.dir=PATH"]),
     ("-m seed=1,2 run_dir=x", ["run_dir=x", "hydra.sweep.dir=PATH"]),
     ("-m seed=1,2 resume=true", ["resume=true", "resume=auto"]),
     (f"seed=1 {ROOT}", [str(ROOT), "data.path=PATH", "run_dir=PATH"]),
@@ -145,6 +150,42 @@ def test_the_configuration_is_printed_without_torch(launch):
     status, out, err = launch("--cfg job")
     assert (status, err) == (0, "")
     assert yaml.safe_load(out)["max_steps"] == 2100  # of experiment=default
+
+
+def test_the_options_of_hydra_work(command, tmp_path):
+    primary = "defaults:\n  - config\n  - _self_\nseed: 7\n"
+    argument = write_presets(tmp_path / "own", OWN | {"primary": primary})
+    for line, shown in (
+        ("--cfg hydra --resolve", "dir: runs/sweep"),
+        ("-c job --package optim", "# @package optim"),
+        ("--info defaults", "experiment/default"),
+        ("-i", "hydra.conf"),
+        (f"{argument} -cn primary --cfg job", "seed: 7"),
+        ("--hydra-help", "--config-dir"),
+    ):
+        done = command("train.py", *line.split())
+        assert done.returncode == 0 and shown in done.stdout, (line, done)
+    assert [*tmp_path.iterdir()] == [tmp_path / "own"]
+
+
+def test_each_run_has_a_folder_with_what_was_typed(launch):
+    for line in ("seed=5", "seed=6", "run_dir=named", "hydra.run.dir=typed", "dry_run=true"):
+        assert launch(line)[0] == 0  # within a second
+    runs = [*sorted(Path("runs").iterdir()), Path("named"), Path("typed")]
+    typed = [yaml.safe_load((run / ".hydra" / "overrides.yaml").read_text()) for run in runs]
+    assert typed == [["seed=5"], ["seed=6"], ["run_dir='named'"], ["run_dir='typed'"]]
+    assert {path.name for path in Path().iterdir()} == {"runs", "named", "typed"}
+
+
+def test_another_hydra_application_goes_on_after_a_run_is_composed(tmp_path):
+    (tmp_path / "other.yaml").write_text("answer: 42\n")
+    with initialize_config_dir(str(tmp_path), job_name="other", version_base="1.2"):
+        running = GlobalHydra.instance().hydra
+        assert composed("seed=3").seed == 3
+        assert GlobalHydra.instance().hydra is running and str(version.getbase()) == "1.2"
+        config = compose("other", return_hydra_config=True)
+        assert (config.answer, config.hydra.job.name) == (42, "other")
+    assert composed("seed=4").seed == 4
 
 
 def test_only_rank_0_prints_errors_and_reads_folders(launch, monkeypatch):
@@ -287,6 +328,8 @@ def test_a_run_of_own_presets_resumes(tmp_path, command):
         assert (done.returncode, done.stderr) == (0, "")
         kept = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
         assert (kept["model"]["n_embd"], kept["max_steps"]) == (16, steps)
+    calls = [tmp_path / "run" / name / "overrides.yaml" for name in (".hydra", ".hydra_2")]
+    assert ["resume=true" in path.read_text() for path in calls] == [False, True]
 
 
 GLOBAL = "# @package _global_\n"

@@ -24,12 +24,14 @@ from rich.console import Console
 import cli
 import train
 from callback import JobCallback
-from cli.command_line import PRESETS
+from cli.command_line import PRESETS, split_options
 from cli.folders import find_job_folder, hash_settings
+from cli.job import complete_settings
 from common.errors import UserError
 from common.text import format_magnitude
 from config import Config, GPTConfig, TokenizerConfig
 from model import KVCache
+from run.config_file import absolute_paths
 from run.row import Row
 from run.run_dir import RunDir
 from sweeps import jobs as sweep_jobs
@@ -421,6 +423,46 @@ def test_runs_of_different_texts_are_not_ranked():
     runs[1].config.data.field = "body"
     assert Ranking(runs).best_run is None
     assert [variant.runs for variant in Ranking(runs).variants] == [[run] for run in runs]
+
+
+OWN_SWEEP = """# @package _global_
+defaults:
+  - override /experiment: induction
+  - override /data: text
+max_steps: 7
+data:
+  path: notes.txt
+hydra:
+  mode: MULTIRUN
+  sweeper:
+    params:
+      seed: 1,2
+"""
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["sweep=kv_heads", "seed=1", "model.n_kv_head=1,2", "max_steps=3"],
+        ["sweep=paper_sinks", "seed=301"],
+        ["optim=adamw,muon", "optim.lr=0.01", "data.path='a,b.txt','c d.txt'"],
+        ["experiment=speedrun,default", "tokenizer=char", "wandb.project=it's"],
+        ["--config-dir", "own", "sweep=mine", "optim.lr=0.01"],
+    ],
+)
+def test_the_printed_command_of_each_job_composes_its_whole_configuration(
+    argv, compose, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own" / "sweep").mkdir(parents=True)
+    (tmp_path / "own" / "sweep" / "mine.yaml").write_text(OWN_SWEEP)
+    for job in compose(*argv):
+        record = sweep_jobs.record_job(job).continued(0, job.config.max_steps)
+        run = Run(tmp_path, {}, record, job.config, [], "finished", "")
+        _, _, *typed = shlex.split(reproduce_command(run))
+        options, settings = split_options(typed)
+        again = cli.compose_job(complete_settings(options, settings), job.source)
+        assert absolute_paths(again.config) == absolute_paths(job.config)
 
 
 def test_the_printed_command_leaves_out_what_only_other_jobs_use():
