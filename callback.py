@@ -1,8 +1,9 @@
-"""What happens around the runs and sweeps that Hydra starts; configs/config.yaml names the class.
+"""Around the runs and sweeps that Hydra starts; configs/config.yaml names the class."""
 
-Hydra turns exceptions here into warnings, so that a mistake exits.
-"""
-
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ class JobCallback(Callback):
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Refuse a run that cannot work; keep it for `train.main` otherwise."""
-        with exit_on_error():
+        with exit_on_any_error():
             job = cli.configure(cli.make_job(config, config.hydra), read_starting_model)
             if job.config.run_dir and not cli.makes_no_run(job.config):
                 from run.locking import check_run_dir  # slow to import, and seldom needed
@@ -34,7 +35,7 @@ class JobCallback(Callback):
         """Refuse a sweep none of whose jobs can work; print previews of jobs if asked for."""
         from sweeps.sweep import Sweep
 
-        with exit_on_error():
+        with exit_on_any_error():
             sweep = Sweep(config)
             if config.dry_run:
                 prepare_to_import_torch()
@@ -48,8 +49,19 @@ class JobCallback(Callback):
         """Print the table of a sweep; exit with status 1 unless all of its jobs are finished."""
         from sweeps.sweep import end_sweep
 
-        with exit_on_error():
+        with exit_on_any_error():
             end_sweep(Path(config.hydra.sweep.dir), config.hydra.runtime.choices.get("sweep"))
+
+
+@contextmanager
+def exit_on_any_error() -> Iterator[None]:
+    """Exit with status 1 after an error, which Hydra would turn into a warning and go on."""
+    try:
+        with exit_on_error():
+            yield
+    except Exception:  # a bug
+        traceback.print_exc()
+        sys.exit(1)
 
 
 def read_starting_model(name: str) -> Config:

@@ -17,7 +17,7 @@ from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 
 import cli
-from cli.command_line import translate_setting
+from cli.command_line import TEXTS, quote, translate_setting
 from cli.folders import find_job_folder, hash_settings, list_swept, name_job, parse_overrides
 from cli.job import ReadModel, prepare_to_import_torch, typed_arguments
 from cli.wandb_environment import refuse_in_sweep
@@ -59,6 +59,8 @@ class Sweep:
             self.hydra.overrides.task, self.hydra.sweeper.get("params")
         )
         self.values = [self._list_values(override) for override in self.overrides]
+        if not self.is_grid:  # Optuna passes on a text without its quotes
+            self.hydra.overrides.task = [_quote_twice(each) for each in self.overrides]
 
     def _list_values(self, override: Override) -> list[str]:
         """Return KEY=VALUE for each value of a setting; of an interval, for both ends."""
@@ -172,6 +174,14 @@ class Sweep:
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
         os.environ.setdefault("WANDB_RUN_GROUP", folder.name)
         logging.getLogger("hydra_plugins").setLevel(logging.CRITICAL)  # jobs report their failures
+
+
+def _quote_twice(override: Override) -> str:
+    """Return a setting as it was typed, with another pair of quotes around each of its texts."""
+    key = override.get_key_element()
+    if key not in TEXTS or not override.is_choice_sweep():
+        return str(override.input_line)
+    return f"{key}=choice({','.join(map(quote, override.sweep_string_iterator()))})"
 
 
 def require_possible_job(jobs: Sequence[cli.Job], check: Callable[[cli.Job], object]) -> None:
