@@ -92,7 +92,7 @@ def _change_run(run: Config, requested: Config, typed: Sequence[str]) -> Config:
     requested = absolute_paths(requested)
     config = replace(run, **{key: getattr(requested, key) for key in PER_COMMAND})
     if "data.path" in typed and run.data.source == "stdlib":
-        typed = [*typed, "data.source"]  # a path implies text
+        config = replace_setting(config, "data.source", "text")  # which a path implies
     for key in typed:
         value = attrgetter(key)(requested)
         if key not in RESOLVED or value not in (None, "auto"):

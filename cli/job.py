@@ -46,7 +46,7 @@ from common.terminal import Terminal, command, error_sentence, printer
 from common.torchrun import process_rank
 from common.wait_policy import choose_wait_policy
 from config import Config, TokenizerConfig
-from run.run_dir import Log, RunDir
+from run.run_dir import Log, find_run
 
 ConfigStore.instance().store(name="glassgpt_schema", node=Config)
 ConfigStore.instance().store(name="glassgpt_nothing", node={})  # to which a preset is added alone
@@ -183,20 +183,17 @@ def complete_settings(options: Mapping[str, str], typed: Sequence[str]) -> list[
             "and, indented, mode: MULTIRUN into its file"
         )
 
-    # Implied presets
+    # Implied presets, unless a run is continued, which keeps its own
+    if "run_dir" in values and find_run(expand_home("run_dir", values["run_dir"]))[0]:
+        return settings
     if "data.path" in keys and values.get("data.path") != "null":
         settings += [] if {"data", "data.source"} & keys else ["data=text"]
-    if "init_from" in values and "experiment" not in keys and not _has_run(values.get("run_dir")):
+    if "init_from" in values and "experiment" not in keys:
         typed_models = values["init_from"].split(",") if is_sweep else [values["init_from"]]
         models = [model.strip("'\" ") for model in typed_models]
         if all(model != "null" and is_pretrained(model) for model in models):
             settings.append(f"experiment={FINE_TUNING}")
     return settings
-
-
-def _has_run(run_dir: str | None) -> bool:
-    """Return whether there is a run in a folder, which keeps its experiment."""
-    return run_dir is not None and RunDir(expand_home("run_dir", run_dir)).has_begun
 
 
 def read_job(arguments: Sequence[str], read_model: ReadModel) -> Job:
