@@ -11,7 +11,8 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
 import cli
-from cli.job import prepare_to_import_torch
+from cli.job import prepare_to_import_torch, typed_arguments
+from common.errors import UserError
 from common.terminal import exit_on_error
 from config import Config
 from run.run_dir import RunDir
@@ -23,13 +24,21 @@ class JobCallback(Callback):
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Refuse a run that cannot work; keep it for `train.main` otherwise."""
         with exit_on_any_error():
+            sweep = config.hydra.runtime.choices.get("sweep")
+            if sweep and "hydra.mode=RUN" not in typed_arguments:
+                raise UserError(
+                    f"sweep={sweep} does not say that it is a sweep: add -m, or write hydra: and, "
+                    "indented, mode: MULTIRUN into its file"
+                )
             job = cli.configure(cli.make_job(config, config.hydra), read_starting_model)
             if job.config.run_dir and not cli.makes_no_run(job.config):
                 from run.locking import check_run_dir  # slow to import, and seldom needed
 
                 check_run_dir(job.config, RunDir(Path(job.config.run_dir)))
-        cli.checked_runs.append(job)
-        prepare_to_import_torch()
+            cli.checked_runs.append(job)
+            prepare_to_import_torch()
+            sys.modules.pop("train", None)  # in a notebook it may have been edited since
+            import train  # noqa: F401  before Hydra makes a folder, because it takes seconds
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Refuse a sweep none of whose jobs can work; print previews of jobs if asked for."""

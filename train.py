@@ -94,7 +94,10 @@ def main(composed: DictConfig) -> float | None:
 
         return run_job(composed, read_starting_model, run)
     with exit_on_error():
-        return run(cli.checked_runs.pop().in_folder(hydra.runtime.output_dir))
+        job = cli.checked_runs.pop()
+        if not job.config.run_dir and not cli.makes_no_run(job.config):
+            job = job.in_folder(hydra.runtime.output_dir)
+        return run(job)
 
 
 def train_from(*settings: str) -> float:

@@ -37,7 +37,6 @@ TEXTS = {
 }
 # Settings whose value is a path.
 PATH_KEYS = ("data.path", "prompt_file", "score", "run_dir", "init_from")
-HYDRAS_PATHS = ("hydra.run.dir", "hydra.sweep.dir")
 # Settings that a sweep refuses → what to do instead.
 REFUSED_IN_SWEEPS = {
     "run_dir": "each job has its own folder in the sweep's, which hydra.sweep.dir=PATH names",
@@ -47,8 +46,8 @@ REFUSED_IN_SWEEPS = {
 }
 # Settings and files of nanoGPT and similar programs → their equivalents here.
 NANOGPT = yaml.safe_load(Path(__file__).with_name("nanogpt.yaml").read_text(encoding="utf-8"))
-# Hydra's options without and with a value, by their short names. It has another one, which would
-# unpickle a file.
+# Hydra's options without and with a value, by their short names; not --experimental-rerun, which
+# would unpickle a file.
 FLAGS = {"-m": "--multirun", "-r": "--run", "-sc": "--shell-completion", "-i": "--info"}
 FLAGS |= {name: name for name in (*FLAGS.values(), "--resolve", "--hydra-help", "--version")}
 WITH_VALUE = {"-cd": "--config-dir", "-cn": "--config-name", "-cp": "--config-path"}
@@ -136,11 +135,12 @@ def translate_setting(argument: str, is_sweep: bool) -> str:
     """Return KEY=VALUE as Hydra takes it: a text is quoted, unless a sweep has several of them."""
     typed_key, _, value = argument.partition("=")
     key = typed_key.lstrip("+~")
+    if key == "hydra.run.dir":
+        return translate_setting(f"run_dir={value}", is_sweep)
+    if key == "hydra.sweep.dir":
+        return f"{key}={quote(str(expand_home(key, value)))}"
     if key.startswith(("hydra.", "hydra/")):
-        if key not in HYDRAS_PATHS or not value:
-            return argument
-        path = str(expand_home(key, value))
-        return f"{key}={quote(path)}" if key == "hydra.sweep.dir" else f"run_dir={quote(path)}"
+        return argument
     is_known = key in SETTINGS or key in PRESETS
     if is_known and typed_key.startswith("~"):
         raise UserError(f"{argument} cannot be left out, only changed: write {key}=VALUE")

@@ -92,7 +92,7 @@ def _change_run(run: Config, requested: Config, typed: Sequence[str]) -> Config:
     requested = absolute_paths(requested)
     config = replace(run, **{key: getattr(requested, key) for key in PER_COMMAND})
     if "data.path" in typed and run.data.source == "stdlib":
-        config = replace_setting(config, "data.source", "text")  # which a path implies
+        typed = [*typed, "data.source"]  # a path implies text
     for key in typed:
         value = attrgetter(key)(requested)
         if key not in RESOLVED or value not in (None, "auto"):
@@ -162,9 +162,9 @@ def _check_starting_model(requested: Config, start: Config, keys: Sequence[str])
 
 def _note_fine_tuning(requested: Config, keys: Sequence[str], log: Log) -> None:
     """Print which experiment a pretrained model implies, or that the typed one may damage it."""
-    if requested.experiment == FINE_TUNING:
+    if "experiment" not in keys:
         log(f"note: a pretrained model in init_from implies experiment={FINE_TUNING}")
-    elif "optim.lr" not in keys:
+    elif requested.experiment != FINE_TUNING and "optim.lr" not in keys:
         log(
             f"note: optim.lr={requested.optim.lr:g} of experiment={requested.experiment} may "
             "damage a pretrained model: leave the experiment out, or set optim.lr"

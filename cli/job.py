@@ -36,7 +36,7 @@ from cli.continuation import (
     is_pretrained,
 )
 from cli.help import train_help
-from cli.presets import read_keys
+from cli.presets import check_preset
 from cli.wandb_environment import read_agent_choices
 from common.errors import UserError
 from common.paths import expand_home, expand_model_name, require_path
@@ -46,7 +46,7 @@ from common.terminal import Terminal, command, error_sentence, printer
 from common.torchrun import process_rank
 from common.wait_policy import choose_wait_policy
 from config import Config, TokenizerConfig
-from run.run_dir import Log, find_run
+from run.run_dir import Log
 
 ConfigStore.instance().store(name="glassgpt_schema", node=Config)
 ConfigStore.instance().store(name="glassgpt_nothing", node={})  # to which a preset is added alone
@@ -91,23 +91,19 @@ class Job:
         """The keys of the overrides."""
         return [override.partition("=")[0].lstrip("+") for override in self.overrides]
 
-    def in_folder(self, output_dir: str) -> "Job":
-        """Return the job with the folder that Hydra has made, unless one was typed or it has none.
-
-        A folder below the current one has a relative path.
-        """
-        if self.config.run_dir or makes_no_run(self.config):
-            return self
-        path = Path(output_dir)
+    def in_folder(self, folder: str) -> "Job":
+        """Return the job with its folder, whose path is relative if it is below the current one."""
+        path = Path(folder)
         if path.is_relative_to(Path.cwd()):
             path = path.relative_to(Path.cwd())
         return replace(self, config=replace(self.config, run_dir=str(path)))
 
 
-# Of this command: its arguments before they were translated, and the run that was checked before
-# Hydra makes its folder, for `train.main`.
+# Of this command: its arguments before they were translated; the run that was checked before Hydra
+# makes its folder, for `train.main`; what reports on a sweep that has begun and not ended.
 typed_arguments: list[str] = []
 checked_runs: list[Job] = []
+stop_reports: list[Callable[[], None]] = []
 
 
 def makes_no_run(settings: Config | DictConfig) -> bool:
@@ -130,7 +126,18 @@ def hydra_command() -> Iterator[None]:
         typed_arguments[:] = sys.argv[1:]
         sys.argv[1:] = translate(typed_arguments)
         exit_on_stop_signals()
-        yield
+        try:
+            yield
+        except Exception as e:
+            if not stop_reports:
+                raise
+            raise UserError(
+                f"Hydra ended the sweep ({error_sentence(e)}): correct the settings of "
+                "hydra.launcher and hydra.sweeper"
+            ) from None
+        finally:
+            while stop_reports:
+                stop_reports.pop()()
 
 
 def prepare_to_import_torch() -> None:
@@ -158,41 +165,22 @@ def translate(argv: Sequence[str]) -> list[str]:
 
 
 def complete_settings(options: Mapping[str, str], typed: Sequence[str]) -> list[str]:
-    """Return typed settings as Hydra takes them, with the presets that they imply.
-
-    The path of a text implies data=text unless another source is chosen, and a pretrained model
-    experiment=finetune unless an experiment is chosen.
+    """Return typed settings as Hydra takes them.
 
     Raises:
         UserError: A setting is unknown, or a preset of the user's own contains a mistake.
     """
     values = dict(argument.partition("=")[::2] for argument in typed)
-    is_sweep = "--multirun" in options or values.get("sweep", "null") != "null"
-    is_sweep = is_sweep and values.get("hydra.mode") != "RUN"
-    settings = translate_settings(typed, is_sweep)
-
-    # Keys that are typed, or set by a chosen preset
-    keys = {setting.partition("=")[0] for setting in settings}
-    presets = find_presets(options.get("--config-dir"))
-    for group, paths in presets.items():
-        for name in paths.keys() & set(values.get(group, "").split(",")):
-            keys |= read_keys(group, name, presets)
-    if is_sweep and not {"--multirun", "hydra.mode"} & (keys | options.keys()):
-        raise UserError(
-            f"sweep={values['sweep']} does not say that it is a sweep: add -m, or write hydra: "
-            "and, indented, mode: MULTIRUN into its file"
-        )
-
-    # Implied presets, unless a run is continued, which keeps its own
-    if "run_dir" in values and find_run(expand_home("run_dir", values["run_dir"]))[0]:
-        return settings
-    if "data.path" in keys and values.get("data.path") != "null":
-        settings += [] if {"data", "data.source"} & keys else ["data=text"]
-    if "init_from" in values and "experiment" not in keys:
-        typed_models = values["init_from"].split(",") if is_sweep else [values["init_from"]]
-        models = [model.strip("'\" ") for model in typed_models]
-        if all(model != "null" and is_pretrained(model) for model in models):
-            settings.append(f"experiment={FINE_TUNING}")
+    mode = values.get("hydra.mode")
+    names_sweep = mode != "RUN" and values.get("sweep", "null") != "null"
+    settings = translate_settings(
+        typed, is_sweep=names_sweep or mode == "MULTIRUN" or "--multirun" in options
+    )
+    if config_dir := options.get("--config-dir"):
+        presets = find_presets(config_dir)
+        for group, paths in presets.items():
+            for name in paths.keys() & set(values.get(group, "").split(",")):
+                check_preset(group, name, presets)
     return settings
 
 
@@ -246,16 +234,48 @@ def compose_job(overrides: Sequence[str], source: Source = REPOSITORY) -> Job:
 
 
 def make_job(composed: DictConfig, hydra: DictConfig) -> Job:
-    """Return the job that Hydra has composed; `hydra` has Hydra's own settings."""
+    """Return the job that Hydra has composed; `hydra` has Hydra's own settings.
+
+    The path of a text implies data=text unless another source is chosen, and a typed pretrained
+    model experiment=finetune unless an experiment is typed.
+    """
+    source = find_source(hydra)
+    overrides = OmegaConf.to_container(hydra.overrides.task, resolve=False)  # keeps backslashes
+    job = Job(_to_config(composed, hydra), overrides, source)
+    if implied := _list_implied_presets(job):
+        composed = compose_settings([*job.overrides, *implied], source)
+        job = replace(job, config=_to_config(composed, composed.hydra))
+    return job
+
+
+def find_source(hydra: DictConfig) -> Source:
+    """Return from where Hydra has composed a configuration."""
+    sources = hydra.runtime.config_sources
+    folders = [each.path for each in sources if each.provider not in ("hydra", "schema")]
+    return Source(folders, hydra.job.config_name)
+
+
+def _to_config(composed: DictConfig, hydra: DictConfig) -> Config:
     settings = composed.copy()
     with open_dict(settings):
         settings.pop("hydra", None)
         settings.experiment = hydra.runtime.choices.get("experiment")
-    config = OmegaConf.to_object(settings)
-    sources = hydra.runtime.config_sources
-    folders = [each.path for each in sources if each.provider not in ("hydra", "schema")]
-    source = Source(folders, hydra.job.config_name)
-    return Job(config, list(hydra.overrides.task), source)
+    config: Config = OmegaConf.to_object(settings)
+    return config
+
+
+def _list_implied_presets(job: Job) -> list[str]:
+    keys = {*job.keys}
+    data = job.config.data
+    init_from = job.config.init_from
+    implied = []
+    has_source = bool(keys & {"data", "data.source"}) or data.source != "stdlib"
+    if data.path and not has_source:
+        implied.append("data=text")
+    has_experiment = "experiment" in keys
+    if "init_from" in keys and init_from and not has_experiment and is_pretrained(init_from):
+        implied.append(f"experiment={FINE_TUNING}")
+    return implied
 
 
 def configure(job: Job, read_model: ReadModel, log: Log = print) -> Job:
@@ -266,6 +286,7 @@ def configure(job: Job, read_model: ReadModel, log: Log = print) -> Job:
     """
     if process_rank() > 0 and job.config.distributed != "none":
         return job
+    check_settings(job.config)
     job = replace(job, config=_expand_paths(job.config))
     if run := find_run_to_continue(job.config):
         config = continue_run(run, _request_to(run, job), list_typed_settings(job), log)
@@ -273,7 +294,6 @@ def configure(job: Job, read_model: ReadModel, log: Log = print) -> Job:
         config = _apply_task(job.config, job.keys, log)
         if config.init_from:
             config = apply_starting_model(config, read_model(config.init_from), job.keys, log)
-    check_settings(config)
     check_config(config)
     _check_effects(config, job)
     if config.data.path:

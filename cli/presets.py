@@ -30,25 +30,20 @@ SWEPT_SETTINGS = "hydra.sweeper.params."
 HOW_TO_CHOOSE = "write - override /GROUP: NAME, or - NAME for a preset of the same group"
 
 
-def read_keys(group: str, name: str, presets: Presets, includers: Sequence[Path] = ()) -> set[str]:
-    """Return the settings and groups that a preset, and those that it includes, set.
-
-    Those of a sweep's jobs are among them.
-
-    Raises:
-        UserError: If a file contains a mistake.
-    """
+def check_preset(group: str, name: str, presets: Presets, includers: Sequence[Path] = ()) -> None:
+    """Raise `UserError` if a preset, or one that it includes, contains a mistake."""
     path = presets[group][name]
     if path in includers:
         raise UserError(f"{path} includes itself: leave that out of the defaults")
     content, package = _read(path)
     if group in GLOBAL_GROUPS and package != "_global_":
-        raise UserError(f"{path} must begin with the line # @package _global_")
-    section = () if group in GLOBAL_GROUPS else (package or group,)
+        raise UserError(
+            f"{path} must begin with the line # @package _global_, without a byte-order mark"
+        )
+    prefix = "" if group in GLOBAL_GROUPS else f"{package or group}."
     try:
         choices = list(_list_choices(group, content.pop("defaults", []), presets))
-        settings = dict(_flatten(content, section))
-        for key, value in settings.items():
+        for key, value in _flatten(content, prefix):
             _check_setting(key, value)
         if group == "experiment" and CONFIGS not in path.parents and group not in dict(choices):
             raise UserError(
@@ -57,10 +52,8 @@ def read_keys(group: str, name: str, presets: Presets, includers: Sequence[Path]
             )
     except UserError as e:
         raise UserError(f"{path}: {e}") from None
-    keys = {key.removeprefix(SWEPT_SETTINGS) for key in settings}
-    keys |= {chosen for chosen, _ in choices if chosen != group}
-    included = (read_keys(*choice, presets, (*includers, path)) for choice in choices)
-    return keys.union(*included)
+    for choice in choices:
+        check_preset(*choice, presets, (*includers, path))
 
 
 def _read(path: Path) -> tuple[dict, str | None]:
@@ -91,19 +84,19 @@ def _list_choices(group: str, defaults: Any, presets: Presets) -> Iterator[tuple
                 raise UserError(not_one_of(groups[key], name, presets[groups[key]]))
             if key in groups and name not in ("_self_", None):
                 yield groups[key], name
-            elif key not in groups and not key.startswith("override /hydra/"):
-                likely = did_you_mean(re.split(r"[ /]", key)[-1], groups.values())
+            elif key not in groups and not str(key).startswith("override /hydra/"):
+                likely = did_you_mean(re.split(r"[ /]", str(key))[-1], groups.values())
                 raise UserError(
                     f"'{key}: {name}' in defaults chooses no preset{likely or ';'} {HOW_TO_CHOOSE}"
                 )
 
 
-def _flatten(content: dict, section: Sequence[str]) -> Iterator[tuple[str, Any]]:
+def _flatten(content: dict, prefix: str) -> Iterator[tuple[str, Any]]:
     """Yield the key and the value of each setting of a preset."""
     for key, value in content.items():
-        name = ".".join((*section, str(key)))
+        name = f"{prefix}{key}"
         if isinstance(value, dict):
-            yield from _flatten(value, (name,))
+            yield from _flatten(value, f"{name}.")
         elif "." in str(key) and name in SETTINGS:
             group, _, last = name.rpartition(".")
             raise UserError(f"write {name} in two lines: {group}: and, indented, {last}: VALUE")

@@ -82,8 +82,8 @@ class RunDir:
     def files_before_start(self) -> list[Path]:
         """Return the files that may lie in the folder before the run begins."""
         job = [self.job_file, part_path(self.job_file), self.job_lock, self.job_log]
-        files = [self.lock, part_path(self.config_file), *job, self.failure_file]
-        return [*files, *self.hydra_folders()]
+        hydra = [self.path / "train.log", *self.hydra_folders()]
+        return [self.lock, part_path(self.config_file), *job, self.failure_file, *hydra]
 
     def hydra_folders(self) -> list[Path]:
         """Return the folders in which Hydra has recorded the calls that started or resumed it."""

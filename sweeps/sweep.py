@@ -1,6 +1,5 @@
 """A sweep before Hydra starts its jobs, and after they have ended. Does not import torch itself."""
 
-import atexit
 import contextlib
 import io
 import logging
@@ -9,6 +8,7 @@ import shlex
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import islice, product
 from math import prod
 from pathlib import Path
@@ -19,7 +19,13 @@ from omegaconf import DictConfig, OmegaConf
 import cli
 from cli.command_line import TEXTS, quote, translate_setting
 from cli.folders import find_job_folder, hash_settings, list_swept, name_job, parse_overrides
-from cli.job import ReadModel, prepare_to_import_torch, typed_arguments
+from cli.job import (
+    ReadModel,
+    find_source,
+    prepare_to_import_torch,
+    stop_reports,
+    typed_arguments,
+)
 from cli.wandb_environment import refuse_in_sweep
 from common.errors import UserError
 from common.files import list_folder
@@ -55,9 +61,8 @@ class Sweep:
             typed = [translate_setting(f"{key}={params[key]}", is_sweep=True) for key in params]
             self.hydra.sweeper.params = dict(setting.split("=", 1) for setting in typed)
         self.is_grid = self.hydra.sweeper._target_.endswith(".BasicSweeper")
-        self.overrides = parse_overrides(
-            self.hydra.overrides.task, self.hydra.sweeper.get("params")
-        )
+        task = OmegaConf.to_container(self.hydra.overrides.task, resolve=False)
+        self.overrides = parse_overrides(task, self.hydra.sweeper.get("params"))
         self.values = [self._list_values(override) for override in self.overrides]
         if not self.is_grid:  # Optuna passes on a text without its quotes
             self.hydra.overrides.task = [_quote_twice(each) for each in self.overrides]
@@ -107,7 +112,7 @@ class Sweep:
         else:
             count = max(map(len, self.values), default=1)
             jobs = [[values[i % len(values)] for values in self.values] for i in range(count)]
-        source = cli.make_job(self.shared, self.hydra).source
+        source = find_source(self.hydra)
         swept = list_swept(self.overrides)
         composed = [replace(cli.compose_job(job, source), swept=swept) for job in jobs]
         return [
@@ -168,7 +173,7 @@ class Sweep:
         OmegaConf.save(self.shared, folder / SWEEP_FILE)  # as Hydra's own sweeper does later
         count = f"{pluralize(prod(map(len, self.values)), 'job')}, " if self.is_grid else ""
         printer(Terminal())(f"sweep    {count}in {folder}")
-        atexit.register(report_stop, folder)
+        stop_reports.append(partial(report_stop, folder))
         # For jobs in processes of their own, which may start anywhere
         paths = [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")]
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
@@ -212,7 +217,7 @@ def end_sweep(folder: Path, name: str | None) -> None:
     """
     from studies.study import report_sweep
 
-    atexit.unregister(report_stop)
+    stop_reports.clear()
     runs = rewrite_results(folder)
     print_sweep(Terminal(), folder, runs)
     report_sweep([f"sweep={name}"], folder)

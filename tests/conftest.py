@@ -1,6 +1,5 @@
 """Fixtures: a small text and model, trained in this process or by a command; pages in Chromium."""
 
-import atexit
 import functools
 import os
 import random
@@ -180,7 +179,6 @@ def run_hydra(monkeypatch):
 
     import cli
     import train
-    from sweeps.sweep import report_stop
 
     def run(*argv: str, task: Callable | None = None) -> int:
         main = hydra.main(version_base="1.3", config_path=str(cli.CONFIGS), config_name="config")
@@ -194,8 +192,6 @@ def run_hydra(monkeypatch):
                     main(task or train.main)()
             except SystemExit as e:
                 return e.code or 0
-            finally:
-                atexit.unregister(report_stop)
         return 0
 
     return run

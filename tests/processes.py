@@ -4,7 +4,6 @@ A process is a fork of the test process, which has imported everything, so it st
 runs the script as shipped; only a `fault` patches anything, to make it fail from outside.
 """
 
-import atexit
 import ctypes
 import functools
 import gc
@@ -68,7 +67,6 @@ def exec_script(
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         GlobalHydra.instance().clear()
-        atexit._clear()  # of the parent's
         fault()
         encoding, _, errors = os.environ.get("PYTHONIOENCODING", "").partition(":")
         options = {"encoding": encoding or None, "errors": errors or None, "closefd": False}
@@ -88,7 +86,6 @@ def exec_script(
         traceback.print_exc()
     finally:
         try:
-            atexit._run_exitfuncs()
             sys.stdout.flush()
         finally:
             os._exit(status)

@@ -87,6 +87,7 @@ MISTAKES = [
     ("--help=optim", ["--help=optim"]),
     (f"--config-dir={CONFIGS / 'model'} seed=1", ["--config-dir", "experiment"]),
     ("experiment=mine", ["experiment=mine", "--config-dir"]),
+    ("-m seed=1,2 hydra.run.dir=x", ["run_dir=x", "hydra.sweep.dir=PATH"]),
     ("sweep=heads run_dir=x", ["run_dir=x", "hydra.sweep.dir=PATH"]),
     ("-m seed=1,2 run_dir=x", ["run_dir=x", "hydra.sweep.dir=PATH"]),
     ("-m seed=1,2 resume=true", ["resume=true", "resume=auto"]),

@@ -20,6 +20,7 @@ from conftest import ROOT, TINY, soak
 from pages import make_job
 from processes import Process, rows, rows_without_times, run_to_end
 from rich.console import Console
+from run_folders import write_configuration
 
 import cli
 import train
@@ -572,6 +573,16 @@ def test_every_job_of_a_sweep_preset_is_valid(compose):
     assert [
         (job.config.model.n_kv_head, job.config.seed, job.config.max_steps) for job in typed
     ] == [(2, 7, 3), (4, 7, 3)]
+
+
+def test_presets_are_implied_for_each_job(compose, tmp_path):
+    write_configuration(tmp_path / "tuned", Config(experiment="finetune"))
+    write_configuration(tmp_path / "own", Config(experiment="default"))
+    path = f"data.path={ROOT / 'LICENSE'}"
+    jobs = compose("experiment=default,speedrun", path)
+    assert [job.config.data.source for job in jobs] == ["text", "shakespeare"]
+    jobs = compose(f"init_from={tmp_path / 'own'},{tmp_path / 'tuned'}", path)
+    assert [job.config.experiment for job in jobs] == ["default", "finetune"]
 
 
 @pytest.mark.slow
