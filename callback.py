@@ -1,5 +1,6 @@
 """Around the runs and sweeps that Hydra starts; configs/config.yaml names the class."""
 
+import importlib
 import sys
 import traceback
 from collections.abc import Iterator
@@ -37,8 +38,7 @@ class JobCallback(Callback):
                 check_run_dir(job.config, RunDir(Path(job.config.run_dir)))
             cli.checked_runs.append(job)
             prepare_to_import_torch()
-            sys.modules.pop("train", None)  # in a notebook it may have been edited since
-            import train  # noqa: F401  before Hydra makes a folder, because it takes seconds
+            import_train()
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Refuse a sweep none of whose jobs can work; print previews of jobs if asked for."""
@@ -60,6 +60,17 @@ class JobCallback(Callback):
 
         with exit_on_any_error():
             end_sweep(Path(config.hydra.sweep.dir), config.hydra.runtime.choices.get("sweep"))
+
+
+def import_train() -> None:
+    """Import the loop before Hydra makes a folder, because that takes seconds.
+
+    In a notebook it is read again, since it may have been edited.
+    """
+    if "train" in sys.modules:
+        importlib.reload(sys.modules["train"])
+    else:
+        importlib.import_module("train")
 
 
 @contextmanager
