@@ -167,7 +167,10 @@ def hash_text(config: Config) -> str:
 def record_job(job: cli.Job) -> JobRecord:
     """Return the record of a job that has not begun; its paths are absolute."""
     options = {}
-    if own_folders := job.source.folders[1:]:
+    presets, *own_folders = job.source.folders
+    if presets != str(cli.CONFIGS):
+        options["--config-path"] = presets
+    if own_folders:
         options["--config-dir"] = own_folders[0]
     if job.source.name != "config":
         options["--config-name"] = job.source.name
