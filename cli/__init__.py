@@ -3,8 +3,8 @@
 Does not import torch.
 """
 
+import cli.folders  # registers the resolvers that configs/config.yaml names
 from cli.command_line import CONFIGS
-from cli.folders import describe_job
 from cli.help import read_settings, settings_help
 from cli.job import (
     Job,

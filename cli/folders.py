@@ -9,6 +9,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import count
+from math import prod
 from pathlib import Path
 
 import yaml
@@ -52,6 +53,17 @@ def read_overrides(sweep_folder: Path) -> list[Override]:
 def list_swept(overrides: Sequence[Override]) -> list[str]:
     """Return the keys that differ between the jobs of a sweep."""
     return [override.get_key_element() for override in overrides if override.is_sweep_override()]
+
+
+def is_grid(hydra: DictConfig) -> bool:
+    """Return whether a sweep runs each combination of its values; other sweepers draw them."""
+    return bool(hydra.sweeper._target_.endswith(".BasicSweeper"))
+
+
+def count_jobs(overrides: Sequence[Override]) -> int:
+    """Return the number of combinations of the values in a grid."""
+    swept = (override for override in overrides if override.is_sweep_override())
+    return prod(len(list(override.sweep_string_iterator())) for override in swept)
 
 
 def hash_settings(job: Job, *ignored: str) -> str:
@@ -107,9 +119,8 @@ def find_job_folder(sweep_folder: Path, job: Job) -> Path:
     ending = f"_{hash_settings(job)}"
     if existing := list_folder(sweep_folder, f"*{ending}"):
         return existing[0]
-    name = (
-        ",".join(f"{key}={value}" for key, value in sorted(_describe_swept(job).items())) or "job"
-    )
+    swept = sorted(_describe_swept(job).items())
+    name = ",".join(f"{key}={value}" for key, value in swept) or "job"
     return sweep_folder / f"{name_part(name)}{ending}"
 
 

@@ -10,7 +10,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from math import isfinite, nan, prod
+from math import isfinite, nan
 from pathlib import Path
 
 from filelock import FileLock
@@ -20,8 +20,10 @@ from omegaconf import DictConfig
 import cli
 from cli.folders import (
     HASH_DIGITS,
+    count_jobs,
     describe_job,
     hash_settings,
+    is_grid,
     list_swept,
     name_job,
     read_overrides,
@@ -68,9 +70,8 @@ def run_job(composed: DictConfig, read_model: ReadModel, train: Train) -> float 
     overrides = read_overrides(sweep_folder)
     job = replace(cli.make_job(composed, hydra), swept=list_swept(overrides))
     number = f"{hydra.job.num + 1}"
-    if hydra.sweeper._target_.endswith(".BasicSweeper"):
-        swept = (override for override in overrides if override.is_sweep_override())
-        number += f"/{prod(len(list(each.sweep_string_iterator())) for each in swept)}"
+    if is_grid(hydra):
+        number += f"/{count_jobs(overrides)}"
     title = name_job(number, job)
     run = RunDir(Path(hydra.runtime.output_dir))
     print_line = printer(Terminal(file=sys.stdout))

@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice, product
-from math import prod
 from pathlib import Path
 
 from hydra.core.override_parser.types import Override
@@ -18,7 +17,15 @@ from omegaconf import DictConfig, OmegaConf
 
 import cli
 from cli.command_line import TEXTS, quote, translate_setting
-from cli.folders import find_job_folder, hash_settings, list_swept, name_job, parse_overrides
+from cli.folders import (
+    count_jobs,
+    find_job_folder,
+    hash_settings,
+    is_grid,
+    list_swept,
+    name_job,
+    parse_overrides,
+)
 from cli.job import (
     ReadModel,
     find_source,
@@ -60,7 +67,7 @@ class Sweep:
         if params := self.hydra.sweeper.get("params"):  # which are quoted as typed settings are
             typed = [translate_setting(f"{key}={params[key]}", is_sweep=True) for key in params]
             self.hydra.sweeper.params = dict(setting.split("=", 1) for setting in typed)
-        self.is_grid = self.hydra.sweeper._target_.endswith(".BasicSweeper")
+        self.is_grid = is_grid(self.hydra)
         task = OmegaConf.to_container(self.hydra.overrides.task, resolve=False)
         self.overrides = parse_overrides(task, self.hydra.sweeper.get("params"))
         self.values = [self._list_values(override) for override in self.overrides]
@@ -171,7 +178,7 @@ class Sweep:
         folder = Path(self.hydra.sweep.dir)
         folder.mkdir(parents=True, exist_ok=True)
         OmegaConf.save(self.shared, folder / SWEEP_FILE)  # as Hydra's own sweeper does later
-        count = f"{pluralize(prod(map(len, self.values)), 'job')}, " if self.is_grid else ""
+        count = f"{pluralize(count_jobs(self.overrides), 'job')}, " if self.is_grid else ""
         printer(Terminal())(f"sweep    {count}in {folder}")
         stop_reports.append(partial(report_stop, folder))
         # For jobs in processes of their own, which may start anywhere
