@@ -57,6 +57,7 @@ from distributed.world import join
 from kernels import autocast
 from model import GPT
 from run.locking import locked_run_dir
+from run.loss_history import best_row
 from run.row import Row
 from run.run_dir import RunDir
 from run.start import Start, find_start
@@ -403,4 +404,5 @@ def report_finished(
     with tolerate_errors(f"drawing {run_dir.page}", log):
         if glass := find_glass(config, log):
             glass.redraw_page(run_dir)
-    return (run_dir.best_row() or Row()).get("val/loss", nan)
+    best = best_row([run_dir.checkpoint("best", log).manifest.row])
+    return (best or Row()).get("val/loss", nan)

@@ -15,6 +15,9 @@ MAX_JSON_BYTES = 100_000_000
 SEAL = ',\n "sha256": "'
 HASH_CHUNK_BYTES = 1 << 20
 START_BYTES = 64  # that tell what a file contains
+# Errors of a file that is missing, or is not what it was. Others, such as a missing permission, can
+# pass, and say nothing about the content.
+DAMAGE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EINVAL, errno.EFBIG)
 LFS_START = b"version https://git-lfs"
 
 
@@ -101,14 +104,31 @@ def seal(json_text: str) -> str:
     return f'{entries}{SEAL}{digest}"\n}}'
 
 
-def read_json_object(path: Path, must_be_sealed: bool = False) -> dict:
-    """Read a file of one JSON object, sealed if it must be; raise `ValueError` for any other."""
+@contextmanager
+def damage_as_value_error() -> Iterator[None]:
+    """Raise `ValueError` for an `OSError` that is `DAMAGE`."""
     try:
+        yield
+    except OSError as e:
+        if e.errno in DAMAGE:
+            raise ValueError(e.strerror) from None
+        raise
+
+
+def read_json_object(path: Path, must_be_sealed: bool = False) -> dict:
+    """Read a file of one JSON object, sealed if it must be.
+
+    Raises:
+        ValueError: If it is missing, or contains anything else.
+        OSError: If it cannot be read for another reason.
+    """
+    with damage_as_value_error():
         read_start(path)  # whose errors are clearer
         text = ordinary_file(path, MAX_JSON_BYTES).read_text(encoding="utf-8-sig")
+    try:
         value = json.loads(text)
-    except (OSError, RecursionError) as e:
-        raise ValueError(getattr(e, "strerror", None) or e) from None
+    except RecursionError as e:
+        raise ValueError(e) from None
     if not isinstance(value, dict):
         raise ValueError("it does not contain a JSON object")
     if must_be_sealed and text != seal(text[: text.rfind(SEAL)] + "\n}"):

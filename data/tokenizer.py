@@ -299,6 +299,8 @@ def load_tokenizer(path: Path) -> Tokenizer:
         tokenizer = _from_json(read_json_object(path))
         check_vocab_size(tokenizer.vocab_size, path.stat().st_size)
         return tokenizer
+    except OSError:  # it can be intact
+        raise
     except Exception as e:  # the libraries raise plain Exceptions
         reason = " ".join(str(e).split())
         raise UserError(

@@ -6,7 +6,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from common.errors import UserError
-from common.files import read_json_object, seal, sha256_of_file
+from common.files import damage_as_value_error, read_json_object, seal, sha256_of_file
+from run.row import Row
 
 CHECKPOINT_FORMAT = 2
 MODEL_FILE = "model.safetensors"
@@ -29,6 +30,11 @@ class Manifest:
     losses: tuple[float, int]  # sum and number of the losses that no metrics row contains yet
     loss_scale: tuple[float, int] | None = None  # in fp16: the factor, and the steps since a change
     files: dict[str, dict] = field(default_factory=dict, compare=False)  # written: size and hash
+
+    @property
+    def row(self) -> Row:
+        """The metrics, as the row of the step."""
+        return Row({**self.metrics, "step": self.step})
 
 
 @dataclass(frozen=True)
@@ -59,6 +65,7 @@ def read_manifest(folder: Path) -> Manifest:
 
     Raises:
         ValueError: If the manifest is damaged; the message says how.
+        OSError: If it cannot be read for another reason, such as a missing permission.
         UserError: If it is of another format.
     """
     try:
@@ -82,10 +89,8 @@ def verify_checkpoint(folder: Path, names: Sequence[str] = CHECKPOINT_FILES) -> 
     """Verify the hashes of the manifest and of the files `names`; see `read_manifest`."""
     manifest = read_manifest(folder)
     for name in names:
-        try:
+        with damage_as_value_error():
             digest = sha256_of_file(folder / name)
-        except OSError as e:
-            raise ValueError(f"{name}: {e.strerror}") from None
         if digest != manifest.files[name]["sha256"]:
             raise ValueError(f"{name} was changed: its sha256 differs")
     return Checkpoint(folder, manifest)

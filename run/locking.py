@@ -29,26 +29,32 @@ def locked_run_dir(config: Config) -> Iterator[RunDir]:
     path = Path(config.run_dir) if config.run_dir else new_run_dir(config.experiment or "default")
     run = RunDir(path)
     check_run_dir(config, run)
+    steps = run.steps()
     path.mkdir(parents=True, exist_ok=True)
     is_alone = count_processes(alone=config.distributed == "none") == 1
     lock = FileLock(run.lock, timeout=0 if is_alone else LOST_LOCK_SECONDS)
     try:
-        lock.acquire()
+        held = lock.acquire()
     except Timeout:
         raise UserError(
             f"run_dir={path} is in use by another process: wait for it, or choose another folder"
         ) from None
-    try:
-        yield run
-    finally:
-        lock.release()
-        with suppress(OSError):  # removing an empty folder is best effort
-            records = run.hydra_folders()
-            if set(list_folder(path)) <= {run.lock, *records}:
-                for record in records:
-                    shutil.rmtree(record)
-                run.lock.unlink(missing_ok=True)
-                path.rmdir()
+    with held:
+        check_run_dir(config, run)  # again, because another process may have begun it
+        if run.steps() != steps:
+            raise UserError(
+                f"run_dir={path} was trained by another process meanwhile: repeat the command"
+            )
+        try:
+            yield run
+        finally:
+            with suppress(OSError):  # removing an empty folder is best effort
+                records = run.hydra_folders()
+                if set(list_folder(path)) <= {run.lock, *records}:
+                    for record in records:
+                        shutil.rmtree(record)
+                    run.lock.unlink(missing_ok=True)
+                    path.rmdir()
 
 
 def check_run_dir(config: Config, run: RunDir) -> None:

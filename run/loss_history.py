@@ -15,8 +15,17 @@ MIN_RISE_IN_FALLS = 2  # times the largest fall from one evaluation to the next 
 
 def best_row(rows: Sequence[Row]) -> Row | None:
     """Return the first row with the lowest validation loss after step 0, or None without one."""
-    evaluated = [row for row in rows if row["step"] and isfinite(row.get("val/loss", inf))]
-    return min(evaluated, key=lambda row: row["val/loss"], default=None)
+    best = min(rows, key=trained_loss, default=None)
+    return None if best is None or trained_loss(best) == inf else best
+
+
+def trained_loss(row: Row) -> float:
+    """Return the validation loss of a row, by which checkpoints compare; inf if it says nothing.
+
+    It says nothing if it is not finite, or if it is that of step 0, before training.
+    """
+    loss = row.get("val/loss", inf)
+    return loss if row["step"] and isfinite(loss) else inf
 
 
 def overfitting(rows: Sequence[Row]) -> float:

@@ -12,7 +12,7 @@ from contextlib import suppress
 from datetime import datetime
 from functools import lru_cache
 from itertools import count
-from math import inf, isfinite
+from math import inf
 from pathlib import Path
 from typing import TypeVar
 
@@ -20,7 +20,6 @@ from common.errors import UserError
 from common.files import atomic_write, exists, is_folder, list_folder, part_path
 from common.text import pluralize
 from config import Config
-from run import loss_history
 from run.checkpoints import (
     CHECKPOINT_FILES,
     CONFIG_FILE,
@@ -31,6 +30,7 @@ from run.checkpoints import (
     verify_checkpoint,
 )
 from run.config_file import read_config
+from run.loss_history import trained_loss
 from run.row import Row
 
 Result = TypeVar("Result")
@@ -170,6 +170,7 @@ class RunDir:
 
         Raises:
             UserError: If no intact one of this format is left.
+            OSError: If a file cannot be read for another reason than damage.
         """
         damaged: set[int] = set()
         while steps := [step for step in self.preferred_steps(which) if step not in damaged]:
@@ -181,15 +182,15 @@ class RunDir:
                     continue  # a running job has removed it
                 if not isinstance(e, ValueError):
                     raise
-                log(f"checkpoint {folder} is damaged or cannot be read ({e})")
+                log(f"checkpoint {folder} is damaged ({e})")
                 damaged.add(steps[0])
             else:
                 if damaged:
-                    log(f"loading the checkpoint of step {steps[0]} instead")
+                    log(f"the checkpoint of step {steps[0]} is taken instead")
                 return content
         raise UserError(
-            f"every checkpoint of {self.path} up to step {max(damaged)} is damaged or unreadable; "
-            "restore one, or start a new run."
+            f"every checkpoint of {self.path} up to step {max(damaged)} is damaged: restore one, "
+            "or start a new run"
         )
 
     def preferred_steps(self, which: str | int) -> list[int]:
@@ -231,30 +232,18 @@ class RunDir:
 
         return self.open_checkpoint("last", read, lambda note: None, [CONFIG_FILE])
 
-    def best_row(self) -> Row | None:
-        """Return the metrics of the checkpoint with the lowest validation loss, or None.
-
-        They are those of the manifests, which have a hash; metrics.jsonl has none.
-        """
-        rows = []
-        for step in self.steps():
-            with suppress(ValueError):  # reported if this checkpoint is to be loaded
-                manifest = read_manifest(self.checkpoint_folder(step))
-                rows.append(Row({**manifest.metrics, "step": step}))
-        return loss_history.best_row(rows)
-
     def _best_first(self) -> list[int]:
         """Return the saved steps by validation loss, those without one last, newest first.
 
-        A checkpoint with an unreadable manifest comes first, because it may be the best one.
+        A checkpoint with a damaged manifest comes first, because it may be the best one.
         """
 
         def order(step: int) -> tuple[float, int]:
             try:
-                loss = read_manifest(self.checkpoint_folder(step)).metrics.get("val/loss", inf)
+                loss = trained_loss(read_manifest(self.checkpoint_folder(step)).row)
             except ValueError:
                 return -inf, step
-            return (loss, step) if step and isfinite(loss) else (inf, -step)
+            return loss, step if loss < inf else -step
 
         return sorted(self.steps(), key=order)
 
@@ -275,7 +264,7 @@ class RunDir:
             shutil.rmtree(folder, ignore_errors=True)
 
     def set_aside(self, step: int) -> Path:
-        """Rename an unreadable checkpoint to an unused name that no step has; return its path."""
+        """Rename a checkpoint to an unused name that no step has; return its path."""
         folder = self.checkpoint_folder(step)
         paths = (folder.with_name(f"aside_{number}_{folder.name}") for number in count(1))
         return folder.rename(next(path for path in paths if not exists(path)))

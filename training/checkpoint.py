@@ -4,6 +4,7 @@ import shutil
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import takewhile
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -61,7 +62,7 @@ class Checkpoints:
     best_row: Row | None = None
 
     def restore(self, start: Start) -> None:
-        """Restore all but the weights from the checkpoint of a start, and set later ones aside."""
+        """Restore all but the weights from the checkpoint of a start; set damaged ones aside."""
         if start.checkpoint is None:
             return
         path = start.checkpoint.folder / OPTIMIZER_FILE
@@ -70,14 +71,22 @@ class Checkpoints:
         self.losses.restore(start.losses)
         self.scaler.restore(start.loss_scale)
         self.last_step = start.step
-        if self.world.rank == 0:
-            later_steps = [step for step in self.run.steps() if step > start.step]
-            for step in later_steps:  # unreadable here, but maybe not damaged
-                kept_as = self.run.set_aside(step)
-                self.world.log(f"the unreadable checkpoint of step {step:,} is kept as {kept_as}")
-        self.best_row = self.world.on_rank_0(self.run.best_row)
+        self.best_row = self.world.on_rank_0(lambda: self._find_best(start.step))
         self.prune()
         self.world.log(f"resuming at step {start.step:,}")
+
+    def _find_best(self, newest: int) -> Row | None:
+        """Return the metrics of the best intact checkpoint up to a step, or None without a loss.
+
+        Damaged ones, which are those after this step and those that may be better, are set aside.
+        """
+        damaged = [step for step in self.run.steps() if step > newest]
+        best = self.run.checkpoint("best", self.world.log)
+        damaged += takewhile(lambda step: step != best.step, self.run.preferred_steps("best"))
+        for step in sorted(set(damaged)):
+            kept_as = self.run.set_aside(step)
+            self.world.log(f"the damaged checkpoint of step {step:,} is kept as {kept_as}")
+        return best_row([best.manifest.row])
 
     def save_if_due(self, step: int, row: dict[str, float], timer: ActivityTimer) -> None:
         """Save a step if `checkpoint.every` says so, at the last step, or at a new best loss."""
@@ -110,7 +119,7 @@ class Checkpoints:
         if problem is None:
             self.last_step = step
             earlier = [self.best_row] if self.best_row else []
-            self.best_row = best_row([*earlier, Row({**row, "step": step})])
+            self.best_row = best_row([*earlier, manifest.row])
             self.prune()
         elif must_succeed:
             raise SharedError(problem)

@@ -30,6 +30,7 @@ from processes import tiny_arguments as typed
 from run_folders import load_run
 from safetensors.torch import load_file
 
+import train
 import training.device
 import training.evaluate
 from common.errors import UserError
@@ -44,6 +45,7 @@ from run.checkpoints import (
 )
 from run.config_file import read_config
 from run.run_dir import RunDir
+from run.start import find_start
 
 # --- damaged files --------------------------------------------------------------------------------
 
@@ -110,6 +112,14 @@ def damage(path: Path, kind: str, place: float, piece: bytes) -> None:
                 "insert": data[:at] + piece + data[at:],
             }[kind]
         )
+
+
+def flip_a_byte(path: Path) -> bytes:
+    """Change the middle byte of a file; return what it contains then."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    return bytes(content)
 
 
 def remove(path: Path) -> None:
@@ -252,6 +262,42 @@ def test_a_checkpoint_of_another_format_is_refused_with_both_formats(run):
         RunDir(run).checkpoint("last", pytest.fail)
     for part in (str(newest), "3", str(CHECKPOINT_FORMAT)):
         assert part in str(error.value)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [MANIFEST_FILE, MODEL_FILE])
+def test_a_resume_loses_neither_a_damaged_best_checkpoint_nor_the_best_intact_one(
+    tmp_path, text_file, name
+):
+    run = tmp_path / "run"
+    argv = typed(text_file, "attention.every=0", "checkpoint.keep=3")
+    run_to_end(tmp_path, *argv, fault=losses(9.0, 1.0, 2.0, 3.0))
+    best = run / "checkpoints" / "step_00000004"
+    damaged = flip_a_byte(best / name)
+    notes = []
+    finished = train.report_finished(
+        RunDir(run).config, RunDir(run), find_start(RunDir(run), pytest.fail), notes.append
+    )
+    assert finished == 2.0 and any(best.name in note for note in notes)
+    command = ("run_dir=run", "resume=true", "max_steps=20", "checkpoint.keep=1")
+    output = run_to_end(tmp_path, *command, fault=losses(2.5, 2.5))
+    aside = best.with_name(f"aside_1_{best.name}")
+    assert (aside / name).read_bytes() == damaged and aside.name in output
+    assert RunDir(run).steps() == [8, 20] and pointer(run, "best") == 8
+
+
+@pytest.mark.parametrize("name", [MANIFEST_FILE, MODEL_FILE])
+def test_a_checkpoint_that_cannot_be_read_now_is_not_called_damaged(tmp_path, run, name):
+    file = run / "checkpoints" / "step_00000004" / name
+    file.unlink()
+    file.symlink_to(name)  # reading it fails without end, as without a permission
+    before = sorted(run.rglob("*"))
+    with pytest.raises(OSError) as error:
+        RunDir(run).checkpoint("best" if name == MANIFEST_FILE else 4, pytest.fail)
+    assert str(file) in explain_error(error.value)
+    if name == MANIFEST_FILE:
+        run_to_end(tmp_path, "run_dir=run", "resume=true", "checkpoint.keep=1", status=1)
+        assert {*sorted(run.rglob("*"))} >= {*before}
 
 
 NO_ROWS = ["\0", "", "7", '{"step": 9', '{"stdp": 9}']

