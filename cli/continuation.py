@@ -69,8 +69,7 @@ def continue_run(run: Config, requested: Config, typed: Sequence[str], log: Log)
     changes = _list_changes(run, config)
     kept = IMMUTABLE_IN_EVALUATION if config.eval_only else IMMUTABLE_ON_RESUME
     for key, old, new in changes:
-        is_unknown = key == "experiment" and run.experiment is None  # of an earlier version's run
-        if key.startswith(kept) and not is_unknown:
+        if key.startswith(kept):
             raise UserError(
                 f"{key} is {old} in run_dir={requested.run_dir}, which keeps it, but {new} was "
                 "requested: leave it out, or start a new run"

@@ -19,22 +19,10 @@ from config import Config
 MAX_CONFIG_BYTES = 1 << 20
 # A model of the Hugging Face hub with its commit: owner/name@commit.
 HUB_MODEL = re.compile(r"(\w[\w.-]*/[\w.-]+)@([0-9a-f]{40})")
-# Settings that config.yaml lacked once → the value with which a run does what it did before. A new
-# setting needs an entry: stored configurations are never filled up with defaults, which may change.
-ADDED_SETTINGS: dict[str, Any] = {
-    "experiment": None,
-    "model.mlp_ratio": None,
-    "optim.muon_lr_multiple": 5.0,
-    "optim.warmup_share": 0.05,
-}
-REMOVED_SETTINGS = (
-    "format",
-    "data.encoding",
-    "data.lines",
-    "data.pairs",
-    "optim.muon_lr",
-    "optim.warmup_steps",
-)
+CONFIG_FORMAT = 1
+# Settings that a config.yaml of this format may lack → the value with which a run does what it did
+# before. A new setting needs an entry: no file is filled up with defaults, which may change.
+ADDED_SETTINGS: dict[str, Any] = {}
 # Settings that belong to one command, not to the run that it continues.
 PER_COMMAND = (
     "run_dir",
@@ -72,28 +60,15 @@ def parse_config(text: str) -> Config:
     if "&" in text and any(isinstance(token, yaml.AnchorToken) for token in yaml.scan(text)):
         raise ValueError("it contains YAML anchors, which runs do not write")
     saved = yaml.safe_load(text)
+    if not isinstance(saved, dict) or saved.pop("format", None) != CONFIG_FORMAT:
+        raise UserError(f"it lacks format: {CONFIG_FORMAT}, so the commit that wrote it reads it")
     for key, _, _ in iterate_settings(Config()):
         section, name = _find_section(saved, key)
         if name not in section and key not in ADDED_SETTINGS:
             raise UserError(f"it lacks {key}: restore the file, or use the version that wrote it")
         section.setdefault(name, ADDED_SETTINGS.get(key))
-    if "warmup_steps" in saved["optim"]:
-        _convert_sizes(saved)
-    for key in REMOVED_SETTINGS:
-        section, name = _find_section(saved, key)
-        section.pop(name, None)
     schema = OmegaConf.structured(Config)
     return OmegaConf.to_object(OmegaConf.merge(schema, _escape_texts(saved)))
-
-
-def _convert_sizes(saved: dict) -> None:
-    """Give a file of the first versions, which held sizes, the shares that stand for them."""
-    saved["experiment"] = "finetune" if saved["init_from"] else None
-    optim, steps = saved["optim"], saved["max_steps"]
-    warmup = optim["warmup_steps"]
-    optim["warmup_share"] = (steps // 20 if warmup is None else warmup) / steps
-    if muon_lr := optim.get("muon_lr"):
-        optim["muon_lr_multiple"] = muon_lr / optim["lr"]
 
 
 def _find_section(saved: dict, key: str) -> tuple[dict, str]:
@@ -122,7 +97,8 @@ def absolute_paths(config: Config) -> Config:
 
 def config_yaml(config: Config) -> str:
     """Return the text of config.yaml, which `read_config` reads from any folder."""
-    return yaml.safe_dump(asdict(absolute_paths(config)), sort_keys=False)
+    content = {"format": CONFIG_FORMAT, **asdict(absolute_paths(config))}
+    return yaml.safe_dump(content, sort_keys=False)
 
 
 def _escape_texts(node: Any) -> Any:

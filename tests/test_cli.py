@@ -508,11 +508,6 @@ def test_a_resumed_run_keeps_its_configuration_except_for_typed_settings(tmp_pat
         assert all(name in str(error.value) for name in names)
     assert configured(f"run_dir={tmp_path / 'new'}", "resume=auto").model.n_layer == 3
 
-    # A run of an earlier version has no record of its experiment
-    write_configuration(tmp_path, replace(kept, experiment=None))
-    old = configured(f"run_dir={tmp_path}", "resume=true", "experiment=speedrun")
-    assert old.model == shape and "experiment changes from null" in capsys.readouterr().out
-
 
 @pytest.mark.slow
 @pytest.mark.parametrize(

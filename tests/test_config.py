@@ -16,7 +16,6 @@ from common.settings import check_settings, iterate_settings
 from config import Config, GPTConfig
 from run.config_file import (
     ADDED_SETTINGS,
-    REMOVED_SETTINGS,
     absolute_paths,
     config_yaml,
     parse_config,
@@ -117,7 +116,7 @@ def test_any_text_and_number_is_read_back_equal(text, lr, seed, tmp_path_factory
     assert read_back(config, tmp_path_factory.mktemp("run")) == absolute_paths(config)
 
 
-# A file of the first versions.
+# A file with the settings of November 2026.
 FIRST = (ROOT / "tests" / "config_format_1.yaml").read_text(encoding="utf-8")
 
 
@@ -134,26 +133,14 @@ def changed_file(text: str, **changes) -> str:
     return yaml.safe_dump(content)
 
 
-def test_a_new_setting_is_in_the_table_with_the_value_of_older_runs():
+def test_a_new_setting_is_in_the_table_with_the_value_of_earlier_runs():
     content = yaml.safe_load(FIRST)
     sections = {key: value for key, value in content.items() if isinstance(value, dict)}
     recorded = {f"{section}.{name}" for section in sections for name in sections[section]}
     recorded |= content.keys() - sections.keys()
     settings = {name for name, _, _ in iterate_settings(Config())}
     assert settings - recorded == ADDED_SETTINGS.keys(), "see ADDED_SETTINGS in run/config_file.py"
-    assert recorded - settings <= set(REMOVED_SETTINGS)
-
-
-@pytest.mark.parametrize(
-    ("steps", "warmup", "lr", "muon_lr"),
-    [(2000, None, 6e-3, None), (130, 0, 0.03, 0.1), (59, 9, 1, 3)],
-)
-def test_a_run_of_the_first_versions_keeps_its_schedule(steps, warmup, lr, muon_lr):
-    content = yaml.safe_load(FIRST)
-    content["optim"] |= {"warmup_steps": warmup, "lr": lr, "muon_lr": muon_lr}
-    optim = parse_config(yaml.safe_dump(content | {"max_steps": steps})).optim
-    assert round(optim.warmup_share * steps) == (steps // 20 if warmup is None else warmup)
-    assert optim.muon_lr_multiple * optim.lr == (muon_lr or 5 * lr)
+    assert recorded - settings == {"format"}
 
 
 def test_a_configuration_that_lacks_a_setting_is_refused_by_name():
@@ -174,10 +161,10 @@ def test_a_later_setting_has_the_old_value_and_an_unknown_one_is_refused(monkeyp
         parse_config(changed_file(text, typo=1))
 
 
-def test_settings_that_older_versions_had_are_ignored():
-    old = {"data.lines": "kept", "data.encoding": "utf-8", "data.field": "body"}
-    text = changed_file(FIRST, **old)
-    assert parse_config(text).data.field == "body"
+@pytest.mark.parametrize("version", [None, 2])
+def test_a_file_of_another_format_is_refused_because_of_it(version):
+    with pytest.raises(UserError, match="format: 1"):
+        parse_config(changed_file(FIRST, format=version))
 
 
 def test_an_invalid_configuration_file_is_refused_in_one_sentence(tmp_path):
