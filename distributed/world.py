@@ -20,7 +20,7 @@ from common.torchrun import count_processes
 from config import ResolvedConfig
 from distributed.fsdp import apply_fsdp
 from model import GPT
-from training.tensors import full_tensor, is_distributed
+from training.sharding import full_tensor, is_distributed
 from training.world import World
 from variants import build_model
 

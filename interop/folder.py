@@ -23,7 +23,7 @@ from interop.external import ExternalModel
 from interop.names import WRAPPER_PREFIX
 from interop.settings import config_from_hf
 from run.run_dir import HF_CONFIG_FILE
-from training.tensors import open_safetensors
+from training.safetensors_files import open_safetensors
 
 WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"  # of weights in several files

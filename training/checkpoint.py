@@ -38,7 +38,8 @@ from training.activity_timer import ActivityTimer
 from training.intervals import is_due
 from training.loss_scale import LossScaler
 from training.losses import Losses
-from training.tensors import full_tensor, load_values, save_values, shard_like
+from training.safetensors_files import load_values, save_values
+from training.sharding import full_tensor, shard_like
 from training.world import World
 
 

@@ -11,7 +11,7 @@ from torch.optim import AdamW, Optimizer
 
 from config import OptimConfig
 from kernels import DTYPES
-from training.tensors import apply_to_whole, is_distributed, local_part
+from training.sharding import apply_to_whole, is_distributed, local_part
 from training.world import World
 
 # Coefficients of Muon's quintic iteration (Jordan et al. 2024). The polynomial is steep at 0, so

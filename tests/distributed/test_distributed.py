@@ -26,7 +26,7 @@ from config import Config, GPTConfig, OptimConfig, ResolvedConfig
 from run.run_dir import RunDir
 from training.memory import memory_bound
 from training.plan import check_batch_size, check_shard, pick_shard
-from training.tensors import is_distributed, local_part
+from training.sharding import is_distributed, local_part
 from training.world import World
 
 slow = pytest.mark.slow

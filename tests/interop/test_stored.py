@@ -20,7 +20,7 @@ from run.checkpoints import MODEL_FILE, read_manifest, write_manifest
 from run.run_dir import RunDir
 from run.start import find_start
 from train import open_starting_model
-from training.tensors import read_weights
+from training.safetensors_files import read_weights
 from variants import build_model
 
 NAME = "blocks.0.mlp.W_in.weight"

@@ -9,7 +9,7 @@ from ranks import in_ranks
 from steps import Steps
 
 from config import GPTConfig, OptimConfig, ResolvedConfig
-from training.tensors import full_tensor
+from training.sharding import full_tensor
 from training.world import World
 
 CONFIG = ResolvedConfig(

@@ -20,7 +20,7 @@ from run.checkpoints import read_manifest
 from training import loss_scale
 from training.loss_scale import MIN_LOSS_SCALE, LossScaler
 from training.optimizers import orthogonalize
-from training.tensors import full_tensor
+from training.sharding import full_tensor
 from training.world import World
 
 close = torch.testing.assert_close

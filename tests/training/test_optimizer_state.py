@@ -12,7 +12,8 @@ from torch.optim import NAdam
 from config import GPTConfig, OptimConfig, ResolvedConfig
 from training.checkpoint import load_optimizer_state, optimizer_state
 from training.optimizers import build_optimizers, clip_gradients
-from training.tensors import local_part, save_values
+from training.safetensors_files import save_values
+from training.sharding import local_part
 from training.world import World
 from variants import build_model
 

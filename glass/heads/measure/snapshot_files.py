@@ -13,7 +13,7 @@ from glass.heads.measure.probes import Probes
 from model import GPT
 from run.row import Row
 from run.run_dir import RunDir
-from training.tensors import make_stamp
+from training.safetensors_files import make_stamp
 
 PATTERN_ARRAYS = ("text", "repeated", "control")  # attention patterns, saved as float16
 MAX_SAVED_PARAMETERS = 20_000_000  # no weights are saved for larger models
