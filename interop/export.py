@@ -8,7 +8,6 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import save_file
 from torch import Tensor
 
 from common.errors import UserError
@@ -22,6 +21,7 @@ from interop.tokenizer_export import export_tokenizer
 from kernels import rms_norm
 from model import GPT
 from run.run_dir import HF_CONFIG_FILE
+from training.safetensors_files import save_tensors
 from training.shapes import tensor_shapes
 
 # Our normalization of queries and keys without gains adds nothing to the variance, transformers'
@@ -88,11 +88,9 @@ def _write_folder(folder: Path, texts: dict[str, str], tensors: dict[str, Tensor
     """Write all files; config.json is the last text, as nothing loads a folder without it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        save_file(tensors, folder / WEIGHTS_FILE, metadata={"format": "pt"})
+        save_tensors(tensors, folder / WEIGHTS_FILE, {"format": "pt"})
         for name, text in texts.items():
             (folder / name).write_text(text, encoding="utf-8")
-        # safetensors makes its files readable only by their owner
-        shutil.copymode(folder / HF_CONFIG_FILE, folder / WEIGHTS_FILE)
     except (SafetensorError, OSError) as e:
         shutil.rmtree(folder, ignore_errors=True)  # it was empty
         raise UserError(

@@ -67,11 +67,21 @@ def make_stamp(step: int | None, tensors: Mapping[str, Tensor]) -> dict[str, str
     return {"stamp": f"step {step}, sha256 {digest.hexdigest()}"}
 
 
+def save_tensors(
+    tensors: dict[str, Tensor], path: Path, metadata: dict[str, str] | None = None
+) -> None:
+    """Write tensors on the CPU to a safetensors file, which others may read as the umask says."""
+    path.touch()
+    mode = path.stat().st_mode
+    save_file(tensors, path, metadata)  # readable only by its owner
+    path.chmod(mode)
+
+
 def save_values(values: Mapping[str, Any], path: Path) -> None:
     """Write tensors on the CPU, numbers and None to a safetensors file."""
     tensors = {name: value for name, value in values.items() if isinstance(value, Tensor)}
     others = {name: value for name, value in values.items() if name not in tensors}
-    save_file(tensors, path, {OTHER_VALUES: json.dumps(others)} if others else None)
+    save_tensors(tensors, path, {OTHER_VALUES: json.dumps(others)} if others else None)
 
 
 def load_values(path: Path) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 A folder that cannot be listed is not an empty one.
 """
 
+import os
 import resource
 import signal
 from pathlib import Path
@@ -19,8 +20,10 @@ from processes import (
     run_to_end,
     tiny_arguments,
 )
+from run_folders import load_run
 
 import training.device
+from interop import save_hf
 from run.run_dir import RunDir
 
 pytestmark = pytest.mark.slow
@@ -47,6 +50,19 @@ def test_a_second_run_in_a_folder_is_refused_until_the_first_has_ended(
     assert (tmp_path / "run" / ".lock").exists()
     run_to_end(tmp_path, *tiny_arguments(text_file, "resume=true"))
     assert_same_run(finished_run, tmp_path / "run")
+
+
+def test_all_files_of_a_run_and_of_an_export_follow_the_umask(tmp_path, text_file):
+    argv = tiny_arguments(text_file, "max_steps=2", "attention.picture_every=6")
+    run_to_end(tmp_path, *argv, fault=lambda: os.umask(0o027))
+    previous = os.umask(0o027)
+    try:
+        save_hf(load_run(tmp_path / "run")[0], tmp_path / "run" / "exported")
+    finally:
+        os.umask(previous)
+    paths = [*(tmp_path / "run").rglob("*")]
+    assert {path.suffix for path in paths} >= {".safetensors", ".json", ".npz", ".html", ".yaml"}
+    assert {path.stat().st_mode & 0o777 for path in paths} == {0o640, 0o750}
 
 
 # --- folders that cannot be listed ----------------------------------------------------------------
