@@ -192,7 +192,7 @@ def train(requested: Config, run_dir: RunDir, start: Start, world: World) -> flo
     validation, training = make_windows(text, config, world)
 
     # Record on rank 0: rows, W&B and the terminal; and what looks at the attention heads
-    timer = ActivityTimer(config.device, start.seconds, start.step)
+    timer = ActivityTimer(config.device, start.manifest.seconds, start.step)
     with (
         world,  # first, because W&B may take long to start, and signals are noted meanwhile
         Record(config, run_dir, text, start, timer, world.console)
@@ -213,7 +213,7 @@ def train(requested: Config, run_dir: RunDir, start: Start, world: World) -> flo
                 micro_batch = next(micro_batches(batch, config, world))
                 compile_ahead(compiled_model, micro_batch, config, world)
             for step in range(start.recorded + 1, config.max_steps + 1):
-                row = Row(start.metrics if step == start.step else {})
+                row = Row(start.manifest.metrics if step == start.step else {})
 
                 # Step: batch, forward, backward, clip, update
                 if step > start.step:

@@ -1,23 +1,30 @@
 """Find the start of a run: step 0, or its newest checkpoint."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from run.checkpoints import Checkpoint
+from run.checkpoints import Checkpoint, Manifest
 from run.run_dir import Log, RunDir
+
+# What a new run begins with, on any text.
+NEW = Manifest(step=0, seconds={}, metrics={}, fingerprint="", losses=(0.0, 0))
 
 
 @dataclass(frozen=True)
 class Start:
     """The start of a run: a checkpoint, or by default step 0 of a new run."""
 
-    step: int = 0  # optimizer steps taken
-    recorded: int = -1  # the last step whose row of metrics.jsonl is kept
-    seconds: dict[str, float] = field(default_factory=dict)  # spent so far, by activity
-    metrics: dict[str, float] = field(default_factory=dict)  # of the step
-    losses: tuple[float, int] = (0.0, 0)  # sum and number of those that no row contains yet
-    loss_scale: tuple[float, int] | None = None  # in fp16: the factor, and the steps since a change
-    fingerprint: str | None = None  # hash of the text; None: of any text
     checkpoint: Checkpoint | None = None  # has the weights; None: the run makes its own
+    recorded: int = -1  # the last step whose row of metrics.jsonl is kept
+
+    @property
+    def manifest(self) -> Manifest:
+        """The facts of the start besides its tensors and settings."""
+        return self.checkpoint.manifest if self.checkpoint else NEW
+
+    @property
+    def step(self) -> int:
+        """Number of optimizer steps taken."""
+        return self.manifest.step
 
 
 def find_start(run: RunDir, log: Log) -> Start:
@@ -25,15 +32,5 @@ def find_start(run: RunDir, log: Log) -> Start:
     if not run.steps():
         return Start()
     checkpoint = run.checkpoint("last", log)
-    manifest = checkpoint.manifest
-    is_recorded = any(row["step"] == manifest.step for row in run.rows())
-    return Start(
-        step=manifest.step,
-        recorded=manifest.step if is_recorded else manifest.step - 1,
-        seconds=manifest.seconds,
-        metrics=manifest.metrics,
-        losses=manifest.losses,
-        loss_scale=manifest.loss_scale,
-        fingerprint=manifest.fingerprint,
-        checkpoint=checkpoint,
-    )
+    is_recorded = any(row["step"] == checkpoint.step for row in run.rows())
+    return Start(checkpoint, checkpoint.step if is_recorded else checkpoint.step - 1)

@@ -1,6 +1,7 @@
 """Write the folder of a run without training it."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,12 +21,13 @@ from run.checkpoints import (
     MODEL_FILE,
     OPTIMIZER_FILE,
     TOKENIZER_FILE,
+    Checkpoint,
     Manifest,
     write_manifest,
 )
 from run.config_file import config_yaml
 from run.run_dir import RunDir
-from run.start import Start
+from run.start import NEW, Start
 from training.activity_timer import ActivityTimer
 from training.record import Record
 from variants import build_model
@@ -84,5 +86,6 @@ def load_run(
 def open_record(config: Config, run_dir: Path, recorded: int = -1) -> Record:
     """Open the record of a run that goes on after the step `recorded`."""
     text = SimpleNamespace(tokenizer=CharTokenizer(TEXT), task=None)
-    start = Start(step=max(0, recorded), recorded=recorded)
+    manifest = replace(NEW, step=max(0, recorded))
+    start = Start(Checkpoint(run_dir, manifest), recorded)
     return Record(config, RunDir(run_dir), text, start, ActivityTimer("cpu", {}), Terminal())

@@ -69,8 +69,8 @@ class Checkpoints:
         path = start.checkpoint.folder / OPTIMIZER_FILE
         load_optimizer_state(self.optimizers, self.model, path)
         self.world.wait()
-        self.losses.restore(start.losses)
-        self.scaler.restore(start.loss_scale)
+        self.losses.restore(start.manifest.losses)
+        self.scaler.restore(start.manifest.loss_scale)
         self.last_step = start.step
         self.best_row = self.world.on_rank_0(lambda: self._find_best(start.step))
         self.prune()

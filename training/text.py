@@ -26,7 +26,7 @@ def prepare_text(config: Config, world: World, origin: StoredModel | None, start
     """
     tokenizer = origin.read_tokenizer() if origin else None
     with world.console.status("preparing the text …"):
-        text = _prepare_on_all_ranks(config, world, tokenizer, start.fingerprint)
+        text = _prepare_on_all_ranks(config, world, tokenizer, start.manifest.fingerprint)
     for line in text.summary():
         world.log(line)
     vocab_size = text.tokenizer.vocab_size
@@ -43,7 +43,7 @@ def prepare_text(config: Config, world: World, origin: StoredModel | None, start
 
 
 def _prepare_on_all_ranks(
-    config: Config, world: World, tokenizer: Tokenizer | None, fingerprint: str | None
+    config: Config, world: World, tokenizer: Tokenizer | None, fingerprint: str
 ) -> Tokens:
     text = None
     if world.rank == 0:
@@ -62,14 +62,14 @@ def _prepare_on_all_ranks(
 
 
 def _prepare_same_text(
-    config: Config, tokenizer: Tokenizer | None, fingerprint: str | None, log: Log
+    config: Config, tokenizer: Tokenizer | None, fingerprint: str, log: Log
 ) -> Tokens:
     """Prepare the text and check that it is the one that a resumed run was trained on."""
     if config.data.source == "synthetic":
         text = generate_tokens(config, tokenizer)
     else:
         text = prepare(config.data, config.tokenizer, log, tokenizer if config.init_from else None)
-    if fingerprint not in (None, text.fingerprint):
+    if fingerprint not in ("", text.fingerprint):
         raise UserError(
             "the text, or how it is prepared, has changed since the run began (fingerprint "
             f"{fingerprint:.16} then, {text.fingerprint:.16} now); "
