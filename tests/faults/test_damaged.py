@@ -283,7 +283,8 @@ def test_a_resume_loses_neither_a_damaged_best_checkpoint_nor_the_best_intact_on
     command = ("run_dir=run", "resume=true", "max_steps=20", "checkpoint.keep=1")
     output = run_to_end(tmp_path, *command, fault=losses(2.5, 2.5))
     aside = best.with_name(f"aside_1_{best.name}")
-    assert (aside / name).read_bytes() == damaged and aside.name in output
+    assert [*best.parent.glob("aside_*")] == [aside] and aside.name in output
+    assert (aside / name).read_bytes() == damaged
     assert RunDir(run).steps() == [8, 20] and pointer(run, "best") == 8
 
 

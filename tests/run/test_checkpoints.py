@@ -49,6 +49,14 @@ def test_the_best_checkpoint_has_the_lowest_loss_of_those_that_were_trained(tmp_
         assert best_row([best.manifest.row]) == (best.manifest.row if is_trained else None)
 
 
+def test_checkpoints_are_preferred_by_their_loss_and_those_without_one_by_their_step(tmp_path):
+    losses: dict[int, dict] = {0: {"val/loss": 0.5}, 4: {}, 6: {"val/loss": nan}}
+    losses |= {8: {"val/loss": 2.0}, 9: {"val/loss": 3.0}, 10: {"val/loss": 2.0}}
+    for step, metrics in losses.items():
+        save(tmp_path, replace(MANIFEST, step=step, metrics=metrics))
+    assert RunDir(tmp_path).preferred_steps("best") == [8, 10, 9, 6, 4, 0]
+
+
 def test_a_manifest_is_read_back_and_has_the_size_and_sha256_of_each_file(folder):
     assert read_manifest(folder) == verify_checkpoint(folder).manifest == MANIFEST
     files = json.loads((folder / MANIFEST_FILE).read_text())["files"]
