@@ -9,6 +9,7 @@ from pathlib import Path
 from common.errors import UserError
 from common.files import sha256_of_file, sync
 from common.paths import expand_home
+from common.terminal import error_sentence
 from data.cache import KEY_LENGTH, cache_root, locked_build_folder
 from data.sources import find_files
 
@@ -35,8 +36,8 @@ def download_shakespeare(log: Callable[[str], None]) -> Path:
                 raise ValueError(f"its sha256 is {digest} instead of {SHAKESPEARE_SHA256}")
         except Exception as e:  # networks raise errors of many classes
             raise UserError(
-                f"tiny Shakespeare could not be downloaded ({e}); download {SHAKESPEARE_URL} by "
-                "hand and set data.path=FILE"
+                f"tiny Shakespeare could not be downloaded ({error_sentence(e)}); download "
+                f"{SHAKESPEARE_URL} by hand and set data.path=FILE"
             ) from None
         part = build_folder / file.name
         part.write_bytes(text)

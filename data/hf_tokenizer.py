@@ -16,6 +16,7 @@ from tokenizers import Tokenizer as Library
 
 from common.errors import UserError
 from common.files import read_json_object
+from common.terminal import error_sentence
 from common.text import replace_surrogates
 
 HF_TOKENIZER_FILE = "tokenizer.json"
@@ -100,8 +101,8 @@ class HFTokenizer:
                 return self._library.encode(text, add_special_tokens=False)
         except Exception as e:  # the library raises plain Exceptions
             raise UserError(
-                f"this model's tokenizer cannot encode {text[:20]!r} ({e}); leave out the "
-                "characters that it does not know"
+                f"this model's tokenizer cannot encode {text[:20]!r} ({error_sentence(e)}); "
+                "leave out the characters that it does not know"
             ) from None
 
     def encode(self, text: str) -> list[int]:

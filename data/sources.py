@@ -12,6 +12,7 @@ from unicodedata import normalize
 from common.errors import UserError
 from common.files import ordinary_file
 from common.paths import expand_home, require_path
+from common.terminal import error_sentence
 from common.text import pluralize, printable
 from data.cache import cache_root
 from data.text_files import open_text
@@ -51,7 +52,7 @@ def find_text_files(
                 content.read(TEXT_CHECK_CHARS)
             texts.append(file)
         except (OSError, UserError) as e:
-            problems[name] = str(e)
+            problems[name] = error_sentence(e)
 
     if not texts:
         problem = next(iter(problems.values()), "name a folder or a glob with text")

@@ -302,9 +302,9 @@ def load_tokenizer(path: Path) -> Tokenizer:
     except OSError:  # it can be intact
         raise
     except Exception as e:  # the libraries raise plain Exceptions
-        reason = " ".join(str(e).split())
         raise UserError(
-            f"{path} does not hold a tokenizer ({reason}); restore the file, or train again"
+            f"{path} does not hold a tokenizer ({error_sentence(e)}); restore the file, or train "
+            "again"
         ) from None
 
 
