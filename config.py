@@ -20,11 +20,14 @@ TASK = {"data.source": ("synthetic",)}
 PASSAGES = TASK | {"data.task": ("passages",)}
 DATASET = {"data.source": ("hf",)}
 BPE = {"tokenizer.name": ("bpe",)}
-WITH_MLP = {"model.mlp": ("gelu", "swiglu", "relu2")}
+MLPS = ("gelu", "swiglu", "relu2")
+WITH_MLP = {"model.mlp": MLPS}
 ROPE = {"model.position": ("rope",)}
 NGRAMS = {"model.ngrams": GreaterThan(1)}
 ADAMW = {"optim.name": ("adamw", "muon")}
 MUON = {"optim.name": ("muon",)}
+DECAYING = ("cosine", "wsd")  # schedules
+LOGGING = ("auto", "online", "offline")  # modes of W&B
 SNAPSHOTS = {"attention.every": GreaterThan(0)}
 # The tasks of data=synthetic, with the number of different symbols in each.
 TASK_SYMBOLS = {"passages": 32, "markov": 3, "modular": 41}
@@ -47,7 +50,7 @@ class ModelConfig:
     mlp: str = setting(
         "gelu",
         "type of MLP; none: blocks of attention only",
-        choices=("gelu", "swiglu", "relu2", "none"),
+        choices=(*MLPS, "none"),
     )
     mlp_ratio: float | None = setting(
         None,
@@ -133,7 +136,7 @@ class ModelConfig:
     @property
     def is_rotary(self) -> bool:
         """True if positions rotate queries and keys."""
-        return self.position == "rope"
+        return {"learned": False, "rope": True}[self.position]
 
     @property
     def kv_heads(self) -> int:
@@ -189,7 +192,7 @@ class ModelConfig:
         if isinstance(self.bias, bool):
             return self.bias
         parts = {"attention": ("qkv", "output"), "qkv": ("qkv",), "mlp": ("mlp",)}
-        return part in parts.get(self.bias, ())
+        return part in parts[self.bias]
 
     def check(self) -> None:
         """Raise `UserError` if a value is out of bounds or settings contradict each other."""
@@ -337,7 +340,7 @@ class OptimConfig:
     schedule: str = setting(
         "cosine",
         "learning rate after the warm-up: cosine decay, warmup-stable-decay, or constant",
-        choices=("cosine", "wsd", "constant"),
+        choices=(*DECAYING, "constant"),
     )
     warmup_share: float = setting(
         0.05, "the fraction of all steps in which the rate rises to its peak", ge=0, lt=1
@@ -354,7 +357,7 @@ class OptimConfig:
         "final learning rate as a fraction of the peak",
         ge=0,
         le=1,
-        only_with={"optim.schedule": ("cosine", "wsd")},
+        only_with={"optim.schedule": DECAYING},
     )
     weight_decay: float = setting(0.1, "decoupled weight decay of matrices and embeddings", ge=0)
     beta1: float = setting(
@@ -435,12 +438,12 @@ class WandbConfig:
     mode: str = setting(
         "auto",
         "auto: as WANDB_MODE or `wandb offline` say, else online with an API key, else offline",
-        choices=("auto", "online", "offline", "disabled"),
+        choices=(*LOGGING, "disabled"),
     )
     project: str | None = setting(
         None,
         "W&B project; null: W&B's own setting, else glassgpt",
-        only_with={"wandb.mode": ("auto", "online", "offline")},
+        only_with={"wandb.mode": LOGGING},
     )
 
 

@@ -294,7 +294,7 @@ class SelfAttention(nn.Module):
 
     def qk_gains_and_eps(self) -> tuple[Tensor | None, float | None]:
         """Return the gains (H + G, d_k) and the ε of QK-norm; None: no gains, the machine's ε."""
-        if self.config.qk_norm != "gains":
+        if self.config.qk_norm in (True, False):
             return None, None
         gains_q = self.norm_q.weight.expand(self.config.n_head, -1)  # (H, d_k)
         gains_k = self.norm_k.weight.expand(self.config.kv_heads, -1)  # (G, d_k)
@@ -387,6 +387,7 @@ def make_norm(config: GPTConfig) -> nn.Module:
     """Return LayerNorm (Ba et al. 2016) or RMSNorm (Zhang & Sennrich 2019)."""
     if config.norm == "rmsnorm":
         return kernels.RMSNorm(config.n_embd, eps=config.norm_eps)
+    assert config.norm == "layernorm"
     return nn.LayerNorm(config.n_embd, eps=config.norm_eps, bias=config.has_bias("norm"))
 
 

@@ -74,7 +74,7 @@ def open_corpus(config: DataConfig, log: Callable[[str], None] = print) -> Corpu
         assert config.name is not None  # check_config requires it
         file = download_dataset(config.name, config.subset, config.split, log)
         return Corpus(config.name, (file,), config.field)
-    assert config.path is not None
+    assert config.source == "text" and config.path is not None
     files = find_text_files(config.path, log, config.exclude)
     if config.field != "text" and not any(map(is_jsonl, files)):
         raise UserError(

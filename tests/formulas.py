@@ -101,6 +101,7 @@ def norm(layer, x, config):
         return x
     if config.norm == "rmsnorm":
         return rms_norm(x, config.norm_eps) * layer.weight
+    assert config.norm == "layernorm"
     x = rms_norm(x - x.mean(dim=-1, keepdim=True), config.norm_eps) * layer.weight
     return x if layer.bias is None else x + layer.bias
 
@@ -115,6 +116,7 @@ def mlp(layer, x):
     elif layer.config.mlp == "relu2":
         h = torch.where(h > 0, h * h, torch.zeros_like(h))
     else:
+        assert layer.config.mlp == "swiglu"
         gate = layer.W_gate(x)
         h = gate / (1 + torch.exp(-gate)) * h
     return layer.W_out(h)

@@ -1,7 +1,7 @@
 """Small models of all kinds, for the tests of several modules."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import torch
@@ -26,6 +26,13 @@ in_browser = settings(
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 
+# All values of the settings that have a finite number of them.
+CHOICES = {
+    field.name: field.metadata.get("choices", (False, True))
+    for field in fields(GPTConfig)
+    if field.type is bool or "choices" in field.metadata
+}
+smear_keys = CHOICES.pop("smear_keys")  # such a model reads only whole texts
 # Rotary positions need even head sizes.
 configs = st.builds(
     GPTConfig,
@@ -37,20 +44,13 @@ configs = st.builds(
     n_embd=st.just(16),
     head_dim=st.sampled_from([None, 6]),
     value_head_dim=st.sampled_from([None, 3]),
-    mlp=st.sampled_from(["gelu", "swiglu", "relu2", "none"]),
-    attention_sink=st.booleans(),
-    attention_gate=st.sampled_from(["none", "head", "channel"]),
-    norm=st.sampled_from(["layernorm", "rmsnorm"]),
-    position=st.sampled_from(["learned", "rope"]),
     rope_theta=st.sampled_from([100.0, 10000.0]),
     rope_factor=st.sampled_from([1.0, 4.0]),
     rope_trained=st.sampled_from([None, 8]),
-    qk_norm=st.sampled_from([False, True, "gains"]),
-    bias=st.sampled_from([False, True, "attention", "qkv", "mlp"]),
-    tie_embeddings=st.booleans(),
     ngrams=st.sampled_from([0, 3]),
     ngram_rows=st.just(600),
     ngram_size=st.sampled_from([None, 5]),
+    **{name: st.sampled_from(choices) for name, choices in CHOICES.items()},
 )
 page_configs = configs.map(lambda config: replace(config, ngrams=0))  # a page can run them
 # Of models that read only whole texts

@@ -1,7 +1,9 @@
 """The transformer's layers and GPT, against torch's and against the formulas."""
 
 import math
-from dataclasses import replace
+import zlib
+from dataclasses import fields, replace
+from itertools import combinations
 
 import formulas
 import pytest
@@ -11,6 +13,7 @@ from conftest import ROOT
 from hypothesis import given
 from hypothesis import strategies as st
 from models import (
+    CHOICES,
     VOCAB_SIZE,
     configs,
     few,
@@ -19,14 +22,16 @@ from models import (
     random_tokens,
     seeds,
     small,
+    smear_keys,
     smeared_configs,
 )
 from omegaconf import OmegaConf
 
 from common.errors import UserError
-from config import GPTConfig
+from common.settings import explain_unused
+from config import Config, GPTConfig
 from model import GPT, Context, attention, causal_mask, rotary_table
-from variants import build_model
+from variants import build_model, count_ngrams
 
 close = torch.testing.assert_close
 
@@ -120,6 +125,8 @@ def test_the_logits_are_those_of_the_formulas(config, vocab_multiple, T, seed):
         x = x + model.position_embedding.weight[:T]
     if config.ngrams:
         x = x + torch.stack([ngram_vectors(model, text) for text in tokens])
+    if config.norm_embedding:
+        x = formulas.rms_norm(x, torch.finfo(x.dtype).eps)
     for block in model.blocks:
         x = x + formulas.self_attention(block.attention, formulas.norm(block.norm_1, x, config))
         x = x + formulas.mlp(block.mlp, formulas.norm(block.norm_2, x, config))
@@ -192,6 +199,68 @@ def test_attention_begins_sharper_below_the_last_layer_beside_normalized_embeddi
             assert gains[0].min() == gains[1].max() > 1 > gains[2].max()
         else:
             assert all(torch.equal(gain, torch.ones_like(gain)) for gain in gains)
+
+
+# --- Every setting --------------------------------------------------------------------------------
+
+
+def observe(config):
+    """What a model computes with settings, bit for bit: its logits, its loss and its gradients."""
+    tokens = random_tokens(2, config.block_size)
+    if config.ngrams:
+        keys = count_ngrams(tokens.flatten().repeat(2).numpy(), VOCAB_SIZE, config)
+        config = replace(config, ngram_rows=config.ngram_rows or len(keys))
+    model = build_model(config)
+    for name, p in model.named_parameters():
+        torch.manual_seed(zlib.crc32(name.encode()))
+        torch.nn.init.normal_(p, std=0.5)
+    torch.manual_seed(0)  # for dropout
+    logits, loss = model(tokens, tokens.roll(-1))
+    loss.backward()
+    gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    return [*logits.flatten().tolist(), loss.item()], {
+        name: grad.flatten().tolist() for name, grad in gradients.items() if grad.any()
+    }
+
+
+def other_values(name, value):
+    """Values of a setting of the model that differ from one."""
+    if choices := (CHOICES | {"smear_keys": smear_keys}).get(name):
+        return [choice for choice in choices if choice is not value]
+    if name == "rope_trained":
+        return [64]  # so that some wavelengths turn often in it
+    return [value + 0.3 if isinstance(value, float) else 2 * (value or 1)]
+
+
+BASES = [{}, {"ngrams": 2}, {"position": "rope", "rope_factor": 2.0}, {"mlp_hidden": 9}]
+BASES += [{name: choice} for name, choices in CHOICES.items() for choice in choices]
+
+
+@pytest.mark.parametrize("base", BASES, ids=str)
+def test_exactly_the_settings_of_a_model_that_change_something_are_accepted(base):
+    config = small(n_layer=1, **base)
+    plain = observe(config)
+    for field in fields(config):
+        changes = [
+            replace(config, **{field.name: value})
+            for value in other_values(field.name, getattr(config, field.name))
+        ]
+        is_read = any(observe(changed) != plain for changed in changes)
+        is_accepted = not explain_unused(Config(model=changes[0]), f"model.{field.name}")
+        # A padded vocabulary changes only the time
+        assert is_accepted == (is_read or field.name == "vocab_multiple"), field.name
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_each_two_choices_of_a_setting_differ_and_no_other_is_taken_for_one_of_them(
+    name, monkeypatch
+):
+    choices = [small(**{name: choice}) for choice in CHOICES[name]]
+    assert all(a != b for a, b in combinations(map(observe, choices), 2))
+    if len(choices) > 2 or isinstance(CHOICES[name][0], str):
+        monkeypatch.setattr("common.settings._check_value", lambda *_: None)
+        with pytest.raises((LookupError, AttributeError, AssertionError)):
+            observe(small(**{name: "another"}))
 
 
 # --- The loss -------------------------------------------------------------------------------------

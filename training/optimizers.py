@@ -156,9 +156,8 @@ def build_optimizers(model: nn.Module, optim: OptimConfig, precision: str) -> li
     """
     named = list(model.named_parameters())
     tables = [p for name, p in named if name == "ngrams.table"]
-    matrices = []
-    if optim.name == "muon":
-        matrices = [p for name, p in named if name.startswith("blocks.") and p.dim() == 2]
+    in_blocks = [p for name, p in named if name.startswith("blocks.") and p.dim() == 2]
+    matrices = {"adamw": [], "muon": in_blocks}[optim.name]
     assigned = {id(p) for p in [*tables, *matrices]}
     others = [p for p in model.parameters() if id(p) not in assigned]
 

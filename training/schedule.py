@@ -24,12 +24,12 @@ def lr_factor(step: int, optim: OptimConfig, max_steps: int) -> float:
         return 1.0
     if step >= max_steps:
         return optim.min_lr_ratio
-    if optim.schedule == "cosine":
-        fraction = (step - warmup) / (max_steps - warmup)
-        height = 0.5 * (1 + math.cos(math.pi * fraction))
-    else:
-        height = min(1.0, (max_steps - step) / (max_steps * optim.decay_share))
-    return optim.min_lr_ratio + height * (1 - optim.min_lr_ratio)
+    fraction = (step - warmup) / (max_steps - warmup)
+    heights = {
+        "cosine": 0.5 * (1 + math.cos(math.pi * fraction)),
+        "wsd": min(1.0, (max_steps - step) / (max_steps * optim.decay_share)),
+    }
+    return optim.min_lr_ratio + heights[optim.schedule] * (1 - optim.min_lr_ratio)
 
 
 def set_learning_rates(optimizers: list[Optimizer], factor: float) -> None:

@@ -25,5 +25,10 @@ def test_the_wsd_schedule_is_flat_and_then_falls_linearly():
     assert wsd[99] == pytest.approx(0.22) and set(wsd[100:]) == {0.2}
 
 
+def test_another_schedule_is_not_taken_for_one_of_them():
+    with pytest.raises(KeyError, match="linear"):
+        factors(50, schedule="linear")
+
+
 def test_the_constant_schedule_stays_at_its_peak():
     assert set(factors(50, schedule="constant", warmup_share=0)) == {1.0}
