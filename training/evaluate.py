@@ -13,6 +13,7 @@ from data.batches import NO_TARGET
 from data.tasks.task import Sequences, Task
 from data.tokenizer import Tokenizer
 from data.tokens import SEPARATOR, Tokens
+from generation.scoring import cut_windows
 from kernels import autocast
 from model import GPT
 from training.in_context import in_context_scores
@@ -35,10 +36,9 @@ class LossSums(NamedTuple):
 
 
 class Windows:
-    """Tokens (N,) in non-overlapping windows of block_size, or the sequences of a task.
+    """Tokens (N,) in windows of block_size, as `cut_windows` cuts them, or the sequences of a task.
 
-    The last window is padded. If there are more tokens than `data.val_max_tokens`, or than
-    `max_windows` hold, the windows are spread evenly over all of them. The ranks of `world` share
+    There are as many as hold `data.val_max_tokens`, or `max_windows`. The ranks of `world` share
     them. `inputs` and `targets` are (windows, T); targets may be NO_TARGET. `num_bytes` is the
     UTF-8 size of the text that the predicted tokens stand for, by `token_bytes`, which is
     `Tokens.val_bytes`; it is 0 without them.
@@ -59,7 +59,7 @@ class Windows:
         if isinstance(tokens, Sequences):
             inputs, targets = tokens.inputs, tokens.targets
         else:
-            inputs, targets = _cut_windows(tokens, block_size, max_windows)
+            inputs, targets = cut_windows(tokens, block_size, tokenizer.begin_of_text, max_windows)
         self.inputs = torch.from_numpy(inputs)
         self.targets = torch.from_numpy(targets)
         max_tokens = min(MAX_BATCH_TOKENS, MAX_BATCH_LOGITS // tokenizer.vocab_size)
@@ -71,7 +71,7 @@ class Windows:
         self.num_targets = int(has_target.sum())
         target_bytes = np.zeros_like(targets)
         if token_bytes is not None:
-            _, target_bytes = _cut_windows(token_bytes, block_size, max_windows)
+            _, target_bytes = cut_windows(token_bytes, block_size, None, max_windows)
         is_separator = has_target & (target_bytes == SEPARATOR)
         self.is_separator = torch.from_numpy(is_separator)
         self.num_bytes = int(target_bytes[has_target & ~is_separator].sum())
@@ -130,21 +130,6 @@ class Windows:
         targets = F.pad(self.targets, padding, value=NO_TARGET)
         is_separator = F.pad(self.is_separator, padding, value=False)
         return inputs[rows], targets[rows], is_separator[rows]
-
-
-def _cut_windows(
-    tokens: np.ndarray, block_size: int, max_windows: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Cut token ids (N,) into windows; return inputs and targets, (windows, T)."""
-    windows = math.ceil((len(tokens) - 1) / block_size)
-    chosen = np.linspace(0, windows - 1, min(windows, max_windows)).round().astype(int)
-    inputs = np.zeros((len(chosen), block_size), np.int64)
-    targets = np.full((len(chosen), block_size), NO_TARGET, np.int64)
-    for row, start in enumerate(chosen * block_size):
-        window = tokens[start : start + block_size + 1]
-        inputs[row, : len(window) - 1] = window[:-1]
-        targets[row, : len(window) - 1] = window[1:]
-    return inputs, targets
 
 
 def make_windows(text: Tokens, config: Config, world: World) -> tuple[Windows, Windows]:

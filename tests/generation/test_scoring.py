@@ -22,15 +22,20 @@ def losses_by_hand(model, ids, block_size):
     losses = []
     for i, id in enumerate(ids[1:]):
         start = i // block_size * block_size  # of the token's window
+        window = torch.tensor([ids[start : i + 1]])
+        if model.begin_of_text is not None:
+            window[0, 0] = model.begin_of_text
         with torch.no_grad():
-            logits = model(torch.tensor([ids[start : i + 1]]))[0][0, -1]
+            logits = model(window)[0][0, -1]
         losses.append(-logits.log_softmax(-1)[id].item())
     return losses
 
 
+@pytest.mark.parametrize("begin_of_text", [None, 2])
 @pytest.mark.parametrize("length", [1, 15, 16, 17, 40])
-def test_every_token_is_scored_once_in_windows_of_the_context(length, monkeypatch):
+def test_every_token_is_scored_once_in_windows_of_the_context(length, begin_of_text, monkeypatch):
     model, ids = lively(GPT(small(vocab_size=3))).train(), IDS[: length + 1]
+    model.begin_of_text = begin_of_text
     losses = score_tokens(model, ids)
     assert model.training
     assert losses == pytest.approx(losses_by_hand(model.eval(), ids, 16), abs=1e-5)

@@ -57,8 +57,10 @@ def make_probes(
     split that consists of sequences of this length.
     """
     start = _start_of_line(val, tokenizer, length)
-    text = np.asarray(val[start : start + length], dtype=np.int64)
+    text = np.array(val[start : start + length], dtype=np.int64)
     windows = _choose_windows(val, start, min(len(text), MAX_SCORED_LENGTH), spacing)
+    if tokenizer.begin_of_text is not None:  # a model with this token reads it first
+        text[0] = windows[:, 0] = tokenizer.begin_of_text
 
     frequencies = token_frequencies(train, tokenizer.vocab_size)
     frequencies[list(tokenizer.special)] = 0

@@ -7,6 +7,7 @@ import pytest
 import tokenizers
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from vocabularies import TOKENIZERS
 
 from data.hf_tokenizer import HFTokenizer
 from data.tokenizer import CharTokenizer
@@ -48,6 +49,17 @@ def test_windows_are_spread_over_the_text_and_begin_at_multiples_of_the_spacing(
     assert (np.diff(starts) >= size).all()
     even = np.linspace(before, len(val) - size, len(starts))
     assert (starts <= even).all() and (starts > even - spacing).all()
+
+
+def test_text_probes_begin_with_begin_of_text_as_texts_do_when_they_are_read():
+    for tokenizer in TOKENIZERS.values():
+        ids = range(tokenizer.vocab_size)
+        val = np.resize([id for id in ids if b"\n" not in tokenizer.token_bytes(id)], 90)
+        made = make_probes(val, val, tokenizer, 30, 0)
+        begin = tokenizer.begin_of_text
+        if begin is not None:
+            assert {made.text[0], *made.windows[:, 0]} == {begin}
+        assert made.text.tolist() == [val[0] if begin is None else begin, *val[1:30]]
 
 
 @given(
