@@ -249,7 +249,9 @@ class DataConfig:
         only_with={"data.source": ("text", "shakespeare")},
     )
     exclude: str | None = setting(
-        None, "comma-separated globs of files to leave out", only_with={"data.source": ("text",)}
+        None,
+        "comma-separated patterns of .gitignore, below data.path, for what to leave out",
+        only_with={"data.source": ("text",)},
     )
     name: str | None = setting(
         None, "name of a hub dataset, or a folder of its files", only_with=DATASET

@@ -3,11 +3,13 @@
 import glob
 import os
 import sysconfig
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from fnmatch import fnmatchcase
 from itertools import takewhile
 from pathlib import Path
 from unicodedata import normalize
+
+from pathspec import GitIgnoreSpec
 
 from common.errors import UserError
 from common.files import ordinary_file
@@ -27,7 +29,7 @@ EVERYTHING_BELOW = ("**", "*")
 def find_stdlib_files() -> tuple[Path, ...]:
     """Return the standard library's sources, sorted, without its tests and installed packages."""
     root = Path(sysconfig.get_path("stdlib"))
-    return find_files(root, ("**", "*.py"), NOT_LIBRARY)
+    return find_files(root, ("**", "*.py"), Exclusion(NOT_LIBRARY))
 
 
 def find_text_files(
@@ -35,17 +37,23 @@ def find_text_files(
 ) -> tuple[Path, ...]:
     """Return the text files of a file, folder or glob, sorted by path.
 
-    `exclude` has globs of paths to skip, separated by commas. Files that are not UTF-8 text are
-    skipped with a message; see `find_files` for what else is skipped.
+    `exclude` has patterns of .gitignore for paths to skip, separated by commas. Files that are not
+    UTF-8 text are skipped with a message; see `find_files` for what else is skipped.
+
+    Raises:
+        UserError: There is no text, or a pattern of `exclude` matches nothing.
     """
     path = str(expand_home("data.path", path))
+    exclusion = Exclusion(filter(None, map(str.strip, (exclude or "").split(","))))
     if not os.path.isdir(path) and (os.path.exists(path) or not glob.has_magic(path)):
+        exclusion.require_matches(path)
         return (require_text_file(path),)
     root, pattern = _split_glob(path)
-    excluded = [part.strip().removeprefix("**/").rstrip("/") for part in (exclude or "").split(",")]
+    found = find_files(root, pattern, exclusion)
+    exclusion.require_matches(path)
     texts: list[Path] = []
     problems: dict[str, str] = {}  # why a file is no text, by its name below the root
-    for file in find_files(root, pattern, excluded):
+    for file in found:
         name = printable(file.relative_to(root).as_posix(), one_line=True)
         try:
             with open_text(ordinary_file(file), name) as content:
@@ -88,15 +96,50 @@ def _split_glob(path: str) -> tuple[Path, Sequence[str]]:
 # --- files below a folder -------------------------------------------------------------------------
 
 
+class Exclusion:
+    """Patterns of .gitignore for paths below a folder, and which of them have matched none yet."""
+
+    def __init__(self, patterns: Iterable[str] = ()) -> None:
+        lines = [*map(_compose, patterns)]
+        try:
+            self._spec = GitIgnoreSpec.from_lines(lines)
+        except ValueError as e:
+            raise UserError(f"data.exclude cannot be read ({e}): correct the pattern") from None
+        self._unmatched = {line: GitIgnoreSpec.from_lines([line]) for line in lines}
+
+    def excludes(self, path: str) -> bool:
+        """Return whether a path is left out; that of a folder ends with a slash."""
+        for line, spec in [*self._unmatched.items()]:
+            if spec.check_file(path).include is not None:
+                del self._unmatched[line]
+        return self._spec.match_file(path)
+
+    def require_matches(self, root: str) -> None:
+        """Raise `UserError` if a pattern has matched nothing below data.path."""
+        if self._unmatched:
+            raise UserError(
+                f"data.exclude={min(self._unmatched)} matches nothing in data.path={root}: correct "
+                "it as a pattern of .gitignore for paths below that, or leave it out"
+            )
+
+
 def find_files(
-    root: Path, pattern: Sequence[str] = EVERYTHING_BELOW, excluded: Sequence[str] = ()
+    root: Path, pattern: Sequence[str] = EVERYTHING_BELOW, exclusion: Exclusion | None = None
 ) -> tuple[Path, ...]:
     """Return the files below a folder that match the parts of a glob, sorted by path.
 
-    `excluded` has globs of names, or of paths relative to the folder. Hidden files, linked folders,
-    the cache, runs and sweeps are left out. Globs match composed and decomposed names alike.
+    Hidden files, linked folders, the cache, runs and sweeps are left out, and what `exclusion`
+    excludes. Globs match composed and decomposed names alike.
     """
-    pattern, excluded = _compose(pattern), _compose(excluded)
+    pattern = [*map(_compose, pattern)]
+    exclusion = exclusion or Exclusion()
+
+    def is_selected(path: Path, is_folder: bool = False) -> bool:
+        name = _compose(path.as_posix())
+        is_excluded = exclusion.excludes(f"{name}/" if is_folder else name)
+        is_hidden = path.name.startswith(".")
+        return not (is_excluded or is_hidden) and _matches(Path(name).parts, pattern, is_folder)
+
     found: list[Path] = []
     for name, folders, files in os.walk(root, onerror=_raise_unless_removed):
         folder = Path(name)
@@ -104,24 +147,14 @@ def find_files(
             folders.clear()
             continue
         relative = folder.relative_to(root)
-        folders[:] = [n for n in folders if _is_selected(relative / n, pattern, excluded, True)]
-        found += [folder / n for n in files if _is_selected(relative / n, pattern, excluded)]
+        folders[:] = [each for each in folders if is_selected(relative / each, is_folder=True)]
+        found += [folder / each for each in files if is_selected(relative / each)]
     return tuple(sorted(found, key=Path.as_posix))
 
 
-def _compose(texts: Sequence[str]) -> list[str]:
-    """Return texts with composed characters: é is one character, not an e and an accent."""
-    return [normalize("NFC", text) for text in texts]
-
-
-def _is_selected(
-    path: Path, pattern: Sequence[str], excluded: Sequence[str], is_folder: bool = False
-) -> bool:
-    path = Path(*_compose(path.parts))
-    for name in (path.name, path.as_posix()):
-        if any(fnmatchcase(name, excluded_name) for excluded_name in (".*", *excluded)):
-            return False
-    return _matches(path.parts, pattern, is_folder)
+def _compose(text: str) -> str:
+    """Return a text with composed characters: é is one character, not an e and an accent."""
+    return normalize("NFC", text)
 
 
 def _matches(parts: Sequence[str], pattern: Sequence[str], is_folder: bool) -> bool:

@@ -104,22 +104,36 @@ def test_runs_sweeps_and_the_cache_are_skipped_unless_they_are_named(tmp_path, m
     assert relative_names(files, run) == ["config.yaml", "metrics.jsonl"]
 
 
+TREE = ("a.txt", "drafts/b.txt", "sub/drafts/c.txt", "sub/deep/d.txt", "e.log", "f, g.md", ".git/h")
+
+
 @pytest.mark.parametrize(
     "path, exclude, remaining",
     [
         ("", "drafts, *.log,f?*.md", ["a.txt", "sub/deep/d.txt"]),
         ("", "sub/*,drafts,?.log,f*", ["a.txt"]),
+        ("", "/drafts/,*.log,f*,", ["a.txt", "sub/deep/d.txt", "sub/drafts/c.txt"]),
+        ("", "**/drafts/b.txt, deep, [ef]*", ["a.txt", "sub/drafts/c.txt"]),
+        ("", "*,!a.*", ["a.txt"]),
+        ("", "sub/,.git,[def]*", ["a.txt"]),
         ("/*", "*.log,*.md", ["a.txt"]),
         ("/**/*.txt", "drafts", ["a.txt", "sub/deep/d.txt"]),
         ("/*/**", "drafts", ["sub/deep/d.txt"]),
     ],
 )
-def test_globs_exclude_further_files(tmp_path, path, exclude, remaining):
-    write(
-        tmp_path, "a.txt", "drafts/b.txt", "sub/drafts/c.txt", "sub/deep/d.txt", "e.log", "f, g.md"
-    )
+def test_patterns_of_gitignore_exclude_further_files(tmp_path, path, exclude, remaining):
+    write(tmp_path, *TREE)
     files = find_text_files(f"{tmp_path}{path}", refuse_to_log, exclude=exclude)
     assert relative_names(files, tmp_path) == remaining
+
+
+@pytest.mark.parametrize("path", ["", "/*", "/**/*.txt", "/a.txt"])
+@pytest.mark.parametrize("pattern", ["./a.txt", "../a.txt", "n/a.txt", "draft", "#a.txt", "!"])
+def test_a_pattern_that_excludes_nothing_is_refused_by_name(tmp_path, path, pattern):
+    write(tmp_path, *TREE)
+    with pytest.raises(UserError, match=r"data\.exclude") as error:
+        find_text_files(f"{tmp_path}{path}", ignore, exclude=f"a.txt,{pattern}")
+    assert pattern in str(error.value) or path == "/a.txt"
 
 
 @pytest.mark.parametrize("typed, stored", [("NFC", "NFD"), ("NFD", "NFC")])
