@@ -13,7 +13,6 @@ from typing import Any, NamedTuple, TextIO
 from common.errors import UserError
 from common.text import pluralize, replace_surrogates
 from config import DataConfig
-from data.cache import cache_root
 from data.downloads import download_dataset, download_shakespeare
 from data.sources import find_stdlib_files, find_text_files, require_text_file
 from data.text_files import is_jsonl, open_text, read_at_once
@@ -40,6 +39,7 @@ class Corpus:
     name: str  # what the text is called in messages
     files: tuple[Path, ...]
     field: str  # of a .jsonl file that holds the text
+    is_download: bool = False  # whose files have names that the user does not know
 
     def pieces(self, log: Callable[[str], None] = lambda note: None) -> Iterator[Piece]:
         """Read the corpus in pieces of less than three times `PIECE_CHARS` characters.
@@ -48,8 +48,7 @@ class Corpus:
         a note about lines that were skipped.
         """
         for path in self.files:
-            is_download = path.parent == cache_root()
-            name = self.name if is_download else str(path)
+            name = self.name if self.is_download else str(path)
             with open_text(path, str(path)) as file:
                 if is_jsonl(path):
                     yield from split_records(file, name, self.field, PIECE_CHARS, log)
@@ -73,7 +72,7 @@ def open_corpus(config: DataConfig, log: Callable[[str], None] = print) -> Corpu
     if config.source == "hf":
         assert config.name is not None  # check_config requires it
         file = download_dataset(config.name, config.subset, config.split, log)
-        return Corpus(config.name, (file,), config.field)
+        return Corpus(config.name, (file,), config.field, is_download=True)
     assert config.source == "text" and config.path is not None
     files = find_text_files(config.path, log, config.exclude)
     if config.field != "text" and not any(map(is_jsonl, files)):

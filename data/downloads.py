@@ -7,10 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from common.errors import UserError
-from common.files import sha256_of_file, sync
+from common.files import ordinary_file, sha256_of_file, sync
 from common.paths import expand_home
 from common.terminal import error_sentence
-from data.cache import KEY_LENGTH, cache_root, locked_build_folder
+from data.cache import KEY_LENGTH, open_or_write
 from data.sources import find_files
 
 SHAKESPEARE_URL = (
@@ -23,41 +23,41 @@ TIMEOUT_SECONDS = 20
 
 def download_shakespeare(log: Callable[[str], None]) -> Path:
     """Return tiny Shakespeare's file in the cache, downloaded unless its hash is right."""
-    file = cache_root() / "tinyshakespeare.txt"
-    with locked_build_folder(SHAKESPEARE_SHA256[:KEY_LENGTH], log) as build_folder:
-        if file.exists() and sha256_of_file(file) == SHAKESPEARE_SHA256:
-            return file
-        log(f"downloading tiny Shakespeare from {SHAKESPEARE_URL}")
-        try:
-            with urllib.request.urlopen(SHAKESPEARE_URL, timeout=TIMEOUT_SECONDS) as response:
-                text = response.read(MAX_SHAKESPEARE_BYTES)
-            digest = hashlib.sha256(text).hexdigest()
-            if digest != SHAKESPEARE_SHA256:
-                raise ValueError(f"its sha256 is {digest} instead of {SHAKESPEARE_SHA256}")
-        except Exception as e:  # networks raise errors of many classes
-            raise UserError(
-                f"tiny Shakespeare could not be downloaded ({error_sentence(e)}); download "
-                f"{SHAKESPEARE_URL} by hand and set data.path=FILE"
-            ) from None
-        part = build_folder / file.name
-        part.write_bytes(text)
-        return part.replace(file)
+    action = f"downloading tiny Shakespeare from {SHAKESPEARE_URL}"
+    return open_or_write(
+        "tinyshakespeare.txt", _verify_shakespeare, _write_shakespeare, action, log
+    )
+
+
+def _verify_shakespeare(file: Path) -> Path:
+    digest = sha256_of_file(file)
+    if digest != SHAKESPEARE_SHA256:
+        raise ValueError(f"its sha256 is {digest} instead of {SHAKESPEARE_SHA256}")
+    return file
+
+
+def _write_shakespeare(file: Path) -> None:
+    try:
+        with urllib.request.urlopen(SHAKESPEARE_URL, timeout=TIMEOUT_SECONDS) as response:
+            file.write_bytes(response.read(MAX_SHAKESPEARE_BYTES))
+        _verify_shakespeare(file)
+    except Exception as e:  # networks raise errors of many classes
+        raise UserError(
+            f"tiny Shakespeare could not be downloaded ({error_sentence(e)}): download "
+            f"{SHAKESPEARE_URL} by hand and set data.path=FILE"
+        ) from None
 
 
 def download_dataset(name: str, subset: str | None, split: str, log: Callable[[str], None]) -> Path:
     """Convert a dataset of the hub, or of a local folder, to a .jsonl file in the cache, once."""
     folder = expand_home("data.name", name)
-    key = _hash_dataset(name, subset, split, folder)
-    file = cache_root() / f"{key}.jsonl"
-    with locked_build_folder(key, log) as build_folder:
-        if file.exists():
-            return file
-        log(f"downloading {name} (kept in {cache_root()})")
-        path = str(folder) if folder.is_dir() else name
+    path = str(folder) if folder.is_dir() else name
+
+    def write(file: Path) -> None:
         try:  # downloads are kept in the library's own cache, where an interrupted one continues
             from datasets import load_dataset
 
-            rows = load_dataset(path, subset, split=split, cache_dir=str(build_folder))
+            rows = load_dataset(path, subset, split=split, cache_dir=str(file.parent))
         except ImportError:
             raise UserError(
                 "data=hf needs the library datasets, which is not installed; run "
@@ -69,10 +69,11 @@ def download_dataset(name: str, subset: str | None, split: str, log: Callable[[s
                 f"data.name={name} cannot be read ({reason}); correct data.name, data.subset or "
                 "data.split, or without a network set data.name=FOLDER"
             ) from None
-        part = build_folder / "part.jsonl"
-        rows.to_json(part, force_ascii=False)
-        sync(part)
-        return part.replace(file)
+        rows.to_json(file, force_ascii=False)
+        sync(file)
+
+    key = _hash_dataset(name, subset, split, folder)
+    return open_or_write(f"{key}.jsonl", ordinary_file, write, f"downloading {name}", log)
 
 
 def _hash_dataset(name: str, subset: str | None, split: str, folder: Path) -> str:

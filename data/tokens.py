@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import shutil
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -18,7 +17,7 @@ from common.files import read_json_object, seal, sha256_of_file, sync
 from common.limits import count_processors
 from common.text import pluralize
 from config import DataConfig, TokenizerConfig
-from data.cache import KEY_LENGTH, cache_root, locked_build_folder
+from data.cache import ENTRY_ERRORS, KEY_LENGTH, cache_root, open_or_write
 from data.copies import Copies, CopyCounter
 from data.corpus import Corpus, open_corpus
 from data.splits import (
@@ -52,8 +51,6 @@ CACHED_TOKENIZER_FILE = "tokenizer.json"
 META_FILE = "meta.json"  # has the hashes of the others
 TOKEN_FILES = (TRAIN_FILE, VAL_FILE, VAL_BYTES_FILE, CACHED_TOKENIZER_FILE)
 SEPARATOR = -1  # in `Tokens.val_bytes`: a token between documents, which is not text
-# What `_open_entry` raises if an entry is absent or damaged.
-ENTRY_ERRORS = (OSError, ValueError, KeyError, TypeError, UserError)
 Encoded = TypeVar("Encoded")
 
 
@@ -105,22 +102,20 @@ def prepare(
     """
     corpus = open_corpus(data, log)
     fingerprint = corpus_fingerprint(corpus, config)
-    entry = _entry_folder(fingerprint, tokenizer)
-    with locked_build_folder(entry.name, log) as build_folder:
-        try:
-            return _open_entry(entry, corpus.name, fingerprint)
-        except ENTRY_ERRORS as e:
-            damage = f"; the cached tokens are damaged: {e}" if entry.exists() else ""
-            log(f"preparing {corpus.name} (kept in {entry}{damage})")
-        new_entry = build_folder / "tokens"
-        new_entry.mkdir()
-        _write_entry(corpus, config, tokenizer, new_entry, log)
+
+    def write(entry: Path) -> None:
+        entry.mkdir()
+        _write_entry(corpus, config, tokenizer, entry, log)
         if corpus_fingerprint(corpus, config) != fingerprint:
             raise UserError(f"{corpus.name} changed while it was being read; start again")
-        shutil.rmtree(entry, ignore_errors=True)  # a damaged one
-        new_entry.rename(entry)
-        sync(entry.parent)
-        return _open_entry(entry, corpus.name, fingerprint)
+
+    return open_or_write(
+        _entry_name(fingerprint, tokenizer),
+        lambda entry: _open_entry(entry, corpus.name, fingerprint),
+        write,
+        f"preparing {corpus.name}",
+        log,
+    )
 
 
 def open_tokens(folder: str, name: str, fingerprint: str) -> Tokens | None:
@@ -136,10 +131,9 @@ def open_tokens(folder: str, name: str, fingerprint: str) -> Tokens | None:
 def find_training_split(fingerprint: str, tokenizer: Tokenizer) -> np.ndarray | None:
     """Return the ids of a run's training split, (tokens,), if the cache still has them."""
     for given_tokenizer in (None, tokenizer):  # it was learned from the text, or another model's
-        with suppress(*ENTRY_ERRORS):
-            text = _open_entry(_entry_folder(fingerprint, given_tokenizer), "", fingerprint)
-            if text.tokenizer.to_json() == tokenizer.to_json():
-                return text.train
+        text = open_tokens(_entry_name(fingerprint, given_tokenizer), "", fingerprint)
+        if text and text.tokenizer.to_json() == tokenizer.to_json():
+            return text.train
     return None
 
 
@@ -246,9 +240,9 @@ def _write_splits(pieces: Iterator[SplitPiece], tokenizer: Tokenizer, folder: Pa
     return copies.count()
 
 
-def _entry_folder(fingerprint: str, tokenizer: Tokenizer | None) -> Path:
+def _entry_name(fingerprint: str, tokenizer: Tokenizer | None) -> str:
     made_from = json.dumps([CACHE_FORMAT, fingerprint, tokenizer and tokenizer.to_json()])
-    return cache_root() / hashlib.sha256(made_from.encode()).hexdigest()[:KEY_LENGTH]
+    return hashlib.sha256(made_from.encode()).hexdigest()[:KEY_LENGTH]
 
 
 def _open_entry(entry: Path, name: str, fingerprint: str) -> Tokens:

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -263,20 +263,32 @@ def offline_wandb(monkeypatch) -> Iterator[None]:
 
 
 @contextmanager
-def mounted(path: Path, size: str) -> Iterator[Path]:
-    """Mount a disk of that size, in memory, as a folder."""
-    path.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "none", path]
+def mounted(path: Path, *arguments: str | Path) -> Iterator[Path]:
+    """Mount a device at a folder, with these arguments of `mount`."""
+    path.mkdir(exist_ok=True)
+    mount = ["mount", *arguments, path]
     if shutil.which("mount") is None or subprocess.run(mount, capture_output=True).returncode:
-        pytest.skip("no tmpfs can be mounted here")
-    yield path
-    subprocess.run(["umount", "-l", path], check=True)
+        pytest.skip("nothing can be mounted here")
+    try:
+        yield path
+    finally:
+        subprocess.run(["umount", "-l", path], check=True)
+
+
+def small_disk(path: Path, size: str) -> AbstractContextManager[Path]:
+    """Mount a disk of that size, in memory, as a folder."""
+    return mounted(path, "-t", "tmpfs", "-o", f"size={size}", "none")
+
+
+def read_only(path: Path) -> AbstractContextManager[Path]:
+    """Let nobody write below a folder, not even root."""
+    return mounted(path, "-o", "bind,ro", path)
 
 
 @pytest.fixture
 def disk(tmp_path) -> Iterator[Path]:
     """A folder on a disk of 16 kB."""
-    with mounted(tmp_path / "disk", "16k") as path:
+    with small_disk(tmp_path / "disk", "16k") as path:
         yield path
 
 

@@ -13,6 +13,7 @@ from urllib.error import URLError
 
 import pyarrow.parquet
 import pytest
+from conftest import read_only
 from corpora import documents, ignore, refuse_to_log, text_corpus
 
 from common.errors import UserError
@@ -207,6 +208,8 @@ def test_shakespeare_is_downloaded_once_and_again_if_it_is_damaged(serve, cache,
     assert len(requested) == 1
     (line,) = log
     assert requested[0] in line
+    with read_only(cache):
+        assert download_shakespeare(pytest.fail) == file
     file.write_text("half a")
     assert download_shakespeare(ignore).read_bytes() == TEXT
     assert len(requested) == 2

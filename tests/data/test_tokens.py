@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tokenizers
+from conftest import read_only
 from corpora import ignore
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,9 +21,11 @@ import data.cache
 import data.corpus
 import data.tokens
 from common.errors import UserError
+from common.files import ordinary_file
+from common.paths import writable_folder
 from common.text import pluralize
 from config import DataConfig, TokenizerConfig
-from data.cache import locked_build_folder
+from data.cache import open_or_write
 from data.copies import Copies
 from data.hf_tokenizer import HFTokenizer
 from data.splits import SplitPiece
@@ -327,6 +330,23 @@ def test_a_damaged_cache_entry_is_reported_and_prepared_again(name, damage, writ
     assert decode_splits(prepare(write(PROSE), SMALL_BPE, pytest.fail)) == intact
 
 
+def test_only_what_a_read_only_cache_lacks_is_written_elsewhere(write, cache):
+    intact, lines = decode_splits(prepare(write(PROSE), CHAR, ignore)), []
+    writable_folder.cache_clear()
+    with read_only(cache):
+        tokens = prepare(write(PROSE), CHAR, pytest.fail)
+        assert decode_splits(tokens) == intact and tokens.folder.parent == cache
+        for text in (PROSE, PROSE.upper()):
+            for _ in range(2):
+                tokens = prepare(write(text), SMALL_BPE, lines.append)
+                assert "".join(decode_splits(tokens)) == text
+        assert len(lines) == 2 and str(tokens.folder) in lines[1]
+    flip_a_byte(cache_entries(cache)[0] / "val.bin")
+    with read_only(cache):
+        assert decode_splits(prepare(write(PROSE), CHAR, lines.append)) == intact
+    assert len(lines) == 3 and str(cache) not in lines[2].partition("damaged")[0]
+
+
 def test_the_fingerprint_of_a_text_does_not_change_between_versions(write):
     """Otherwise a run that another version began could not be resumed."""
     assert prepare(write(PROSE), CHAR, ignore).fingerprint[:16] == "336477e4d9c65baf"
@@ -364,10 +384,14 @@ def test_the_tokenizer_of_another_model_is_used_and_characters_it_lacks_are_refu
 def test_what_a_killed_process_left_of_an_entry_is_removed(cache):
     (cache / "key.part").mkdir(parents=True)
     (cache / "key.part" / "left").touch()
-    with locked_build_folder("key", pytest.fail) as folder:
-        assert not list(folder.iterdir())
-        (folder / "left").touch()
-    assert not folder.exists()
+
+    def write(file: Path) -> None:
+        assert not list(file.parent.iterdir())
+        file.touch()
+        file.with_name("left").touch()
+
+    assert open_or_write("key", ordinary_file, write, "", ignore) == cache / "key"
+    assert not (cache / "key.part").exists()
 
 
 def test_two_processes_that_prepare_the_same_text_do_it_once(write, cache, monkeypatch):

@@ -6,7 +6,7 @@ import subprocess
 from contextlib import suppress
 
 import pytest
-from conftest import mounted
+from conftest import small_disk
 from processes import (
     assert_same_run,
     fault_at_call,
@@ -26,7 +26,7 @@ FULL = os.strerror(errno.ENOSPC)
 @pytest.fixture
 def small(tmp_path):
     """A disk of 900 kB: room for the page and snapshots of the tiny run and for one checkpoint."""
-    with mounted(tmp_path / "run", "900k") as path:
+    with small_disk(tmp_path / "run", "900k") as path:
         yield path
 
 

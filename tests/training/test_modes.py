@@ -1,6 +1,7 @@
 """What train.py does instead of training: it prints true numbers and leaves a run as it was."""
 
 import hashlib
+import os
 import re
 import shutil
 from dataclasses import replace
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import TINY
+from conftest import TINY, read_only
 from filelock import FileLock
 from processes import rows, tiny_arguments
 
@@ -29,11 +30,16 @@ def hashes(folder: Path) -> dict[str, str]:
     return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
-def test_eval_only_measures_the_recorded_loss_and_leaves_the_run_as_it_was(finished_run, tmp_path):
+def test_eval_only_measures_the_recorded_loss_and_writes_nothing(
+    finished_run, tmp_path, monkeypatch
+):
     run = shutil.copytree(finished_run, tmp_path / "run")
     losses = [row["val/loss"] for row in rows(run) if "val/loss" in row]
+    shutil.copytree(os.environ["GLASSGPT_CACHE"], tmp_path / "cache")
+    monkeypatch.setenv("GLASSGPT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
     before = hashes(tmp_path)
-    with FileLock(run / ".lock"):  # as of a process that trains it
+    with FileLock(run / ".lock"), read_only(tmp_path):  # locked as by a process that trains it
         assert train_from(f"run_dir={run}", "eval_only=true") == min(losses)
         for name in ("last", "step_00000012"):
             last = train_from(f"run_dir={run}/checkpoints/{name}", "eval_only=true", "device=cpu")
