@@ -1,8 +1,6 @@
 """Read tokenizers from Hugging Face's files, and run them with the `tokenizers` library."""
 
-import base64
 import json
-import math
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -25,9 +23,7 @@ HF_CHAT_TEMPLATE_FILE = "chat_template.jinja"
 HF_GENERATION_FILE = "generation_config.json"
 END_OF_TEXT = "<|endoftext|>"
 SPECIAL_TOKEN_ROLES = ("eos_token", "bos_token", "unk_token", "pad_token")
-SMALL_VOCAB_SIZE = 1 << 20  # takes a few megabytes, even if most of its ids have no token
-MAX_GROWTH = 32  # characters or tokens that a tokenizer may make of one
-MAX_NFKC_BYTES = 33  # into which Unicode's normalization NFKC turns one character
+MAX_VOCAB_SIZE = 10_000_000
 BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")  # how byte-fallback vocabularies name a byte
 
 
@@ -173,36 +169,27 @@ class HFTokenizer:
 
 
 def build_library(description: str) -> Library:
-    """Build the tokenizer of a tokenizer.json, unless it would make much memory of few bytes.
+    """Build the tokenizer of a tokenizer.json.
 
     Raises:
-        UserError: It has too high an id, or would make a text too long.
+        UserError: It has too high an id.
         Exception: It cannot be read.
     """
     with panics_as_errors():
         library = Library.from_str(description)
-    check_vocab_size(max(library.get_vocab().values()) + 1, len(description))
-    stages = library.normalizer, library.pre_tokenizer, library.post_processor, library.decoder
-    states = [stage and json.loads(stage.__getstate__()) for stage in stages]
-    *encoding, decoding = map(_growth_of, states)
-    growth = max(math.prod(encoding), decoding)
-    if growth > MAX_GROWTH:
-        raise UserError(
-            f"its {HF_TOKENIZER_FILE} could turn one character into {growth:.3g}, more than the "
-            f"{MAX_GROWTH} that are supported; use the original file of the model"
-        )
+    check_vocab_size(max(library.get_vocab().values()) + 1)
     return library
 
 
-def check_vocab_size(vocab_size: int, file_size: int) -> None:
-    """Raise `UserError` if a vocabulary, of ids up to its size, is too large for its file's bytes.
+def check_vocab_size(vocab_size: int) -> None:
+    """Raise `UserError` if a vocabulary is too large: memory is taken for every id up to its size.
 
-    Memory is taken for every id, whether or not it has a token.
+    A few bytes of a file can hold a high id.
     """
-    if vocab_size > max(file_size, SMALL_VOCAB_SIZE):
+    if vocab_size > MAX_VOCAB_SIZE:
         raise UserError(
-            f"its {HF_TOKENIZER_FILE} has the id {vocab_size - 1:,}, but is too small for so many "
-            "tokens; use the original file of the model"
+            f"its {HF_TOKENIZER_FILE} has the id {vocab_size - 1:,}, above the {MAX_VOCAB_SIZE:,} "
+            "tokens that are supported; use the original file of the model"
         )
 
 
@@ -215,31 +202,6 @@ def panics_as_errors() -> Iterator[None]:
         if type(e).__name__ != "PanicException":
             raise
         raise ValueError(str(e)) from None
-
-
-def _growth_of(part: Any) -> float:
-    """Return about how many characters or tokens a stage of the library can make of one."""
-    if isinstance(part, list):  # one stage after the other
-        return math.prod(map(_growth_of, part))
-    if not isinstance(part, dict):
-        return 1.0
-    kind = part.get("type")
-    growth = math.prod(map(_growth_of, part.values()))
-    if kind == "ByteLevel":  # it spells each byte as a character of up to two bytes
-        growth = 2.0
-    elif kind == "Prepend":  # to each stretch of text between added tokens
-        growth = 1.0 + len(part["prepend"])
-    elif kind == "Replace":
-        pattern = part["pattern"].get("String")  # or else a regular expression, which may be empty
-        growth = len(part["content"]) / len(pattern) if pattern else 1.0 + len(part["content"])
-    elif kind == "Precompiled":  # the texts in the table follow a trie, whose size comes first
-        table = base64.b64decode(part["precompiled_charsmap"])
-        texts = table[4 + int.from_bytes(table[:4], "little") :].split(b"\0")
-        growth = max(map(len, texts)) / MAX_NFKC_BYTES
-    elif kind == "TemplateProcessing":
-        ids = [token["ids"] for token in part["special_tokens"].values()]
-        growth = float(len(part["single"]) * max(map(len, ids), default=1))
-    return max(1.0, growth)
 
 
 # --- files ----------------------------------------------------------------------------------------

@@ -297,7 +297,7 @@ def load_tokenizer(path: Path) -> Tokenizer:
     """Read the tokenizer that `save_tokenizer` wrote."""
     try:
         tokenizer = _from_json(read_json_object(path))
-        check_vocab_size(tokenizer.vocab_size, path.stat().st_size)
+        check_vocab_size(tokenizer.vocab_size)
         return tokenizer
     except OSError:  # it can be intact
         raise

@@ -111,27 +111,8 @@ def test_a_folder_without_a_usable_tokenizer_is_refused_by_name(new, named, inta
     assert all(part in str(error.value) for part in [str(folder), *named])
 
 
-TEN = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 10}
-BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
-
-
-@pytest.mark.parametrize(
-    "place, of, stage",
-    [
-        ("normalizer", "normalizers", TEN),
-        ("pre_tokenizer", "pretokenizers", BYTE_LEVEL),
-        ("decoder", "decoders", TEN),
-    ],
-)
-def test_a_tokenizer_that_expands_a_text_beyond_bounds_is_refused(place, of, stage, intact):
-    description = json.loads((intact["gpt2"] / "tokenizer.json").read_text())
-    description[place] = {"type": "Sequence", of: [stage] * 40}
-    with pytest.raises(UserError, match="one character"):
-        HFTokenizer(json.dumps(description))
-
-
-@pytest.mark.parametrize("id", [2**31, 400_000_000])
-def test_an_id_that_a_file_is_too_small_for_takes_no_memory(id, intact, tmp_path):
+@pytest.mark.parametrize("id", [2**31, 10_000_000])
+def test_an_id_that_is_too_high_takes_no_memory(id, intact, tmp_path):
     folder = shutil.copytree(intact["gpt2"], tmp_path / "hf")
     file = folder / "tokenizer.json"
     file.write_text(file.read_text().replace('"vocab": {', f'"vocab": {{"zz": {id},', 1))
