@@ -35,6 +35,7 @@ from data.text_files import MAX_CHARS, is_jsonl, normalize_text, open_text, read
 from run.run_dir import RunDir, find_newest_run
 
 if TYPE_CHECKING:  # importing torch takes a second, so that the command line is checked first
+    from config import TokenizerConfig
     from data.tokenizer import Tokenizer
     from model import GPT
 
@@ -79,7 +80,8 @@ def sample(config: SampleConfig) -> None:
         if config.score is not None:
             text_ids = write_score(config, model, tokenizer, text)
             if isinstance(source, RunCheckpoint):
-                note_trained_text(source.manifest.fingerprint, tokenizer, text_ids)
+                trained = source.manifest.fingerprint, source.settings.tokenizer
+                note_trained_text(*trained, tokenizer, text_ids)
             return
         if config.interactive:
             if is_terminal(sys.stdin):
@@ -292,12 +294,14 @@ def write_score(config: SampleConfig, model: GPT, tokenizer: Tokenizer, text: st
     return text_ids
 
 
-def note_trained_text(fingerprint: str, tokenizer: Tokenizer, text_ids: list[int]) -> None:
+def note_trained_text(
+    fingerprint: str, config: TokenizerConfig, tokenizer: Tokenizer, text_ids: list[int]
+) -> None:
     """Print a note if a scored text is in the training split, which a fingerprint names."""
     from data.copies import count_trained_excerpts
     from data.tokens import find_training_split
 
-    train = find_training_split(fingerprint, tokenizer)
+    train = find_training_split(fingerprint, config, tokenizer)
     if train is None:
         return
     found, count = count_trained_excerpts(text_ids, train)

@@ -41,7 +41,7 @@ from data.tokenizer import (
     save_tokenizer,
 )
 
-TEXT_FORMAT = 2  # version of how text becomes tokens; part of the text's fingerprint
+TEXT_FORMAT = 3  # version of how a text is read and split; part of its fingerprint
 CACHE_FORMAT = 4  # version of the files in a cache entry
 # The files of a cache entry.
 TRAIN_FILE = "train.bin"
@@ -61,7 +61,7 @@ class Tokens:
     train: np.ndarray  # ids of the training split, (tokens,)
     val: np.ndarray  # ids of the validation split, (tokens,)
     tokenizer: Tokenizer
-    fingerprint: str  # hash (hex) of the text and of the settings that determine its tokens
+    fingerprint: str  # hash (hex) of the text, whatever tokenizer it is read with
     name: str  # what the text is called in messages
     size: CorpusSize
     folder: Path  # the cache entry
@@ -101,16 +101,16 @@ def prepare(
     `tokenizer` is that of another model, used instead of the one that `config` describes.
     """
     corpus = open_corpus(data, log)
-    fingerprint = corpus_fingerprint(corpus, config)
+    fingerprint = corpus_fingerprint(corpus)
 
     def write(entry: Path) -> None:
         entry.mkdir()
         _write_entry(corpus, config, tokenizer, entry, log)
-        if corpus_fingerprint(corpus, config) != fingerprint:
+        if corpus_fingerprint(corpus) != fingerprint:
             raise UserError(f"{corpus.name} changed while it was being read; start again")
 
     return open_or_write(
-        _entry_name(fingerprint, tokenizer),
+        _entry_name(fingerprint, tokenizer or config),
         lambda entry: _open_entry(entry, corpus.name, fingerprint),
         write,
         f"preparing {corpus.name}",
@@ -128,23 +128,23 @@ def open_tokens(folder: str, name: str, fingerprint: str) -> Tokens | None:
     return None
 
 
-def find_training_split(fingerprint: str, tokenizer: Tokenizer) -> np.ndarray | None:
+def find_training_split(
+    fingerprint: str, config: TokenizerConfig, tokenizer: Tokenizer
+) -> np.ndarray | None:
     """Return the ids of a run's training split, (tokens,), if the cache still has them."""
-    for given_tokenizer in (None, tokenizer):  # it was learned from the text, or another model's
-        text = open_tokens(_entry_name(fingerprint, given_tokenizer), "", fingerprint)
+    for made_from in (config, tokenizer):  # it was learned from the text, or another model's
+        text = open_tokens(_entry_name(fingerprint, made_from), "", fingerprint)
         if text and text.tokenizer.to_json() == tokenizer.to_json():
             return text.train
     return None
 
 
-def corpus_fingerprint(corpus: Corpus, config: TokenizerConfig) -> str:
-    """Return the hash (hex) of a text and of the settings that determine its tokens."""
-    made_from = [TEXT_FORMAT, VALIDATION_PERIOD, MIN_DOCUMENTS_TO_SPLIT, asdict(config)]
+def corpus_fingerprint(corpus: Corpus) -> str:
+    """Return the hash (hex) of a text and of how it is read and split."""
+    made_from: list[object] = [TEXT_FORMAT, VALIDATION_PERIOD, MIN_DOCUMENTS_TO_SPLIT]
     has_records = [is_jsonl(file) for file in corpus.files]
     if any(has_records):
-        made_from.append(corpus.field)
-    if len({*has_records}) > 1:  # only then, so that other texts keep the fingerprints of old runs
-        made_from.append(has_records)
+        made_from += [corpus.field, has_records]
     try:
         file_hashes = [sha256_of_file(file) for file in corpus.files]
     except OSError as e:
@@ -240,8 +240,10 @@ def _write_splits(pieces: Iterator[SplitPiece], tokenizer: Tokenizer, folder: Pa
     return copies.count()
 
 
-def _entry_name(fingerprint: str, tokenizer: Tokenizer | None) -> str:
-    made_from = json.dumps([CACHE_FORMAT, fingerprint, tokenizer and tokenizer.to_json()])
+def _entry_name(fingerprint: str, tokenizer: Tokenizer | TokenizerConfig) -> str:
+    """Return the name of the entry of a text's tokens, by their tokenizer or its description."""
+    key = tokenizer.to_json() if isinstance(tokenizer, Tokenizer) else asdict(tokenizer)
+    made_from = json.dumps([CACHE_FORMAT, fingerprint, key])
     return hashlib.sha256(made_from.encode()).hexdigest()[:KEY_LENGTH]
 
 

@@ -26,7 +26,7 @@ class Manifest:
     step: int  # optimizer steps taken
     seconds: dict[str, float]  # spent so far, by activity
     metrics: dict[str, float]  # of this step; after a stop, also those of its heads
-    fingerprint: str  # hash of the text and of how it was prepared
+    fingerprint: str  # hash of the text; of a generated one, of its settings, and its seed
     losses: tuple[float, int]  # sum and number of the losses that no metrics row contains yet
     loss_scale: tuple[float, int] | None = None  # in fp16: the factor, and the steps since a change
     files: dict[str, dict] = field(default_factory=dict, compare=False)  # written: size and hash
@@ -48,6 +48,11 @@ class Checkpoint:
     def step(self) -> int:
         """Number of optimizer steps taken."""
         return self.manifest.step
+
+
+def across_seeds(fingerprint: str) -> str:
+    """Return a fingerprint without a seed, for runs that differ by it on purpose."""
+    return fingerprint.partition("-")[0]
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:

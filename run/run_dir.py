@@ -232,6 +232,20 @@ class RunDir:
 
         return self.open_checkpoint("last", read, lambda note: None, [CONFIG_FILE])
 
+    def fingerprint(self) -> str:
+        """Return the fingerprint of the text that the run is trained on; "" without a checkpoint.
+
+        Raises:
+            UserError: If no manifest can be read.
+        """
+        if not self.steps():
+            return ""
+
+        def read(checkpoint: Checkpoint) -> str:
+            return checkpoint.manifest.fingerprint
+
+        return self.open_checkpoint("last", read, lambda note: None, [])
+
     def _best_first(self) -> list[int]:
         """Return the saved steps by validation loss, those without one last, newest first.
 

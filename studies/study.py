@@ -32,6 +32,7 @@ from common.statistics import (
 from common.terminal import Terminal, command, print_stderr, printer, tolerate_errors
 from common.text import format_with_error, pluralize
 from config import Config
+from run.checkpoints import across_seeds
 from run.row import Row
 from run.run_dir import RunDir
 
@@ -327,9 +328,10 @@ def read_arms(study: Study, folder: Path) -> Arms:
     """Read the finished runs of each arm of a study from the folder of a sweep.
 
     Raises:
-        UserError: If there is none, or several of an arm with the same seed.
+        UserError: If there is none, several of an arm with the same seed, or several texts.
     """
     arms: Arms = {arm: {} for arm in study.arms}
+    texts = set()
     for path in filter(is_folder, list_folder(folder)):
         run = RunDir(path)
         config = run.config
@@ -337,6 +339,7 @@ def read_arms(study: Study, folder: Path) -> Arms:
             continue
         rows = run.rows()
         for arm in study.arms_of(config):
+            texts.add(across_seeds(run.fingerprint()) or path.name)  # without a checkpoint
             if config.seed in arms[arm]:
                 raise UserError(
                     f"{folder} has several runs of {arm} with seed {config.seed}, such as "
@@ -345,6 +348,8 @@ def read_arms(study: Study, folder: Path) -> Arms:
             arms[arm][config.seed] = rows
     if not any(arms.values()):
         raise UserError(f"{folder} has no finished run of this study: give that of its sweep")
+    if len(texts) > 1:
+        raise UserError(f"{folder} has runs on {len(texts)} texts: give a folder with runs on one")
     return {arm: dict(sorted(runs.items())) for arm, runs in arms.items()}
 
 

@@ -19,7 +19,6 @@ from omegaconf import DictConfig
 
 import cli
 from cli.folders import (
-    HASH_DIGITS,
     count_jobs,
     describe_job,
     hash_settings,
@@ -39,7 +38,6 @@ from common.terminal import (
     replace_unprintable_characters,
 )
 from common.text import pluralize, printable
-from config import Config, TokenizerConfig
 from data.corpus import open_corpus
 from data.tokens import corpus_fingerprint
 from run.config_file import absolute_paths
@@ -129,10 +127,11 @@ def prepare_job(job: cli.Job, run: RunDir, read_model: ReadModel) -> cli.Job:
     if not steps_taken:
         write_record(run, record_job(job))
     configured = cli.configure(assign_folder(job, run.path), read_model)
-    record = read_record(run)
-    text = hash_text(configured.config)
+    data = configured.config.data
     max_steps = job.config.max_steps
-    if steps_taken and text != record.text:
+    # The settings and the seed, which a job keeps, determine a generated text
+    is_read = steps_taken and data.source != "synthetic"
+    if is_read and corpus_fingerprint(open_corpus(data)) != run.fingerprint():
         raise UserError(
             "it was trained on another text than the one there now: restore that text, or train on "
             "this one with another hydra.sweep.dir"
@@ -142,7 +141,7 @@ def prepare_job(job: cli.Job, run: RunDir, read_model: ReadModel) -> cli.Job:
             f"it has taken {pluralize(steps_taken, 'step')}, more than max_steps={max_steps}: "
             "use at least as many, or another hydra.sweep.dir"
         )
-    write_record(run, replace(record.continued(steps_taken, max_steps), text=text))
+    write_record(run, read_record(run).continued(steps_taken, max_steps))
     return configured
 
 
@@ -156,13 +155,6 @@ def assign_folder(job: cli.Job, folder: Path | None) -> cli.Job:
     config = replace(job.in_folder(str(folder)).config, resume="auto")
     length = [] if "max_steps" in job.keys else [f"max_steps={config.max_steps}"]
     return replace(job, config=config, overrides=[*job.overrides, *length])
-
-
-def hash_text(config: Config) -> str:
-    """Return the hash of a job's text, which its tokenizer does not change; "" if generated."""
-    if config.data.source == "synthetic":
-        return ""
-    return corpus_fingerprint(open_corpus(config.data), TokenizerConfig())[:HASH_DIGITS]
 
 
 def record_job(job: cli.Job) -> JobRecord:

@@ -2,7 +2,7 @@
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from math import isfinite, nan
 from statistics import fmean
@@ -69,16 +69,12 @@ class Ranking:
 
     @cached_property
     def has_several_texts(self) -> bool:
-        """True if runs were trained and evaluated on different texts.
-
-        The rules of a generated text come from the seed, in which compared runs may differ.
-        """
-        texts = set()
-        for run in self.runs:
-            if run.config and run.rows:
-                data = run.config.data
-                has_rules = self.compares_runs and data.source == "synthetic"
-                texts.add((astuple(data), run.record.text, has_rules and run.config.seed))
+        """True if runs have losses on different texts, or on an unknown one."""
+        texts = {
+            (run.text or run.name, run.config.data.val_max_tokens)
+            for run in self.runs
+            if run.config and self.metric in run.figures
+        }
         return len(texts) > 1
 
     @cached_property
@@ -88,12 +84,14 @@ class Ranking:
         If no loss ranks the runs, their variants keep the order of the runs.
         """
         variants: dict[object, Variant] = {}
+        known_texts = {run.record.row: run.text for run in self.runs if run.text}
         for run in self.runs:
             settings = dict(run.settings)
             if not self.compares_runs:
                 settings.pop("seed", None)
             record = run.record
-            key = run.name if self.compares_runs else (record.row, record.text, record.length)
+            text = run.text or known_texts.get(record.row)  # before its first checkpoint
+            key = run.name if self.compares_runs else (record.row, text, record.length)
             variants.setdefault(key, Variant(settings, [])).runs.append(run)
 
         def order(variant: Variant) -> tuple:

@@ -12,6 +12,7 @@ from common.files import atomic_write, exists, is_folder, list_folder, read_json
 from common.settings import format_settings
 from common.terminal import error_sentence, explain_error
 from config import Config
+from run.checkpoints import across_seeds
 from run.config_file import PER_COMMAND
 from run.row import Row
 from run.run_dir import SWEEP_FILE, RunDir
@@ -19,6 +20,7 @@ from sweeps.figures import compute_figures
 
 # A pseudo-setting of compared runs: the name of each, so that each is a variant of its own.
 RUN = "run"
+TEXT_DIGITS = 10  # that tables show of a text's fingerprint
 MAX_DEPTH = 2  # of runs below a folder that is compared: in it, or in a sweep in it
 
 
@@ -32,7 +34,6 @@ class JobRecord:
     typed: list[str] = field(default_factory=list)  # keys of the settings that were typed
     # The step from which each max_steps has counted: more than one if the job was extended.
     schedule: list[list[int]] = field(default_factory=list)
-    text: str = ""  # hash of its text; "" if it is generated
 
     def continued(self, steps_taken: int, max_steps: int) -> "JobRecord":
         """Return the record of the job when it goes on to `max_steps`."""
@@ -51,9 +52,8 @@ class JobRecord:
 
     @property
     def shown_settings(self) -> dict[str, str]:
-        """Its settings, its text, and its number of steps as far as it has begun."""
-        length = {"max_steps": self.length} if self.schedule else {}
-        return self.settings | {"text": self.text} | length
+        """Its settings, and its number of steps as far as it has begun."""
+        return self.settings | ({"max_steps": self.length} if self.schedule else {})
 
 
 @dataclass(frozen=True)
@@ -69,6 +69,8 @@ class Run:
     rows: list[Row]  # rows of metrics.jsonl
     status: str  # finished, failed (in its last attempt), or unfinished (stopped or still running)
     failure: str  # why its last attempt failed or was refused, in one line; "" if neither
+    # The fingerprint of its text, in a sweep without the seed; "" before its first checkpoint.
+    text: str = ""
 
     @property
     def name(self) -> str:
@@ -92,7 +94,7 @@ def read_run(path: Path) -> Run:
     record = JobRecord()
     config = None
     rows = []
-    failure = ""
+    failure = text = ""
     try:
         if exists(run.failure_file):
             failure = run.failure_file.read_text(encoding="utf-8", errors="replace")
@@ -100,6 +102,7 @@ def read_run(path: Path) -> Run:
             record = read_record(run)
         config = run.config
         rows = run.rows()
+        text = run.fingerprint()
     except Exception as e:  # damaged files raise errors of many types
         failure = explain_error(e) or error_sentence(e)
     status = "failed" if failure else "unfinished"
@@ -107,7 +110,7 @@ def read_run(path: Path) -> Run:
         max_steps = record.schedule[-1][1] if record.schedule else config.max_steps
         if rows[-1]["step"] >= max_steps:
             status = "finished"
-    return Run(path, {}, record, config, rows, status, failure)
+    return Run(path, {}, record, config, rows, status, failure, text)
 
 
 # --- sweeps ---------------------------------------------------------------------------------------
@@ -135,9 +138,12 @@ def read_sweep(folder: Path) -> list[Run]:
     A row of the table holds runs that differ only by the seed, of one text and one number of steps:
     they have the same values of all settings, however typed.
     """
-    runs = _read_jobs(folder)
+    runs = [replace(run, text=across_seeds(run.text)) for run in _read_jobs(folder)]
     keys = _find_swept_settings([run.record for run in runs])
-    shown = [run.record.shown_settings for run in runs]
+    rows_on_texts = {(run.record.row, run.text) for run in runs if run.text}
+    if len(rows_on_texts) > len(dict(rows_on_texts)):  # a text was replaced between two calls
+        keys.append("text")
+    shown = [run.record.shown_settings | {"text": run.text[:TEXT_DIGITS]} for run in runs]
     return [
         replace(run, settings={key: settings.get(key, "") for key in keys})
         for run, settings in zip(runs, shown)
@@ -159,7 +165,7 @@ def _read_jobs(folder: Path) -> list[Run]:
 
 
 def _find_swept_settings(records: Sequence[JobRecord]) -> list[str]:
-    """Return the keys of the typed settings, and of steps and texts, that differ between jobs."""
+    """Return the keys of the typed settings, and of the steps, that differ between jobs."""
     shown = [record.shown_settings for record in records]
     typed = dict.fromkeys(key for record in records for key in record.typed)
     are_extended = any(len(record.schedule) > 1 for record in records)
@@ -168,12 +174,6 @@ def _find_swept_settings(records: Sequence[JobRecord]) -> list[str]:
         values = {settings[key] for settings in shown if key in settings}
         if len(values) > 1 or (key == "max_steps" and are_extended):
             keys.append(key)
-
-    begun = [record for record in records if record.schedule]
-    rows = {record.row for record in begun}
-    rows_on_texts = {(record.row, record.text) for record in begun}
-    if len(rows_on_texts) > len(rows):  # the text was replaced between two calls
-        keys.append("text")
     return keys
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import wait_for_frames
+from run_folders import write_fingerprint
 from safetensors.numpy import save_file
 
 from cli.folders import name_part
@@ -228,6 +229,7 @@ def make_job(
         {"w": np.zeros(size, np.float32)},
         run / "checkpoints" / "step_00000020" / "model.safetensors",
     )
+    write_fingerprint(run, 20)
     rng = np.random.default_rng(len(settings))
     with (run / "metrics.jsonl").open("w") as f:
         for step in range(0, steps[-1] + 1, 5):

@@ -40,10 +40,17 @@ def write_configuration(run_dir: Path, config: Config) -> None:
     """Write a checkpoint of a run, of whose files only the configuration can be read."""
     folder = RunDir(run_dir).checkpoint_folder(1)
     folder.mkdir(parents=True, exist_ok=True)
+    (folder / CONFIG_FILE).write_text(config_yaml(config))
+    write_fingerprint(run_dir, 1)
+
+
+def write_fingerprint(run_dir: Path, step: int, fingerprint: str = "0" * 64) -> None:
+    """Write the manifest of a step's checkpoint, and its other files empty if they do not exist."""
+    folder = RunDir(run_dir).checkpoint_folder(step)
+    folder.mkdir(parents=True, exist_ok=True)
     for name in CHECKPOINT_FILES:
         (folder / name).touch()
-    (folder / CONFIG_FILE).write_text(config_yaml(config))
-    write_manifest(folder, Manifest(1, {}, {}, "0" * 64, (0.0, 0)))
+    write_manifest(folder, Manifest(step, {}, {}, fingerprint, (0.0, 0)))
 
 
 def write_run(folder: Path) -> None:

@@ -347,9 +347,14 @@ def test_only_what_a_read_only_cache_lacks_is_written_elsewhere(write, cache):
     assert len(lines) == 3 and str(cache) not in lines[2].partition("damaged")[0]
 
 
-def test_the_fingerprint_of_a_text_does_not_change_between_versions(write):
-    """Otherwise a run that another version began could not be resumed."""
-    assert prepare(write(PROSE), CHAR, ignore).fingerprint[:16] == "336477e4d9c65baf"
+def test_the_fingerprint_of_a_text_does_not_change_between_versions_and_tokenizers(write):
+    """Otherwise a run that another version began could not be resumed.
+
+    Runs with different tokenizers are compared by it.
+    """
+    for tokenizer in (CHAR, SMALL_BPE):
+        tokens = prepare(write(PROSE), tokenizer, ignore)
+        assert tokens.fingerprint[:16] == "f251800920f7e642"
 
 
 @pytest.mark.parametrize("change", [replace_a_word, Path.unlink], ids=["same size", "gone"])

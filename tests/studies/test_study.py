@@ -1,6 +1,7 @@
 """Verdicts on the claims of a study, from runs whose metrics are known."""
 
 import json
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib import import_module
@@ -12,6 +13,7 @@ import pytest
 import yaml
 from conftest import ROOT
 from PIL import Image
+from run_folders import write_fingerprint
 
 import train
 from cli.job import Job, compose_job
@@ -58,6 +60,7 @@ def write_run(
     layers = replace(config.model, n_layer=ARMS[arm]["model.n_layer"])
     (run / "config.yaml").write_text(config_yaml(replace(config, model=layers)))
     (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_fingerprint(run, max_steps, f"text-{seed}")
 
 
 def make_study(*claims: Claim) -> Study:
@@ -192,6 +195,12 @@ def test_runs_that_cannot_be_compared_are_refused(tmp_path):
     write_run(tmp_path, "a", 1, rows_of())
     with pytest.raises(UserError, match="seed 1"):
         read_arms(make_study(), tmp_path)
+    shutil.rmtree(tmp_path / "a1")
+    write_run(tmp_path, "b", 1, rows_of())
+    assert read_arms(make_study(), tmp_path)
+    write_fingerprint(tmp_path / "b1", 100, "another text-1")
+    with pytest.raises(UserError, match="2 texts"):
+        read_arms(make_study(), tmp_path)
 
 
 @pytest.mark.slow
@@ -202,6 +211,7 @@ def test_a_sweep_ends_with_the_verdicts_of_the_study_that_it_names(
         folder = Path(job.config.run_dir)
         (folder / "config.yaml").write_text(config_yaml(job.config))
         (folder / "metrics.jsonl").write_text(json.dumps({"step": job.config.max_steps}) + "\n")
+        write_fingerprint(folder, job.config.max_steps)
         return 1.0
 
     monkeypatch.setattr(train, "run", record_run)

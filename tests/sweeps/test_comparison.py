@@ -1,11 +1,13 @@
 """Comparing any runs: `python -m sweeps RUN RUN …`."""
 
 import csv
+import shutil
 import sys
 from pathlib import Path
 
 import pytest
 from pages import make_job, make_run
+from run_folders import write_fingerprint
 
 from common.errors import UserError
 from sweeps.__main__ import main
@@ -25,6 +27,8 @@ def runs(tmp_path, monkeypatch) -> Path:
     folder = tmp_path / "runs"
     make_run(folder / "wide", H=8)
     make_run(folder / "narrow", max_steps=1000)
+    for name in ("wide", "narrow"):
+        write_fingerprint(folder / name, 20)
     make_job(folder / "sweep", {"optim.lr": "0.1"})
     make_job(folder / "sweep", {"optim.lr": "0.2"}, final=1.5)
     return folder
@@ -49,6 +53,25 @@ def test_any_runs_are_compared_by_the_settings_in_which_they_differ(runs, monkey
     assert float(narrow["val/loss"]) == 2.5
     assert (narrow["max_steps"], narrow["model.n_embd"]) == ("1000", "32")
     assert "seed" not in narrow and "run_dir" not in narrow  # they are equal in both
+
+
+def test_only_losses_on_one_text_are_ranked(runs, monkeypatch, capsys):
+    """However the runs come together: jobs and other runs, of one seed or of several."""
+
+    def is_ranked(*paths: str) -> bool:
+        lines = compare(*paths, monkeypatch=monkeypatch, capsys=capsys)
+        return not any(line.startswith("note") and "texts differ" in line for line in lines)
+
+    jobs = [str(path) for path in sorted((runs / "sweep").glob("optim*"))]
+    assert is_ranked("runs/wide", *jobs) and is_ranked("runs/sweep")
+    for path, text in zip(jobs, ("generated-1", "generated-2")):
+        write_fingerprint(Path(path), 20, text)
+    assert not is_ranked(*jobs) and is_ranked("runs/sweep")  # whose jobs differ by their seeds
+    for path in jobs:
+        write_fingerprint(Path(path), 20, "another text")
+    assert is_ranked(*jobs) and not is_ranked("runs/wide", *jobs)
+    shutil.rmtree(runs / "narrow" / "checkpoints")
+    assert not is_ranked("runs/wide", "runs/narrow")
 
 
 def test_a_folder_stands_for_the_runs_and_sweeps_in_it(runs, monkeypatch, capsys):

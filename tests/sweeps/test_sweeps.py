@@ -20,7 +20,7 @@ from conftest import ROOT, TINY, soak
 from pages import make_job
 from processes import Process, rows, rows_without_times, run_to_end
 from rich.console import Console
-from run_folders import write_configuration
+from run_folders import write_configuration, write_fingerprint
 
 import cli
 import train
@@ -272,14 +272,14 @@ def test_runs_of_a_row_have_one_text_and_one_number_of_steps_and_a_copy_counts_o
     third = RunDir(paths[2])
     fourth = RunDir(paths[3])
     write_record(third, read_record(third).continued(10, 20).continued(15, 20))
-    write_record(fourth, replace(read_record(fourth), text="0123456789ab"))
+    write_fingerprint(fourth.path, 20, "0123456789ab")
     write_record(third, read_record(third).continued(10, 30))
     shown = [run.settings for run in read_sweep(tmp_path)]
     assert [settings["max_steps"] for settings in shown] == ["20"] * 2 + [
         "20, then 30 from step 10",
         "20",
     ]
-    assert [settings["text"] for settings in shown] == ["", "", "", "0123456789ab"]
+    assert [settings["text"] for settings in shown] == ["0" * 10] * 3 + ["0123456789"]
     ranking = Ranking(read_sweep(tmp_path))
     assert len(ranking.variants) == 3 and ranking.best_run is None  # of several texts
 
@@ -357,11 +357,12 @@ def test_a_begun_job_continues_only_on_its_text_and_to_no_fewer_steps(copy, text
     record = read_record(run_dir)
     with pytest.raises(UserError, match="max_steps=3"):
         prepare(3)
-    write_record(run_dir, replace(record, text="of another text"))
+    text = text_file.read_bytes()
+    text_file.write_bytes(text.swapcase())
     for steps in (4, 8):
         with pytest.raises(UserError, match="another text"):
             prepare(steps)
-    write_record(run_dir, record)
+    text_file.write_bytes(text)
     assert prepare(8).config.max_steps == 8
     assert read_record(run_dir) == replace(record, schedule=[[0, 4], [4, 8]])
     run = read_run(path)
@@ -415,15 +416,25 @@ def run_of(settings: dict, loss: float | None, status="finished", vocabulary=65,
     name = ",".join(f"{key}={value}" for key, value in settings.items())
     row = str({key: value for key, value in settings.items() if key != "seed"})
     record = JobRecord(name, row, settings, list(settings), [[0, 10]])
-    return Run(Path("none", name), settings, record, config, [Row(last)], status, "")
+    return Run(Path("none", name), settings, record, config, [Row(last)], status, "", "text")
 
 
-def test_runs_of_different_texts_are_not_ranked():
-    runs = [run_of({"data.field": name}, loss) for name, loss in (("text", 2.0), ("body", 1.0))]
+@pytest.mark.parametrize("change", ["text", "no checkpoint", "evaluated tokens"])
+def test_runs_of_different_texts_are_not_ranked(change):
+    runs = [run_of({"optim.lr": rate}, loss) for rate, loss in (("1", 2.0), ("2", 1.0))]
     assert Ranking(runs).best_run == runs[1]
-    runs[1].config.data.field = "body"
+    if change == "evaluated tokens":
+        runs[1].config.data.val_max_tokens = 7
+    else:
+        runs[1] = replace(runs[1], text="another" if change == "text" else "")
     assert Ranking(runs).best_run is None
     assert [variant.runs for variant in Ranking(runs).variants] == [[run] for run in runs]
+
+
+def test_a_job_without_a_checkpoint_yet_is_in_the_row_of_its_settings():
+    runs = [run_of({"optim.lr": "1", "seed": seed}, 2.0) for seed in "12"]
+    runs[1] = replace(runs[1], rows=[], status="unfinished", text="")
+    assert len(Ranking(runs).variants) == 1 and Ranking(runs).best_run is runs[0]
 
 
 OWN_SWEEP = """# @package _global_
