@@ -12,8 +12,6 @@ from common.settings import LARGEST_SEED, GreaterThan, check_settings, setting
 
 # Tensor cores multiply 16-bit matrices whose sizes are multiples of 64 in full tiles.
 GPU_VOCAB_MULTIPLE = 64
-# Narrower models decode faster in fp32, even on a CPU with bf16 instructions.
-MIN_BF16_DECODING_WIDTH = 384
 
 # Other settings, with the values beside which alone some settings have an effect.
 TASK = {"data.source": ("synthetic",)}
@@ -231,6 +229,14 @@ class GPTConfig(ModelConfig):
         if settings.vocab_size is None:
             raise UserError("model.vocab_size is not set: set it to the tokenizer's vocabulary")
         return cls(**dataclasses.asdict(settings))
+
+
+def cached_number_bytes(device: str, weight_bytes: int) -> int:
+    """Return the bytes of a number in a KV cache, those of a weight; on a CPU at least 4.
+
+    Attention in float32 is much faster there than in bf16 (LOG.md).
+    """
+    return max(4, weight_bytes) if device == "cpu" else weight_bytes
 
 
 @dataclass

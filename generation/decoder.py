@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import kernels
+from config import cached_number_bytes
 from generation.known_settings import find_unknown_setting
 from model import GPT, Block, KVCache
 
@@ -29,13 +30,13 @@ FAST_SETTINGS = {
 def allocate_cache(model: GPT, batch_size: int, length: int | None = None) -> KVCache:
     """Allocate an empty cache for a model that decodes at most `length` tokens.
 
-    Its capacity is at most block_size. It is on the model's device and in its precision; on a CPU
-    float32 at least, in which attention is much faster than in bf16 (LOG.md).
+    Its capacity is at most block_size. It is on the model's device and in its precision, or in
+    float32 if `cached_number_bytes` says so.
     """
     weight = model.token_embedding.weight
     dtype = weight.dtype
-    if weight.device.type == "cpu":
-        dtype = torch.promote_types(dtype, torch.float32)
+    if cached_number_bytes(weight.device.type, dtype.itemsize) > dtype.itemsize:
+        dtype = torch.float32
     block_size = model.config.block_size
     capacity = min(block_size, length or block_size)
     return KVCache(model.config, batch_size, capacity, weight.device, dtype)

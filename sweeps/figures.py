@@ -13,7 +13,7 @@ from pathlib import Path
 from safetensors import safe_open
 
 from common.text import format_fixed, format_magnitude, format_with_error
-from config import MIN_BF16_DECODING_WIDTH, Config
+from config import Config, cached_number_bytes
 from run.checkpoints import MODEL_FILE
 from run.loss_history import best_row
 from run.row import Row, last_scored_row
@@ -127,8 +127,7 @@ def _read_parameter_count(run: RunDir) -> int | None:
 
 
 def kv_cache_bytes(config: Config) -> int:
-    """Return the KV cache's bytes for `block_size` tokens, in the precision of sample.py."""
+    """Return the bytes of a KV cache of `block_size` tokens for weights in the run's precision."""
     model = config.model
     elements = model.n_layer * model.kv_heads * model.block_size * (model.key_dim + model.value_dim)
-    is_narrow = config.device == "cpu" and model.n_embd < MIN_BF16_DECODING_WIDTH
-    return elements * (4 if is_narrow or config.precision == "fp32" else 2)
+    return elements * cached_number_bytes(config.device, 4 if config.precision == "fp32" else 2)

@@ -31,6 +31,8 @@ from cli.job import complete_settings
 from common.errors import UserError
 from common.text import format_magnitude
 from config import Config, GPTConfig, TokenizerConfig
+from generation.decoder import allocate_cache
+from kernels import DTYPES
 from model import KVCache
 from run.config_file import absolute_paths
 from run.row import Row
@@ -566,11 +568,15 @@ def test_texts_arrive_as_they_are_and_a_number_in_a_preset_is_refused(
     assert re.search(r"mine\.yaml.*wandb\.project", capsys.readouterr().err)
 
 
-@pytest.mark.parametrize("device, width, size", [("cpu", 64, 4), ("cpu", 384, 2), ("cuda", 64, 2)])
-def test_the_kv_cache_is_counted_in_the_precision_of_decoding(device, width, size):
-    model = GPTConfig(9, block_size=8, n_layer=2, n_head=4, n_kv_head=2, n_embd=width)
-    config = Config(device=device, precision="bf16", model=model)
-    assert kv_cache_bytes(config) == size * 2 * 2 * 8 * 2 * width // 4
+@pytest.mark.parametrize("width", [64, 384])
+@pytest.mark.parametrize("precision", DTYPES)
+@pytest.mark.parametrize("more", [{"n_kv_head": 2}, {"head_dim": 6, "value_head_dim": 10}])
+def test_the_kv_cache_has_the_bytes_that_decoding_allocates(precision, width, more):
+    model = GPTConfig(9, block_size=8, n_layer=2, n_head=4, n_embd=width, **more)
+    cache = allocate_cache(build_model(model).to(DTYPES[precision]), 1)
+    assert kv_cache_bytes(Config(device="cpu", precision=precision, model=model)) == cache.nbytes
+    halves = kv_cache_bytes(Config(device="cuda", precision="bf16", model=model))
+    assert 2 * halves == cache.nbytes
 
 
 @pytest.mark.soak
