@@ -19,7 +19,7 @@ from tokenizers import Tokenizer as Library
 from common.errors import UserError
 from common.files import read_json_object
 from common.terminal import error_sentence
-from common.text import pluralize, replace_surrogates
+from common.text import REPLACEMENT, pluralize, replace_surrogates
 from config import TokenizerConfig
 from data.hf_tokenizer import END_OF_TEXT, HFTokenizer, byte_level_alphabet, check_vocab_size
 
@@ -268,6 +268,14 @@ def encode_prompt(tokenizer: Tokenizer, text: str) -> list[int]:
     if tokenizer.begin_of_text is None:
         return ids
     return [tokenizer.begin_of_text, *ids]
+
+
+def decode_characters(tokenizer: Tokenizer, ids: Iterable[int]) -> str:
+    """Return the text of ids without special tokens and parts of characters."""
+    ordinary = [id for id in ids if id not in tokenizer.special]
+    if isinstance(tokenizer, HFTokenizer):
+        return tokenizer.decode(ordinary).replace(REPLACEMENT, "")
+    return b"".join(map(tokenizer.token_bytes, ordinary)).decode(errors="ignore")
 
 
 def normal_form_note(tokenizer: Tokenizer, text: str) -> str | None:

@@ -139,6 +139,7 @@ def render_page(session: Session) -> str:
         "server": {
             "maxTokens": max_tokens(config),
             "prompt": session.prompt,
+            "promptIds": session.prompt_ids,
             "beginOfText": session.tokenizer.begin_of_text,
             "canMeasure": session.scores is None,
             # Then the page has the heads measured without being asked.

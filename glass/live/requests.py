@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from common.errors import UserError
-from data.tokenizer import encode_prompt
+from data.tokenizer import decode_characters, encode_prompt
 from generation.decoder import cut, window_start
 from generation.sampling import Sampling, draw_tokens
 from glass.heads.measure.ablation import iterate_token_effects
@@ -47,10 +47,8 @@ def encode(session: Session, parameters: Parameters) -> list[int]:
 
 
 def decode(session: Session, parameters: Parameters) -> str:
-    """Return the text of ids without begin-of-text."""
-    ids = parameters.ids
-    begins = ids[:1] == [session.tokenizer.begin_of_text]
-    return session.tokenizer.decode(ids[1:] if begins else ids)
+    """Return the text of ids without special tokens and parts of characters."""
+    return decode_characters(session.tokenizer, parameters.ids)
 
 
 def token_texts(session: Session, parameters: Parameters) -> list[str]:
@@ -244,8 +242,7 @@ def show_scores(session: Session, parameters: Parameters, text_pass: TextPass) -
     text = capture(model, np.array([parameters.ids]))
     row = Row()
     yield from measure_in_stages(row, model, session.tokenizer, text)
-    spelled = session.spell_tokens(parameters.ids)
-    measured = "".join(spelled[id] for id in parameters.ids)
+    measured = decode(session, parameters)
     session.scores = describe_scores(session.step, row, summarize(row), measured)
 
 

@@ -13,8 +13,7 @@ from common.errors import UserError
 from common.files import exists
 from common.paths import expand_model_name
 from common.terminal import tolerate_errors
-from common.text import REPLACEMENT
-from data.tokenizer import Tokenizer, normal_form_note
+from data.tokenizer import Tokenizer, decode_characters, normal_form_note
 from glass.heads.measure.interventions import NO_INTERVENTIONS, Interventions
 from glass.heads.measure.probes import spell_token
 from glass.heads.measure.text_pass import TextPass
@@ -47,6 +46,7 @@ class Session:
     step: int = 0  # of the checkpoint; 0 for a model outside of a run
     max_steps: int | None = None  # of the run; None for a model outside of a run
     prompt: str = ""  # the text that is shown first
+    prompt_ids: Sequence[int] = ()  # with which it is read; empty if it is encoded
     scores: dict[str, Any] | None = None  # see `describe_scores`; None before heads are measured
     # A run, and which of its checkpoints is shown ("last" or "best"); None if that never changes.
     followed: tuple[RunDir, str] | None = None
@@ -118,11 +118,13 @@ def load_session(
     if isinstance(stored, RunCheckpoint):
         run = stored.run
         show_checkpoint(session, stored, log)
-    prompt = find_prompt(tokenizer, run) if settings.prompt is None else settings.prompt
-    tokenizer.encode(prompt)  # raises UserError for an unknown character
-    if note := normal_form_note(tokenizer, prompt):
+    if settings.prompt is None:
+        session.prompt, session.prompt_ids = find_prompt(tokenizer, run)
+    else:
+        session.prompt = settings.prompt
+        tokenizer.encode(session.prompt)  # raises UserError for an unknown character
+    if note := normal_form_note(tokenizer, session.prompt):
         log(note)
-    session.prompt = prompt
     return session
 
 
@@ -141,14 +143,21 @@ def show_checkpoint(session: Session, stored: RunCheckpoint, log: Callable[[str]
         session.scores = read_scores(rows)
 
 
-def find_prompt(tokenizer: Tokenizer, run: RunDir | None) -> str:
-    """Return the start of the text that a run's newest snapshot is about, or an example."""
+def find_prompt(tokenizer: Tokenizer, run: RunDir | None) -> tuple[str, Sequence[int]]:
+    """Return the start of the text that a run's newest snapshot is about, and its ids.
+
+    Without one it is an example, which has yet to be encoded.
+    """
     snapshots = [] if run is None else list_snapshots(run)
     text = snapshots[-1].probes.get("text") if snapshots else None
     if text is not None and text.ids:
-        return tokenizer.decode(text.ids[:PROMPT_TOKENS]).rstrip(REPLACEMENT)  # half a character
+        ids = text.ids[:PROMPT_TOKENS]
+        begin = tokenizer.begin_of_text
+        if begin not in (None, ids[0]):
+            ids = (begin, *ids)
+        return decode_characters(tokenizer, ids), ids
     try:
         tokenizer.encode(EXAMPLE_PROMPT)
     except UserError:  # the model lacks one of its characters
-        return ""
-    return EXAMPLE_PROMPT
+        return "", ()
+    return EXAMPLE_PROMPT, ()

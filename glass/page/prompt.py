@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from data.tokenizer import Tokenizer
+from data.tokenizer import Tokenizer, decode_characters
 from glass.heads.measure.analysis import analyze
 from glass.heads.measure.snapshot_files import float16_weights
 from glass.heads.say.findings import Finding, summarize
@@ -37,6 +37,8 @@ def write_analysis(
     findings = summarize(analysis.row)
     weights = {0: partial(_pack_model, model)}
     embedded = EmbeddedModel(model.config, tokenizer.to_json(), weights)
+    text = decode_characters(tokenizer, analysis.arrays["text_ids"].tolist())
+    facts = {**facts, "scoredText": text}
     write_prompt_page(path, facts, analysis.arrays, embedded, analysis.row, findings)
     return findings
 
@@ -57,14 +59,15 @@ def write_prompt_page(
 
     The page runs the model if it is small enough. The `facts` are the `title`, and either the
     number of `promptTokens`, after which the model generated the text, and the `tokenCount` of the
-    whole text, or the `losses` of a scored text. The arrays and metrics are those of an `Analysis`.
+    whole text, or the `losses` of a scored text; `scoredText` is what the model has read of it. The
+    arrays and metrics are those of an `Analysis`.
     """
     content = {
         "kind": "prompt",
+        **describe_model(model.config),
+        **describe_scores(0, metrics, findings),
         **facts,
         "title": clip_title(facts["title"]),
-        **describe_model(model.config),
-        **describe_scores(0, metrics, findings, "".join(arrays["text_tokens"])),
     }
     snapshot = Snapshot(0, lambda: nullcontext(arrays))
     return write_with_attention(path, content, [snapshot], model)

@@ -17,6 +17,7 @@ import {
   snapToStop,
   wanted,
 } from "./state/selection.js";
+import { keptIds, showIds } from "./views/own_text.js";
 
 const MAX_TEXT_LENGTH = 20_000; // characters of the reader's text in the address
 const WRITE_DELAY = 150; // milliseconds; browsers limit how often an address changes
@@ -76,7 +77,7 @@ function describeOwnText() {
     hidden: ownText.hidden.join(",") || null,
   };
   if (text.length > MAX_TEXT_LENGTH) return interventions;
-  return { text, ...interventions, ...describeChoices() };
+  return { text, ids: keptIds()?.join(",") ?? null, ...interventions, ...describeChoices() };
 }
 
 /** Select what the address names, as far as the page has it; its step and input are loaded first. */
@@ -109,10 +110,13 @@ function readNumber(parameters, name) {
   return /^\d+$/.test(text) ? Number(text) : null;
 }
 
-/** Read the reader's text and its interventions. */
+/** Read the reader's text, whose ids prevail, and its interventions. */
 function readText(parameters) {
   const readList = name => (parameters.get(name) ?? "").split(",");
+  const isId = id => /^\d{1,9}$/.test(id) && Number(id) < data.modelConfig.vocab_size;
   const hidden = readList("hidden").filter(token => /^\d{1,6}$/.test(token));
   $("typed").value = parameters.get("text");
+  const ids = readList("ids");
+  if (ids.every(isId)) showIds(ids.map(Number));
   Object.assign(ownText, { off: readList("off").filter(parseHead), hidden: hidden.map(Number) });
 }

@@ -60,12 +60,12 @@ async function showWanted() {
   selectWanted(loaded);
   if (hasProbes()) pinWanted();
   drawAll();
+  if (hasProbes()) await fillField(currentProbe());
 }
 
-/** Show the controls and the text of the selected input, and pin a token. */
+/** Show the controls of the selected input, and pin a token. */
 function pinWanted() {
   updateControls();
-  fillField(currentProbe());
   const { pin } = wanted;
   wanted.pin = null;
   if (pin !== null && pin < textLength()) {
@@ -187,8 +187,7 @@ function setUpSections() {
   setUpAttention();
   setUpMeasuring();
   setUpContents();
-  const text = data.probes.find(probe => probe.name === "text");
-  setUpOwnText(text, data.losses ? 1 : 0); // a scored text follows a token that is not part of it
+  setUpOwnText(data.losses ? 1 : 0); // a scored text follows a token that is not part of it
   if (runnableSteps.length) {
     setUpConsole();
     setUpContinuing();

@@ -5,10 +5,12 @@ import shutil
 import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from frame_reader import decode_frames
 from models import small
+from pages import snapshot, write_snapshot
 from run_folders import TEXT, load_run, write_run
 
 from cli.explore_config import ExploreConfig
@@ -71,8 +73,16 @@ def test_the_model_of_another_library_has_no_steps(tmp_path):
 
 def test_the_example_is_shown_if_the_model_can_read_it():
     every_byte = BPETokenizer(PATTERNS["gpt2"], [bytes([b]) for b in range(256)], 256)
-    assert find_prompt(every_byte, None) == EXAMPLE_PROMPT
-    assert find_prompt(CharTokenizer(TEXT), None) == ""
+    assert find_prompt(every_byte, None) == (EXAMPLE_PROMPT, ())
+    assert find_prompt(CharTokenizer(TEXT), None) == ("", ())
+
+
+def test_the_text_of_a_run_is_shown_in_whole_characters_and_read_by_its_ids(tmp_path):
+    every_byte = BPETokenizer(PATTERNS["gpt2"], [bytes([b]) for b in range(256)], 256)
+    ids = every_byte.encode("日" + "é" * 15 + "日")[1:]  # the first 32 end in a character, too
+    shot = snapshot(T=len(ids)) | {"text_ids": np.array(ids)}
+    write_snapshot(tmp_path, shot)
+    assert find_prompt(every_byte, RunDir(tmp_path)) == ("é" * 15, tuple(ids[:32]))
 
 
 @pytest.fixture

@@ -9,7 +9,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from models import in_browser, lively, page_weights, random_tokens, small
 
-from data.tokenizer import PATTERNS, CharTokenizer, load_tiktoken, train_bpe
+from data.tokenizer import (
+    PATTERNS,
+    CharTokenizer,
+    decode_characters,
+    load_tiktoken,
+    train_bpe,
+)
 from generation.decoder import cut, window_start
 from generation.known_settings import MODEL_NUMBERS, find_unknown_setting
 from glass.heads.measure import scores
@@ -161,10 +167,16 @@ def test_the_page_encodes_and_decodes_as_python_does(engine_tab, tokenizer):
     @given(st.text(CHARACTERS) if is_char else texts)
     @example("")
     @example("a" if is_char else "a\r\n\r\n  b\ufeffc")
+    @example("a" if is_char else "😀\ufffd日")
     def check(text):
         ids = engine_tab.evaluate("text => tokenizer.encode(text)", text)
         assert ids == tokenizer.encode(text), json.dumps(text)
-        assert engine_tab.evaluate("ids => tokenizer.decode(ids)", ids) == tokenizer.decode(ids)
+        for start, end in ((0, None), (1, None), (0, -1), (1, -1)):
+            part = [*ids[start:end], *tokenizer.special]
+            expected = decode_characters(tokenizer, part)
+            assert engine_tab.evaluate("ids => tokenizer.decode(ids)", part) == expected
+            assert expected in text
+        assert decode_characters(tokenizer, ids) == text
 
     check()
     if not is_char:

@@ -14,9 +14,13 @@ from playwright.sync_api import expect
 from run_folders import load_run
 from safetensors.torch import load_file, save_file
 
+from config import GPTConfig
+from data.tokenizer import decode_characters, train_bpe
 from glass.heads.measure.snapshot_files import float16_weights, save_weights
 from glass.page import write as page
+from glass.page.prompt import write_analysis
 from run.run_dir import RunDir
+from variants import build_model
 
 HOSTILE = "<img src=x onerror=window.hacked=1>"
 
@@ -110,6 +114,45 @@ def test_a_typed_text_is_read_with_interventions_and_continued(own, open_page):
     greedy = model.generate(torch.tensor([ids]), 20, temperature=0)[0].tolist()
     expect(tab.locator("#typed")).to_have_value(tokenizer.decode(greedy))
     expect_text(tab, "#continue", "Continue")
+
+
+@pytest.mark.slow
+def test_a_text_is_read_by_its_ids_and_shown_in_whole_characters_until_it_is_edited(
+    open_page, tmp_path
+):
+    tokenizer = train_bpe([], 257)  # each token is a byte
+    _, *ids = tokenizer.encode("日" + "مرحبا" + "😀")[:-1]
+    model = lively(build_model(GPTConfig(257, n_layer=2, n_head=2, n_embd=16, block_size=64)))
+    facts = {"title": "cut", "promptTokens": 1, "tokenCount": len(ids)}
+    write_analysis(tmp_path / "page.html", facts, model, tokenizer, ids, print)
+    tab = open_page(tmp_path / "page.html")
+
+    def expect_read(tab, text: str, ids: list[int]) -> None:
+        expect_text(tab, "#own-text-status", f"{len(ids)} tokens,")
+        expect(tab.locator("#typed")).to_have_value(text)
+        kept = "%2C".join(map(str, ids))
+        wait_until(tab, f"`${{location.hash}}&`.includes('ids={kept}&')")
+
+    tab.click("[role=radio][aria-label='layer 1, head 1']")
+    tab.keyboard.press("x")
+    expect_read(tab, "مرحبا", ids)
+    tab.keyboard.press("x")
+    expect_interventions(tab, "", "")
+    tab.fill("#temperature", "0")
+    tab.click("#continue")
+    weights = {name: tensor.half().float() for name, tensor in model.tensors().items()}
+    model.load_state_dict(weights, strict=False)
+    greedy = model.generate(torch.tensor([ids]), 20, temperature=0)[0].tolist()
+    expect_read(tab, decode_characters(tokenizer, greedy), greedy)
+    again = open_page(tmp_path / "page.html")
+    again.goto(tab.url)
+    again.reload()
+    expect_read(again, decode_characters(tokenizer, greedy), greedy)
+
+    edited = decode_characters(tokenizer, greedy) + "a"
+    again.fill("#typed", edited)
+    expect_text(again, "#own-text-status", f"{len(edited.encode())} tokens,")
+    wait_until(again, "!location.hash.includes('ids=')")
 
 
 # Delays what the page asks of the worker, and notes in each frame which steps the page shows.

@@ -8,6 +8,13 @@ const fromByteString = bytes =>
     Uint8Array.from(bytes, character => character.charCodeAt(0)),
   );
 
+/** Decode a byte string without parts of characters; the replacement character may be one of them. */
+const decodeCharacters = bytes =>
+  bytes
+    .split(toByteString("\ufffd"))
+    .map(part => fromByteString(part).replaceAll("\ufffd", ""))
+    .join("\ufffd");
+
 /**
  * Translate tiktoken's regular expression, which splits a text before pairs are merged.
  *
@@ -87,13 +94,13 @@ function createBytePairTokenizer({ tokens, pattern, end_of_text: endOfText }) {
   byteStrings.forEach((bytes, id) => {
     if (bytes) ids.set(bytes, id);
   });
-  const bytesOf = id => (id === endOfText ? "<|endoftext|>" : (byteStrings[id] ?? ""));
+  const bytesOf = id => (id === endOfText ? "" : (byteStrings[id] ?? ""));
   const encodePart = part =>
     Array.from(part.matchAll(splitter), ([piece]) => mergePairs(toByteString(piece), ids)).flat();
   return {
     encode: text => cutLongRuns(text.toWellFormed()).flatMap(encodePart),
-    decode: some => fromByteString(some.map(bytesOf).join("")),
-    tokenText: id => fromByteString(bytesOf(id)),
+    decode: some => decodeCharacters(some.map(bytesOf).join("")),
+    tokenText: id => (id === endOfText ? "<|endoftext|>" : fromByteString(bytesOf(id))),
     size: Math.max(tokens.length, endOfText + 1),
     endOfText,
     startToken: endOfText,

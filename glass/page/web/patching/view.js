@@ -17,7 +17,7 @@ import { emit, on } from "../state/events.js";
 import { data, runnableSteps } from "../state/page_data.js";
 import { chooseHead, isOwnText, ownText, selection, togglePin } from "../state/selection.js";
 import { describeInterventions } from "../views/interventions.js";
-import { chooseOwnText } from "../views/own_text.js";
+import { chooseOwnText, readAsTyped } from "../views/own_text.js";
 import { predictionButton } from "../views/prediction.js";
 import { drawPatchingMaps, effectVerb, setUpPatchingMaps } from "./maps.js";
 import {
@@ -250,6 +250,7 @@ export function setUpPatching() {
     clearTimeout(timer);
     const text = $("corrupted").value;
     choices.corrupted = text === $("typed").value ? null : text;
+    readAsTyped(); // both texts are encoded alike
     timer = setTimeout(() => changeChoices({}), TYPING_DELAY);
   };
   $("typed-token-form").onsubmit = event => {

@@ -1,11 +1,11 @@
 /** The model continues the reader's text. */
 
 import { $ } from "../base/dom.js";
-import { ask, cancel, describeFailure, send } from "../client/client.js";
+import { ask, cancel, describeFailure } from "../client/client.js";
 import { findHidden, placesRead } from "../engine/decoding.js";
 import { data, textLimit } from "../state/page_data.js";
 import { chooseProbe, ownText, wantedStep } from "../state/selection.js";
-import { encodeTyped, readOwnText } from "./own_text.js";
+import { encodeTyped, isFieldEmpty, readOwnText, showIds } from "./own_text.js";
 
 const CONTINUED_TOKENS = 20;
 
@@ -39,7 +39,7 @@ async function continueText() {
 async function generate() {
   const temperature = readTemperature();
   const typedIds = await encodeTyped();
-  const written = $("typed").value ? typedIds : []; // an empty text has a token that starts it
+  const written = isFieldEmpty() ? [] : typedIds; // an empty text has a token that starts it
   const places = placesRead(typedIds, textLimit, true);
   const hidden = findHidden(ownText.hidden, places);
   const ids = places.map(place => typedIds[place]);
@@ -57,7 +57,7 @@ async function generate() {
 }
 
 async function show(ids) {
-  $("typed").value = await send("decode", { ids });
+  await showIds(ids);
   $("typed").scrollTop = $("typed").scrollHeight;
 }
 

@@ -28,8 +28,13 @@ import { fillText, revealToken } from "./text.js";
 const SLOW_READING = 300; // milliseconds after which the page says that it is reading
 const TYPING_DELAY = 10; // milliseconds in which keys are gathered
 
-/** The text that the field holds until it is edited: tokens of a probe, from number `start` on. */
-const initial = { probe: null, start: 0, text: "", ids: [] };
+/**
+ * What the field shows until it is edited: the whole characters of `ids`. These are the reader's, as
+ * the model continued them, or those of a stored probe from number `start` on.
+ */
+const filled = { probe: null, start: 0, text: "", ids: [] };
+
+let filling = Promise.resolve();
 
 // ---- reading
 
@@ -62,7 +67,7 @@ async function readOnce(isWanted) {
   const step = wantedStep();
   const allIds = await encodeTyped();
   if (!isWanted()) return;
-  if (!$("typed").value) {
+  if (isFieldEmpty()) {
     showEmptyText();
     return;
   }
@@ -115,23 +120,35 @@ function describeLength(count, countOfAll, milliseconds) {
   return `${describeTokens(count, countOfAll)}${part}, ${milliseconds} ms`;
 }
 
-/** Encode the text in the field; the initial text is read as the tokens of its probe. */
+/** Return the ids of the text in the field: until it is edited, those with which it was filled. */
 export async function encodeTyped() {
-  return holdsInitialText() ? initial.ids : send("encode", { text: $("typed").value });
+  await filling;
+  return keptIds() ?? send("encode", { text: $("typed").value });
 }
 
-const holdsInitialText = () => initial.ids.length > 0 && $("typed").value === initial.text;
+/** Return the ids with which the field was filled; null if the reader has changed its characters. */
+export const keptIds = () =>
+  filled.ids.length && $("typed").value === filled.text ? filled.ids : null;
 
-const showsInitialText = () => currentProbe() === initial.probe && holdsInitialText();
+/** Read the characters in the field instead of the ids with which it was filled. */
+export function readAsTyped() {
+  if (!keptIds()) return;
+  filled.ids = [];
+  readOwnText();
+}
+
+export const isFieldEmpty = () => !$("typed").value && !keptIds();
+
+const showsStoredText = () => currentProbe() === filled.probe && keptIds() !== null;
 
 /** Return the index, in the selected input, of the first token that is in the field. */
-export const firstTypedToken = () => (isOwnText() ? 0 : initial.start);
+export const firstTypedToken = () => (isOwnText() ? 0 : filled.start);
 
-export const isInField = () => isOwnText() || showsInitialText();
+export const isInField = () => isOwnText() || showsStoredText();
 
 /** Show the reader's text in all views; if it is that of the selected input, with the same pin. */
 export function chooseOwnText() {
-  if (showsInitialText() && selection.pinned !== null) {
+  if (showsStoredText() && selection.pinned !== null) {
     wanted.pin = Math.max(0, selection.pinned - firstTypedToken());
   }
   chooseProbe(data.probes.indexOf(ownText));
@@ -175,10 +192,9 @@ function showOwnText(isEdited) {
 /**
  * Set up the section, or say why the model cannot run here.
  *
- * @param {Probe | undefined} probe - Its text is in the field at first.
- * @param {number} start - Number of its tokens that cannot be typed, at its beginning.
+ * @param {number} start - Number of tokens of a stored probe that cannot be typed, at its beginning.
  */
-export function setUpOwnText(probe, start) {
+export function setUpOwnText(start) {
   const obstacle = runnableSteps.length ? "" : describeObstacle();
   $("own-text").hidden = !runnableSteps.length;
   $("not-run").hidden = !obstacle;
@@ -187,9 +203,8 @@ export function setUpOwnText(probe, start) {
     'file: python sample.py run_dir=… prompt="…" attention=page.html)';
   if (!runnableSteps.length) return;
   $("stops").textContent = describeStops();
-  initial.start = start;
-  if (probe) fillField(probe);
-  else $("typed").value = data.server?.prompt ?? "";
+  filled.start = start;
+  if (data.server) showKept(data.server.promptIds, data.server.prompt, ownText);
   let timer = 0;
   $("typed").oninput = () => {
     chooseProbe(data.probes.indexOf(ownText));
@@ -217,9 +232,29 @@ function describeStops() {
   return `${stops}: their weights are in this page${damaged}`;
 }
 
-/** Put the text of a probe into the field, unless the reader has written or changed something. */
-export function fillField(probe) {
-  if ($("typed").value !== initial.text || ownText.hidden.length) return;
-  $("typed").value = probe.tokens.slice(initial.start).join("");
-  Object.assign(initial, { probe, text: $("typed").value, ids: probe.ids.slice(initial.start) });
+/**
+ * Put the text of a stored probe into the field, unless the reader has written or changed something.
+ */
+export async function fillField(probe) {
+  const isKept = $("typed").value !== filled.text || [probe, ownText].includes(filled.probe);
+  if (!runnableSteps.length || isKept || ownText.hidden.length) return;
+  try {
+    await showIds(probe.ids.slice(filled.start), probe);
+  } catch (error) {
+    $("own-text-status").textContent = describeFailure(error);
+  }
+}
+
+/** Put the whole characters of ids into the field, unless its text changes meanwhile. */
+export function showIds(ids, probe = ownText) {
+  const before = $("typed").value;
+  filling = send("decode", { ids }).then(text => {
+    if ($("typed").value === before) showKept(ids, text, probe);
+  });
+  return filling;
+}
+
+function showKept(ids, text, probe) {
+  $("typed").value = text;
+  Object.assign(filled, { probe, text, ids });
 }
