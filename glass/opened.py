@@ -57,11 +57,12 @@ class PatchedPair(NamedTuple):
 class Opened:
     """A model and its tokenizer, with measurements of what they make of a text.
 
-    A text may also be given as token ids, in a list, an array or a tensor (T,) or (1, T). `off`
-    names heads whose output is set to zero, such as ["L2H0"], and `hidden` has the numbers of
-    tokens that no later token can attend to. Tokens are numbered from 0, with begin-of-text if the
-    tokenizer has it, and T3 labels token 3. If a text is longer than the context, or needs more
-    than 67 million attention weights, only its last tokens are read.
+    A text may also be given as token ids, in a list, an array or a tensor (T,) or (1, T), or as
+    a tokenizer of transformers returns them. `off` names heads whose output is set to zero, such as
+    ["L2H0"], and `hidden` has the numbers of tokens that no later token can attend to. Tokens are
+    numbered from 0, with begin-of-text if the tokenizer has it, and T3 labels token 3. If a text is
+    longer than the context, or needs more than 67 million attention weights, only its last tokens
+    are read.
 
     `loss`, `head_effects`, `patch` and `measure_heads` also take a list of texts, and return means
     over them: `.errors` are their standard errors, and `.each` has the values of each text.
@@ -71,6 +72,11 @@ class Opened:
     """
 
     def __init__(self, model: GPT, tokenizer: Tokenizer) -> None:
+        if not isinstance(model, GPT) or not isinstance(tokenizer, Tokenizer):
+            raise UserError(
+                f"{type(model).__name__} and {type(tokenizer).__name__} are not a model and a "
+                "tokenizer of GlassGPT: use what interop.load(PATH_OR_NAME) returns"
+            )
         self.model = model
         self.tokenizer = tokenizer
 

@@ -3,6 +3,7 @@
 import re
 import statistics
 import sys
+from collections import UserDict
 from functools import partial
 from itertools import product
 
@@ -367,6 +368,8 @@ IDS = TOKENIZER.encode(TEXT)[-T:]
         iter(TEXTS),
         [TOKENIZER.encode(text) for text in TEXTS],
         [torch.tensor(TOKENIZER.encode(text)) for text in TEXTS],
+        [{"input_ids": TOKENIZER.encode(text)} for text in TEXTS],
+        {"input_ids": [TOKENIZER.encode(text) for text in TEXTS]},
     ],
 )
 def test_texts_are_read_in_whatever_type_they_are_given(texts):
@@ -381,6 +384,8 @@ def test_texts_are_read_in_whatever_type_they_are_given(texts):
         np.array(IDS, np.int32),
         torch.tensor([IDS]),
         list(torch.tensor(IDS)),
+        {"input_ids": IDS, "attention_mask": [1] * T},
+        UserDict(input_ids=torch.tensor([IDS]), attention_mask=torch.ones(1, T)),
     ],
 )
 def test_a_text_is_read_in_whatever_type_it_is_given(text):
@@ -436,6 +441,42 @@ def test_what_is_no_head_or_token_is_refused_in_one_sentence(changes):
     for text in (TEXT, TEXTS):
         with pytest.raises(UserError, match=f"^{name}=[^\n]*$"):
             opened.loss(text, **changes)
+
+
+ARGUMENTS = {
+    "text": ("loss", "logits", "patterns", "head_effects", "token_effects", "measure_heads"),
+    "off": ("loss", "logits", "patterns", "head_effects", "token_effects"),
+    "hidden": ("loss", "logits", "patterns", "head_effects", "token_effects"),
+    "token": ("head_effects",),
+}
+ARGUMENTS |= dict.fromkeys(("clean", "corrupted", "answer", "wrong"), ("patch",))
+
+
+@pytest.mark.parametrize("argument", ARGUMENTS)
+def test_what_has_keys_columns_or_no_order_is_refused_by_its_type(argument):
+    opened = glass.open(lively(build_model(small())), TOKENIZER)
+    table = pytest.importorskip("pandas").DataFrame({TEXT: [1], CORRUPTED: [2]})
+    keys = dict.fromkeys(["L0H1", 3])
+    for method in ARGUMENTS[argument]:
+        texts = [TEXT, CORRUPTED] if method == "patch" else [TEXT]
+        names = ["clean", "corrupted"] if method == "patch" else ["text"]
+        for value in (keys, UserDict(keys), set(keys), frozenset(keys), keys.keys(), table):
+            arguments = dict(zip(names, texts)) | {argument: value}
+            with pytest.raises(UserError, match=rf"\b{type(value).__name__}\b"):
+                getattr(opened, method)(**arguments)
+
+
+def test_padding_is_not_measured():
+    opened = glass.open(lively(build_model(small())), TOKENIZER)
+    with pytest.raises(UserError, match="attention_mask"):
+        opened.loss({"input_ids": [IDS, IDS], "attention_mask": [[1] * T, [0] + [1] * (T - 1)]})
+
+
+def test_models_and_tokenizers_of_other_libraries_are_refused_by_their_type():
+    model = lively(build_model(small()))
+    for pair in ((torch.nn.Linear(2, 2), TOKENIZER), (model, None), (model, "gpt2")):
+        with pytest.raises(UserError, match=r"interop\.load"):
+            glass.open(*pair)
 
 
 @pytest.mark.parametrize(

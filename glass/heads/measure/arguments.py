@@ -1,15 +1,18 @@
 """Read what a caller in Python gives: texts or token ids, names of heads, numbers of tokens."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Set
 from reprlib import repr as quote
 from typing import Any
+
+import numpy as np
 
 from common.errors import UserError
 from common.text import pluralize
 from config import GPTConfig
 from run.row import Head, parse_head
 
-Text = str | int | Iterable[Any]  # or its token ids, also as an array or a tensor (T,) or (1, T)
+# A text, or its token ids: also an array, a tensor (T,) or (1, T), or a mapping with input_ids
+Text = str | int | Iterable[Any]
 Texts = Text | Iterable[Text]
 Heads = str | Head | Iterable[str | Head]
 Positions = int | Iterable[int]
@@ -17,7 +20,7 @@ Positions = int | Iterable[int]
 
 def list_texts(texts: Texts) -> list[Text] | None:
     """Return the texts of a list, or None for one text."""
-    values = list_values(texts)
+    values = list_values(_input_ids(texts))
     is_list = not isinstance(texts, str | bytes) and any(isinstance(v, Iterable) for v in values)
     return values if is_list else None
 
@@ -30,7 +33,7 @@ def read_ids(
     Raises:
         UserError: There is more than one text, or something that is no token of the vocabulary.
     """
-    values = list_values(text)
+    values = list_values(_input_ids(text))
     if not values:
         raise UserError(f"{name} is an empty list: use at least one text or token id")
     if values == [""]:
@@ -83,8 +86,23 @@ def read_predicted(token: int, length: int) -> int:
     return values[0] % length
 
 
+def _input_ids(text: Any) -> Any:
+    """Return the token ids of what a tokenizer of transformers returns; anything else as it is."""
+    if not isinstance(text, Mapping) or "input_ids" not in text:
+        return text
+    if 0 in np.hstack(text.get("attention_mask", [1])):
+        raise UserError("attention_mask hides padding tokens: use texts without padding")
+    return text["input_ids"]
+
+
 def list_values(given: Any) -> list:
-    """Return the values of an iterable, or of the only row of a table, as Python's types."""
+    """Return the values of an iterable, or of the only row of an array, as Python's types.
+
+    Raises:
+        UserError: It is of a type whose iteration yields names, or values in no order.
+    """
+    if isinstance(given, Mapping | Set) or hasattr(given, "columns"):  # those of a table
+        raise UserError(f"{type(given).__name__} is no type of text, heads or tokens: use a list")
     if hasattr(given, "tolist"):
         given = given.tolist()
     if isinstance(given, str | bytes) or not isinstance(given, Iterable):
