@@ -29,7 +29,7 @@ from cli.sample_config import SampleConfig
 from common.errors import UserError
 from common.paths import expand_home, require_output_file
 from common.terminal import command, error_sentence, is_terminal, print_stderr
-from common.text import format_speed, pluralize, printable
+from common.text import format_loss, format_speed, pluralize, printable
 from common.wait_policy import choose_wait_policy
 from data.text_files import MAX_CHARS, is_jsonl, normalize_text, open_text, read_at_once
 from run.run_dir import RunDir, find_newest_run
@@ -264,11 +264,8 @@ def write_score(config: SampleConfig, model: GPT, tokenizer: Tokenizer, text: st
     ids = [start_token(tokenizer), *text_ids]
     losses = score_tokens(model, ids)
     mean, num_bytes = losses.mean(), len(text.encode())
-    bits_per_byte = mean * len(losses) / math.log(2) / num_bytes
-    summary = (
-        f"{pluralize(len(losses), 'token')}, {pluralize(num_bytes, 'byte')}: "
-        f"loss {mean:.4f} nats per token, {bits_per_byte:.4f} bits per byte"
-    )
+    loss = format_loss(mean, mean * len(losses) / math.log(2) / num_bytes)
+    summary = f"{pluralize(len(losses), 'token')}, {pluralize(num_bytes, 'byte')}: loss {loss}"
     print(summary, flush=True)
     if tokenizer.decode(text_ids).strip() != text.strip():
         print_stderr(

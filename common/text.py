@@ -1,6 +1,6 @@
 """Format numbers and text for the terminal."""
 
-from math import floor, isfinite, log10
+from math import exp, floor, isfinite, log10
 from unicodedata import category
 
 # Control and format characters, which can change what a terminal shows.
@@ -46,6 +46,17 @@ def pluralize(count: int, noun: str) -> str:
     """Return a count with its noun: 1 step, 2,400 steps, 2 processes."""
     suffix = "es" if noun.endswith("s") else "s"
     return f"{count:,} {noun}{'' if count == 1 else suffix}"
+
+
+def format_loss(nats: float, bits_per_byte: float | None) -> str:
+    """Format a mean loss with its perplexity, and the bits per byte unless they are unknown."""
+    bits = "" if bits_per_byte is None else f", {bits_per_byte:.4f} bits per byte"
+    return f"{nats:.4f} nats per token ({format_perplexity(nats)}){bits}"
+
+
+def format_perplexity(nats: float) -> str:
+    """Format e to the power of a mean loss per token; above 700 nats it would be no float."""
+    return f"perplexity {exp(min(nats, 700)):.5g}"
 
 
 def format_speed(speed: float) -> str:

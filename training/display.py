@@ -15,7 +15,7 @@ from rich.progress import (
 from rich.table import Column
 
 from common.terminal import Terminal, printer
-from common.text import format_minutes, format_speed
+from common.text import format_minutes, format_perplexity, format_speed
 from config import ResolvedConfig
 from run.row import Row
 
@@ -103,6 +103,8 @@ class Display:
         self._bar.update(
             self._task, completed=step, status=" ".join(status), left=self._time_left()
         )
+        if "val/loss" in values:  # the bar has no room for it
+            values["val/loss"] += f" ({format_perplexity(row['val/loss'])})"
         if self.console.is_terminal:  # the bar shows the rest
             shown = [values[key] for key in LOSSES if key in values and "val/loss" in values]
         else:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from common.settings import format_settings
-from common.text import format_magnitude, format_minutes, pluralize
+from common.text import format_loss, format_magnitude, format_minutes, pluralize
 from common.torchrun import count_processes
 from config import Config, ResolvedConfig
 from run.locking import check_run_dir
@@ -63,10 +63,8 @@ def evaluate_only(config: Config, stored: StoredModel) -> float:
     source = config.run_dir or config.init_from
     step = f"step {manifest.step:,}, " if manifest else ""
     world.log(f"model    {source}, {step}{pluralize(model.num_parameters(), 'parameter')}")
-    bits = ""
-    if "val/bits_per_byte" in metrics:
-        bits = f", {metrics['val/bits_per_byte']:.4f} bits per byte"
-    world.log(f"loss     {metrics['val/loss']:.4f} nats per token{bits}")
+    loss = format_loss(metrics["val/loss"], metrics.get("val/bits_per_byte"))
+    world.log(f"loss     {loss}")
     world.log(f"         over {pluralize(validation.num_targets, 'validation token')}")
     if text.task:
         for line in describe_task(measure_task(text.task, model, is_last=True)):

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from common.files import atomic_write
 from common.terminal import Terminal, printer, tolerate_errors
-from common.text import format_minutes
+from common.text import format_loss, format_minutes
 from config import ResolvedConfig
 from data.tokenizer import save_tokenizer
 from data.tokens import Tokens
@@ -186,13 +186,8 @@ def summarize_losses(rows: Sequence[Row]) -> list[str]:
     best = best_row(rows)
     if best is None:
         return []
-    bits = ""
-    if "val/bits_per_byte" in best:
-        bits = f", {best['val/bits_per_byte']:.4f} bits/byte"
-    lines = [
-        f"loss     {best['val/loss']:.4f} nats/token{bits} in validation (best, step "
-        f"{best['step']:,})"
-    ]
+    loss = format_loss(best["val/loss"], best.get("val/bits_per_byte"))
+    lines = [f"loss     {loss} in validation (best, step {best['step']:,})"]
     if warning := loss_warning(rows):
         lines.append(f"note     {warning}")
     return lines + describe_task(rows[-1])

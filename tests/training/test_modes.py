@@ -1,6 +1,7 @@
 """What train.py does instead of training: it prints true numbers and leaves a run as it was."""
 
 import hashlib
+import math
 import os
 import re
 import shutil
@@ -16,6 +17,8 @@ from filelock import FileLock
 from processes import rows, tiny_arguments
 
 import cli
+import sample
+from cli.sample_config import SampleConfig
 from common.errors import UserError
 from config import GPTConfig
 from data.splits import VALIDATION_PERIOD
@@ -45,6 +48,17 @@ def test_eval_only_measures_the_recorded_loss_and_writes_nothing(
             last = train_from(f"run_dir={run}/checkpoints/{name}", "eval_only=true", "device=cpu")
             assert last == losses[-1]
     assert hashes(tmp_path) == before
+
+
+def test_each_loss_of_text_is_printed_with_its_perplexity(finished_run, text_file, capsys):
+    train_from(*tiny_arguments(text_file, "max_steps=4", "run_dir=null"))
+    train_from(f"run_dir={finished_run}", "eval_only=true")
+    sample.sample(SampleConfig(run_dir=str(finished_run), score=str(text_file)))
+    loss, perplexity = r"(?:val (\d\S*)|(\d\S*) nats per token)", r"(?: \(perplexity (\S+)\))?"
+    losses = re.findall(loss + perplexity, capsys.readouterr().out)
+    assert len(losses) == 5  # of two evaluations, the end, eval_only and score
+    for shown, precise, perplexity in losses:
+        assert float(perplexity) == pytest.approx(math.exp(float(shown or precise)), rel=1e-3)
 
 
 @pytest.mark.parametrize("typed", ["max_steps=3", "optim=muon"])

@@ -79,7 +79,9 @@ function describeMeanLoss() {
   const { off = [], hidden = [], losses = null, was = null } = predictions ?? {};
   Object.assign($("mean-loss").dataset, { off: off.join(" "), hidden: hidden.join(" ") });
   if (!(losses?.length > 1)) return "";
-  const sentence = `Mean loss ${formatNumber(meanLoss(losses))} nats/token`;
+  const loss = meanLoss(losses);
+  const perplexity = formatNumber(Math.exp(loss));
+  const sentence = `Mean loss ${formatNumber(loss)} nats/token (perplexity ${perplexity})`;
   if (!was) return `${sentence}.`;
   const before = formatNumber(meanLoss(was.losses));
   return `${sentence}; ${before} without interventions (${describeInterventions(predictions)}).`;

@@ -163,7 +163,9 @@ function showFigures() {
   const figures = [];
   if (data.best) {
     const step = `at step ${formatCount(data.best.step)}`;
-    figures.push([formatNumber(data.best.loss), `best validation loss (nats/token), ${step}`]);
+    const perplexity = formatNumber(Math.exp(data.best.loss));
+    const unit = `nats/token, perplexity ${perplexity}`;
+    figures.push([formatNumber(data.best.loss), `best validation loss (${unit}), ${step}`]);
   }
   if (data.step !== null) {
     const isUnfinished = data.maxSteps > data.step;
