@@ -9,7 +9,7 @@ import pytest
 import torch
 from conftest import wait_until
 from models import lively
-from pages import expect_map, expect_text, read_back
+from pages import expect_map, expect_text, focus_map_cell, read_back
 from playwright.sync_api import expect
 from run_folders import load_run
 from safetensors.torch import load_file, save_file
@@ -291,3 +291,30 @@ def test_hostile_text_is_inert_and_damaged_weights_leave_the_stored_maps(own, op
     tab.fill("#typed", "the glass")
     wait_until(tab, "document.getElementById('own-text-status').textContent !== ''")
     assert tab.locator("#map canvas").is_visible()
+
+
+@pytest.mark.slow
+def test_a_page_whose_worker_is_refused_says_that_it_shows_what_was_recorded(own, chromium):
+    path = page.write_page(RunDir(own[0]))
+    policy = {"Content-Security-Policy": "default-src 'unsafe-inline'"}  # as of a wiki or a forge
+    tab = chromium.new_page()
+    tab.route("http://pages.test/**", lambda route: route.fulfill(path=path, headers=policy))
+    for address in ("", "#text=the"):
+        tab.goto("about:blank")
+        tab.goto(f"http://pages.test/{address}")
+        expect(tab.locator("#loading")).to_have_count(0)
+        expect_text(tab, "#own-text-status", "stored values are shown")
+    tab.click("[role=radio][aria-label='layer 1, head 1']")
+    expect_map(tab, heads="L1H1")
+    for text in ("the", "the glass"):
+        tab.evaluate("document.getElementById('own-text-status').textContent = 'reading …'")
+        tab.fill("#typed", text)
+        expect_text(tab, "#own-text-status", "stored values are shown")
+    tab.evaluate("document.getElementById('own-text-status').textContent = 'reading …'")
+    tab.click("#continue")
+    expect_text(tab, "#own-text-status", "stored values are shown")
+    expect_text(tab, "#continue", "Continue")
+    focus_map_cell(tab, 12, 4, 16)
+    tab.keyboard.press("Enter")
+    expect_text(tab, "#score-attribution", "stored values are shown")
+    tab.close()

@@ -10,8 +10,10 @@ export class WorkerTransport {
   #sentWeights = new Set(); // steps
   #lastId = 0;
   #worker = null;
+  #failure = null; // why the worker has ended, or was refused by a content security policy
 
   async send(request, parameters = {}, onPart = _part => {}) {
+    if (this.#failure) throw this.#failure;
     this.#worker ??= this.#startWorker();
     this.#sendWeights(parameters.step);
     this.#lastId += 1;
@@ -46,9 +48,8 @@ export class WorkerTransport {
     const worker = new Worker(URL.createObjectURL(script));
     worker.onmessage = ({ data: reply }) => this.#receive(reply);
     worker.onerror = event => {
-      for (const { reject } of this.#pending.values()) {
-        reject(new Error(event.message ?? "the browser allows no worker"));
-      }
+      this.#failure = new Error(event.message ?? "the browser allows no worker");
+      for (const { reject } of this.#pending.values()) reject(this.#failure);
       this.#pending.clear();
     };
     const config = data.modelConfig;
