@@ -1,11 +1,16 @@
 """Draw the attention grid: one image with the attention maps of all heads."""
 
+import os
 import re
+import subprocess
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import cache, lru_cache
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from common.text import VISIBLE_SPACES
+from common.text import VISIBLE_SPACES, pluralize
 
 # The color scale of the page (glass/page/web/), whose lightness falls in even steps.
 SCALE_HEX = "fcf7d4 f5daa0 f7b968 f79138 f16828 e04039 c41c4d a1025b 780660 4e0f57 291041 0c0c22"
@@ -29,6 +34,10 @@ LABEL_GAP = 6  # between the token labels and the first map
 MIN_SINK_WEIGHT = 0.01  # more than the rounding of float16 weights can leave
 MAX_LABEL = 12  # characters of a token label
 
+FONTS = ("", "DejaVuSans.ttf")  # files; "" is Pillow's own font, which has Latin letters
+COMPARED_SIZE = 40  # of the glyphs that show whether a font has a character
+NO_CHARACTER = "\uffff"  # drawn as what a font lacks
+
 
 def interpolate_scale() -> np.ndarray:
     """Return the 256 colors of the scale, (256, 3): the first is of weight 0, the last of 1."""
@@ -40,15 +49,22 @@ def interpolate_scale() -> np.ndarray:
 
 WEIGHT_COLORS = interpolate_scale()
 
+Label = tuple[str, ImageFont.FreeTypeFont]
+
 
 def draw_attention_grid(
-    maps: np.ndarray, tokens: list[str], groups: int, title: str
+    maps: np.ndarray,
+    tokens: Sequence[str],
+    groups: int,
+    title: str,
+    log: Callable[[str], object] = print,
 ) -> Image.Image:
     """Draw the attention patterns (L, H, T, T) in a grid with a row per layer.
 
     The color encodes the square root of a weight, so that small weights remain visible. A frame
     joins the heads that share one of `groups` key/value heads. If the weights of a query sum to
-    less than 1, a last column shows the rest: the sink's.
+    less than 1, a last column shows the rest: the sink's. A note is logged if no font has some
+    characters of the tokens.
     """
     n_layer, n_head, n_tokens, _ = maps.shape
     shares_keys = groups < n_head
@@ -61,9 +77,8 @@ def draw_attention_grid(
     cell = min(MAX_CELL, MAX_GRID_WIDTH // (max(n_layer, n_head) * n_tokens))
     height = cell * n_tokens or MAX_GRID_WIDTH // max(n_layer, n_head)
     width = height * maps.shape[-1] // n_tokens
-    labels = [token_label(token) for token in tokens] if cell >= MIN_LABELED_CELL else []
-    font = ImageFont.load_default(max(8, cell))
-    label_width = max((int(font.getlength(label)) for label in labels), default=8)
+    labels = make_labels(tuple(tokens), max(8, cell), log) if cell >= MIN_LABELED_CELL else []
+    label_width = max((int(font.getlength(label)) for label, font in labels), default=8)
     heads = np.arange(n_head)
     lefts = LEFT_MARGIN + label_width + heads * (width + HEAD_GAP)
     if shares_keys:
@@ -82,7 +97,7 @@ def draw_attention_grid(
             image.paste(pixels.resize((width, height), Image.Resampling.NEAREST), (left, top))
             name = f"L{layer}H{head}"
             pen.text((left, top - 15), name, fill=TEXT_COLOR, font=ImageFont.load_default(11))
-        for row, label in enumerate(labels):
+        for row, (label, font) in enumerate(labels):
             end = (lefts[0] - LABEL_GAP, top + (row + 0.5) * cell)
             pen.text(end, label, fill=TEXT_COLOR, font=font, anchor="rm")
         if shares_keys:
@@ -112,9 +127,52 @@ def colorize(A: np.ndarray) -> np.ndarray:
     return image
 
 
-def token_label(token: str) -> str:
-    """Shorten a token to a label with visible white space; ¤ replaces characters beyond Latin-1."""
-    shortened_runs = re.sub(r"(\s)\1{2,}", lambda run: f"{run[1]}×{len(run[0])}", token)
-    visible = shortened_runs.translate(VISIBLE_SPACES)
-    label = re.sub(r"[^ -~\xa1-\xff]|\xad", "¤", visible)  # printable Latin-1 is kept
-    return label if len(label) <= MAX_LABEL else label[: MAX_LABEL - 1] + "…"
+@lru_cache(maxsize=1)  # the grids of a run have the same tokens, so that a note is logged once
+def make_labels(tokens: tuple[str, ...], size: int, log: Callable[[str], object]) -> list[Label]:
+    """Shorten tokens to labels with visible white space, each with the font that suits it best.
+
+    Characters that no font has become code points.
+    """
+    shortened = [re.sub(r"(\s)\1{2,}", lambda run: f"{run[1]}×{len(run[0])}", t) for t in tokens]
+    visible = [text.translate(VISIBLE_SPACES) for text in shortened]
+    printable = filter(str.isprintable, sorted({*"".join(visible)}))
+    fonts = list(FONTS)
+    if missing := [c for c in printable if not any(has_glyph(font, c) for font in FONTS)]:
+        fonts.append(find_font("".join(missing)))
+    if missing := [c for c in missing if not has_glyph(fonts[-1], c)]:
+        log(
+            f"note: the attention grid shows {pluralize(len(missing), 'character')}, such as "
+            f"{missing[0]}, as code points (U+{ord(missing[0]):04X}): install a font that has them"
+        )
+    labels = []
+    for text in visible:
+        font = max(fonts, key=lambda font: sum(has_glyph(font, c) for c in text))
+        label = "".join(c if has_glyph(font, c) else f"U+{ord(c):04X}" for c in text)
+        label = label if len(label) <= MAX_LABEL else label[: MAX_LABEL - 1] + "…"
+        labels.append((label, load_font(font, size)))
+    return labels
+
+
+@cache
+def find_font(characters: str) -> str:
+    """Return the file of the font of this machine that has most of some characters; "" if none."""
+    pattern = "sans:charset=" + " ".join(f"{ord(c):x}" for c in characters)
+    with suppress(OSError):  # there is no fontconfig
+        command = ["fc-match", "--format=%{file}", pattern]
+        return os.fsdecode(subprocess.run(command, capture_output=True, check=False).stdout)
+    return ""
+
+
+@cache
+def load_font(file: str, size: int) -> ImageFont.FreeTypeFont:
+    """Load a font by the name or path of its file."""
+    return ImageFont.truetype(file, size) if file else ImageFont.load_default(size)
+
+
+@cache
+def has_glyph(font: str, character: str) -> bool:
+    """Return whether a font has a printable character."""
+    with suppress(OSError):  # without the font, or with pictures of one size instead of outlines
+        glyphs = [[*load_font(font, COMPARED_SIZE).getmask(c)] for c in (character, NO_CHARACTER)]
+        return character.isprintable() and glyphs[0] != glyphs[1]
+    return False

@@ -3,7 +3,13 @@
 import numpy as np
 import pytest
 
-from glass.heads.say.attention_grid import WEIGHT_COLORS, draw_attention_grid, token_label
+from glass.heads.say import attention_grid
+from glass.heads.say.attention_grid import (
+    WEIGHT_COLORS,
+    draw_attention_grid,
+    has_glyph,
+    make_labels,
+)
 
 
 def make_maps(L: int, H: int, T: int) -> np.ndarray:
@@ -45,4 +51,27 @@ def test_what_the_weights_of_a_query_leave_is_a_last_column():
 def test_any_token_is_drawn_as_text_without_a_warning():
     odd = ["\0", "😀", "שלום", "", "\u202e", "a\r\n\r\n", "\t\x0b\x0c", "👩\u200d👧", "日本語"]
     draw_image(1, 1, ["$x^2", "a" * 5000, "\ufffd", *odd])
-    assert token_label("\r\n") == "\\r\\n" and token_label("    ") == "·×4"
+    labels = make_labels(("\r\n", "    ", "b" * 13), 10, print)
+    assert [text for text, _ in labels] == ["\\r\\n", "·×4", "b" * 11 + "…"]
+
+
+def test_what_no_font_has_is_a_code_point_and_noted_once(monkeypatch):
+    monkeypatch.setattr(attention_grid, "find_font", lambda characters: "")
+    notes = []
+    tokens = ["a日", "本", "\0"]
+    for title in ("after 1 step", "after 2 steps"):
+        draw_attention_grid(make_maps(1, 1, 3), tokens, 1, title, notes.append)
+    assert len(notes) == 1 and "2 characters" in notes[0]
+    labels = make_labels(tuple(tokens), 10, print)
+    assert [text for text, _ in labels] == ["aU+65E5", "U+672C", "U+0000"]
+
+
+@pytest.mark.parametrize("text", ["Ελληνικά", "Привет", "Tiếng", "مرحبا", "aЖ…"])
+def test_letters_are_drawn_in_a_font_that_has_them(text):
+    if not has_glyph("DejaVuSans.ttf", "Ж"):
+        pytest.skip("DejaVu Sans is not installed")
+    notes = []
+    [(label, font)] = make_labels((text,), 10, notes.append)
+    assert label == text and notes == []
+    boxes = [[*font.getmask(c)] for c in text]
+    assert [*font.getmask("\uffff")] not in boxes
