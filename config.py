@@ -519,7 +519,7 @@ class Config(Hardware, ModelSource):
     )
     distributed: str = setting(
         "auto",
-        "auto: all processes that torchrun started share one run; none: this process trains alone",
+        "auto: processes that were started together share one run; none: this process trains alone",
         choices=("auto", "none"),
     )
     shard: int | str = setting(

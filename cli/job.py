@@ -282,7 +282,7 @@ def configure(job: Job, read_model: ReadModel, log: Log = print) -> Job:
     """Return a job with the configuration with which it trains.
 
     A run that is resumed keeps the configuration it was started with, except for the settings that
-    are typed now. With torchrun only rank 0 does this. `log` prints notes.
+    are typed now. Of several processes only rank 0 does this. `log` prints notes.
     """
     if process_rank() > 0 and job.config.distributed != "none":
         return job

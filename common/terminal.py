@@ -90,7 +90,7 @@ def exit_on_error() -> Iterator[None]:
             status = STATUS_BROKEN_PIPE
         elif explanation := explain_error(e):
             status = STATUS_USER_ERROR
-            if process_rank() == 0:  # torchrun's other processes meet the same error
+            if process_rank() == 0:  # the others meet the same error
                 print_stderr(f"error: {explanation}")
         else:
             raise

@@ -1,18 +1,20 @@
-"""Read what torchrun told this process when it started it. Does not import torch."""
+"""Read what torchrun, or another launcher of torch.distributed, told this process.
+
+The variables are those of torch.distributed's env://. Does not import torch.
+"""
 
 import os
 
 
 def count_processes(alone: bool) -> int:
-    """Return the number of processes that torchrun started for a run, unless it is to have one."""
-    return 1 if alone or not is_under_torchrun() else int(os.environ["WORLD_SIZE"])
+    """Return the number of processes that were started for a run, unless it is to have one."""
+    return int(os.environ["WORLD_SIZE"]) if _has_rank() and not alone else 1
 
 
 def process_rank() -> int:
-    """Return this process's rank under torchrun, or 0 without torchrun."""
-    return int(os.environ["RANK"]) if is_under_torchrun() else 0
+    """Return the number of this process among those of a run; 0 if it was started alone."""
+    return int(os.environ["RANK"]) if _has_rank() else 0
 
 
-def is_under_torchrun() -> bool:
-    """True if torchrun started this process."""
-    return "TORCHELASTIC_RUN_ID" in os.environ
+def _has_rank() -> bool:
+    return {"RANK", "WORLD_SIZE"} <= os.environ.keys()

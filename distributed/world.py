@@ -1,4 +1,4 @@
-"""Join the processes of a run, one or several that torchrun started: see `training.world`."""
+"""Join the processes of a run, one or several that were started together: see `training.world`."""
 
 import os
 import platform
@@ -33,7 +33,7 @@ SECONDS_BETWEEN_CHECKS = 1.0  # of stop signals; torchrun waits 30 s after it ha
 
 
 class DistributedWorld(World):
-    """Several ranks, which torchrun started; all of them call a method together.
+    """Several ranks; all of them call a method together.
 
     With shard=1 each rank has the complete model, and gradients are averaged after the backward
     pass. With a larger `shard`, each group of `shard` ranks holds one copy: see `apply_fsdp`. In
@@ -148,7 +148,7 @@ class DistributedWorld(World):
 
 @contextmanager
 def join(alone: bool) -> Iterator[World]:
-    """Join the ranks that torchrun started, unless the run is to have one process.
+    """Join the ranks that were started together, unless the run is to have one process.
 
     The first rank that fails reports its error. It ends the others, whose errors follow from that.
     """
@@ -174,7 +174,11 @@ def join(alone: bool) -> Iterator[World]:
 
 def _connect() -> tuple[dist.Store, int, int]:
     """Return the store that all ranks share, this rank and their number, once rank 0 is ready."""
-    store, rank, size = next(dist.rendezvous("env://", timeout=RANK_0_TIMEOUT))
+    try:
+        store, rank, size = next(dist.rendezvous("env://", timeout=RANK_0_TIMEOUT))
+    except ValueError as e:
+        problem = "RANK and WORLD_SIZE are set, but the processes cannot be joined"
+        raise UserError(f"{problem} ({e}): set it, or use distributed=none") from None
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         # The store outlives a restart, and would return addresses of processes that are gone.
         store = dist.PrefixStore(f"attempt_{os.environ['TORCHELASTIC_RESTART_COUNT']}", store)

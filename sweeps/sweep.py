@@ -39,7 +39,7 @@ from common.files import list_folder
 from common.paths import require_output_folder
 from common.terminal import Terminal, error_sentence, explain_error, print_stderr, printer
 from common.text import pluralize
-from common.torchrun import is_under_torchrun
+from common.torchrun import count_processes
 from run.run_dir import SWEEP_FILE, RunDir
 from sweeps.jobs import Train, assign_folder, rewrite_results
 from sweeps.runs import is_sweep
@@ -58,10 +58,10 @@ class Sweep:
     def __init__(self, shared: DictConfig) -> None:
         self.shared = shared
         self.hydra = shared.hydra
-        if is_under_torchrun():
+        if count_processes(alone=False) > 1:
             raise UserError(
                 "torchrun cannot start a sweep, because its processes share one run: "
-                "use python train.py -m"
+                "use python train.py -m, without RANK and WORLD_SIZE in the environment"
             )
         self.folder = self._find_folder()
         if params := self.hydra.sweeper.get("params"):  # which are quoted as typed settings are

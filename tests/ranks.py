@@ -1,4 +1,7 @@
-"""Several ranks of one run as torchrun starts them, each a fork of this process, over gloo."""
+"""Several ranks of one run, each a fork of this process, over gloo.
+
+Their environment is what torch.distributed reads and every launcher sets, not only torchrun.
+"""
 
 import json
 import os
@@ -31,12 +34,8 @@ def free_port() -> int:
 
 def environment(rank: int, size: int, port: int) -> dict[str, str]:
     return {
-        "TORCHELASTIC_RUN_ID": "test",
-        "TORCHELASTIC_RESTART_COUNT": "0",
         "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
         "WORLD_SIZE": str(size),
-        "LOCAL_WORLD_SIZE": str(size),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
     }

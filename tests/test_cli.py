@@ -190,7 +190,7 @@ def test_another_hydra_application_goes_on_after_a_run_is_composed(tmp_path):
 
 
 def test_only_rank_0_prints_errors_and_reads_folders(launch, monkeypatch):
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
+    monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "1")
     assert launch("resume=true run_dir=nowhere") == (0, "", "")
     assert launch("max_step=3") == (1, "", "")

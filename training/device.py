@@ -15,6 +15,7 @@ from common.errors import UserError
 from common.limits import count_processors, memory_limit
 from common.terminal import error_sentence
 from common.text import pluralize
+from common.torchrun import process_rank
 from config import ResolvedConfig
 from kernels import DTYPES
 from model import GPT
@@ -30,7 +31,7 @@ M_TRIM_THRESHOLD = (-1, 1 << 30)
 
 
 def pick_device(device: str, processes: int = 1) -> str:
-    """Return a usable device, for `auto` the fastest; torchrun's processes get a GPU each."""
+    """Return a usable device, for `auto` the fastest; several processes get a GPU each."""
     if device == "auto":
         device = "cpu"
         if torch.cuda.is_available():
@@ -43,7 +44,8 @@ def pick_device(device: str, processes: int = 1) -> str:
             "which gives each process a GPU, or device=cpu."
         )
     is_own_gpu = processes > 1 and device == "cuda"
-    here = f"cuda:{os.environ['LOCAL_RANK']}" if is_own_gpu else device
+    rank_here = process_rank() % max(1, torch.cuda.device_count())
+    here = f"cuda:{os.environ.get('LOCAL_RANK', rank_here)}" if is_own_gpu else device
     try:
         torch.zeros(1, device=here).item()  # "meta" has no values
         if is_own_gpu:

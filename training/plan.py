@@ -189,8 +189,9 @@ def print_run(config: ResolvedConfig, text: Tokens, processes: int, log: Log) ->
     epochs = config.max_steps * step_tokens / len(text.train)
     machines = ""
     if processes > 1:
-        number = pluralize(int(os.environ.get("GROUP_WORLD_SIZE", 1)), "machine")
-        machines = f"{processes} processes on {number}, each "
+        number = os.environ.get("GROUP_WORLD_SIZE")  # known to torchrun only
+        on_machines = f" on {pluralize(int(number), 'machine')}" if number else ""
+        machines = f"{processes} processes{on_machines}, each "
     mode = "compiled (takes a minute or two once)" if config.compile else "eager"
     known_epochs = "" if text.task else f", {epochs:,.2f} epochs"
     log(f"model    {pluralize(parameters, 'parameter')}")

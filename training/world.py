@@ -1,6 +1,6 @@
 """The processes of a run, as training sees them: here one process.
 
-`distributed.world` has the same methods for the processes that torchrun started. Every rank runs
+`distributed.world` has the same methods for several processes. Every rank runs
 the same train.py on its slice of each batch. Rank 0 writes and prints.
 """
 

@@ -23,6 +23,7 @@ import training.device
 import training.evaluate
 from common.errors import UserError
 from config import Config, GPTConfig, OptimConfig, ResolvedConfig
+from distributed.world import join
 from run.run_dir import RunDir
 from training.memory import memory_bound
 from training.plan import check_batch_size, check_shard, pick_shard
@@ -112,6 +113,28 @@ def test_a_batch_or_shard_that_the_processes_do_not_divide_is_refused():
         check_batch_size(Config(batch_size=12, accumulate=3), processes=3)
     with pytest.raises(UserError, match="shard=3"):
         check_shard(3, processes=4)
+
+
+@pytest.mark.parametrize("local_rank, gpu", [("0", "cuda:0"), (None, "cuda:1")])
+def test_each_process_takes_a_gpu_of_its_own_whatever_started_it(monkeypatch, local_rank, gpu):
+    for name, value in {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": local_rank}.items():
+        if value:
+            monkeypatch.setenv(name, value)
+    devices, zeros = [], torch.zeros(1)
+    monkeypatch.setattr(torch, "zeros", lambda size, device: zeros)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setattr(torch.cuda, "set_device", devices.append)
+    training.device.pick_device("cuda", 8)
+    assert devices == [gpu]
+
+
+def test_processes_that_cannot_find_each_other_are_refused(monkeypatch):
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(UserError, match="MASTER_ADDR"), join(alone=False):
+        pass
+    with join(alone=True) as world:
+        assert world.size == 1
 
 
 # Faults. `fault(rank)` runs in each rank before the program.
