@@ -225,7 +225,8 @@ def train(requested: Config, run_dir: RunDir, start: Start, world: World) -> flo
                     if is_due(config.log.every, step, config):
                         row |= losses.read_metrics()
                         row |= speed_metrics(timer.step_seconds(step), config, world.size)
-                        row |= learning_rate_metrics(optimizers)
+                        factor = lr_factor(step - 1, config.optim, config.max_steps)
+                        row |= learning_rate_metrics(config.optim, factor)
 
                 # Evaluate: the loss on the validation split
                 if is_evaluation_due(step, config):
@@ -368,11 +369,12 @@ def micro_batches(
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield the inputs and targets (rows, T) of each micro-step, on the device."""
     x, y = (torch.from_numpy(ids) for ids in batch)
-    if config.device.startswith("cuda"):  # copied while the GPU is busy with the previous step
+    is_gpu = config.device.startswith("cuda")
+    if is_gpu:  # copied while the GPU is busy with the previous step, only from pinned memory
         x, y = x.pin_memory(), y.pin_memory()
     rows = config.micro_batch_size(world.size)
     for micro_batch in zip(x.split(rows), y.split(rows)):
-        inputs, targets = (ids.to(config.device, non_blocking=True) for ids in micro_batch)
+        inputs, targets = (ids.to(config.device, non_blocking=is_gpu) for ids in micro_batch)
         yield inputs, targets
 
 

@@ -119,7 +119,8 @@ class DistributedWorld(World):
         A gradient is on all ranks, or sharded by rows over the ranks of each copy of the model.
         """
         parts = [p.grad.device_mesh.shape[-1] if is_distributed(p.grad) else 1 for p in params]
-        factors = torch.tensor(parts, dtype=torch.float64).to(norms.device, non_blocking=True)
+        factors = torch.tensor(parts, dtype=torch.float64, pin_memory=norms.is_cuda)
+        factors = factors.to(norms.device, non_blocking=norms.is_cuda)
         squares = self.sum(factors * norms.double().square())
         return (squares / self.size).sqrt().float()
 

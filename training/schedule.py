@@ -5,7 +5,6 @@ import math
 from torch.optim import Optimizer
 
 from config import OptimConfig
-from training.optimizers import Muon
 
 
 def lr_factor(step: int, optim: OptimConfig, max_steps: int) -> float:
@@ -39,10 +38,9 @@ def set_learning_rates(optimizers: list[Optimizer], factor: float) -> None:
             group["lr"] = group["peak_lr"] * factor
 
 
-def learning_rate_metrics(optimizers: list[Optimizer]) -> dict[str, float]:
-    """Return the current learning rates by metric name: train/lr, and train/muon_lr with Muon."""
-    metrics = {}
-    for optimizer in optimizers:
-        name = "train/muon_lr" if isinstance(optimizer, Muon) else "train/lr"
-        metrics[name] = optimizer.param_groups[0]["lr"]
+def learning_rate_metrics(optim: OptimConfig, factor: float) -> dict[str, float]:
+    """Return `optim.lr` times `factor` as train/lr, and with Muon its rate as train/muon_lr."""
+    metrics = {"train/lr": optim.lr * factor}
+    if optim.name == "muon":
+        metrics["train/muon_lr"] = optim.muon_lr_multiple * optim.lr * factor
     return metrics

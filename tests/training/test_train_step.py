@@ -2,17 +2,20 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from processes import rows
 from run_folders import load_run
 from steps import Steps
 
+import train
 from config import GPTConfig, OptimConfig, ResolvedConfig
 from data.batches import Batches
 from data.tokens import prepare
 from training.losses import Losses
 from training.plan import resolve
+from training.schedule import lr_factor
 from training.world import World
 from variants import count_ngrams
 
@@ -110,10 +113,28 @@ def test_a_run_takes_the_steps_of_its_batches_from_the_weights_of_its_seed(tiny,
         result = steps.take(step, *batches.batch(step))
         assert row["train/loss"] == result.loss.item()
         assert row["train/grad_norm"] == result.gradient_norms.norm().item()
-        assert row["train/lr"] == steps.optimizers[0].param_groups[0]["lr"]
+        current = lr_factor(step, config.optim, config.max_steps) * config.optim.lr
+        assert row["train/lr"] == current == steps.optimizers[0].param_groups[0]["lr"]
     assert len(logged) == 12
     expected = steps.model.state_dict()
     assert all(torch.equal(tensor, expected[key]) for key, tensor in trained.state_dict().items())
+
+
+@pytest.mark.parametrize("device", ["cpu", "mps", "cuda:0"])
+def test_only_pinned_memory_is_copied_while_the_device_works(device, monkeypatch):
+    """Of other memory, torch's copy to MPS may be read after it has changed."""
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor.int())  # in place of it
+    copies = []
+
+    def copy(tensor, to, non_blocking=False):
+        copies.append((non_blocking, tensor.dtype == torch.int32))
+        return tensor
+
+    monkeypatch.setattr(torch.Tensor, "to", copy)
+    config = ResolvedConfig(device=device, batch_size=4, accumulate=2, model=GPTConfig(11))
+    batch = np.zeros((4, 8), np.int64), np.zeros((4, 8), np.int64)
+    assert len(list(train.micro_batches(batch, config, World()))) == 2
+    assert len(copies) == 4 and {*copies} == {(device == "cuda:0",) * 2}
 
 
 def test_the_mean_of_losses_goes_on_from_its_state_and_begins_again_when_it_is_read():
