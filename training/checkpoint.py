@@ -29,7 +29,7 @@ from run.checkpoints import (
     Manifest,
     write_manifest,
 )
-from run.config_file import config_yaml
+from run.config_file import config_yaml, read_config
 from run.loss_history import best_row
 from run.row import Row
 from run.run_dir import RunDir
@@ -39,6 +39,7 @@ from training.intervals import is_due
 from training.loss_scale import LossScaler
 from training.losses import Losses
 from training.safetensors_files import load_values, save_values
+from training.schedule import describe_rise
 from training.sharding import full_tensor, shard_like
 from training.world import World
 
@@ -75,6 +76,9 @@ class Checkpoints:
         self.best_row = self.world.on_rank_0(lambda: self._find_best(start.step))
         self.prune()
         self.world.log(f"resuming at step {start.step:,}")
+        earlier = read_config(start.checkpoint.folder / CONFIG_FILE)
+        if note := describe_rise(start.step, earlier, self.config):
+            self.world.log(note)
 
     def _find_best(self, newest: int) -> Row | None:
         """Return the metrics of the best intact checkpoint up to a step, or None without a loss.

@@ -4,7 +4,7 @@ import math
 
 from torch.optim import Optimizer
 
-from config import OptimConfig
+from config import Config, OptimConfig
 
 
 def lr_factor(step: int, optim: OptimConfig, max_steps: int) -> float:
@@ -29,6 +29,12 @@ def lr_factor(step: int, optim: OptimConfig, max_steps: int) -> float:
         "wsd": min(1.0, (max_steps - step) / (max_steps * optim.decay_share)),
     }
     return optim.min_lr_ratio + heights[optim.schedule] * (1 - optim.min_lr_ratio)
+
+
+def describe_rise(step: int, before: Config, now: Config) -> str | None:
+    """Return a note if the rate after `step` steps exceeds the one of the settings before."""
+    old, new = (lr_factor(step, c.optim, c.max_steps) * c.optim.lr for c in (before, now))
+    return f"note: the learning rate rises from {old:.1e} to {new:.1e}" if new > old else None
 
 
 def set_learning_rates(optimizers: list[Optimizer], factor: float) -> None:

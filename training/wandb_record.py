@@ -210,17 +210,17 @@ def _start_own(
 
 
 def _initialize(config: ResolvedConfig, run_dir: RunDir, mode: str) -> Any:
-    """Start a W&B run. A resumed run continues under the id that its folder contains."""
+    """Start a W&B run. A resumed one keeps its name, and the id that its folder contains."""
     own = singleton().settings
-    id = None
+    id, name = None, own.run_name or run_dir.path.name[:MAX_RUN_NAME]
     if run_dir.wandb_id_file.exists():
-        id = run_dir.wandb_id_file.read_text()
+        id, name = run_dir.wandb_id_file.read_text(), own.run_name
     elif wandb.run is not None:
         id = secrets.token_hex(4)  # WANDB_RUN_ID may be that of the open run
     hooks = sys.exit, sys.excepthook
     run = wandb.init(
         project=config.wandb.project or own.project or DEFAULT_PROJECT,
-        name=own.run_name or run_dir.path.name[:MAX_RUN_NAME],
+        name=name,
         config=asdict(config),
         dir=str(run_dir.path),
         mode=mode,

@@ -19,10 +19,10 @@ import training.display
 from common.errors import UserError
 from common.settings import iterate_settings
 from common.text import format_with_error
-from config import WandbConfig
+from config import GPTConfig, ResolvedConfig, WandbConfig
 from run.config_file import read_config
 from run.run_dir import RunDir
-from training.wandb_record import check_wandb
+from training.wandb_record import check_wandb, start
 
 
 def test_values_have_the_decimals_of_their_standard_errors():
@@ -110,6 +110,24 @@ def wandb_environment(monkeypatch, tmp_path):
     wandb.teardown()
     yield
     wandb.teardown()
+
+
+def test_a_resumed_run_keeps_the_name_that_it_was_given_in_wandb(
+    wandb_environment, tmp_path, monkeypatch
+):
+    started = []
+
+    def init(**settings):
+        started.append((settings["id"], settings["name"]))
+        return SimpleNamespace(id="its-id", define_metric=lambda *_, **__: None)
+
+    monkeypatch.setattr(wandb, "init", init)
+    run_dir = RunDir(tmp_path / "mine")
+    run_dir.wandb.mkdir(parents=True)
+    config = ResolvedConfig(wandb=WandbConfig(mode="offline"), model=GPTConfig(9))
+    for _ in range(2):
+        start(config, run_dir, print)
+    assert started == [(None, "mine"), ("its-id", None)]
 
 
 KEY = {"WANDB_API_KEY": "0" * 40}

@@ -1,9 +1,11 @@
 """Learning-rate schedules."""
 
+from dataclasses import replace
+
 import pytest
 
-from config import OptimConfig
-from training.schedule import lr_factor
+from config import Config, OptimConfig
+from training.schedule import describe_rise, lr_factor
 
 
 def factors(steps: int, **optim) -> list[float]:
@@ -28,6 +30,25 @@ def test_the_wsd_schedule_is_flat_and_then_falls_linearly():
 def test_another_schedule_is_not_taken_for_one_of_them():
     with pytest.raises(KeyError, match="linear"):
         factors(50, schedule="linear")
+
+
+@pytest.mark.parametrize(
+    "schedule, step, max_steps, has_note",
+    [
+        ("cosine", 100, 200, True),  # extended after its end
+        ("cosine", 60, 200, True),  # and before
+        ("wsd", 100, 200, True),
+        ("constant", 100, 200, False),
+        ("cosine", 2, 200, False),  # in a warm-up that becomes longer
+        ("cosine", 60, 100, False),
+        ("cosine", 60, 80, False),
+    ],
+)
+def test_a_rate_that_rises_again_in_a_longer_run_is_noted(schedule, step, max_steps, has_note):
+    before = Config(max_steps=100, optim=OptimConfig(schedule=schedule, min_lr_ratio=0.1))
+    note = describe_rise(step, before, replace(before, max_steps=max_steps))
+    assert bool(note) == has_note
+    assert step < 100 or not note or "from 1.0e-04 to" in note
 
 
 def test_the_constant_schedule_stays_at_its_peak():
