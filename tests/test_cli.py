@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from run_folders import write_configuration, write_run
 
 import cli
 from cli.command_line import CONFIGS, NANOGPT, PRESETS, SETTINGS, split_options
+from cli.continuation import apply_starting_model
 from cli.job import complete_settings, translate
 from cli.sample_config import SampleConfig
 from common.errors import UserError
@@ -353,6 +355,7 @@ BAD_PRESETS = [
             ("- override model: small", ["override model", "- override /GROUP"]),
             ("- override /model: smal", ["bad.yaml: model=smal", "small?"]),
             ("- speedrn", ["bad.yaml: experiment=speedrn", "speedrun?"]),
+            ("- _self_", ["bad.yaml", "[default, _self_]"]),
             ("override /model: small", ["defaults is not a list"]),
         )
     ),
@@ -550,6 +553,23 @@ def test_a_tilde_after_an_equals_sign_is_expanded(tmp_path, monkeypatch):
     with pytest.raises(UserError) as error:
         configured("init_from=~/base", "model.n_layer=2")
     assert "model.n_layer" in str(error.value) and "init_from=" in str(error.value)
+
+
+@pytest.mark.parametrize("typed", [None, 16, 64])
+@pytest.mark.parametrize("eval_only", [False, True])
+@pytest.mark.parametrize("is_pretrained", [False, True])
+@pytest.mark.parametrize("length", [8, 64])
+def test_a_model_to_train_has_its_own_context_or_a_shorter_one(
+    length, is_pretrained, eval_only, typed, monkeypatch
+):
+    monkeypatch.setattr(cli.continuation, "is_pretrained", lambda _: is_pretrained)
+    start = Config(init_from="base", model=GPTConfig(3, block_size=length))
+    requested = Config(eval_only=eval_only, model=GPTConfig(3, block_size=typed or 32))
+    keys = [] if typed is None else ["model.block_size"]
+    with pytest.raises(UserError, match="8") if (typed or 0) > length else nullcontext():
+        config = apply_starting_model(requested, start, keys, lambda _: None)
+        lowered = 32 if is_pretrained and not eval_only else length  # without a typed one
+        assert config.model.block_size == min(typed or lowered, length)
 
 
 @pytest.mark.slow

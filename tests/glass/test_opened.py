@@ -21,7 +21,8 @@ from common.errors import UserError
 from data.tokenizer import CharTokenizer
 from glass.heads.measure.analysis import analyze
 from glass.heads.measure.interventions import Interventions
-from glass.labeled import Labeled
+from glass.labeled import Labeled, average
+from glass.opened import PatchedPair
 from run.row import Head, parse_head
 from variants import build_model
 
@@ -346,9 +347,27 @@ def test_shares_say_that_they_mean_nothing_unless_the_clean_text_prefers_the_ans
     assert "nothing" in opened.patch(TEXT, CORRUPTED, *rising).name
     pairs = opened.patch([TEXT] * 3, CORRUPTED, [best, worst, best], [good, best, good])
     assert "without 1 pair (1)" in pairs.name and np.isnan(pairs.each[1]).all()
+    assert pairs.name.startswith(opened.patch(TEXT, CORRUPTED, best, good).name)
     assert "of 2 pairs" in repr(pairs).splitlines()[0]
     assert pairs.values == pytest.approx(opened.patch(TEXT, CORRUPTED, best, good).values)
     assert np.isnan(opened.patch([TEXT], CORRUPTED, worst, best)).all()
+
+
+@pytest.mark.parametrize("lowest", [-2.0, 0.0, 1.0])
+@pytest.mark.parametrize("highest", [-1.0, 0.0, 1.0, 3.0])
+def test_a_pair_means_something_if_its_clean_run_prefers_the_answer_and_more_so(lowest, highest):
+    expected = highest > 0 and highest > lowest
+    assert PatchedPair(Labeled("share", np.zeros(1), {}), lowest, highest).is_meaningful == expected
+
+
+def test_a_printed_mean_is_of_the_texts_with_a_value():
+    nan = np.nan
+    values = {"a": [1, 2], "b": [1, nan], "c": [nan, nan], "d": [nan, 4]}
+    for count, noun in ((4, "3 texts"), (3, "2 texts"), (1, "1 text")):
+        texts = list(values)[:count]
+        answers = [Labeled("x", np.array(values[text]), {"y": ["u", "v"]}) for text in texts]
+        title = repr(average("x", answers, "text", texts)).splitlines()[0]
+        assert re.search(r"\d+ texts?\b", title)[0] == noun
 
 
 def test_an_opened_model_says_what_it_is():
