@@ -71,9 +71,8 @@ class VariantAttention(SelfAttention):
             )
         q, k, v = self.project(x, context.rotary)
         y = self.attend(q, k, v, context).to(x.dtype)  # (B, T, H, d_v)
-        gates = gates_of(self, x)
-        if gates is not None:
-            y = y * gates
+        if self.W_gate is not None:
+            y = y * self.gates(x)
         y = context.tap("heads", self.layer, y).flatten(2)  # (B, T, H · d_v)
         return F.dropout(self.W_O(y), self.config.dropout, self.training)  # (B, T, C)
 
@@ -91,15 +90,19 @@ class VariantAttention(SelfAttention):
             q, k = rotate(q, rotary), rotate(k, rotary)
         return q, k, v
 
+    def gates(self, x: Tensor) -> Tensor:
+        """Compute the factors (B, T, H, 1 or d_v) of the heads' outputs from the normalized x."""
+        assert self.W_gate is not None
+        return self.W_gate(x).sigmoid().unflatten(-1, (self.config.n_head, -1))
+
     def fused(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         """Compute the outputs (B, H, T, d_v) of the heads with the fastest kernel."""
-        sink = sink_of(self)
-        if sink is None:
+        if self.sink is None:
             return super().fused(q, k, v, mask)
         T, T_k = q.shape[2], k.shape[2]
         if mask is None and T_k == T:
             mask = causal_mask(T, T, q.device)
-        q, k, mask, scale = with_sink_key(q, k, mask, sink)
+        q, k, mask, scale = with_sink_key(q, k, mask, self.sink)
         # The fastest kernels need d_v = d_k, so the values get a channel too.
         v = F.pad(v, (0, 1, 1, 0))  # (B, G, 1 + T_k, d_v + 1)
         dropout = self.config.dropout if self.training else 0.0
@@ -107,43 +110,29 @@ class VariantAttention(SelfAttention):
 
     def weights(self, q: Tensor, k: Tensor, mask: Tensor) -> Tensor:
         """Compute the attention weights (B, H, T, T_k), whose rows sum to less with a sink."""
-        sink = sink_of(self)
-        if sink is None:
+        if self.sink is None:
             return super().weights(q, k, mask)
-        return attention_weights(*with_sink_key(q, k, mask, sink))[..., 1:]
+        return attention_weights(*with_sink_key(q, k, mask, self.sink))[..., 1:]
 
 
 def with_sink_key(
     q: Tensor, k: Tensor, mask: Tensor | None, sink: Tensor
 ) -> tuple[Tensor, Tensor, Tensor | None, float]:
-    """Put a key in front of k (…, G, T_k, d_k) whose score is the sink logit.
+    """Put a key in front of k (…, G, T_k, d_k) whose score is the logit of `sink` (H,).
 
     One more channel gives it that score: it is the sink logit in queries, 1 in the sink's key and 0
     in other keys. Its value is 0, which the caller adds. The scale 1/√d_k of the scores, which is
     returned too, does not count that channel.
     """
     scale = 1 / math.sqrt(q.shape[-1])
-    logits = (sink / scale).to(q.dtype).expand(*q.shape[:-1], 1)  # (…, H, T_q, 1)
+    logits = SINK_SCALE * sink[:, None, None] / scale  # (H, 1, 1)
+    logits = logits.to(q.dtype).expand(*q.shape[:-1], 1)  # (…, H, T_q, 1)
     q = torch.cat((q, logits), dim=-1)  # (…, H, T_q, d_k + 1)
     k = F.pad(k, (0, 1, 1, 0))  # (…, G, 1 + T_k, d_k + 1)
     k[..., 0, -1] = 1
     if mask is not None:
         mask = F.pad(mask, (1, 0), value=mask.dtype == torch.bool)  # True, or 0 to be added
     return q, k, mask, scale
-
-
-def sink_of(attention: SelfAttention) -> Tensor | None:
-    """Return the sink logits (H, 1, 1) of an attention layer, None without sinks."""
-    sink = getattr(attention, "sink", None)
-    return None if sink is None else SINK_SCALE * sink[:, None, None]
-
-
-def gates_of(attention: SelfAttention, x: Tensor) -> Tensor | None:
-    """Compute the factors (B, T, H, 1 or d_v) of the heads' outputs from the normalized input x."""
-    W_gate = getattr(attention, "W_gate", None)
-    if W_gate is None:
-        return None
-    return W_gate(x).sigmoid().unflatten(-1, (attention.config.n_head, -1))
 
 
 # --- N-gram embeddings ----------------------------------------------------------------------------

@@ -82,15 +82,15 @@ def self_attention(layer, x, replace_head=lambda head, y: y):
     return layer.W_O(torch.cat(heads, dim=-1))
 
 
-def attend(q, k, v, mask, sink=None):
-    """The output and the weights of attention with sink logits, which have no value."""
-    if sink is None:
+def attend(q, k, v, mask, layer):
+    """The output and the weights of attention with the sink logits of a layer, if it has some."""
+    if not layer.config.attention_sink:
         return attention(q, k, v, mask)
     groups = 1 if q.dim() < 4 else q.shape[1] // k.shape[1]
     k, v = (x.repeat_interleave(groups, dim=-3) if groups > 1 else x for x in (k, v))
     scores = q @ k.mT / math.sqrt(q.shape[-1])
     scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
-    column = sink.to(scores.dtype).expand(*scores.shape[:-1], 1)
+    column = (10 * layer.sink[:, None, None]).to(scores.dtype).expand(*scores.shape[:-1], 1)
     weights = torch.cat((scores, column), dim=-1).softmax(dim=-1)[..., :-1]
     return weights @ v, weights
 

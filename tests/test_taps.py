@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from models import configs, few, lively, random_tokens, seeds, small
 
 from model import TAP_NAMES, causal_mask
-from variants import build_model, gates_of, sink_of
+from variants import build_model
 
 close = torch.testing.assert_close
 
@@ -36,7 +36,7 @@ def tapped_values(model, tokens, double):
     for layer, block in enumerate(model.blocks):
         q, k, v = block.attention.project(block.norm_1(x), model.rotary_at(0, T))
         q, k, v = tap("q", layer, q), tap("k", layer, k), tap("v", layer, v)
-        weights = formulas.attend(q, k, v, causal_mask(T, T), sink_of(block.attention))[1]
+        weights = formulas.attend(q, k, v, causal_mask(T, T), block.attention)[1]
         weights = tap("weights", layer, weights)
         v = v.repeat_interleave(config.n_head // config.kv_heads, dim=1)  # (B, H, T, d_v)
         y = (weights @ v).transpose(1, 2) * gates(block, block.norm_1(x))
@@ -50,8 +50,7 @@ def tapped_values(model, tokens, double):
 
 def gates(block, x):
     """The factors of the heads' outputs, (B, T, H, 1 or d_v), for attention's input x (B, T, C)."""
-    factors = gates_of(block.attention, x)
-    return 1 if factors is None else factors
+    return block.attention.gates(x) if block.attention.config.gate_dim else 1
 
 
 def value_names(config):
@@ -125,7 +124,7 @@ def test_a_mask_reaches_the_attention_of_every_layer(config, T, is_additive, per
     taps = {(name, layer): values[name].append for name in values for layer in range(2)}
     fused = model.run_blocks(tokens, mask=mask, taps=taps)
     for block, q, k, v, heads in zip(model.blocks, *values.values()):
-        y, _ = formulas.attend(q, k, v, mask, sink_of(block.attention))
+        y, _ = formulas.attend(q, k, v, mask, block.attention)
         close(heads, y.transpose(1, 2))
     keep = {("weights", layer): lambda value: None for layer in range(2)}
     close(model.run_blocks(tokens, mask=mask, taps=keep), fused)

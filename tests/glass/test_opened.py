@@ -518,7 +518,7 @@ def test_models_and_tokenizers_of_other_libraries_are_refused_by_their_type():
         (lambda opened: opened.loss(["abc", "xyz"]), "text 1"),
         (lambda opened: opened.loss(["abc", "a"]), "text 1"),
         (lambda opened: opened.loss(["abc", b"abc"]), "text 1"),
-        (lambda opened: opened.loss([]), "empty list"),
+        (lambda opened: opened.loss([]), "[]"),
         (lambda opened: opened.head_effects(["abcd", "abc"], token=3), "text 1"),
         (lambda opened: opened.patch(["abc", "ab"], ["abd", "a"]), "pair 1"),
         (lambda opened: opened.patch(["abc", "ab"], ["abd", "ad", "d"]), "clean has 2"),

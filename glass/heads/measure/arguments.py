@@ -34,10 +34,8 @@ def read_ids(
         UserError: There is more than one text, or something that is no token of the vocabulary.
     """
     values = list_values(_input_ids(text))
-    if not values:
-        raise UserError(f"{name} is an empty list: use at least one text or token id")
-    if values == [""]:
-        raise UserError(f"{name}='' is empty: use a text of at least one token")
+    if values in ([], [""]):
+        raise UserError(f"{name}={quote(text)} is empty: use a text of at least one token")
     if len(values) == 1 and isinstance(values[0], str):
         values = encode(values[0])
     for value in values:
@@ -96,11 +94,7 @@ def _input_ids(text: Any) -> Any:
 
 
 def list_values(given: Any) -> list:
-    """Return the values of an iterable, or of the only row of an array, as Python's types.
-
-    Raises:
-        UserError: It is of a type whose iteration yields names, or values in no order.
-    """
+    """Return the values of an iterable, or of the only row of an array, as Python's types."""
     if isinstance(given, Mapping | Set) or hasattr(given, "columns"):  # those of a table
         raise UserError(f"{type(given).__name__} is no type of text, heads or tokens: use a list")
     if hasattr(given, "tolist"):

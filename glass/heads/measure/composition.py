@@ -19,7 +19,6 @@ from glass.heads.measure.components import Component, iterate_components
 from glass.heads.measure.interventions import replace_heads
 from model import GPT, Context, Taps, causal_mask
 from run.row import Head, Row
-from variants import gates_of
 
 INPUTS = ("queries", "keys", "values")  # inputs of a head, in the order of array axes
 MEASURED_SCORES = ("previous_token", "induction")  # scores whose composition is measured
@@ -251,8 +250,10 @@ class DownstreamHeads:
 
     def _gate(self, x: Tensor) -> Tensor | float:
         """Compute the heads' gates (B, n, T, 1 or d_v); 1 if the layer has none."""
-        gates = gates_of(self.block.attention, self.block.norm_1(x))
-        return 1.0 if gates is None else gates[:, :, self.numbers].transpose(1, 2)
+        if not self.config.gate_dim:
+            return 1.0
+        gates = self.block.attention.gates(self.block.norm_1(x))
+        return gates[:, :, self.numbers].transpose(1, 2)
 
     def _write(self, v: Tensor) -> Tensor:
         """Compute the heads' outputs (B, n, T, C) from values v, unpatched patterns and gates."""
