@@ -105,6 +105,35 @@ def test_the_page_fits_the_window(open_page, tmp_path, write: Callable, width):
             assert box["x"] >= 0 and box["x"] + box["width"] <= width + 1
 
 
+# What is colored by its data, or marked as selected, and how it looks.
+MEANINGFUL = """[style*='--c'], [style*='--w'], [style*='--share'], [style*='background'],
+    [aria-checked=true], [aria-pressed=true], .lit, .mark, .ramp, .group, .real, .bars .negative,
+    .has-weights, .maps-only, .differs, .key"""
+APPEARANCE = """selectors => [...document.querySelectorAll(selectors)].map(element => {
+  const parts = ["", "::before", "::after"].map(part => getComputedStyle(element, part));
+  const looks = parts.filter(({ content }) => content !== "none").map(style => {
+    const hasColor = !/, 0\\)$/.test(style.backgroundColor);
+    const hasBorder = parseFloat(style.borderTopWidth) > 0;
+    return [hasColor && style.backgroundColor, style.backgroundImage, style.boxShadow,
+      hasBorder && style.borderTopColor];
+  });
+  return [element.tagName, element.className, JSON.stringify(looks)];
+})"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("write", [of_run, of_prompt, of_sweep])
+def test_colors_with_a_meaning_and_marks_remain_in_high_contrast(open_page, tmp_path, write):
+    tab = open_page(write(tmp_path, None), color_scheme="light", forced_colors="none")
+    for selector in ("#map canvas", "#text .token", ".chance", "tbody tr", ".chip"):
+        if tab.locator(selector).count():
+            tab.locator(selector).first.dispatch_event("pointerenter")
+            tab.locator(selector).first.dispatch_event("focus")
+    expected = tab.evaluate(APPEARANCE, MEANINGFUL)
+    tab.emulate_media(forced_colors="active")
+    assert len(expected) > 10 and tab.evaluate(APPEARANCE, MEANINGFUL) == expected
+
+
 RUN_ORDER = """theme headline numbers play step text expected map heads-grid probe
     attention-pattern raw average breakdown scores more-scores trajectory emergence chart-loss
     sample-before sample-step config"""
