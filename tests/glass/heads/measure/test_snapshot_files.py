@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 
 from glass.heads.measure import snapshot_files
-from glass.heads.measure.snapshot_files import prune_stored_weights
+from glass.heads.measure.snapshot_files import order_by_importance, prune_stored_weights
 from run.row import Row
 from run.run_dir import RunDir
 
@@ -30,3 +30,17 @@ def test_a_folder_keeps_as_many_weights_as_allowed_and_those_around_emergence(
         assert {*range(emergence - 2, min(99, emergence + 2) + 1)} <= {*kept}
     assert max(after - before for before, after in pairwise(kept)) <= 25
     assert len(run.snapshot_files(".npz")) == 100
+
+
+def test_steps_are_ordered_by_what_happened_there():
+    steps = [*range(0, 170, 10)]
+    emerged = {"induction/L1H0": 45, "induction/L0H1": 100, "previous_token/L0H0": 125}
+    row = Row({f"emerged/{place}": step for place, step in emerged.items()})
+    best, last, first = [130], [160], [0]
+    around_the_first = [50, 40, 60, 30, 70, 20]
+    other_heads = [100, 90, 130, 120]
+    expected = dict.fromkeys([*best, *last, *first, *around_the_first, *other_heads])
+    assert order_by_importance(steps, row, best_step=133)[: len(expected)] == [*expected]
+    assert order_by_importance(steps, Row(), best_step=133)[:3] == [*best, *last, *first]
+    fewest = Row({"emerged/previous_token/L0H0": 125, "emerged/sink/L0H0": 10})
+    assert order_by_importance(steps, fewest)[:8] == [160, 0, 130, 120, 140, 110, 150, 100]
