@@ -29,6 +29,8 @@ from cli.folders import (
 )
 from cli.job import ReadModel
 from common.errors import UserError
+from common.files import exists
+from common.settings import format_settings
 from common.terminal import (
     Terminal,
     error_sentence,
@@ -172,7 +174,15 @@ def record_job(job: cli.Job) -> JobRecord:
     if plain != job.overrides and cli.compose_job(plain, job.source).config != job.config:
         options["hydra.mode"] = "RUN"  # the sweep's preset has settings of its own
         typed.append("sweep")
-    settings = describe_job(replace(job, config=absolute_paths(job.config)))
+    config = absolute_paths(job.config)
+    if config.init_from and not exists(Path(config.init_from)):
+        config.init_from = job.config.init_from  # a name on the hub
+    settings = describe_job(replace(job, config=config))
+    composed = format_settings(job.config)
+    moved = [key for key in composed if settings[key] != composed[key] and key not in typed]
+    if "init_from" in moved:  # typed, it could imply an experiment
+        moved.append("experiment")
+    typed += moved  # paths in a preset
     return JobRecord(
         hash_settings(job), hash_settings(job, "seed"), options | settings, [*options, *typed]
     )

@@ -462,6 +462,8 @@ hydra:
         ["optim=adamw,muon", "optim.lr=0.01", "data.path='a,b.txt','c d.txt'"],
         ["experiment=speedrun,default", "tokenizer=char", "wandb.project=it's"],
         ["--config-dir", "own", "sweep=mine", "optim.lr=0.01"],
+        ["--config-dir", "own", "sweep=tuned"],
+        ["init_from=openai-community/gpt2", "seed=1,2"],
     ],
 )
 def test_the_printed_command_of_each_job_composes_its_whole_configuration(
@@ -470,13 +472,19 @@ def test_the_printed_command_of_each_job_composes_its_whole_configuration(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own" / "sweep").mkdir(parents=True)
     (tmp_path / "own" / "sweep" / "mine.yaml").write_text(OWN_SWEEP)
+    (tmp_path / "own" / "sweep" / "tuned.yaml").write_text(f"{OWN_SWEEP}init_from: model\n")
+    (tmp_path / "model").mkdir()
     for job in compose(*argv):
         record = sweep_jobs.record_job(job).continued(0, job.config.max_steps)
+        is_on_hub = job.config.init_from == "openai-community/gpt2"
+        expected = job.config if is_on_hub else absolute_paths(job.config)
+        monkeypatch.chdir(tmp_path / "own")  # where a relative path would be another one
         run = Run(tmp_path, {}, record, job.config, [], "finished", "")
         _, _, *typed = shlex.split(reproduce_command(run))
         options, settings = split_options(typed)
         again = cli.compose_job(complete_settings(options, settings), job.source)
-        assert absolute_paths(again.config) == absolute_paths(job.config)
+        assert again.config == expected
+        monkeypatch.chdir(tmp_path)
 
 
 def test_the_printed_command_leaves_out_what_only_other_jobs_use():
