@@ -11,13 +11,8 @@ ROOT = Path("/")
 
 def memory_limit(root: Path = ROOT) -> float:
     """Return the bytes of memory beyond which the process is killed; inf without a limit."""
-    limits = [
-        int(text)
-        for folder in _control_groups(root)
-        for name in ("memory.max", "memory.limit_in_bytes")
-        if (text := _read_if_there(folder / name)).isdecimal()
-    ]
-    return min(limits, default=inf)
+    texts = (_read_if_there(folder / "memory.max") for folder in _control_groups(root))
+    return min((int(text) for text in texts if text.isdecimal()), default=inf)
 
 
 def processor_limit(root: Path = ROOT) -> float:
@@ -25,10 +20,7 @@ def processor_limit(root: Path = ROOT) -> float:
     limit = inf
     for folder in _control_groups(root):
         quota, _, period = _read_if_there(folder / "cpu.max").partition(" ")
-        if not quota:  # of version 1
-            quota = _read_if_there(folder / "cpu.cfs_quota_us")
-            period = _read_if_there(folder / "cpu.cfs_period_us")
-        if quota.isdecimal() and period.isdecimal():
+        if quota.isdecimal():
             limit = min(limit, int(quota) / int(period))
     return limit
 
@@ -39,18 +31,15 @@ def count_processors() -> int:
 
 
 def _control_groups(root: Path) -> Iterator[Path]:
-    """Yield the folders of the control groups of this process, each of which can limit it.
+    """Yield the folders of the control groups (version 2) that can limit this process.
 
-    In version 1 each kind of resource has groups of its own, in version 2 all share them. A
-    container may see its own group as the topmost one.
+    A container may see its own group as the topmost one.
     """
-    for line in _read_if_there(root / "proc/self/cgroup").splitlines():
-        _, resources, group = line.split(":", 2)
-        for resource in resources.split(","):  # "" in version 2
-            folder = root / "sys/fs/cgroup" / resource
-            for part in Path(group).parts:  # the first one is "/"
-                folder = folder / part.strip("/")
-                yield folder
+    _, found, group = _read_if_there(root / "proc/self/cgroup").rpartition("0::")  # the last line
+    folder = root / "sys/fs/cgroup"
+    for part in Path(group).parts if found else ():  # the first one is "/"
+        folder = folder / part.strip("/")
+        yield folder
 
 
 def _read_if_there(file: Path) -> str:

@@ -50,9 +50,6 @@ STATUS_BROKEN_PIPE = 141
 def command(help: Callable[[], str]) -> Iterator[None]:
     """Run a command in the `with` block as `exit_on_error` does, or print its help if asked for."""
     raise_on_stop_signals()
-    _open_closed_streams()
-    sys.stdout = sys.stdout or io.StringIO()  # None if it is closed
-    sys.stderr = sys.stderr or io.StringIO()
     replace_unprintable_characters()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises its errors, instead of printing them
     with exit_on_error():
@@ -66,13 +63,6 @@ def replace_unprintable_characters() -> None:
     """Print "?" for characters that the encoding of stdout lacks, instead of failing."""
     if isinstance(sys.stdout, io.TextIOWrapper):  # otherwise of a notebook
         sys.stdout.reconfigure(errors="replace")
-
-
-def _open_closed_streams() -> None:
-    """Keep the numbers of closed streams from files, into which libraries would print."""
-    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
-        os.set_inheritable(number, True)
-    os.close(number)
 
 
 @contextmanager
@@ -94,7 +84,8 @@ def exit_on_error() -> Iterator[None]:
                 print_stderr(f"error: {explanation}")
         else:
             raise
-        discard_output()  # if the disk under it is full, or its reader is gone
+        if sys.stdout:  # otherwise it was closed from the beginning
+            discard_output(sys.stdout)
         traceback.clear_frames(e.__traceback__)  # which in a notebook would keep the model
         sys.exit(status)
 
@@ -166,9 +157,11 @@ def tolerate_errors(activity: str, log: Callable[[str], None]) -> Iterator[None]
         log(f"warning: {activity} failed ({error_sentence(e)})")
 
 
-def discard_output(stream: IO[str] | None = None) -> None:
-    """Drop what stdout buffers but cannot write, so that Python does not fail on it at the end."""
-    stream = stream or sys.stdout
+def discard_output(stream: IO[str]) -> None:
+    """Drop what a stream buffers but cannot write, so that Python does not fail on it at the end.
+
+    The disk under it is full, or its reader is gone.
+    """
     try:
         stream.flush()
     except OSError:

@@ -233,18 +233,10 @@ class RunDir:
         return self.open_checkpoint("last", read, lambda note: None, [CONFIG_FILE])
 
     def fingerprint(self) -> str:
-        """Return the fingerprint of the text that the run is trained on; "" without a checkpoint.
-
-        Raises:
-            UserError: If no manifest can be read.
-        """
+        """Return the fingerprint of its text from a readable manifest; "" without a checkpoint."""
         if not self.steps():
             return ""
-
-        def read(checkpoint: Checkpoint) -> str:
-            return checkpoint.manifest.fingerprint
-
-        return self.open_checkpoint("last", read, lambda note: None, [])
+        return self.open_checkpoint("last", lambda at: at.manifest.fingerprint, lambda _: None, [])
 
     def _best_first(self) -> list[int]:
         """Return the saved steps by validation loss, those without one last, newest first.

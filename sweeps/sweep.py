@@ -228,10 +228,5 @@ def end_sweep(folder: Path, name: str | None) -> None:
     runs = rewrite_results(folder)
     print_sweep(Terminal(), folder, runs)
     report_sweep([f"sweep={name}"], folder)
-    refused = [run for run in runs if run.failure and run.status == "finished"]
-    for run in refused:  # why a call was refused says nothing about a finished run
-        RunDir(run.path).failure_file.unlink(missing_ok=True)
-    if refused:
-        rewrite_results(folder)
     if any(run.failure or run.status != "finished" for run in runs):
         sys.exit(1)

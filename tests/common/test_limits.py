@@ -1,4 +1,4 @@
-"""Limits of a container, in both versions of control groups, as files of a folder."""
+"""Limits of a container in control groups, as files of a folder."""
 
 from math import inf
 from pathlib import Path
@@ -15,9 +15,9 @@ GIB = 1 << 30
     "groups, files, memory, processors",
     [
         ("0::/", {"memory.max": "max\n", "cpu.max": "150000 100000\n"}, inf, 1.5),
-        # The smallest limit counts, on whatever level
+        # The smallest limit counts, on whatever level, also beside groups of version 1
         (
-            "0::/pod/box",
+            "1:name=systemd:/pod/box\n0::/pod/box",
             {
                 "memory.max": f"{9 * GIB}",
                 "pod/memory.max": f"{GIB}",
@@ -27,17 +27,6 @@ GIB = 1 << 30
             },
             GIB,
             4,
-        ),
-        # Version 1, and a group that the container sees as the topmost one
-        (
-            "5:memory:/docker/1f\n3:cpu,cpuacct:/docker/1f\n1:name=systemd:/docker/1f\n0::/",
-            {
-                "memory/memory.limit_in_bytes": f"{GIB}",
-                "cpu/cpu.cfs_quota_us": "50000",
-                "cpu/cpu.cfs_period_us": "100000",
-            },
-            GIB,
-            0.5,
         ),
     ],
 )

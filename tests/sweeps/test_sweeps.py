@@ -377,7 +377,14 @@ def test_a_refused_call_leaves_finished_jobs_as_they_are(copy, sweep, text_file)
     before = read_sweep(copy)
     argv = ["model.n_kv_head=2", "seed=1,2", *small_jobs(text_file), f"hydra.sweep.dir={copy}"]
     status, _ = sweep(*argv, "resume=auto", "max_steps=3", job=pytest.fail)
-    assert status == 1 and read_sweep(copy) == before
+    assert status == 1
+    refused = read_sweep(copy)
+    assert sum("max_steps=3" in run.failure for run in refused) == 2
+    assert [replace(run, failure="") for run in refused] == [
+        replace(run, failure="") for run in before
+    ]
+    _, losses = sweep(*argv, "resume=auto", job=lambda job: 2.0)
+    assert losses == [2.0, 2.0] and read_sweep(copy) == before
 
 
 @pytest.mark.slow
