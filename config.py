@@ -267,7 +267,7 @@ class DataConfig:
     val_max_tokens: int = setting(200_000, "maximum of validation tokens, spread evenly", ge=2)
     field: str = setting(
         "text",
-        "of .jsonl and data=hf: field with the text, as in messages.content",
+        "of .jsonl, .parquet and data=hf: field with the text, as in messages.content",
         only_with={"data.source": ("text", "hf")},
     )
     task: str = setting(
@@ -313,8 +313,9 @@ class TokenizerConfig:
 
     name: str = setting(
         "bpe",
-        "characters, byte-pair encoding trained on the text, an encoding of tiktoken, or the "
-        "tokenizer of init_from (char | bpe | gpt2 | cl100k_base | … | hf)",
+        "characters, byte-pair encoding trained on the text, an encoding of tiktoken, a file of "
+        "Hugging Face's format, or the tokenizer of init_from "
+        "(char | bpe | gpt2 | cl100k_base | … | PATH/tokenizer.json | hf)",
     )
     vocab_size: int | None = setting(
         None,
@@ -330,6 +331,11 @@ class TokenizerConfig:
         choices=("code", "gpt2"),
         only_with=BPE,
     )
+
+    @property
+    def is_file(self) -> bool:
+        """True if the name is the path of a tokenizer.json."""
+        return self.name.endswith(".json")
 
 
 @dataclass

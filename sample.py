@@ -31,7 +31,7 @@ from common.paths import expand_home, require_output_file
 from common.terminal import command, error_sentence, is_terminal, print_stderr
 from common.text import format_loss, format_speed, pluralize, printable
 from common.wait_policy import choose_wait_policy
-from data.text_files import MAX_CHARS, is_jsonl, normalize_text, open_text, read_at_once
+from data.text_files import MAX_CHARS, has_records, normalize_text, open_text, read_at_once
 from run.run_dir import RunDir, find_newest_run
 
 if TYPE_CHECKING:  # importing torch takes a second, so that the command line is checked first
@@ -118,7 +118,7 @@ def read_text(config: SampleConfig) -> str:
 
 def read_file(key: str, path: str) -> str:
     """Return the text of the file that a setting names; "-" is stdin."""
-    if is_jsonl(Path(path)):
+    if has_records(Path(path)):
         raise UserError(f"{key}={path} is not plain text: extract a field of its records first")
     source: Path | bytes = expand_home(key, path)
     if path == "-":

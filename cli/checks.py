@@ -40,11 +40,11 @@ def _check_attention(attention: AttentionConfig) -> None:
 
 
 def _check_tokenizer(tokenizer: TokenizerConfig) -> None:
-    if tokenizer.name in ("char", "bpe", "gpt2", "hf"):
+    if tokenizer.is_file or tokenizer.name in ("char", "bpe", "gpt2", "hf"):
         return
     from tiktoken import list_encoding_names  # slow to import, and seldom needed
 
-    names = ["char", "bpe", *list_encoding_names()]
+    names = ["char", "bpe", *list_encoding_names(), "PATH/tokenizer.json"]
     if tokenizer.name not in names:
         raise UserError(not_one_of("tokenizer.name", tokenizer.name, names))
 

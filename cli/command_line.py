@@ -3,7 +3,7 @@
 import os
 import re
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 import yaml
@@ -53,6 +53,8 @@ FLAGS |= {name: name for name in (*FLAGS.values(), "--resolve", "--hydra-help", 
 WITH_VALUE = {"-cd": "--config-dir", "-cn": "--config-name", "-cp": "--config-path"}
 WITH_VALUE |= {"-c": "--cfg", "-p": "--package", "-i": "--info"}
 WITH_VALUE |= {name: name for name in WITH_VALUE.values()}
+# Quotes and functions of Hydra in a sweep's values.
+SWEEP_SYNTAX = re.compile(r"""['"()\[\]{}\\]""")
 CHOICES = {
     "--cfg": ("job", "hydra", "all"),
     "--info": ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath"),
@@ -106,17 +108,30 @@ def find_presets(config_dir: str | None) -> Presets:
     return {group: paths | own.get(group, {}) for group, paths in PRESETS.items()}
 
 
-def translate_settings(arguments: Sequence[str], is_sweep: bool) -> list[str]:
+def translate_settings(
+    arguments: Sequence[str], is_sweep: bool, presets: Presets = PRESETS
+) -> list[str]:
     """Return settings as Hydra takes them: each once, and texts quoted.
 
-    A path in the first place is that of a text.
+    A path in the first place is that of a text. What `tokenizer` names beside presets is a name.
     """
     typed = list(arguments)
     if typed and is_text_path(typed[0]):
         path = quote(typed[0]) if is_sweep and "," in typed[0] else typed[0]
         typed[:1] = ["data=text", f"data.path={path}"]
+    typed = [_name_tokenizer(each, is_sweep, presets["tokenizer"]) for each in typed]
     last_of_key = {argument.partition("=")[0]: argument for argument in typed}
     return [translate_setting(argument, is_sweep) for argument in last_of_key.values()]
+
+
+def _name_tokenizer(argument: str, is_sweep: bool, presets: Collection[str]) -> str:
+    """Return tokenizer=NAME as the setting tokenizer.name, unless it chooses presets."""
+    key, _, value = argument.partition("=")
+    names = value.split(",") if is_sweep else [value]
+    uses_hydra = is_sweep and SWEEP_SYNTAX.search(value)
+    if key != "tokenizer" or uses_hydra or all(name.strip() in presets for name in names):
+        return argument
+    return f"tokenizer.name={value}"
 
 
 def is_text_path(argument: str) -> bool:
@@ -157,7 +172,7 @@ def translate_setting(argument: str, is_sweep: bool) -> str:
 def _quote_each(values: str) -> str:
     """Quote each of the texts of a sweep, unless quotes or functions of Hydra are typed."""
     texts = [text.strip() for text in values.split(",")]
-    if re.search(r"""['"()\[\]{}\\]""", values) or not all(texts):
+    if SWEEP_SYNTAX.search(values) or not all(texts):
         return values
     return ",".join(text if text == "null" else quote(text) for text in texts)
 

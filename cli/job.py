@@ -173,11 +173,10 @@ def complete_settings(options: Mapping[str, str], typed: Sequence[str]) -> list[
     values = dict(argument.partition("=")[::2] for argument in typed)
     mode = values.get("hydra.mode")
     names_sweep = mode != "RUN" and values.get("sweep", "null") != "null"
-    settings = translate_settings(
-        typed, is_sweep=names_sweep or mode == "MULTIRUN" or "--multirun" in options
-    )
-    if config_dir := options.get("--config-dir"):
-        presets = find_presets(config_dir)
+    is_sweep = names_sweep or mode == "MULTIRUN" or "--multirun" in options
+    presets = find_presets(options.get("--config-dir"))
+    settings = translate_settings(typed, is_sweep, presets)
+    if "--config-dir" in options:
         for group, paths in presets.items():
             for name in paths.keys() & set(values.get(group, "").split(",")):
                 check_preset(group, name, presets)
@@ -303,11 +302,16 @@ def configure(job: Job, read_model: ReadModel, log: Log = print) -> Job:
 
 
 def _expand_paths(config: Config) -> Config:
-    """Return the configuration with the user's home in the paths of runs and models."""
+    """Return the configuration with the user's home in the paths of runs, models, tokenizers."""
     if config.run_dir:
         config = replace(config, run_dir=str(expand_home("run_dir", config.run_dir)))
     if config.init_from:
         config = replace(config, init_from=expand_model_name("init_from", config.init_from))
+    if config.tokenizer.is_file:
+        path = expand_home("tokenizer", config.tokenizer.name)
+        if not path.is_file():
+            raise UserError(f"tokenizer={path} is not a file: give the path of a tokenizer.json")
+        config = replace_setting(config, "tokenizer.name", str(path))
     return config
 
 

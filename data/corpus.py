@@ -6,23 +6,26 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from itertools import count
+from itertools import chain, count
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO
+from typing import Any, NamedTuple
 
 from common.errors import UserError
+from common.terminal import error_sentence
 from common.text import pluralize, replace_surrogates
 from config import DataConfig
 from data.downloads import download_dataset, download_shakespeare
 from data.sources import find_stdlib_files, find_text_files, require_text_file
-from data.text_files import is_jsonl, open_text, read_at_once
+from data.text_files import has_records, is_parquet, open_text, read_at_once
 
 PIECE_CHARS = 1 << 20  # bounds the memory of a piece to a few megabytes
 # Places that no splitting pattern joins, in reversed text: a line end before a letter or a digit,
 # after no white space; the single space between two words.
 REVERSED_LINE_BREAK = re.compile(r"(?<=[^\W_])\n(?=\S)")
 REVERSED_WORD_BREAK = re.compile(r"(?<=\S) (?=\S)")
-MAX_SHOWN_RECORD_CHARS = 80  # of a faulty line of JSON, in its error message
+MAX_SHOWN_RECORD_CHARS = 80  # in an error message
+ROWS_AT_ONCE = 64  # of a .parquet file
+Record = tuple[int, Any, list[str]]  # its number in the file, what it contains, and its texts
 
 
 class Piece(NamedTuple):
@@ -34,11 +37,11 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True)
 class Corpus:
-    """Files of text in a fixed order; a file is one document, or each line of a .jsonl file."""
+    """Files of text in a fixed order; a file is one document, or each of its records is one."""
 
     name: str  # what the text is called in messages
     files: tuple[Path, ...]
-    field: str  # of a .jsonl file that holds the text
+    field: str  # of a record that holds the text
     is_download: bool = False  # whose files have names that the user does not know
 
     def pieces(self, log: Callable[[str], None] = lambda note: None) -> Iterator[Piece]:
@@ -49,12 +52,12 @@ class Corpus:
         """
         for path in self.files:
             name = self.name if self.is_download else str(path)
+            if has_records(path):
+                yield from split_records(path, name, self.field, PIECE_CHARS, log)
+                continue
             with open_text(path, str(path)) as file:
-                if is_jsonl(path):
-                    yield from split_records(file, name, self.field, PIECE_CHARS, log)
-                else:
-                    parts = iter(partial(file.read, PIECE_CHARS), "")
-                    yield from split_document(parts, PIECE_CHARS)
+                parts = iter(partial(file.read, PIECE_CHARS), "")
+                yield from split_document(parts, PIECE_CHARS)
 
 
 def open_corpus(config: DataConfig, log: Callable[[str], None] = print) -> Corpus:
@@ -75,10 +78,10 @@ def open_corpus(config: DataConfig, log: Callable[[str], None] = print) -> Corpu
         return Corpus(config.name, (file,), config.field, is_download=True)
     assert config.source == "text" and config.path is not None
     files = find_text_files(config.path, log, config.exclude)
-    if config.field != "text" and not any(map(is_jsonl, files)):
+    if config.field != "text" and not any(map(has_records, files)):
         raise UserError(
             f"data.field={config.field} has no effect, because data.path={config.path} holds no "
-            ".jsonl file: leave it out"
+            ".jsonl or .parquet file: leave it out"
         )
     return Corpus(config.path, files, config.field)
 
@@ -112,45 +115,73 @@ def split_text(text: str, size: int) -> Iterator[Piece]:
 
 
 def split_records(
-    file: TextIO, name: str, field: str, size: int, log: Callable[[str], None]
+    path: Path, name: str, field: str, size: int, log: Callable[[str], None]
 ) -> Iterator[Piece]:
-    """Read a .jsonl file, each line of which is a document, in pieces of about `size` characters.
+    """Read a file of records, each of which is a document, in pieces of about `size` characters.
 
     Dots that are not part of the name of `field` lead into objects, as in "messages.content". A
-    line without text there is no document: `log` prints how many there are, and `UserError` is
-    raised if no line has any.
+    record without text there is no document: `log` prints how many there are, and `UserError` is
+    raised if none has any.
     """
+    unit, read = ("row", _read_rows) if is_parquet(path) else ("line", _read_lines)
     has_documents = False
     skipped = 0
-    first = ""  # of the skipped lines
-    for number in count(1):
-        line = read_at_once(file.readline, f"line {number} of {name}")
-        if not line:
-            break
-        if not line.strip():
-            continue
-        try:
-            record = json.loads(line)
-            texts = _texts_of_record(record, field)
-        except (ValueError, RecursionError):
-            raise UserError(
-                f"line {number} of {name} is not JSON; correct it: {_beginning(line)}"
-            ) from None
+    first = ""  # of the skipped records
+    for number, record, texts in read(path, name, field):
         if texts:
             has_documents = True
             yield from split_text(replace_surrogates("\n\n".join(texts)), size)
         else:
             skipped += 1
             fields = ", ".join(record) if isinstance(record, dict) else "none"
-            first = first or f"line {number}, whose fields are {fields:.200}: {_beginning(line)}"
+            shown = _beginning(json.dumps(record, ensure_ascii=False, default=str))
+            first = first or f"{unit} {number}, whose fields are {fields:.200}: {shown}"
     if skipped and not has_documents:
         raise UserError(
             f"{name} has no text in data.field={field}; set data.field to another field. The "
             f"first is {first}"
         )
     if skipped:
-        lines = pluralize(skipped, "line")
-        log(f"note: {name} has {lines} without text in data.field={field}, such as {first}")
+        log(
+            f"note: {name} has {pluralize(skipped, unit)} without text in data.field={field}, such "
+            f"as {first}"
+        )
+
+
+def _read_lines(path: Path, name: str, field: str) -> Iterator[Record]:
+    with open_text(path, str(path)) as file:
+        for number in count(1):
+            line = read_at_once(file.readline, f"line {number} of {name}")
+            if not line:
+                break
+            if not line.strip():
+                continue
+            try:
+                record = json.loads(line)
+                texts = _texts_of_record(record, field)
+            except (ValueError, RecursionError):
+                raise UserError(
+                    f"line {number} of {name} is not JSON; correct it: {_beginning(line)}"
+                ) from None
+            yield number, record, texts
+
+
+def _read_rows(path: Path, name: str, field: str) -> Iterator[Record]:
+    try:
+        from pyarrow.parquet import ParquetFile
+
+        with ParquetFile(path) as file:
+            columns = [c for c in file.schema_arrow.names if f"{field}.".startswith(f"{c}.")]
+            batches = file.iter_batches(ROWS_AT_ONCE, columns=columns or None)
+            rows = chain.from_iterable(batch.to_pylist() for batch in batches)
+            for number, record in enumerate(rows, 1):
+                yield number, record, _texts_of_record(record, field)
+    except ImportError:
+        raise UserError(
+            f"{name} needs the library pyarrow, which is not installed; run pip install pyarrow"
+        ) from None
+    except Exception as e:  # the library raises errors of many classes
+        raise UserError(f"{name} cannot be read ({error_sentence(e)}); repair it") from None
 
 
 def _beginning(line: str) -> str:

@@ -207,12 +207,13 @@ def panics_as_errors() -> Iterator[None]:
 # --- files ----------------------------------------------------------------------------------------
 
 
-def read_tokenizer(folder: Path, config: dict[str, Any]) -> HFTokenizer:
-    """Read the tokenizer in a folder of Hugging Face's format, whose config.json is `config`.
+def read_tokenizer(file: Path, config: dict[str, Any]) -> HFTokenizer:
+    """Read a tokenizer.json and the files beside it; `config` is the config.json of its model.
 
     Any `Exception` may come from the library if it cannot read the tokenizer.json.
     """
-    if not (folder / HF_TOKENIZER_FILE).is_file():
+    folder = file.parent
+    if not file.is_file():
         raise UserError(
             f"{folder} has no {HF_TOKENIZER_FILE}: copy it from the folder of the model that this "
             f"one began with; or, to make it from other tokenizer files here, run "
@@ -226,7 +227,7 @@ def read_tokenizer(folder: Path, config: dict[str, Any]) -> HFTokenizer:
         for role in SPECIAL_TOKEN_ROLES
         if (name := settings.get(role))
     }
-    library = build_library(json.dumps(read_json(folder / HF_TOKENIZER_FILE)))
+    library = build_library(json.dumps(read_json(file)))
     known_names = [name for name in roles.values() if library.token_to_id(name) is not None]
     library.add_special_tokens(
         [AddedToken(name, special=True, normalized=False) for name in known_names]

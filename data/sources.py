@@ -17,7 +17,7 @@ from common.paths import expand_home, require_path
 from common.terminal import error_sentence
 from common.text import pluralize, printable
 from data.cache import cache_root
-from data.text_files import open_text
+from data.text_files import is_parquet, open_text
 from run.run_dir import SWEEP_FILE, RunDir
 
 TEXT_CHECK_CHARS = 1 << 20  # read from the start of a file to decide whether it is text
@@ -56,8 +56,9 @@ def find_text_files(
     for file in found:
         name = printable(file.relative_to(root).as_posix(), one_line=True)
         try:
-            with open_text(ordinary_file(file), name) as content:
-                content.read(TEXT_CHECK_CHARS)
+            if not is_parquet(ordinary_file(file)):
+                with open_text(file, name) as content:
+                    content.read(TEXT_CHECK_CHARS)
             texts.append(file)
         except (OSError, UserError) as e:
             problems[name] = error_sentence(e)

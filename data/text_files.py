@@ -51,9 +51,15 @@ def read_at_once(read: Callable[[int], str], name: str) -> str:
     return text
 
 
-def is_jsonl(path: Path) -> bool:
-    """Return whether each line of a file is a document, by the file's name."""
-    return path.name.lower().removesuffix(".gz").endswith((".jsonl", ".ndjson"))
+def has_records(path: Path) -> bool:
+    """Return whether each line or row of a file is a document, by the file's name."""
+    name = path.name.lower().removesuffix(".gz")
+    return name.endswith((".jsonl", ".ndjson")) or is_parquet(path)
+
+
+def is_parquet(path: Path) -> bool:
+    """Return whether a file is a table of Apache Parquet, by its name."""
+    return path.name.lower().endswith(".parquet")
 
 
 def normalize_text(text: str) -> str:

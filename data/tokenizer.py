@@ -21,7 +21,13 @@ from common.files import read_json_object
 from common.terminal import error_sentence
 from common.text import REPLACEMENT, pluralize, replace_surrogates
 from config import TokenizerConfig
-from data.hf_tokenizer import END_OF_TEXT, HFTokenizer, byte_level_alphabet, check_vocab_size
+from data.hf_tokenizer import (
+    END_OF_TEXT,
+    HFTokenizer,
+    byte_level_alphabet,
+    check_vocab_size,
+    read_tokenizer,
+)
 
 DEFAULT_VOCAB_SIZE = 1024
 # How text is split before byte-pair encoding, which never merges across a split.
@@ -232,6 +238,17 @@ def load_tiktoken(name: str) -> BPETokenizer:
     token_of = {id: token for token, id in encoding._mergeable_ranks.items()}
     tokens = [token_of.get(id) for id in range(max(token_of) + 1)]
     return BPETokenizer(encoding._pat_str, tokens, encoding._special_tokens.get(END_OF_TEXT))
+
+
+def read_tokenizer_file(path: str) -> HFTokenizer:
+    """Read a tokenizer.json of Hugging Face's format, and the roles of its tokens beside it."""
+    try:
+        return read_tokenizer(Path(path), {})
+    except Exception as e:  # the library raises plain Exceptions
+        raise UserError(
+            f"tokenizer={path} cannot be read ({error_sentence(e)}): give a tokenizer.json of "
+            "Hugging Face's format"
+        ) from None
 
 
 def encode_with_bytes(tokenizer: Tokenizer, text: str) -> tuple[np.ndarray, np.ndarray]:

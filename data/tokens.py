@@ -32,12 +32,13 @@ from data.splits import (
     utf8_length,
 )
 from data.tasks.task import Task
-from data.text_files import is_jsonl
+from data.text_files import has_records
 from data.tokenizer import (
     Tokenizer,
     build_tokenizer,
     encode_with_bytes,
     load_tokenizer,
+    read_tokenizer_file,
     save_tokenizer,
 )
 
@@ -100,6 +101,8 @@ def prepare(
 
     `tokenizer` is that of another model, used instead of the one that `config` describes.
     """
+    if config.is_file:
+        tokenizer = tokenizer or read_tokenizer_file(config.name)
     corpus = open_corpus(data, log)
     fingerprint = corpus_fingerprint(corpus)
 
@@ -142,9 +145,9 @@ def find_training_split(
 def corpus_fingerprint(corpus: Corpus) -> str:
     """Return the hash (hex) of a text and of how it is read and split."""
     made_from: list[object] = [TEXT_FORMAT, VALIDATION_PERIOD, MIN_DOCUMENTS_TO_SPLIT]
-    has_records = [is_jsonl(file) for file in corpus.files]
-    if any(has_records):
-        made_from += [corpus.field, has_records]
+    are_records = [has_records(file) for file in corpus.files]
+    if any(are_records):
+        made_from += [corpus.field, are_records]
     try:
         file_hashes = [sha256_of_file(file) for file in corpus.files]
     except OSError as e:

@@ -93,7 +93,7 @@ class HFFolder(ExternalModel):
     def parse_tokenizer(self) -> Tokenizer:
         """Return the tokenizer in the folder, or GPT-2's if it has none and the vocabulary fits."""
         if self.tokenizer_name != "gpt2":
-            return read_tokenizer(self.path, self._settings)
+            return read_tokenizer(self.path / HF_TOKENIZER_FILE, self._settings)
         if process_rank() == 0:
             print_stderr(
                 f"note: {self.path} has no tokenizer files; with its vocabulary of "

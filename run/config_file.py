@@ -92,7 +92,10 @@ def absolute_paths(config: Config) -> Config:
         data = replace(data, name=str(Path(folder).absolute()))
     if init_from and not HUB_MODEL.fullmatch(init_from):
         init_from = str(Path(init_from).absolute())
-    return replace(config, data=data, init_from=init_from)
+    tokenizer = config.tokenizer
+    if tokenizer.is_file:
+        tokenizer = replace(tokenizer, name=str(Path(tokenizer.name).absolute()))
+    return replace(config, data=data, init_from=init_from, tokenizer=tokenizer)
 
 
 def config_yaml(config: Config) -> str:

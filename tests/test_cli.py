@@ -73,6 +73,8 @@ MISTAKES = [
     ("data=text", ["data.path"]),
     ("data=synthetic data.task=modular model.block_size=8", ["model.block_size=8", "=4"]),
     ("data=synthetic tokenizer=gpt2", ["tokenizer", "data=synthetic"]),
+    ("tokenizer=gtp2", ["gtp2", "gpt2?", "o200k_base", "tokenizer.json"]),
+    ("tokenizer=no/tokenizer.json", ["tokenizer=no/tokenizer.json"]),
     ("data.path=nowhere", ["data.path=nowhere does not exist"]),
     (f"data=stdlib data.path={ROOT}", ["data.path=", "data=stdlib", "data=text"]),
     (f"data=hf data.name=x data.path={ROOT}", ["data.path=", "data=hf"]),
@@ -319,6 +321,27 @@ def write_presets(folder: Path, presets: dict[str, str]) -> str:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     return f"--config-dir={folder}"
+
+
+@pytest.mark.parametrize(
+    ("value", "key"),
+    [
+        ("o200k_base", "tokenizer.name"),
+        ("a b/tokenizer.json", "tokenizer.name"),
+        ("char, p50k_base", "tokenizer.name"),
+        ("char", "tokenizer"),
+        ("letters", "tokenizer"),
+        ("letters,gpt2", "tokenizer"),
+        ("choice(bpe,letters)", "tokenizer"),
+    ],
+)
+def test_what_tokenizer_names_is_a_preset_or_a_name(value, key, tmp_path):
+    folder = write_presets(tmp_path / "own", OWN)
+    is_sweep = re.search("[,(]", value) is not None
+    (typed, *_) = translate([f"tokenizer={value}", folder, *["-m"] * is_sweep])
+    assert typed.partition("=")[0] == key
+    if key == "tokenizer.name" and not is_sweep:
+        assert composed(f"tokenizer={value}").tokenizer.name == value
 
 
 @pytest.mark.slow

@@ -73,6 +73,7 @@ def test_a_model_with_byte_pairs_takes_any_prompt_and_writes_valid_utf8(command,
         (["prompt=the Glass"], "'G'"),
         (["prompt=-"], "UTF-8"),  # stdin is not
         (["score=rows.jsonl"], "rows.jsonl"),
+        (["prompt_file=rows.parquet"], "rows.parquet is not plain text"),
     ],
 )
 def test_a_mistake_gives_one_line_that_names_it_and_status_1(command, run, args, named):

@@ -68,7 +68,8 @@ def _prepare_same_text(
     if config.data.source == "synthetic":
         text = generate_tokens(config, tokenizer)
     else:
-        text = prepare(config.data, config.tokenizer, log, tokenizer if config.init_from else None)
+        is_given = config.init_from or config.tokenizer.is_file  # not made from the text
+        text = prepare(config.data, config.tokenizer, log, tokenizer if is_given else None)
     if fingerprint not in ("", text.fingerprint):
         raise UserError(
             "the text, or how it is prepared, has changed since the run began (fingerprint "

@@ -2,7 +2,9 @@
 
 import gzip
 import json
+import sys
 
+import pyarrow.parquet
 import pytest
 from corpora import documents, text_corpus
 
@@ -12,7 +14,7 @@ from common.errors import UserError
 from config import DataConfig
 from data.corpus import open_corpus
 from data.splits import count_corpus
-from data.text_files import is_jsonl
+from data.text_files import has_records
 from sample import read_text
 
 
@@ -85,6 +87,39 @@ def test_dots_lead_into_objects_and_the_texts_of_a_list_are_joined(tmp_path, fie
     assert documents(text_corpus(tmp_path / "a.jsonl", field=field)) == [text]
 
 
+@pytest.mark.parametrize(
+    ("field", "texts"),
+    [("text", ["one\r\ntwo é", "three"]), ("talk.content", ["Why?"]), ("meta.body", ["two"])],
+)
+def test_each_row_of_a_parquet_file_is_a_document(tmp_path, field, texts):
+    columns = {"text": texts + [None], "talk": [[{"content": "Why?"}]], "meta.body": ["two"]}
+    rows = len(texts) + 1 if field == "text" else 1
+    table = pyarrow.table({name: (column * rows)[:rows] for name, column in columns.items()})
+    pyarrow.parquet.write_table(table, tmp_path / "a.Parquet")
+    (tmp_path / "b.txt").write_text("plain")
+    corpus, notes = text_corpus(tmp_path, field=field), []
+    assert documents(corpus) == [*texts, "plain"]
+    assert count_corpus(corpus, notes.append).documents == len(texts) + 1
+    assert [("row 3" in note, "1 row " in note) for note in notes] == [(True, True)] * (
+        rows - 1 > 1
+    )
+
+
+def test_a_parquet_file_that_cannot_be_read_is_refused_by_name(tmp_path, monkeypatch):
+    file = tmp_path / "a.parquet"
+    table = pyarrow.table({"title": ["one"], "number": [1]})
+    pyarrow.parquet.write_table(table, file)
+    with pytest.raises(UserError, match=r"data\.field=text.*row 1.*title, number"):
+        documents(text_corpus(file))
+    with monkeypatch.context() as without_library:
+        without_library.setitem(sys.modules, "pyarrow.parquet", None)
+        with pytest.raises(UserError, match=r"a\.parquet.*pip install pyarrow"):
+            documents(text_corpus(tmp_path))
+    file.write_bytes(file.read_bytes()[:-9])
+    with pytest.raises(UserError, match=r"a\.parquet"):
+        documents(text_corpus(file))
+
+
 NO_TEXT = [{"text": 7}, {"text": None}, {"title": "a"}, {"text": [None, 1]}, [1], "text"]
 
 
@@ -129,11 +164,11 @@ def test_a_line_or_text_that_is_too_long_to_read_at_once_is_refused(tmp_path, mo
     file = tmp_path / name
     file.write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
     with pytest.raises(UserError, match="100") as error:
-        if is_jsonl(file):
+        if has_records(file):
             documents(text_corpus(file))
         else:
             read_text(SampleConfig(score=str(file)))
-    assert str(file) in str(error.value) and ("line 2" in str(error.value)) == is_jsonl(file)
+    assert str(file) in str(error.value) and ("line 2" in str(error.value)) == has_records(file)
 
 
 def test_a_field_is_refused_if_no_file_has_fields(tmp_path):

@@ -1,13 +1,17 @@
 """Tokenizers of Hugging Face's format give the same ids here and in transformers."""
 
+import functools
 import json
+import shutil
 
 import pytest
+from conftest import TINY
 from hf_models import SENTENCE, TEXT, transformers, write_tokenizer
 from hypothesis import given
 from hypothesis import strategies as st
 from models import few, lively
 
+from common.errors import UserError
 from config import GPTConfig
 from data.hf_tokenizer import read_tokenizer
 from data.tokenizer import (
@@ -20,6 +24,7 @@ from data.tokenizer import (
     train_bpe,
 )
 from interop import find_model, load, read_starting_model, save_hf
+from train import train_from
 from variants import build_model
 
 letters = st.sampled_from(list("the glas'123 \n\t\r_é—λ"))
@@ -41,7 +46,7 @@ texts = st.text(st.characters(exclude_categories=["Cs"]) | letters, max_size=40)
 def test_an_imported_tokenizer_gives_the_ids_and_texts_of_transformers(family, tmp_path):
     folder = tmp_path / "hf"
     write_tokenizer(family, folder)
-    ours = read_tokenizer(folder, {"model_type": "gpt2"})
+    ours = read_tokenizer(folder / "tokenizer.json", {"model_type": "gpt2"})
     oracle = transformers.AutoTokenizer.from_pretrained(folder)
     save_tokenizer(ours, tmp_path / "saved.json")
     restored = load_tokenizer(tmp_path / "saved.json")
@@ -64,6 +69,47 @@ def test_an_imported_tokenizer_gives_the_ids_and_texts_of_transformers(family, t
 
     check()
     assert restored.to_json() == ours.to_json()
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_a_run_is_trained_with_a_tokenizer_file_and_keeps_it(family, tmp_path, text_file):
+    write_tokenizer(family, tmp_path / "own")
+    shutil.copytree(tmp_path / "own", tmp_path / "copy")
+    common = f"data.path={text_file}", "attention.every=0", "compile=false", "batch_size=4"
+    tiny = [each for each in TINY if each.startswith("model.")]
+    train_tiny = functools.partial(train_from, *common, *tiny)
+
+    run, other = tmp_path / "run", tmp_path / "other"
+    loss = train_tiny(f"tokenizer={tmp_path}/own/tokenizer.json", f"run_dir={run}", "max_steps=2")
+    train_tiny(f"tokenizer={tmp_path}/copy/tokenizer.json", f"run_dir={other}", "max_steps=2")
+    fingerprints = {find_model(each, "last").manifest.fingerprint for each in (run, other)}
+    assert len(fingerprints) == 1  # that of the content
+    shutil.rmtree(tmp_path / "own")
+    assert train_from(f"run_dir={run}", "eval_only=true") == loss
+    train_from(f"run_dir={run}", "resume=true", "max_steps=3")
+    train_from(f"init_from={run}", *common, f"run_dir={tmp_path}/more", "max_steps=1")
+
+    model, tokenizer = load(run)
+    assert tokenizer.to_json() == load(tmp_path / "more")[1].to_json() == load(other)[1].to_json()
+    oracle = export(tokenizer, tmp_path / "hf", model)
+    original = transformers.AutoTokenizer.from_pretrained(tmp_path / "copy")
+    for text in (SENTENCE, TEXT):
+        assert original(text).input_ids == encode_prompt(tokenizer, text) == oracle(text).input_ids
+    assert original.eos_token_id == tokenizer.end_of_text
+    (tmp_path / "copy" / "tokenizer_config.json").unlink()  # which names the end of a text
+    train_tiny(
+        f"tokenizer={tmp_path}/copy/tokenizer.json", f"run_dir={tmp_path}/changed", "max_steps=1"
+    )
+    assert find_model(tmp_path / "changed", "last").manifest.fingerprint not in fingerprints
+
+
+def test_a_file_that_is_no_tokenizer_is_refused_by_name(tmp_path, text_file):
+    (tmp_path / "a.json").write_text('{"model": {}}')
+    with pytest.raises(UserError, match=r"a\.json"):
+        train_from(
+            f"tokenizer={tmp_path}/a.json", f"data.path={text_file}", f"run_dir={tmp_path}/run"
+        )
+    assert not (tmp_path / "run" / "config.yaml").exists()
 
 
 @pytest.fixture(scope="module")
