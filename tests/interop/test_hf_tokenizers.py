@@ -82,8 +82,6 @@ def test_a_run_is_trained_with_a_tokenizer_file_and_keeps_it(family, tmp_path, t
     run, other = tmp_path / "run", tmp_path / "other"
     loss = train_tiny(f"tokenizer={tmp_path}/own/tokenizer.json", f"run_dir={run}", "max_steps=2")
     train_tiny(f"tokenizer={tmp_path}/copy/tokenizer.json", f"run_dir={other}", "max_steps=2")
-    fingerprints = {find_model(each, "last").manifest.fingerprint for each in (run, other)}
-    assert len(fingerprints) == 1  # that of the content
     shutil.rmtree(tmp_path / "own")
     assert train_from(f"run_dir={run}", "eval_only=true") == loss
     train_from(f"run_dir={run}", "resume=true", "max_steps=3")
@@ -100,7 +98,7 @@ def test_a_run_is_trained_with_a_tokenizer_file_and_keeps_it(family, tmp_path, t
     train_tiny(
         f"tokenizer={tmp_path}/copy/tokenizer.json", f"run_dir={tmp_path}/changed", "max_steps=1"
     )
-    assert find_model(tmp_path / "changed", "last").manifest.fingerprint not in fingerprints
+    assert load(tmp_path / "changed")[1].to_json() != tokenizer.to_json()  # nor that of the cache
 
 
 def test_a_file_that_is_no_tokenizer_is_refused_by_name(tmp_path, text_file):
