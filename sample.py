@@ -35,7 +35,6 @@ from data.text_files import MAX_CHARS, has_records, normalize_text, open_text, r
 from run.run_dir import RunDir, find_newest_run
 
 if TYPE_CHECKING:  # importing torch takes a second, so that the command line is checked first
-    from config import TokenizerConfig
     from data.tokenizer import Tokenizer
     from model import GPT
 
@@ -78,10 +77,7 @@ def sample(config: SampleConfig) -> None:
     with restored_process():  # for a notebook
         move_for_sampling(model, pick_device(config.device), precision)
         if config.score is not None:
-            text_ids = write_score(config, model, tokenizer, text)
-            if isinstance(source, RunCheckpoint):
-                trained = source.manifest.fingerprint, source.settings.tokenizer
-                note_trained_text(*trained, tokenizer, text_ids)
+            write_score(config, model, tokenizer, text)
             return
         if config.interactive:
             if is_terminal(sys.stdin):
@@ -245,11 +241,8 @@ def _write_now(text: str, stream: TextIO) -> None:
     print(shown, end="", file=stream, flush=True)
 
 
-def write_score(config: SampleConfig, model: GPT, tokenizer: Tokenizer, text: str) -> list[int]:
-    """Print the loss of a text after its start token, and return the ids of the text.
-
-    A page is written if `attention` names one.
-    """
+def write_score(config: SampleConfig, model: GPT, tokenizer: Tokenizer, text: str) -> None:
+    """Print the loss of a text after its start token; `attention` may name a page to write."""
     from data.tokenizer import normal_form_note, start_token
     from generation.scoring import score_tokens
     from glass.heads.measure.probes import spell_tokens
@@ -288,26 +281,6 @@ def write_score(config: SampleConfig, model: GPT, tokenizer: Tokenizer, text: st
         }
         attended = ids[: min(block_size, MAX_ATTENTION_TOKENS)]
         _write_attention(config.attention, model, tokenizer, attended, facts)
-    return text_ids
-
-
-def note_trained_text(
-    fingerprint: str, config: TokenizerConfig, tokenizer: Tokenizer, text_ids: list[int]
-) -> None:
-    """Print a note if a scored text is in the training split, which a fingerprint names."""
-    from data.copies import count_trained_excerpts
-    from data.tokens import find_training_split
-
-    train = find_training_split(fingerprint, config, tokenizer)
-    if train is None:
-        return
-    found, count = count_trained_excerpts(text_ids, train)
-    if found:
-        part = "this text" if found == count else "parts of this text"
-        print_stderr(
-            f"note: the run was trained on {part} ({found} of {pluralize(count, 'excerpt')} found "
-            "in its training split), so the loss is lower than that of new text"
-        )
 
 
 def _write_attention(

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from common.errors import UserError
+from common.files import sha256_of_file
 from common.terminal import error_sentence
 from common.text import pluralize, replace_surrogates
 from config import DataConfig
@@ -25,6 +26,7 @@ REVERSED_LINE_BREAK = re.compile(r"(?<=[^\W_])\n(?=\S)")
 REVERSED_WORD_BREAK = re.compile(r"(?<=\S) (?=\S)")
 MAX_SHOWN_RECORD_CHARS = 80  # in an error message
 ROWS_AT_ONCE = 64  # of a .parquet file
+FileHash = tuple[str, int]  # SHA-256 in hex digits, and bytes
 Record = tuple[int, Any, list[str]]  # its number in the file, what it contains, and its texts
 
 
@@ -43,6 +45,13 @@ class Corpus:
     files: tuple[Path, ...]
     field: str  # of a record that holds the text
     is_download: bool = False  # whose files have names that the user does not know
+
+    def hash_files(self) -> list[FileHash]:
+        """Return the hash of each file, which tells whether a text has changed."""
+        try:
+            return [(sha256_of_file(file), file.stat().st_size) for file in self.files]
+        except OSError as e:
+            raise UserError(f"{e.filename} cannot be read ({e.strerror}); repair it") from None
 
     def pieces(self, log: Callable[[str], None] = lambda note: None) -> Iterator[Piece]:
         """Read the corpus in pieces of less than three times `PIECE_CHARS` characters.

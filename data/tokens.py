@@ -3,10 +3,10 @@
 import hashlib
 import json
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -18,8 +18,7 @@ from common.limits import count_processors
 from common.text import pluralize
 from config import DataConfig, TokenizerConfig
 from data.cache import ENTRY_ERRORS, KEY_LENGTH, cache_root, open_or_write
-from data.copies import Copies, CopyCounter
-from data.corpus import Corpus, open_corpus
+from data.corpus import Corpus, FileHash, open_corpus
 from data.splits import (
     MIN_DOCUMENTS_TO_SPLIT,
     VALIDATION_PERIOD,
@@ -44,6 +43,7 @@ from data.tokenizer import (
 
 TEXT_FORMAT = 3  # version of how a text is read and split; part of its fingerprint
 CACHE_FORMAT = 4  # version of the files in a cache entry
+MIN_COPIED_SHARE = 0.01  # of a text; fewer copies hardly change the validation loss
 # The files of a cache entry.
 TRAIN_FILE = "train.bin"
 VAL_FILE = "val.bin"
@@ -68,7 +68,7 @@ class Tokens:
     folder: Path  # the cache entry
     # UTF-8 bytes of text that each token of `val` stands for, or SEPARATOR: int32 (tokens,)
     val_bytes: np.ndarray | None = None
-    copies: Copies = Copies()
+    copies: int = 0  # see `count_copies`
     ngrams: np.ndarray | None = None  # frequent ones, for a model with an n-gram table
     task: Task | None = None  # generates the sequences, of which `train` and `val` are samples
 
@@ -88,7 +88,12 @@ class Tokens:
             f"         vocabulary {self.tokenizer.vocab_size:,}, "
             f"{size.bytes / tokens:.2f} bytes per token",
         ]
-        return lines + self.copies.note()
+        if self.copies:
+            files = pluralize(self.copies, "file")
+            lines.append(
+                f"note     {files} copied from others may make the validation loss too low"
+            )
+        return lines
 
 
 def prepare(
@@ -104,21 +109,23 @@ def prepare(
     if config.is_file:
         tokenizer = tokenizer or read_tokenizer_file(config.name)
     corpus = open_corpus(data, log)
-    fingerprint = corpus_fingerprint(corpus)
+    hashes = corpus.hash_files()
+    fingerprint = corpus_fingerprint(corpus, hashes)
 
     def write(entry: Path) -> None:
         entry.mkdir()
         _write_entry(corpus, config, tokenizer, entry, log)
-        if corpus_fingerprint(corpus) != fingerprint:
+        if corpus.hash_files() != hashes:
             raise UserError(f"{corpus.name} changed while it was being read; start again")
 
-    return open_or_write(
+    tokens = open_or_write(
         _entry_name(fingerprint, tokenizer or config),
         lambda entry: _open_entry(entry, corpus.name, fingerprint),
         write,
         f"preparing {corpus.name}",
         log,
     )
+    return replace(tokens, copies=count_copies(hashes))
 
 
 def open_tokens(folder: str, name: str, fingerprint: str) -> Tokens | None:
@@ -131,28 +138,21 @@ def open_tokens(folder: str, name: str, fingerprint: str) -> Tokens | None:
     return None
 
 
-def find_training_split(
-    fingerprint: str, config: TokenizerConfig, tokenizer: Tokenizer
-) -> np.ndarray | None:
-    """Return the ids of a run's training split, (tokens,), if the cache still has them."""
-    for made_from in (config, tokenizer):  # it was learned from the text, or another model's
-        text = open_tokens(_entry_name(fingerprint, made_from), "", fingerprint)
-        if text and text.tokenizer.to_json() == tokenizer.to_json():
-            return text.train
-    return None
+def count_copies(hashes: Sequence[FileHash]) -> int:
+    """Return how many files are equal to others, or 0 if they are less than 1% of the text."""
+    distinct = dict(hashes)
+    total = sum(size for _, size in hashes)
+    is_much = total - sum(distinct.values()) >= MIN_COPIED_SHARE * total
+    return len(hashes) - len(distinct) if is_much else 0
 
 
-def corpus_fingerprint(corpus: Corpus) -> str:
+def corpus_fingerprint(corpus: Corpus, hashes: Sequence[FileHash]) -> str:
     """Return the hash (hex) of a text and of how it is read and split."""
     made_from: list[object] = [TEXT_FORMAT, VALIDATION_PERIOD, MIN_DOCUMENTS_TO_SPLIT]
     are_records = [has_records(file) for file in corpus.files]
     if any(are_records):
         made_from += [corpus.field, are_records]
-    try:
-        file_hashes = [sha256_of_file(file) for file in corpus.files]
-    except OSError as e:
-        raise UserError(f"{e.filename} cannot be read ({e.strerror}); repair it") from None
-    text = json.dumps(made_from) + "".join(file_hashes)
+    text = json.dumps(made_from) + "".join(digest for digest, _ in hashes)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -189,23 +189,19 @@ def _write_entry(
         tokenizer = build_tokenizer(config, all_text, training_text)
     save_tokenizer(tokenizer, folder / CACHED_TOKENIZER_FILE)
 
-    copies = _write_splits(split_corpus(corpus, split_position), tokenizer, folder)
+    _write_splits(split_corpus(corpus, split_position), tokenizer, folder)
 
     # Describe and sync the files
     hashes = {name: sha256_of_file(folder / name) for name in TOKEN_FILES}
-    facts = {"hashes": hashes, "size": asdict(size), "copies": asdict(copies)}
+    facts = {"hashes": hashes, "size": asdict(size)}
     meta = json.dumps(facts, indent=1)
     (folder / META_FILE).write_text(seal(meta))
     for path in (*folder.iterdir(), folder):
         sync(path)
 
 
-def _write_splits(pieces: Iterator[SplitPiece], tokenizer: Tokenizer, folder: Path) -> Copies:
-    """Write the ids of both splits with separators between documents, and `Tokens.val_bytes`.
-
-    Returns the copies among the documents.
-    """
-    copies = CopyCounter()
+def _write_splits(pieces: Iterator[SplitPiece], tokenizer: Tokenizer, folder: Path) -> None:
+    """Write the ids of both splits with separators between documents, and `Tokens.val_bytes`."""
     dtype = _token_dtype(tokenizer)
     ends = (tokenizer.end_of_text, tokenizer.begin_of_text)
     separator = np.array([id for id in ends if id is not None], dtype=dtype)
@@ -223,7 +219,6 @@ def _write_splits(pieces: Iterator[SplitPiece], tokenizer: Tokenizer, folder: Pa
     ):
         bytes_without_token = 0  # of validation text: they count for the next token
         for piece, encoded in encode_pieces(encode, pieces):
-            copies.add(piece)
             ids, sizes = encoded.result()
             file = train if piece.is_train else val
             is_separated = piece.begins_document and file.tell() > 0
@@ -240,7 +235,6 @@ def _write_splits(pieces: Iterator[SplitPiece], tokenizer: Tokenizer, folder: Pa
             else:
                 bytes_without_token += utf8_length(piece.text)
             val_bytes.write(sizes.astype(np.int32).tobytes())
-    return copies.count()
 
 
 def _entry_name(fingerprint: str, tokenizer: Tokenizer | TokenizerConfig) -> str:
@@ -266,7 +260,6 @@ def _open_entry(entry: Path, name: str, fingerprint: str) -> Tokens:
         fingerprint=fingerprint,
         name=name,
         size=CorpusSize(**meta["size"]),
-        copies=Copies(**meta["copies"]),
         folder=entry,
     )
 

@@ -132,12 +132,13 @@ def prepare_job(job: cli.Job, run: RunDir, read_model: ReadModel) -> cli.Job:
     data = configured.config.data
     max_steps = job.config.max_steps
     # The settings and the seed, which a job keeps, determine a generated text
-    is_read = steps_taken and data.source != "synthetic"
-    if is_read and corpus_fingerprint(open_corpus(data)) != run.fingerprint():
-        raise UserError(
-            "it was trained on another text than the one there now: restore that text, or train on "
-            "this one with another hydra.sweep.dir"
-        )
+    if steps_taken and data.source != "synthetic":
+        corpus = open_corpus(data)
+        if corpus_fingerprint(corpus, corpus.hash_files()) != run.fingerprint():
+            raise UserError(
+                "it was trained on another text than the one there now: restore that text, or "
+                "train on this one with another hydra.sweep.dir"
+            )
     if max_steps < steps_taken:
         raise UserError(
             f"it has taken {pluralize(steps_taken, 'step')}, more than max_steps={max_steps}: "

@@ -135,27 +135,6 @@ def test_a_score_says_that_a_tokenizer_loses_part_of_the_text(name, is_lossless,
     assert ("decode" in err) != is_lossless
 
 
-def test_a_score_of_a_text_that_was_trained_on_says_so(
-    run, text_file, tmp_path, capsys, monkeypatch
-):
-    content = text_file.read_text()
-    held_out = content[-len(content) // 11 :]
-    path = tmp_path / "scored.txt"
-
-    def count_notes(name: str, text: str) -> int:
-        path.write_text(text)
-        sample.sample(SampleConfig(score=str(path), run_dir=str(run / name)))
-        return capsys.readouterr().err.count("trained on")
-
-    for name in ("char", "bpe"):
-        for text in (content, content[500:1500], held_out + content[500:1500]):
-            assert count_notes(name, text) == 1
-        for text in (held_out, content[:10], "".join(reversed(content))):
-            assert count_notes(name, text) == 0
-    monkeypatch.setenv("GLASSGPT_CACHE", str(tmp_path))  # which lacks the tokens
-    assert count_notes("bpe", content) == 0
-
-
 def test_a_score_is_of_all_tokens_though_its_page_shows_the_first(tmp_path, open_page, capsys):
     tokenizer = CharTokenizer("ab\n")
     model = lively(GPT(small(vocab_size=3)))

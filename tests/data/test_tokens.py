@@ -23,10 +23,8 @@ import data.tokens
 from common.errors import UserError
 from common.files import ordinary_file
 from common.paths import writable_folder
-from common.text import pluralize
 from config import DataConfig, TokenizerConfig
 from data.cache import open_or_write
-from data.copies import Copies
 from data.hf_tokenizer import HFTokenizer
 from data.splits import SplitPiece
 from data.text_files import normalize_text
@@ -279,34 +277,15 @@ def test_how_each_file_is_read_belongs_to_the_fingerprint(write):
 
 
 @pytest.mark.parametrize(
-    "originals, copied, documents, is_noted",
-    [
-        (120, range(60), 60, True),  # one document in ten validates
-        (120, [], 0, False),
-        (1500, [3], 1, False),  # too little of the validation text
-        (8, [0, 7], 2, True),  # the last tenth validates, and its text is in an earlier file
-        (8, [0, 1], 2, False),  # there is no copy of what validates
-    ],
+    ("copied", "is_noted"), [([], False), ([3], False), ([3, 5, 5], True), (range(90), True)]
 )
-def test_copies_of_training_documents_in_the_validation_split_are_noted(
-    originals, copied, documents, is_noted, folder
-):
-    texts = [
-        f"{n} is the number of this document, and {n * n} its square.\n" for n in range(originals)
-    ]
-    texts = [texts[n] for n in copied] + ["", "short", "short", ""] + texts
-    tokens = prepare(folder(*texts), CHAR, ignore)
-    assert tokens.copies.documents == documents
-    noted = [line for line in tokens.summary() if "copy" in line]
-    assert len(noted) == is_noted and all(pluralize(documents, "document") in s for s in noted)
-    assert prepare(folder(*texts), CHAR, pytest.fail).copies == tokens.copies  # from the cache
-
-
-def test_a_document_that_is_in_both_splits_is_no_copy_of_itself(folder):
-    halves = [PROSE, PROSE.upper()]
-    assert prepare(folder(*halves), CHAR, ignore).copies == Copies()
-    assert prepare(folder(PROSE, PROSE), CHAR, ignore).copies == Copies(1, 1.0)
-    assert prepare(folder(PROSE * 9 + PROSE), CHAR, ignore).copies == Copies()
+def test_copied_files_are_counted_if_they_are_much_of_the_text(copied, is_noted, folder):
+    texts = [f"{n:02} is the number of this document, and {n * n} its square.\n" for n in range(90)]
+    texts += ["", "", ""] + [texts[n] for n in copied] + [PROSE]
+    for _ in range(2):  # the second time from the cache
+        tokens = prepare(folder(*texts), CHAR, ignore)
+        assert tokens.copies == (len(copied) + 2 if is_noted else 0)
+        assert any(f"{tokens.copies} files" in line for line in tokens.summary()) == is_noted
 
 
 def flip_a_byte(file: Path) -> None:
