@@ -196,7 +196,11 @@ def write_texts(config: SampleConfig, model: GPT, tokenizer: Tokenizer, prompt: 
 
     # Generate a batch while its first text is shown
     sampling = Sampling(
-        config.temperature, config.top_k, config.top_p, config.min_p, tokenizer.vocab_size
+        temperature=config.temperature,
+        top_k=config.top_k,
+        top_p=config.top_p,
+        min_p=config.min_p,
+        vocab_size=tokenizer.vocab_size,
     )
     stops = [stop.replace(r"\n", "\n") for stop in config.stop]
     seeds = range(config.seed, config.seed + config.num_samples)

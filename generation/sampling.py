@@ -77,7 +77,7 @@ def generate(
         seed = int(torch.randint(2**62, ()))
     seeds = range(seed, seed + batch_size)
     decoder = Decoder(model, batch_size, length + max_new_tokens)
-    sampling = Sampling(temperature, top_k, top_p, min_p, model.token_count)
+    sampling = Sampling(temperature, top_k, top_p, min_p, vocab_size=model.token_count)
     new_tokens = draw_tokens(decoder.next_logits, tokens, max_new_tokens, sampling, seeds)
     return torch.cat((tokens, *(token[:, None] for token in new_tokens)), dim=1)
 
