@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 from common.errors import UserError
-from common.text import pluralize
 from config import Config
 from data.synthetic import generate_tokens
 from data.tokenizer import Tokenizer
@@ -30,12 +29,6 @@ def prepare_text(config: Config, world: World, origin: StoredModel | None, start
     for line in text.summary():
         world.log(line)
     vocab_size = text.tokenizer.vocab_size
-    requested = config.tokenizer.vocab_size if config.tokenizer.name == "bpe" else None
-    if vocab_size < (requested or 0) and not config.eval_only:
-        world.log(
-            f"note: the text is too short for tokenizer.vocab_size={requested}, so the vocabulary "
-            f"has {pluralize(vocab_size, 'token')}"
-        )
     if origin is None and config.model.ngrams > 1:
         keys = world.on_rank_0(lambda: count_ngrams(text.train, vocab_size, config.model))
         text = replace(text, ngrams=keys)
