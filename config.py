@@ -22,7 +22,6 @@ MLPS = ("gelu", "swiglu", "relu2")
 WITH_MLP = {"model.mlp": MLPS}
 ROPE = {"model.position": ("rope",)}
 NGRAMS = {"model.ngrams": GreaterThan(1)}
-ADAMW = {"optim.name": ("adamw", "muon")}
 MUON = {"optim.name": ("muon",)}
 DECAYING = ("cosine", "wsd")  # schedules
 LOGGING = ("auto", "online", "offline")  # modes of W&B
@@ -374,12 +373,8 @@ class OptimConfig:
         only_with={"optim.schedule": DECAYING},
     )
     weight_decay: float = setting(0.1, "decoupled weight decay of matrices and embeddings", ge=0)
-    beta1: float = setting(
-        0.9, "AdamW's decay rate of the first moment", ge=0, lt=1, only_with=ADAMW
-    )
-    beta2: float = setting(
-        0.95, "AdamW's decay rate of the second moment", ge=0, lt=1, only_with=ADAMW
-    )
+    beta1: float = setting(0.9, "AdamW's decay rate of the first moment", ge=0, lt=1)
+    beta2: float = setting(0.95, "AdamW's decay rate of the second moment", ge=0, lt=1)
     momentum: float = setting(0.95, "Muon's Nesterov momentum", ge=0, lt=1, only_with=MUON)
     grad_clip: float = setting(1.0, "maximum norm of the gradient; 0: no clipping", ge=0)
 

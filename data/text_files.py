@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TextIO, cast
 
 from common.errors import UserError
+from common.terminal import error_sentence
 
 MAX_CHARS = 1 << 25  # of a line, or of a text, that is read at once
 HEAD_BYTES = 1 << 12  # show what kind of file it is
@@ -37,8 +38,7 @@ def open_text(source: Path | bytes, name: str) -> Iterator[TextIO]:
             f"{ADVICE}"
         ) from None
     except (OSError, EOFError, zlib.error) as e:
-        reason = getattr(e, "strerror", None) or e
-        raise UserError(f"{name} cannot be read ({reason}); give a text file") from None
+        raise UserError(f"{name} cannot be read ({error_sentence(e)}); give a text file") from None
 
 
 def read_at_once(read: Callable[[int], str], name: str) -> str:

@@ -328,8 +328,7 @@ def load_tokenizer(path: Path) -> Tokenizer:
         raise
     except Exception as e:  # the libraries raise plain Exceptions
         raise UserError(
-            f"{path} does not hold a tokenizer ({error_sentence(e)}); restore the file, or train "
-            "again"
+            f"{path} does not hold a tokenizer ({error_sentence(e)}); restore it, or train again"
         ) from None
 
 

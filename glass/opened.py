@@ -60,9 +60,8 @@ class Opened:
     A text may also be given as token ids, in a list, an array or a tensor (T,) or (1, T), or as
     a tokenizer of transformers returns them. `off` names heads whose output is set to zero, such as
     ["L2H0"], and `hidden` has the numbers of tokens that no later token can attend to. Tokens are
-    numbered from 0, with begin-of-text if the tokenizer has it, and T3 labels token 3. If a text is
-    longer than the context, or needs more than 67 million attention weights, only its last tokens
-    are read.
+    numbered from 0, with begin-of-text if the tokenizer has it, and T3 labels token 3. Of a text
+    longer than the context, or of more than 67 million attention weights, only the end is read.
 
     `loss`, `head_effects`, `patch` and `measure_heads` also take a list of texts, and return means
     over them: `.errors` are their standard errors, and `.each` has the values of each text.

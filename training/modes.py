@@ -114,9 +114,7 @@ def dry_run(
     memory = memory_bound(resolved, processes)
     available = device.device_memory(resolved.device, processes)
     step_seconds, source = time_step(resolved, processes, train_step)
-    duration = "unknown"
-    if step_seconds is not None:
-        duration = format_minutes(step_seconds * num_steps)
+    duration = "unknown" if step_seconds is None else format_minutes(step_seconds * num_steps)
 
     memory_text = format_magnitude(memory, None, "B")
     flops = f"{num_tokens * flops_per_token:.2e} FLOPs"

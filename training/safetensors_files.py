@@ -14,6 +14,7 @@ from torch import Tensor
 
 from common.errors import UserError
 from common.files import read_start
+from common.terminal import error_sentence
 from run.run_dir import parse_step
 
 # Entry in a safetensors file's metadata: what it contains besides tensors, in JSON.
@@ -28,8 +29,7 @@ def open_safetensors(path: Path) -> Iterator:
         with safe_open(path, framework="pt") as file:
             yield file
     except (SafetensorError, OSError) as e:
-        reason = getattr(e, "strerror", None) or e
-        raise UserError(f"{path} cannot be read as safetensors: {reason}") from None
+        raise UserError(f"{path} cannot be read as safetensors: {error_sentence(e)}") from None
 
 
 def read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:

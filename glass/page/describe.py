@@ -16,12 +16,10 @@ MAX_SCORED_STEPS = 200  # steps of which the page has the scores of every head
 
 def describe_model(config: GPTConfig | None) -> dict[str, Any]:
     """Describe the shape of a model; without a configuration every value is None."""
-    if config is None:
-        return {"groups": None, "tiedEmbeddings": None, "modelConfig": None}
     return {
-        "groups": config.kv_heads,
-        "tiedEmbeddings": config.tie_embeddings,
-        "modelConfig": asdict(config),
+        "groups": config and config.kv_heads,
+        "tiedEmbeddings": config and config.tie_embeddings,
+        "modelConfig": config and asdict(config),
     }
 
 

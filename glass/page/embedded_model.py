@@ -67,10 +67,9 @@ def find_embedded_model(run: RunDir, latest: Row, opening_step: int | None) -> E
 @lru_cache(maxsize=128)  # steps of the run in progress
 def _pack_file(path: Path, modified_ns: int) -> PackedWeights | None:
     try:
-        tensors = read_weights(path)
+        return pack_weights(read_weights(path))
     except UserError:
         return None
-    return pack_weights({name: tensor.numpy() for name, tensor in tensors.items()})
 
 
 def embed_weights(model: EmbeddedModel | None, room: int, blobs: Blobs) -> dict[str, Any] | None:

@@ -7,7 +7,7 @@ stored, row after row, one byte per weight.
 import base64
 import zlib
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -116,9 +116,9 @@ def pack_predictions(arrays: Mapping[str, np.ndarray], probe: str) -> Packed | N
     return Packed(parts, largest, words)
 
 
-def pack_weights(tensors: Mapping[str, np.ndarray]) -> PackedWeights | None:
-    """Pack names, shapes and weights as float16; None if not finite."""
-    numbers = [tensor.ravel() for tensor in tensors.values()]
+def pack_weights(tensors: Mapping[str, Any]) -> PackedWeights | None:
+    """Pack names, shapes and weights, of arrays or of tensors, as float16; None if not finite."""
+    numbers = [np.ravel(tensor) for tensor in tensors.values()]
     largest_float16 = np.finfo(np.float16).max
     if not all((np.abs(some) <= largest_float16).all() for some in numbers):
         return None

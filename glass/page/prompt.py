@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from glass.heads.say.findings import Finding, summarize
 from glass.page.describe import describe_model, describe_scores
 from glass.page.embedded_model import EmbeddedModel
 from glass.page.fitting import write_with_attention
-from glass.page.pack import PackedWeights, pack_weights
+from glass.page.pack import pack_weights
 from glass.page.snapshots import Snapshot
 from glass.page.values import clip_title
 from model import GPT
@@ -35,16 +34,12 @@ def write_analysis(
     """
     analysis = analyze(model, tokenizer, ids, log)
     findings = summarize(analysis.row)
-    weights = {0: partial(_pack_model, model)}
+    weights = {0: lambda: pack_weights(float16_weights(model))}
     embedded = EmbeddedModel(model.config, tokenizer.to_json(), weights)
     text = decode_characters(tokenizer, analysis.arrays["text_ids"].tolist())
     facts = {**facts, "scoredText": text}
     write_prompt_page(path, facts, analysis.arrays, embedded, analysis.row, findings)
     return findings
-
-
-def _pack_model(model: GPT) -> PackedWeights | None:
-    return pack_weights({name: tensor.numpy() for name, tensor in float16_weights(model).items()})
 
 
 def write_prompt_page(

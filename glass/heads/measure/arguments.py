@@ -11,8 +11,7 @@ from common.text import pluralize
 from config import GPTConfig
 from run.row import Head, parse_head
 
-# A text, or its token ids: also an array, a tensor (T,) or (1, T), or a mapping with input_ids
-Text = str | int | Iterable[Any]
+Text = str | int | Iterable[Any]  # or token ids, also an array, a tensor, a mapping with input_ids
 Texts = Text | Iterable[Text]
 Heads = str | Head | Iterable[str | Head]
 Positions = int | Iterable[int]
