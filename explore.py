@@ -44,7 +44,6 @@ def explore(config: ExploreConfig) -> None:
         from glass.live.explorer import Explorer
 
         with closing(Explorer(config, print_stderr)) as explorer:
-            print_stderr(explorer.describe())
             print(server.address, flush=True)
             print_stderr("Open this address in a browser on this machine; Ctrl-C stops")
             if config.browser:

@@ -8,7 +8,6 @@ import torch
 from cli.explore_config import ExploreConfig
 from common.errors import UserError
 from common.terminal import tolerate_errors
-from common.text import format_magnitude
 from glass.heads.measure.arguments import read_heads, read_positions
 from glass.heads.measure.interventions import Interventions
 from glass.heads.measure.text_pass import max_tokens
@@ -19,7 +18,6 @@ from glass.live.session import Session, load_session
 from glass.page.describe import describe_model, describe_scores
 from glass.page.html import format_html
 from glass.page.values import clip_title
-from training.device import describe
 
 MAX_SMALL_PARAMETERS = 200_000_000  # whose heads two cores measure in about a minute
 
@@ -42,14 +40,6 @@ class Explorer:
         self._gives_way = False
         self._is_closed = False
         self.session = load_session(settings, log, self._check_canceled)
-
-    def describe(self) -> str:
-        """Return the title, size and device of the model."""
-        session = self.session
-        size = format_magnitude(session.model.num_parameters(), None)
-        step = f", step {session.step:,}" if session.max_steps else ""
-        device = describe(str(session.model.head.weight.device))
-        return f"{session.title}{step}: {size} parameters, on {device}"
 
     def page(self) -> str:
         """Return the HTML of the page, after loading the checkpoint that is now best or last."""

@@ -8,7 +8,6 @@ file.
 
 import secrets
 import select
-import socket
 from collections.abc import Callable, Generator
 from contextlib import closing, suppress
 from http import HTTPStatus
@@ -20,7 +19,6 @@ from common.errors import UserError
 
 ADDRESS = "127.0.0.1"
 TOKEN_BYTES = 16
-MAX_LENGTH_DIGITS = 6  # of the length of a request's body: it has less than a megabyte
 FRAMES_TYPE = "application/octet-stream"
 HEADERS = {
     "Cache-Control": "no-store",
@@ -102,12 +100,8 @@ class Handler(BaseHTTPRequestHandler):
             self.send_error(HTTPStatus.FORBIDDEN, explain=self.server.refusal)
             return
         length = self.headers.get("Content-Length", "")
-        if not length.isdecimal() or len(length) > MAX_LENGTH_DIGITS:
-            self.send_error(HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
-            # Closing while there is unread input would reset the connection and lose the answer.
-            self.connection.shutdown(socket.SHUT_WR)
-            while self.rfile.read1(65536):
-                pass
+        if not length.isdecimal():
+            self.send_error(HTTPStatus.LENGTH_REQUIRED)
             return
         body = self.rfile.read(int(length))
         self._start_answer(FRAMES_TYPE)

@@ -7,13 +7,11 @@ comparisons.
 
 import math
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import NamedTuple
 
 from common.text import format_with_error, pluralize
 from glass.heads.measure.circuit import (
     MAX_NAMED_HEADS,
-    MIN_REPORTED_GAIN_NATS,
     SUFFICIENT_SHARE,
     find_active_heads,
     find_upstream_head,
@@ -287,23 +285,7 @@ def _find_copying(snapshots: Sequence[Row]) -> Finding | None:
         text += f"; {_format_percent(accuracy)} of the repeated tokens are predicted"
     is_learned = _surely_reaches(accuracy, LEARNED_ACCURACY)
     title = "In-context copying" if is_learned else "Beginning of in-context copying"
-    return Finding(
-        title, f"{text}.{_date_copying_gain(snapshots)}", _describe_repeated_loss(latest), []
-    )
-
-
-def _date_copying_gain(snapshots: Sequence[Row]) -> str:
-    """State when the copying gain was first reported at two successive snapshots.
-
-    Later snapshots never change this. Returns "" if it was before training, or at fewer snapshots.
-    """
-    for row, following in pairwise(snapshots):
-        if reported_copying_gain(row) and reported_copying_gain(following):
-            if row["step"] == 0:
-                return ""
-            interval = format_emergence(row["step"], [one["step"] for one in snapshots])
-            return f" The gain passed {MIN_REPORTED_GAIN_NATS} nats {interval}."
-    return ""
+    return Finding(title, f"{text}.", _describe_repeated_loss(latest), [])
 
 
 def _list_copying(latest: Row) -> list[str]:

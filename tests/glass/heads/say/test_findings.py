@@ -252,37 +252,6 @@ def test_importance_is_compared_with_the_largest_by_chance_of_all_heads(head_cou
     assert bool(summarize(row)) == (factor < 1)
 
 
-def rows_of_gains(gains: list[float], error: float = 0.05) -> list[Row]:
-    """Metrics of snapshots every 100 steps of a run without an induction head."""
-    rows = []
-    for number, gain in enumerate(gains):
-        row = Row(step=100 * number) | score("induction", "L0H0", 0.0)
-        rows.append(Row(row | {"probe/copying_gain": gain, "probe/copying_gain_se": error}))
-    return rows
-
-
-def date_of_gain(rows: list[Row]) -> str:
-    """Return when the copying gain was first reported, as its finding states it."""
-    return str(find(rows, "Beginning of in-context copying") or "").partition("The gain passed")[2]
-
-
-@given(st.lists(st.floats(-1, 9), min_size=2, max_size=30))
-def test_the_date_of_a_copying_gain_never_moves(gains):
-    """Whatever follows: the gain may grow, as it does for hundreds of steps, or shrink."""
-    rows = rows_of_gains(gains)
-    dates = {date_of_gain(rows[:count]) for count in range(1, 1 + len(rows))}
-    assert len(dates - {""}) <= 1
-
-
-def test_a_copying_gain_is_dated_from_the_first_of_two_snapshots_that_report_it():
-    gains = [0.0, 0.3, 0.0, 0.3, 0.9, 1.8, 2.7, 3.1]  # significant alone at step 100
-    assert "steps 200 and 300" in date_of_gain(rows_of_gains(gains))
-    assert find(rows_of_gains(gains[:2]), "Beginning").heads == []
-    assert date_of_gain(rows_of_gains(gains[:2])) == ""
-    assert "steps 300 and 400" in date_of_gain(rows_of_gains(gains, error=0.2))
-    assert date_of_gain(rows_of_gains([2.5, 2.5])) == ""  # before training
-
-
 @pytest.mark.parametrize(
     ("accuracy", "error", "is_learned"),
     [
