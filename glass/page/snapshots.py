@@ -15,7 +15,6 @@ from run.run_dir import RunDir
 PROBES = ("text", "repeated")  # those that a page shows, if a snapshot has them
 
 Arrays = Mapping[str, np.ndarray]
-FileVersion = tuple[Path, int, int]  # path, time of its last change in ns, bytes
 
 
 class Probe(NamedTuple):
@@ -89,18 +88,10 @@ def shown_row(arrays: Arrays, name: str, axis: int) -> np.ndarray:
 
 def list_snapshots(run: RunDir) -> list[Snapshot]:
     """Return the snapshots of a run in the order of their steps."""
-    known = _snapshots_by_version(run.path)
-    snapshots = []
-    for step, path in run.snapshot_files(".npz").items():
-        stat = path.stat()
-        version = (path, stat.st_mtime_ns, stat.st_size)
-        if version not in known:
-            known[version] = Snapshot(step, partial(np.load, path))
-        snapshots.append(known[version])
-    return snapshots
+    paths = run.snapshot_files(".npz")
+    return [_open_snapshot(step, path, path.stat().st_mtime_ns) for step, path in paths.items()]
 
 
-@lru_cache(maxsize=2)  # runs of a sweep, which are drawn one after the other
-def _snapshots_by_version(run_dir: Path) -> dict[FileVersion, Snapshot]:
-    """Return the snapshots of a run that have been listed before."""
-    return {}
+@lru_cache(maxsize=256)  # snapshots of the run in progress
+def _open_snapshot(step: int, path: Path, modified_ns: int) -> Snapshot:
+    return Snapshot(step, partial(np.load, path))

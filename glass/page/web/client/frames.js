@@ -1,13 +1,12 @@
 /** The frames in which explore.py sends parts, answers and errors (glass/live/frames.py). */
 
-import { decodeHalves } from "../engine/packed.js";
-
 const HEADER_BYTES = 8; // the lengths of the JSON and of the binary part, little-endian uint32
 
 /** Arrays of the binary part by the name of their type. */
 const ARRAYS = {
   float32: (buffer, offset, length) => new Float32Array(buffer.slice(offset, offset + 4 * length)),
-  float16: (buffer, offset, length) => decodeHalves(new DataView(buffer, offset, 2 * length)),
+  float16: (buffer, offset, length) =>
+    new Float32Array(new Float16Array(buffer.slice(offset, offset + 2 * length))),
 };
 
 /**

@@ -11,34 +11,16 @@ export async function inflate(base64) {
 
 export const unpack = number => inflate(blobText(number));
 
-// ---- float16: little-endian, or the low bytes of all and then the high bytes (glass/page/pack.py)
-
-let decodedHalves = null;
-
-function decodeHalf(bits) {
-  const sign = bits >> 15 ? -1 : 1;
-  const exponent = (bits >> 10) & 31;
-  const fraction = bits & 1023;
-  if (exponent === 31) return fraction ? Number.NaN : sign * Infinity;
-  if (exponent === 0) return sign * fraction * 2 ** -24;
-  return sign * (1 + fraction / 1024) * 2 ** (exponent - 15);
-}
-
-/** Decode `count` numbers, each from the bits that `bitsAt` returns. */
-function decode(count, bitsAt) {
-  decodedHalves ??= Float32Array.from({ length: 65536 }, (_, bits) => decodeHalf(bits));
-  const numbers = new Float32Array(count);
-  for (let k = 0; k < count; k++) numbers[k] = decodedHalves[bitsAt(k)];
-  return numbers;
-}
-
-/** @param {DataView} view */
-export const decodeHalves = view => decode(view.byteLength / 2, k => view.getUint16(2 * k, true));
-
-/** @param {Uint8Array} bytes */
+/**
+ * Decode float16 numbers: the low bytes of all, then the high bytes (glass/page/pack.py).
+ *
+ * @param {Uint8Array} bytes
+ */
 export function decodeSplitHalves(bytes) {
   const count = bytes.length / 2;
-  return decode(count, k => (bytes[count + k] << 8) | bytes[k]);
+  const halves = new Uint16Array(count);
+  for (let k = 0; k < count; k++) halves[k] = (bytes[count + k] << 8) | bytes[k];
+  return new Float32Array(new Float16Array(halves.buffer));
 }
 
 /**

@@ -37,7 +37,7 @@ async function continueText() {
 
 /** Write tokens of the model after the text, and return whether it ended the text. */
 async function generate() {
-  const temperature = readTemperature();
+  const temperature = $("temperature").valueAsNumber || 0;
   const typedIds = await encodeTyped();
   const written = isFieldEmpty() ? [] : typedIds; // an empty text has a token that starts it
   const places = placesRead(typedIds, textLimit, true);
@@ -61,16 +61,6 @@ async function show(ids) {
   $("typed").scrollTop = $("typed").scrollHeight;
 }
 
-/** Return the temperature, and write it into its field as it is used: within the bounds. */
-function readTemperature() {
-  const { valueAsNumber, defaultValue, min, max } = $("temperature");
-  const typed = Number.isFinite(valueAsNumber) ? valueAsNumber : Number(defaultValue);
-  const temperature = Math.min(Number(max), Math.max(Number(min), typed));
-  $("temperature").value = temperature;
-  return temperature;
-}
-
 export function setUpContinuing() {
   $("continue").onclick = continueText;
-  $("temperature").onchange = readTemperature;
 }
