@@ -9,7 +9,7 @@ from pathlib import Path
 import yaml
 
 from common.errors import UserError, did_you_mean, not_one_of
-from common.paths import existing_form, expand_home
+from common.paths import expand_home
 from common.settings import iterate_settings
 from config import Config
 from run.config_file import escape_interpolation
@@ -142,8 +142,7 @@ def is_text_path(argument: str) -> bool:
     is_preset = any(argument in presets for presets in PRESETS.values())
     if is_setting or is_preset or path.name in NANOGPT or CONFIGS in path.absolute().parents:
         return False
-    found = existing_form(argument)
-    return os.path.isfile(found) or (os.path.isdir(found) and not RunDir(path).has_begun)
+    return os.path.isfile(path) or (os.path.isdir(path) and not RunDir(path).has_begun)
 
 
 def translate_setting(argument: str, is_sweep: bool) -> str:

@@ -9,7 +9,6 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryFile, mkdtemp
-from unicodedata import normalize
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
@@ -24,11 +23,7 @@ GPT2_NAMES = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")  # of OpenAI's mod
 
 
 def expand_home(key: str, path: str) -> Path:
-    """Expand a leading ~, which shells do not expand after an equals sign.
-
-    An existing path is found whether its accents are typed as its file system has them or not; see
-    `existing_form`.
-    """
+    """Expand a leading ~, which shells do not expand after an equals sign."""
     if "://" in path and not os.path.exists(path):
         raise UserError(f"{key}={path} is an address: give a path on this machine")
     expanded = os.path.expanduser(path)
@@ -37,23 +32,7 @@ def expand_home(key: str, path: str) -> Path:
             f"{key}={path} does not exist: {path.partition('/')[0]} is an unknown user "
             f"(for a file whose name begins with ~, write ./{path})"
         )
-    return Path(existing_form(expanded))
-
-
-def existing_form(path: str) -> str:
-    """Return a path with each part in the Unicode normal form in which it exists.
-
-    Parts that do not exist stay as they are. A name that is typed is composed as a rule (NFC, é is
-    one character), and one that macOS has written may be decomposed (NFD, é is e and an accent).
-    Other file systems do not equate them.
-    """
-    if path.isascii() or os.path.lexists(path):
-        return path
-    found = Path()
-    for part in Path(path).parts:
-        forms = [part, normalize("NFC", part), normalize("NFD", part)]
-        found /= next((form for form in forms if os.path.lexists(found / form)), part)
-    return str(found)
+    return Path(expanded)
 
 
 def expand_model_name(key: str, name: str) -> str:
@@ -74,7 +53,7 @@ def expand_model_name(key: str, name: str) -> str:
         return on_hub[1]
     if "://" in name:
         raise UserError(f"{key}={name} is an address: download the model and give its path")
-    return str(expand_home(key, name)) if name.startswith("~") else existing_form(name)
+    return str(expand_home(key, name)) if name.startswith("~") else name
 
 
 def require_output_folder(name: str, folder: Path, *files: Path) -> None:

@@ -3,7 +3,6 @@
 import os
 import shutil
 import sys
-from unicodedata import normalize
 
 import pytest
 from processes import rows, run_to_end, tiny_arguments
@@ -117,23 +116,6 @@ def test_a_page_that_cannot_be_written_is_refused_before_the_model_is_read(path,
 def test_an_address_is_no_path(path):
     with pytest.raises(UserError, match=f"to={path} "):
         expand_home("to", path)
-
-
-NAME = "é ü가"  # letters that Unicode can write in one character or in several
-FORMS = pytest.mark.parametrize("typed, stored", [("NFC", "NFD"), ("NFD", "NFC")])
-
-
-@FORMS
-def test_a_path_is_found_in_the_normal_form_that_it_has_on_the_disk(typed, stored, tmp_path):
-    typed, stored = normalize(typed, NAME), normalize(stored, NAME)
-    folder = tmp_path / stored / typed / stored
-    folder.mkdir(parents=True)
-    path = f"{tmp_path}/{typed}/{typed}/{typed}"
-    assert expand_home("data.path", path) == folder
-    assert expand_home("run_dir", f"{path}/{typed}") == folder / typed  # a new run
-    assert expand_model_name("init_from", path) == str(folder)
-    (folder.parent / typed).mkdir()
-    assert expand_home("data.path", path) == folder.parent / typed  # the one that was typed
 
 
 def test_gpt2_is_openais_model_unless_a_path_has_its_name(tmp_path, monkeypatch):
