@@ -286,16 +286,21 @@ def read_rows(path: Path, log: Log | None = None) -> list[Row]:
     """Read the rows of a metrics or samples file in order; none if it does not exist.
 
     A line that is not a row with a step, as after a power loss, is skipped with a note to `log`.
+
+    Raises:
+        UserError: If no line is a row, unless `log` gets the note.
     """
     lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
     rows = []
     for line in lines:
-        with suppress(ValueError):
+        with suppress(ValueError, RecursionError):
             row = json.loads(line)
             if isinstance(row, dict) and isinstance(row.get("step"), int):
                 rows.append(Row(row))
     if log and len(rows) < len(lines):
         log(f"note: skipped {pluralize(len(lines) - len(rows), 'invalid line')} of {path}")
+    elif lines and not rows:
+        raise UserError(f"{path} has no row that can be read: restore it, or remove it")
     return rows
 
 

@@ -32,5 +32,6 @@ def find_start(run: RunDir, log: Log) -> Start:
     if not run.steps():
         return Start()
     checkpoint = run.checkpoint("last", log)
-    is_recorded = any(row["step"] == checkpoint.step for row in run.rows())
+    rows = run.rows(lambda note: None)  # the record prints it
+    is_recorded = any(row["step"] == checkpoint.step for row in rows)
     return Start(checkpoint, checkpoint.step if is_recorded else checkpoint.step - 1)

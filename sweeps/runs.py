@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 
 from common.errors import UserError
-from common.files import atomic_write, exists, is_folder, list_folder, read_json_object
+from common.files import atomic_write, exists, is_folder, list_folder, read_json_object, seal
 from common.settings import format_settings
 from common.terminal import error_sentence, explain_error
 from config import Config
@@ -117,14 +117,24 @@ def read_run(path: Path) -> Run:
 
 
 def write_record(run: RunDir, record: JobRecord) -> None:
-    """Write the record of a job into its folder."""
+    """Write the record of a job into its folder, with its hash."""
     with atomic_write(run.job_file) as part:
-        part.write_text(json.dumps(asdict(record), indent=1), encoding="utf-8")
+        part.write_text(seal(json.dumps(asdict(record), indent=1)), encoding="utf-8")
 
 
 def read_record(run: RunDir) -> JobRecord:
-    """Read the record of a job from its folder."""
-    return JobRecord(**read_json_object(run.job_file))
+    """Read the record of a job from its folder.
+
+    Raises:
+        UserError: If it is damaged, or of another version.
+    """
+    try:
+        content = read_json_object(run.job_file, must_be_sealed=True)
+        del content["sha256"]
+        return JobRecord(**content)
+    except (ValueError, TypeError) as e:
+        problem = f"{run.job_file} is damaged or of another version ({e})"
+        raise UserError(f"{problem}: restore it, or remove the folder of the job") from None
 
 
 def is_sweep(folder: Path) -> bool:

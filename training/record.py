@@ -63,8 +63,7 @@ class Record:
             save_tokenizer(text.tokenizer, part)
 
         self.rows = truncate_rows(run.metrics_file, start.recorded, self.log)
-        last_row_step = self.rows[-1]["step"] if self.rows else -1
-        truncate_rows(run.samples_file, last_row_step, self.log)
+        truncate_rows(run.samples_file, start.recorded, self.log)
         run.remove_snapshots_after(start.recorded)
         self._sample: str | None = None  # generated after the step whose row is not written yet
         self._samples: list[list] = []  # [step, text]

@@ -86,6 +86,20 @@ def test_a_folder_stands_for_the_runs_and_sweeps_in_it(runs, monkeypatch, capsys
     assert (runs / "sweep" / "sweep.csv").exists() and not Path("comparison").exists()
 
 
+@pytest.mark.parametrize("name", ["job.json", "metrics.jsonl"])
+@pytest.mark.parametrize("content", ["{}", "\0", '{"settings": 3}', "nested", "cut"])
+def test_a_damaged_file_of_a_run_is_one_sentence_with_its_name(
+    name, content, runs, monkeypatch, capsys
+):
+    path = next((runs / "sweep").glob("optim*")) / name
+    damaged = {"cut": path.read_text()[:60], "nested": "[" * 100_000}
+    path.write_text(damaged.get(content, content) + "\n")
+    for folder in ("runs", "runs/sweep"):
+        lines = compare(folder, monkeypatch=monkeypatch, capsys=capsys)
+        (failure,) = [line for line in lines if line.startswith("failed")]
+        assert f"{path.parent.name}/{name}" in failure
+
+
 @pytest.mark.parametrize(
     "argv", [["runs/wide", "nowhere"], ["runs/wide", "out=runs/narrow/new"], ["out=new"], []]
 )
