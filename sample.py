@@ -66,12 +66,12 @@ def sample(config: SampleConfig) -> None:
     choose_wait_policy(print_stderr)
     from data.tokenizer import encode_prompt
     from interop import find_model
-    from interop.stored import RunCheckpoint
+    from interop.stored import StoredRun
     from training.device import move_for_sampling, pick_device, restored_process
 
     source = find_model(path, config.checkpoint)
     model, tokenizer = source.load()
-    print_stderr(f"{path}, step {source.step:,}" if isinstance(source, RunCheckpoint) else path)
+    print_stderr(f"{path}, step {source.step:,}" if isinstance(source, StoredRun) else path)
     # A page of attention shows the model itself, not one with rounded weights.
     precision = config.precision if config.attention is None else "fp32"
     with restored_process():  # for a notebook

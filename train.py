@@ -276,9 +276,9 @@ def open_starting_model(
     That is its checkpoint, or the model that `source` names, which was downloaded before.
     """
     if start.checkpoint:
-        from interop.stored import RunCheckpoint
+        from interop.stored import StoredRun
 
-        return RunCheckpoint(start.checkpoint)
+        return StoredRun(start.checkpoint)
     if source:
         from interop.loading import open_pinned
 

@@ -160,12 +160,12 @@ def renew_sweep(folder: Path) -> None:
 
 def renew_induction(_: Path) -> None:
     """Renew the pictures of README.md and docs/page.md; train their run if it is missing."""
-    run = RunDir(ROOT / RUNS / "induction")  # the notebook looks for it there
+    run_dir = RunDir(ROOT / RUNS / "induction")  # the notebook looks for it there
     settings = ["experiment=induction", "run_dir=runs/induction", "wandb.mode=disabled"]
     output = run_python(ROOT, "train.py", *settings, "resume=auto")
-    shutil.copy([*run.snapshot_files(".png").values()][-1], DOCS / "attention.png")
-    take_screenshot(run.page, "page.png", WindowSize(1400, 1040), text=TYPED_TEXT)
-    take_screenshot(run.page, "heads.png", WindowSize(1316, 1062), element="#heads")
+    shutil.copy([*run_dir.snapshot_files(".png").values()][-1], DOCS / "attention.png")
+    take_screenshot(run_dir.page, "page.png", WindowSize(1400, 1040), text=TYPED_TEXT)
+    take_screenshot(run_dir.page, "heads.png", WindowSize(1316, 1062), element="#heads")
     print(output)
 
 

@@ -4,8 +4,8 @@ Does not import torch.
 """
 
 import cli.folders  # registers the resolvers that configs/config.yaml names
-from cli.command_line import CONFIGS
-from cli.help import read_settings, settings_help
+from cli.command_line import CONFIGS, read_settings
+from cli.help import settings_help
 from cli.job import (
     Job,
     checked_runs,

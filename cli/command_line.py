@@ -1,21 +1,24 @@
-"""Translate the command line of train.py into Hydra's: what Hydra cannot know is done here."""
+"""Read what is typed: train.py's settings are translated into Hydra's, others become an object."""
 
 import os
 import re
 import shlex
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import fields
 from pathlib import Path
+from typing import Any, TypeVar, cast
 
 import yaml
 
 from common.errors import UserError, did_you_mean, not_one_of
 from common.paths import expand_home
-from common.settings import iterate_settings
+from common.settings import convert_value, explain_unused, iterate_settings
 from config import Config
 from run.config_file import escape_interpolation
 from run.run_dir import RunDir
 
 CONFIGS = Path(__file__).parents[1] / "configs"
+Settings = TypeVar("Settings")
 Presets = dict[str, dict[str, Path]]  # the files of presets by group and name
 
 
@@ -181,6 +184,25 @@ def quote(text: str) -> str:
     # Backslashes count only in front of a quote or at the end of the text.
     escaped = re.sub(r"(\\+)(?='|\Z)", r"\1\1", escape_interpolation(text)).replace("'", r"\'")
     return f"'{escaped}'"
+
+
+def read_settings(argv: list[str], settings_class: type[Settings], command: str) -> Settings:
+    """Read the settings KEY=VALUE of a command, and check them with the method `check`."""
+    known = {field.name: field for field in fields(cast(Any, settings_class))}
+    typed: dict[str, Any] = {}
+    for argument in argv:
+        key, equals, value = argument.partition("=")
+        if not equals or key not in known or argument in NANOGPT:
+            raise unknown_setting(argument, known, command)
+        converted = convert_value(key, known[key], value)
+        is_repeatable = isinstance(known[key].default, tuple)
+        typed[key] = (*typed.get(key, ()), converted) if is_repeatable else converted
+    settings: Any = settings_class(**typed)
+    settings.check()
+    for key in typed:
+        if reason := explain_unused(settings, key):
+            raise UserError(reason)
+    return settings
 
 
 def unknown_setting(

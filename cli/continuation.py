@@ -48,15 +48,15 @@ def find_run_to_continue(requested: Config) -> Config | None:
     """Return the configuration of the run to resume or to evaluate; None for a new run."""
     if requested.run_dir is None or not (requested.resume or requested.eval_only):
         return None
-    run = RunDir(Path(requested.run_dir))
+    run_dir = RunDir(Path(requested.run_dir))
     if requested.eval_only:  # the path may be that of a checkpoint, also of one that was set aside
-        folder = run.path.absolute().parent
-        run = RunDir(folder.parent) if folder.name == CHECKPOINTS else run
-    if run.steps():
-        return absolute_paths(run.saved_config())
+        folder = run_dir.path.absolute().parent
+        run_dir = RunDir(folder.parent) if folder.name == CHECKPOINTS else run_dir
+    if run_dir.steps():
+        return absolute_paths(run_dir.saved_config())
     if requested.resume == "auto":
         return None
-    raise run.missing_checkpoint()
+    raise run_dir.missing_checkpoint()
 
 
 def continue_run(run: Config, requested: Config, typed: Sequence[str], log: Log) -> Config:
@@ -115,9 +115,9 @@ def _list_changes(run: Config, config: Config) -> list[tuple[str, str, str]]:
 def is_pretrained(init_from: str) -> bool:
     """Return whether a model is of another library, or of a run that fine-tuned one."""
     path = Path(expand_model_name("init_from", init_from))
-    run, _ = find_run(path)
-    if run and run.steps():
-        return run.saved_config().experiment == FINE_TUNING
+    run_dir, _ = find_run(path)
+    if run_dir and run_dir.steps():
+        return run_dir.saved_config().experiment == FINE_TUNING
     folder = path if is_folder(path) else path.parent
     return not exists(folder / MANIFEST_FILE)  # of a checkpoint that was copied out of its run
 

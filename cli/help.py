@@ -1,26 +1,16 @@
-"""Read the settings of commands that do not use Hydra, and format the help of all commands."""
+"""Format the help of all commands."""
 
 import re
 import shutil
 import textwrap
 from collections.abc import Mapping
-from dataclasses import fields
 from itertools import starmap
 from pathlib import Path
-from typing import Any, TypeVar, cast
 
-from cli.command_line import NANOGPT, PRESETS, Presets, unknown_setting
+from cli.command_line import PRESETS, Presets
 from common.errors import UserError, did_you_mean
-from common.settings import (
-    convert_value,
-    describe_condition,
-    explain_unused,
-    format_value,
-    iterate_settings,
-)
+from common.settings import describe_condition, format_value, iterate_settings
 from config import Config
-
-Settings = TypeVar("Settings")
 
 MIN_HELP_WIDTH, MAX_HELP_WIDTH = 72, 120  # characters of a line of --help
 DESCRIPTION_COLUMN = 36  # where the description of a preset or a setting begins
@@ -29,25 +19,6 @@ SUMMARIZED_SETTINGS = (
     *("max_steps", "batch_size", "optim.lr", "model.n_layer", "model.n_head", "model.n_embd"),
     *("model.block_size", "tokenizer.vocab_size", "seed"),
 )
-
-
-def read_settings(argv: list[str], settings_class: type[Settings], command: str) -> Settings:
-    """Read the settings KEY=VALUE of a command, and check them with the method `check`."""
-    known = {field.name: field for field in fields(cast(Any, settings_class))}
-    typed: dict[str, Any] = {}
-    for argument in argv:
-        key, equals, value = argument.partition("=")
-        if not equals or key not in known or argument in NANOGPT:
-            raise unknown_setting(argument, known, command)
-        converted = convert_value(key, known[key], value)
-        is_repeatable = isinstance(known[key].default, tuple)
-        typed[key] = (*typed.get(key, ()), converted) if is_repeatable else converted
-    settings: Any = settings_class(**typed)
-    settings.check()
-    for key in typed:
-        if reason := explain_unused(settings, key):
-            raise UserError(reason)
-    return settings
 
 
 def train_help(config: Config, presets: Presets, topic: str) -> str:

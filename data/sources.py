@@ -178,8 +178,8 @@ def _raise_unless_removed(error: OSError) -> None:
 
 def _is_own_folder(folder: Path, entries: set[str]) -> bool:
     """Return whether a folder with these entries is a run, a sweep or the cache."""
-    run = RunDir(folder)
-    written = (run.metrics_file.name, run.checkpoints.name)
-    is_run = run.config_file.name in entries and not entries.isdisjoint(written)
+    run_dir = RunDir(folder)
+    written = (run_dir.metrics_file.name, run_dir.checkpoints.name)
+    is_run = run_dir.config_file.name in entries and not entries.isdisjoint(written)
     is_sweep = SWEEP_FILE in entries
     return is_run or is_sweep or folder.resolve() == cache_root().resolve()

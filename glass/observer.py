@@ -48,7 +48,7 @@ class Observer:
 
     def __init__(self, text: Tokens, validation: Windows, record: Record) -> None:
         self.config = record.config
-        self.run = record.run
+        self.run_dir = record.run_dir
         self.record = record
         self.tokenizer = text.tokenizer
         self.windows = spread_windows(validation, ABLATION_TOKENS)
@@ -57,7 +57,7 @@ class Observer:
         self.probes = make_probes(
             text.train, text.val, text.tokenizer, length, self.config.seed, spacing
         )
-        self.run.snapshots.mkdir(exist_ok=True)
+        self.run_dir.snapshots.mkdir(exist_ok=True)
 
     def look(self, model: GPT, step: int) -> Row:
         """Measure every attention head, draw the attention grid, and log them to W&B.
@@ -78,14 +78,14 @@ class Observer:
             if is_grid_due(step, self.config):
                 self._draw_grid(step, arrays["text"])
         self._log_heads(row)
-        with self.record.tolerate_errors(f"saving a snapshot in {self.run.snapshots}"):
-            path = self.run.snapshot(step, ".npz")
+        with self.record.tolerate_errors(f"saving a snapshot in {self.run_dir.snapshots}"):
+            path = self.run_dir.snapshot(step, ".npz")
             save_snapshot(path, step, self.probes, arrays)
         with self.record.tolerate_errors("saving the weights of a snapshot"):
-            save_weights(self.run.snapshot(step, ".safetensors"), step, model)
+            save_weights(self.run_dir.snapshot(step, ".safetensors"), step, model)
             best = best_row(self.record.rows)
             best_step = best["step"] if best else None
-            prune_stored_weights(self.run, row, best_step)
+            prune_stored_weights(self.run_dir, row, best_step)
         return row
 
     def has_changed(self, model: GPT, previous: Row) -> bool:
@@ -135,7 +135,7 @@ class Observer:
     def _draw_grid(self, step: int, maps: np.ndarray) -> None:
         tokens = self.probes.text_tokens
         groups = self.config.model.kv_heads
-        path = self.run.snapshot(step, ".png")
+        path = self.run_dir.snapshot(step, ".png")
         after = f"after {pluralize(step, 'step')}"
         with self.record.tolerate_errors("drawing an attention grid"):
             title = f"Attention {after}"
@@ -147,7 +147,7 @@ class Observer:
 
     def draw_page(self, step: int) -> None:
         """Draw the page of the run, whose last row is that of the step, and log it to W&B."""
-        page = self.run.page
+        page = self.run_dir.page
         wandb = self.record.wandb
         with self.record.tolerate_errors(f"drawing {page}"):
             if not page.exists():
@@ -155,7 +155,7 @@ class Observer:
                 self.record.log("         (open it in a browser; it updates itself)")
             self.record.display.show_activity("drawing the page")
             findings = [str(finding) for finding in summarize(*self.record.rows)]
-            write_page(self.run)
+            write_page(self.run_dir)
             for finding in announce_emergence(*self.record.rows):
                 address = f"{page.absolute().as_uri()}#head={finding.heads[0]}"
                 self.record.log(f"finding  {finding.text}: look at {address}")
@@ -179,11 +179,11 @@ class Observer:
         return []
 
 
-def redraw_page(run: RunDir) -> None:
+def redraw_page(run_dir: RunDir) -> None:
     """Draw the page of a finished run if it is older than the last row, as after a kill."""
-    is_missing = not exists(run.page)
-    if is_missing or run.page.stat().st_mtime_ns < run.metrics_file.stat().st_mtime_ns:
-        write_page(run)
+    is_missing = not exists(run_dir.page)
+    if is_missing or run_dir.page.stat().st_mtime_ns < run_dir.metrics_file.stat().st_mtime_ns:
+        write_page(run_dir)
 
 
 def spread_windows(validation: Windows, num_tokens: int) -> tuple[Tensor, Tensor]:

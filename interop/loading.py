@@ -17,7 +17,7 @@ from interop.external import ExternalModel
 from interop.folder import DOWNLOADED_FILES, HFFolder
 from interop.gguf_file import GGUF_MAGIC, GGUFFile
 from interop.nanogpt import NanoGPTFile
-from interop.stored import RunCheckpoint, open_copied_checkpoint, open_run
+from interop.stored import StoredRun, open_copied_checkpoint, open_run
 from model import GPT
 from run.checkpoints import CONFIG_FILE, MANIFEST_FILE
 from run.config_file import HUB_MODEL
@@ -56,7 +56,7 @@ def find_model(
     log: Callable[[str], Any] = print_stderr,
     key: str = "init_from",
 ) -> StoredModel:
-    """Find the model that `load` loads: a `RunCheckpoint`, or one of another library.
+    """Find the model that `load` loads: a `StoredRun`, or one of another library.
 
     `log` is called with a line if a checkpoint is damaged and another one is taken. Errors name the
     model by `key`.
@@ -72,7 +72,7 @@ def read_starting_model(init_from: str) -> Config:
     init_from = pin_model(init_from)
     source = open_pinned(init_from, log=lambda note: None)
     start = Config(init_from=init_from, model=source.config)
-    if isinstance(source, RunCheckpoint):
+    if isinstance(source, StoredRun):
         return replace(start, model=source.settings.model, tokenizer=source.settings.tokenizer)
     assert isinstance(source, ExternalModel)
     return replace(start, tokenizer=TokenizerConfig(name=source.tokenizer_name))

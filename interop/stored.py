@@ -24,7 +24,7 @@ from training.shapes import require_layers, require_same_tensors, tensor_shapes
 from training.stored_model import StoredModel
 
 
-class RunCheckpoint(StoredModel):
+class StoredRun(StoredModel):
     """A checkpoint of a run, whose hashes are verified, or float16 weights kept with a snapshot.
 
     `which` is what was asked for: "last", "best" or a step. `run` is None if the checkpoint was
@@ -35,7 +35,7 @@ class RunCheckpoint(StoredModel):
         self,
         checkpoint: Checkpoint,
         which: str = "last",
-        run: RunDir | None = None,
+        run_dir: RunDir | None = None,
         snapshot: Path | None = None,
     ) -> None:
         """Read everything now, because a running job may remove the folder at any time.
@@ -45,7 +45,7 @@ class RunCheckpoint(StoredModel):
         self.path = folder = checkpoint.folder
         self.manifest: Manifest = checkpoint.manifest
         self.which = which
-        self.run = run
+        self.run_dir = run_dir
         self.step = checkpoint.step if snapshot is None else int(which)
         weights = snapshot or folder / MODEL_FILE
         self._tensors = read_weights(weights)
@@ -57,7 +57,7 @@ class RunCheckpoint(StoredModel):
         require_same_tensors(str(weights), found, tensor_shapes(self.config))
 
     def __str__(self) -> str:
-        return f"{self.run.path if self.run else self.path} at step {self.step:,}"
+        return f"{self.run_dir.path if self.run_dir else self.path} at step {self.step:,}"
 
     def read_tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Yield what `GPT.tensors` returns, with weights in float32."""
@@ -69,25 +69,25 @@ class RunCheckpoint(StoredModel):
         return self._tokenizer
 
 
-def open_run(run: RunDir, which: str | int, log: Callable[[str], Any]) -> RunCheckpoint:
+def open_run(run_dir: RunDir, which: str | int, log: Callable[[str], Any]) -> StoredRun:
     """Open a run at "last", "best" (lowest validation loss) or a step.
 
     The step may be that of a snapshot whose float16 weights were kept. `log` prints a line if a
     damaged checkpoint is replaced by another one.
     """
     snapshot = None
-    if str(which).isdecimal() and int(which) not in run.steps():
-        snapshot = run.snapshot_files(".safetensors").get(int(which))
+    if str(which).isdecimal() and int(which) not in run_dir.steps():
+        snapshot = run_dir.snapshot_files(".safetensors").get(int(which))
 
-    def read(checkpoint: Checkpoint) -> RunCheckpoint:
-        return RunCheckpoint(checkpoint, str(which), run, snapshot)
+    def read(checkpoint: Checkpoint) -> StoredRun:
+        return StoredRun(checkpoint, str(which), run_dir, snapshot)
 
-    return run.open_checkpoint("last" if snapshot else which, read, log)
+    return run_dir.open_checkpoint("last" if snapshot else which, read, log)
 
 
-def open_copied_checkpoint(folder: Path) -> RunCheckpoint:
+def open_copied_checkpoint(folder: Path) -> StoredRun:
     """Open a checkpoint that was copied out of its run."""
     try:
-        return RunCheckpoint(verify_checkpoint(folder), "last")
+        return StoredRun(verify_checkpoint(folder), "last")
     except ValueError as e:
         raise UserError(f"{folder} is a damaged checkpoint ({e}); copy it again") from None

@@ -326,8 +326,8 @@ def find_run(path: Path) -> tuple[RunDir | None, str | None]:
             return RunDir(folder.parents[1]), match[1] or match[2]
     if not is_folder(path) or exists(path / HF_CONFIG_FILE) or exists(path / MANIFEST_FILE):
         return None, None
-    run = RunDir(path)
-    return (run, None) if run.has_begun else (None, None)
+    run_dir = RunDir(path)
+    return (run_dir, None) if run_dir.has_begun else (None, None)
 
 
 def find_newest_run() -> RunDir:
@@ -335,11 +335,11 @@ def find_newest_run() -> RunDir:
     folders = [path for path in list_folder(RUNS) if is_folder(path)]
     folders += [path for sweep in folders for path in list_folder(sweep) if is_folder(path)]
     candidates = [RunDir(path) for path in folders]
-    runs = [run for run in candidates if run.steps()]
-    if not runs:
-        if begun := [run for run in candidates if run.has_begun]:
+    trained = [run_dir for run_dir in candidates if run_dir.steps()]
+    if not trained:
+        if begun := [run_dir for run_dir in candidates if run_dir.has_begun]:
             raise begun[-1].missing_checkpoint()
         raise UserError(
             f"{RUNS}/ has no run yet: train one with python train.py, or name one with run_dir=PATH"
         )
-    return max(runs, key=lambda run: run.checkpoints.stat().st_mtime)
+    return max(trained, key=lambda run_dir: run_dir.checkpoints.stat().st_mtime)

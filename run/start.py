@@ -27,11 +27,11 @@ class Start:
         return self.manifest.step
 
 
-def find_start(run: RunDir, log: Log) -> Start:
+def find_start(run_dir: RunDir, log: Log) -> Start:
     """Return the newest intact checkpoint of a run as its start; a new start if it has none."""
-    if not run.steps():
+    if not run_dir.steps():
         return Start()
-    checkpoint = run.checkpoint("last", log)
-    rows = run.rows(lambda note: None)  # the record prints it
+    checkpoint = run_dir.checkpoint("last", log)
+    rows = run_dir.rows(lambda note: None)  # the record prints it
     is_recorded = any(row["step"] == checkpoint.step for row in rows)
     return Start(checkpoint, checkpoint.step if is_recorded else checkpoint.step - 1)

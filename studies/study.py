@@ -333,13 +333,13 @@ def read_arms(study: Study, folder: Path) -> Arms:
     arms: Arms = {arm: {} for arm in study.arms}
     texts = set()
     for path in filter(is_folder, list_folder(folder)):
-        run = RunDir(path)
-        config = run.config
-        if config is None or not run.is_finished:
+        run_dir = RunDir(path)
+        config = run_dir.config
+        if config is None or not run_dir.is_finished:
             continue
-        rows = run.rows()
+        rows = run_dir.rows()
         for arm in study.arms_of(config):
-            texts.add(across_seeds(run.fingerprint()) or path.name)  # without a checkpoint
+            texts.add(across_seeds(run_dir.fingerprint()) or path.name)  # without a checkpoint
             if config.seed in arms[arm]:
                 raise UserError(
                     f"{folder} has several runs of {arm} with seed {config.seed}, such as "

@@ -117,10 +117,10 @@ def _progress(rows: Sequence[Row]) -> dict[str, float]:
     return figures
 
 
-def _read_parameter_count(run: RunDir) -> int | None:
+def _read_parameter_count(run_dir: RunDir) -> int | None:
     with suppress(Exception):  # of a damaged checkpoint
-        for step in run.steps()[-1:]:
-            with safe_open(run.checkpoint_folder(step) / MODEL_FILE, "np") as tensors:
+        for step in run_dir.steps()[-1:]:
+            with safe_open(run_dir.checkpoint_folder(step) / MODEL_FILE, "np") as tensors:
                 names = set(tensors.keys()) - {"ngrams.keys"}
                 return sum(prod(tensors.get_slice(name).get_shape()) for name in names)
     return None

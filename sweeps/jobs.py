@@ -73,15 +73,15 @@ def run_job(composed: DictConfig, read_model: ReadModel, train: Train) -> float 
     if is_grid(hydra):
         number += f"/{count_jobs(overrides)}"
     title = name_job(number, job)
-    run = RunDir(Path(hydra.runtime.output_dir))
+    run_dir = RunDir(Path(hydra.runtime.output_dir))
     print_line = printer(Terminal(file=sys.stdout))
     start = time.time()
 
     loss = nan
     failure = ""
     try:
-        with _locked_and_logged(run):
-            ready = prepare_job(job, run, read_model)
+        with _locked_and_logged(run_dir):
+            ready = prepare_job(job, run_dir, read_model)
             print_line(title)
             loss = train(ready)
     except Exception as e:
@@ -90,9 +90,9 @@ def run_job(composed: DictConfig, read_model: ReadModel, train: Train) -> float 
 
     gc.collect()  # reference cycles of the job may hold its model
     with contextlib.suppress(UserError, OSError):  # the summary at the end reports it again
-        run.failure_file.unlink(missing_ok=True)
+        run_dir.failure_file.unlink(missing_ok=True)
         if failure:
-            run.failure_file.write_text(failure, encoding="utf-8", errors="backslashreplace")
+            run_dir.failure_file.write_text(failure, encoding="utf-8", errors="backslashreplace")
         rewrite_results(sweep_folder)
         if not failure:
             print_line(f"{title}  {loss:.4f} val/loss  {time.time() - start:.0f} s")
@@ -100,14 +100,14 @@ def run_job(composed: DictConfig, read_model: ReadModel, train: Train) -> float 
 
 
 @contextlib.contextmanager
-def _locked_and_logged(run: RunDir) -> Iterator[None]:
+def _locked_and_logged(run_dir: RunDir) -> Iterator[None]:
     """Lock the folder of a job, so that an equal job waits, and write what it prints to its log.
 
     The traceback of a bug goes there too.
     """
     with (
-        FileLock(run.job_lock),
-        run.job_log.open("a", encoding="utf-8") as log_file,
+        FileLock(run_dir.job_lock),
+        run_dir.job_log.open("a", encoding="utf-8") as log_file,
         contextlib.redirect_stdout(log_file),
         contextlib.redirect_stderr(log_file),
     ):
@@ -119,22 +119,22 @@ def _locked_and_logged(run: RunDir) -> Iterator[None]:
             raise
 
 
-def prepare_job(job: cli.Job, run: RunDir, read_model: ReadModel) -> cli.Job:
+def prepare_job(job: cli.Job, run_dir: RunDir, read_model: ReadModel) -> cli.Job:
     """Configure a job that begins, continues or is finished in its folder, and record it there.
 
     Raises:
         UserError: If it cannot work, or what is in the folder is not of its text or its length.
     """
-    steps_taken = max(run.steps(), default=0)
+    steps_taken = max(run_dir.steps(), default=0)
     if not steps_taken:
-        write_record(run, record_job(job))
-    configured = cli.configure(assign_folder(job, run.path), read_model)
+        write_record(run_dir, record_job(job))
+    configured = cli.configure(assign_folder(job, run_dir.path), read_model)
     data = configured.config.data
     max_steps = job.config.max_steps
     # The settings and the seed, which a job keeps, determine a generated text
     if steps_taken and data.source != "synthetic":
         corpus = open_corpus(data)
-        if corpus_fingerprint(corpus, corpus.hash_files()) != run.fingerprint():
+        if corpus_fingerprint(corpus, corpus.hash_files()) != run_dir.fingerprint():
             raise UserError(
                 "it was trained on another text than the one there now: restore that text, or "
                 "train on this one with another hydra.sweep.dir"
@@ -144,7 +144,7 @@ def prepare_job(job: cli.Job, run: RunDir, read_model: ReadModel) -> cli.Job:
             f"it has taken {pluralize(steps_taken, 'step')}, more than max_steps={max_steps}: "
             "use at least as many, or another hydra.sweep.dir"
         )
-    write_record(run, read_record(run).continued(steps_taken, max_steps))
+    write_record(run_dir, read_record(run_dir).continued(steps_taken, max_steps))
     return configured
 
 

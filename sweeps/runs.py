@@ -90,19 +90,19 @@ class Run:
 
 def read_run(path: Path) -> Run:
     """Read a run from its folder. If its files cannot be read, it has failed for that reason."""
-    run = RunDir(path)
+    run_dir = RunDir(path)
     record = JobRecord()
     config = None
     rows = []
     failure = text = ""
     try:
-        if exists(run.failure_file):
-            failure = run.failure_file.read_text(encoding="utf-8", errors="replace")
-        if exists(run.job_file):
-            record = read_record(run)
-        config = run.config
-        rows = run.rows()
-        text = run.fingerprint()
+        if exists(run_dir.failure_file):
+            failure = run_dir.failure_file.read_text(encoding="utf-8", errors="replace")
+        if exists(run_dir.job_file):
+            record = read_record(run_dir)
+        config = run_dir.config
+        rows = run_dir.rows()
+        text = run_dir.fingerprint()
     except Exception as e:  # damaged files raise errors of many types
         failure = explain_error(e) or error_sentence(e)
     status = "failed" if failure else "unfinished"
@@ -116,24 +116,24 @@ def read_run(path: Path) -> Run:
 # --- sweeps ---------------------------------------------------------------------------------------
 
 
-def write_record(run: RunDir, record: JobRecord) -> None:
+def write_record(run_dir: RunDir, record: JobRecord) -> None:
     """Write the record of a job into its folder, with its hash."""
-    with atomic_write(run.job_file) as part:
+    with atomic_write(run_dir.job_file) as part:
         part.write_text(seal(json.dumps(asdict(record), indent=1)), encoding="utf-8")
 
 
-def read_record(run: RunDir) -> JobRecord:
+def read_record(run_dir: RunDir) -> JobRecord:
     """Read the record of a job from its folder.
 
     Raises:
         UserError: If it is damaged, or of another version.
     """
     try:
-        content = read_json_object(run.job_file, must_be_sealed=True)
+        content = read_json_object(run_dir.job_file, must_be_sealed=True)
         del content["sha256"]
         return JobRecord(**content)
     except (ValueError, TypeError) as e:
-        problem = f"{run.job_file} is damaged or of another version ({e})"
+        problem = f"{run_dir.job_file} is damaged or of another version ({e})"
         raise UserError(f"{problem}: restore it, or remove the folder of the job") from None
 
 
@@ -230,8 +230,8 @@ def _find_runs(folder: Path, depth: int) -> list[Path]:
     """Return the folder if it is that of a run, else the runs in it, including jobs of sweeps."""
     if not is_folder(folder):
         return []
-    run = RunDir(folder)
-    if run.has_begun or exists(run.job_file):
+    run_dir = RunDir(folder)
+    if run_dir.has_begun or exists(run_dir.job_file):
         return [folder]
     inner = list_folder(folder) if depth else []
     return [found for path in inner for found in _find_runs(path, depth - 1)]

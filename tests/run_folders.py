@@ -13,7 +13,7 @@ from common.terminal import Terminal
 from config import Config, GPTConfig, ModelConfig, TokenizerConfig
 from data.tokenizer import CharTokenizer, Tokenizer, save_tokenizer
 from interop import open_pinned
-from interop.stored import RunCheckpoint
+from interop.stored import StoredRun
 from model import GPT
 from run.checkpoints import (
     CHECKPOINT_FILES,
@@ -56,18 +56,18 @@ def write_fingerprint(run_dir: Path, step: int, fingerprint: str = "0" * 64) -> 
 def write_run(folder: Path) -> None:
     """Write a run with checkpoints of steps 3 and 6, of which the first is the best."""
     tokenizer = CharTokenizer(TEXT)
-    run = RunDir(folder)
-    run.checkpoints.mkdir(parents=True)
+    run_dir = RunDir(folder)
+    run_dir.checkpoints.mkdir(parents=True)
     config = Config(
         run_dir=str(folder),
         model=ModelConfig(vocab_size=len(TEXT), **SHAPE),
         tokenizer=TokenizerConfig(name="char"),
     )
-    run.config_file.write_text(config_yaml(config))
-    save_tokenizer(tokenizer, run.tokenizer_file)
-    run.metrics_file.write_text("")
+    run_dir.config_file.write_text(config_yaml(config))
+    save_tokenizer(tokenizer, run_dir.tokenizer_file)
+    run_dir.metrics_file.write_text("")
     for step in (3, 6):
-        checkpoint = run.checkpoint_folder(step)
+        checkpoint = run_dir.checkpoint_folder(step)
         checkpoint.mkdir()
         model = lively(build_model(GPTConfig(len(TEXT), **SHAPE)), seed=step)
         tensors = {name: tensor.detach().clone() for name, tensor in model.tensors().items()}
@@ -77,8 +77,8 @@ def write_run(folder: Path) -> None:
         (checkpoint / CONFIG_FILE).write_text(config_yaml(config))
         metrics = {"val/loss": step / 3, "val/bits_per_byte": 1.0}
         write_manifest(checkpoint, Manifest(step, {}, metrics, "0" * 64, (0.0, 0)))
-    run.write_pointer("best", 3)
-    run.write_pointer("last", 6)
+    run_dir.write_pointer("best", 3)
+    run_dir.write_pointer("last", 6)
 
 
 def load_run(
@@ -86,7 +86,7 @@ def load_run(
 ) -> tuple[GPT, Tokenizer, Config]:
     """Load the model, the tokenizer and the configuration of a run."""
     stored = open_pinned(str(run_dir), which, log)
-    assert isinstance(stored, RunCheckpoint)
+    assert isinstance(stored, StoredRun)
     return *stored.load(), stored.settings
 
 

@@ -52,7 +52,7 @@ class Checkpoints:
     `best_row` has the metrics of the one with the lowest validation loss, or None.
     """
 
-    run: RunDir
+    run_dir: RunDir
     config: ResolvedConfig
     text: Tokens
     world: World
@@ -85,11 +85,11 @@ class Checkpoints:
 
         Damaged ones, which are those after this step and those that may be better, are set aside.
         """
-        damaged = [step for step in self.run.steps() if step > newest]
-        best = self.run.checkpoint("best", self.world.log)
-        damaged += takewhile(lambda step: step != best.step, self.run.preferred_steps("best"))
+        damaged = [step for step in self.run_dir.steps() if step > newest]
+        best = self.run_dir.checkpoint("best", self.world.log)
+        damaged += takewhile(lambda step: step != best.step, self.run_dir.preferred_steps("best"))
         for step in sorted(set(damaged)):
-            kept_as = self.run.set_aside(step)
+            kept_as = self.run_dir.set_aside(step)
             self.world.log(f"the damaged checkpoint of step {step:,} is kept as {kept_as}")
         return best_row([best.manifest.row])
 
@@ -154,8 +154,8 @@ class Checkpoints:
         The folder gets its name only after each of its bytes, and of the run's record up to this
         step, is on the disk.
         """
-        folder = self.run.checkpoint_folder(manifest.step)
-        part = self.run.part_checkpoint
+        folder = self.run_dir.checkpoint_folder(manifest.step)
+        part = self.run_dir.part_checkpoint
         try:
             shutil.rmtree(part, ignore_errors=True)  # of a save that was interrupted
             part.mkdir(parents=True)
@@ -166,8 +166,8 @@ class Checkpoints:
             write_manifest(part, manifest)
             for path in [*list_folder(part), part]:
                 sync(path)
-            run = self.run
-            for path in (run.metrics_file, run.samples_file, run.snapshots, run.path):
+            metrics, samples = self.run_dir.metrics_file, self.run_dir.samples_file
+            for path in (metrics, samples, self.run_dir.snapshots, self.run_dir.path):
                 with tolerate_errors(f"syncing {path}", self.world.log):
                     if exists(path):
                         sync(path)
@@ -177,7 +177,7 @@ class Checkpoints:
         except (OSError, SafetensorError) as e:
             return (
                 f"the checkpoint of step {manifest.step} could not be written in "
-                f"{self.run.path} ({e}); earlier checkpoints are unchanged"
+                f"{self.run_dir.path} ({e}); earlier checkpoints are unchanged"
             )
         finally:
             shutil.rmtree(part, ignore_errors=True)
@@ -193,9 +193,9 @@ class Checkpoints:
         with tolerate_errors("removing old checkpoints", self.world.log):
             for name, named in (("last", self.last_step), ("best", best_step)):
                 if named is not None:
-                    self.run.write_pointer(name, named)
-            old_steps = self.run.steps()[: -self.config.checkpoint.keep]
-            self.run.remove_checkpoints(step for step in old_steps if step != best_step)
+                    self.run_dir.write_pointer(name, named)
+            old_steps = self.run_dir.steps()[: -self.config.checkpoint.keep]
+            self.run_dir.remove_checkpoints(step for step in old_steps if step != best_step)
 
 
 # --- the optimizers' state ------------------------------------------------------------------------

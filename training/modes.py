@@ -81,9 +81,9 @@ def find_planned_start(config: Config, log: Log) -> Start:
     """Return the start of a run that is only planned; refuse a folder that it could not have."""
     if not config.run_dir:
         return Start()
-    run = RunDir(Path(config.run_dir))
-    check_run_dir(config, run)
-    return find_start(run, log) if config.resume else Start()
+    run_dir = RunDir(Path(config.run_dir))
+    check_run_dir(config, run_dir)
+    return find_start(run_dir, log) if config.resume else Start()
 
 
 def dry_run(

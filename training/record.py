@@ -44,7 +44,7 @@ class Record:
     def __init__(
         self,
         config: ResolvedConfig,
-        run: RunDir,
+        run_dir: RunDir,
         text: Tokens,
         start: Start,
         timer: ActivityTimer,
@@ -53,24 +53,24 @@ class Record:
         self.log = printer(console)
         self.note = cache(self.log)  # prints a note that recurs, as on a full disk, only once
         self.config = config
-        self.run = run
+        self.run_dir = run_dir
         self.text = text
         self.timer = timer
-        with atomic_write(run.config_file) as part:  # from now on the folder is a run's
+        with atomic_write(run_dir.config_file) as part:  # from now on the folder is a run's
             part.write_text(config_yaml(config), encoding="utf-8")
-        path = run.tokenizer_file
+        path = run_dir.tokenizer_file
         with self.tolerate_errors(f"writing {path}"), atomic_write(path) as part:
             save_tokenizer(text.tokenizer, part)
 
-        self.rows = truncate_rows(run.metrics_file, start.recorded, self.log)
-        truncate_rows(run.samples_file, start.recorded, self.log)
-        run.remove_snapshots_after(start.recorded)
+        self.rows = truncate_rows(run_dir.metrics_file, start.recorded, self.log)
+        truncate_rows(run_dir.samples_file, start.recorded, self.log)
+        run_dir.remove_snapshots_after(start.recorded)
         self._sample: str | None = None  # generated after the step whose row is not written yet
         self._samples: list[list] = []  # [step, text]
 
         self.display = Display(console, config, self.rows, start.step)
-        self.wandb = WandbRecord(config, run, self.note)
-        self.profiler = StepProfiler(config, run.trace_file, timer, start.step)
+        self.wandb = WandbRecord(config, run_dir, self.note)
+        self.profiler = StepProfiler(config, run_dir.trace_file, timer, start.step)
 
     def __enter__(self) -> "Record":
         self.display.show_activity("compiling" if self.config.compile else "starting")
@@ -111,7 +111,7 @@ class Record:
         recorded = Row({key: value for key, value in values.items() if math.isfinite(value)})
         self._write_sample(step)
         self.rows.append(recorded)
-        self._append(self.run.metrics_file, recorded)
+        self._append(self.run_dir.metrics_file, recorded)
         # W&B gets those of the strongest heads, and tables
         self.wandb.log({key: recorded[key] for key in recorded if not names_head(key)})
         self.wandb.commit(step)
@@ -119,7 +119,7 @@ class Record:
     def _write_sample(self, step: int) -> None:
         text, self._sample = self._sample, None
         if text is not None:
-            self._append(self.run.samples_file, {"step": step, "text": text})
+            self._append(self.run_dir.samples_file, {"step": step, "text": text})
             self._samples.append([step, text])
             self.wandb.log_table("samples", ["step", "text"], self._samples)
 
@@ -142,8 +142,8 @@ class Record:
         `findings` about heads, the strongest first, are None if none were measured.
         """
         self.timer.switch(None)
-        page = self.run.page
-        location = f"run      {self.run.path}"
+        page = self.run_dir.page
+        location = f"run      {self.run_dir.path}"
         if page.exists():
             location = f"page     {page.absolute().as_uri()}"
         self.log(f"\n{location}")
@@ -160,7 +160,7 @@ class Record:
             self.log(f"time     {', '.join(cost)}")
         if "memory/peak_gib" in self.rows[-1]:
             self.log(f"memory   {self.rows[-1]['memory/peak_gib']:.1f} GiB at its peak")
-        folder = shlex.quote(str(self.run.path))
+        folder = shlex.quote(str(self.run_dir.path))
         self.log(f"next     python explore.py run_dir={folder}")
         self.log(f"         python sample.py run_dir={folder}")
 

@@ -20,7 +20,7 @@ from glass.heads.measure.text_pass import TextPass
 from glass.page.describe import read_scores
 from glass.page.snapshots import list_snapshots
 from interop import find_model
-from interop.stored import RunCheckpoint
+from interop.stored import StoredRun
 from kernels import DTYPES
 from model import GPT
 from run.run_dir import RunDir
@@ -114,12 +114,12 @@ def load_session(
     path = Path(expand_model_name(key, name))
     title = path.resolve().name if exists(path) else name
     session = Session(model, tokenizer, title, check_canceled=check_canceled)
-    run = None
-    if isinstance(stored, RunCheckpoint):
-        run = stored.run
+    run_dir = None
+    if isinstance(stored, StoredRun):
+        run_dir = stored.run_dir
         show_checkpoint(session, stored, log)
     if settings.prompt is None:
-        session.prompt, session.prompt_ids = find_prompt(tokenizer, run)
+        session.prompt, session.prompt_ids = find_prompt(tokenizer, run_dir)
     else:
         session.prompt = settings.prompt
         tokenizer.encode(session.prompt)  # raises UserError for an unknown character
@@ -128,27 +128,27 @@ def load_session(
     return session
 
 
-def show_checkpoint(session: Session, stored: RunCheckpoint, log: Callable[[str], None]) -> None:
+def show_checkpoint(session: Session, stored: StoredRun, log: Callable[[str], None]) -> None:
     """Give a session the title, step and scores of a run's checkpoint."""
-    run = stored.run
-    session.title = (run.path if run else stored.path).resolve().name
+    run_dir = stored.run_dir
+    session.title = (run_dir.path if run_dir else stored.path).resolve().name
     session.step = stored.step
     session.max_steps = stored.settings.max_steps
-    if run is None:
+    if run_dir is None:
         return
     if stored.which in ("last", "best"):
-        session.followed = run, stored.which
-    with tolerate_errors(f"reading the scores in {run.metrics_file}", log):
-        rows = [row for row in run.rows() if row["step"] <= stored.step]
+        session.followed = run_dir, stored.which
+    with tolerate_errors(f"reading the scores in {run_dir.metrics_file}", log):
+        rows = [row for row in run_dir.rows() if row["step"] <= stored.step]
         session.scores = read_scores(rows)
 
 
-def find_prompt(tokenizer: Tokenizer, run: RunDir | None) -> tuple[str, Sequence[int]]:
+def find_prompt(tokenizer: Tokenizer, run_dir: RunDir | None) -> tuple[str, Sequence[int]]:
     """Return the start of the text that a run's newest snapshot is about, and its ids.
 
     Without one it is an example, which has yet to be encoded.
     """
-    snapshots = [] if run is None else list_snapshots(run)
+    snapshots = [] if run_dir is None else list_snapshots(run_dir)
     text = snapshots[-1].probes.get("text") if snapshots else None
     if text is not None and text.ids:
         ids = text.ids[:PROMPT_TOKENS]

@@ -44,19 +44,21 @@ class EmbeddedModel(NamedTuple):
     weights: Mapping[int, Callable[[], PackedWeights | None]]
 
 
-def find_embedded_model(run: RunDir, latest: Row, opening_step: int | None) -> EmbeddedModel | None:
+def find_embedded_model(
+    run_dir: RunDir, latest: Row, opening_step: int | None
+) -> EmbeddedModel | None:
     """Return a run's model with its stored weights; None if it cannot be read.
 
     The `latest` row says when heads emerged. The page opens on `opening_step`, or on the last step.
     """
     try:
-        settings = run.config
-        tokenizer = read_json_object(run.tokenizer_file)
+        settings = run_dir.config
+        tokenizer = read_json_object(run_dir.tokenizer_file)
     except (OSError, UserError, ValueError):
         return None
     if settings is None:
         return None
-    paths = run.snapshot_files(".safetensors")
+    paths = run_dir.snapshot_files(".safetensors")
     weights = {
         step: partial(_pack_file, paths[step], paths[step].stat().st_mtime_ns)
         for step in order_by_importance([*paths], latest, opening_step)

@@ -86,9 +86,9 @@ def shown_row(arrays: Arrays, name: str, axis: int) -> np.ndarray:
     return array.take(row, axis)
 
 
-def list_snapshots(run: RunDir) -> list[Snapshot]:
+def list_snapshots(run_dir: RunDir) -> list[Snapshot]:
     """Return the snapshots of a run in the order of their steps."""
-    paths = run.snapshot_files(".npz")
+    paths = run_dir.snapshot_files(".npz")
     return [_open_snapshot(step, path, path.stat().st_mtime_ns) for step, path in paths.items()]
 
 

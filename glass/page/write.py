@@ -38,10 +38,10 @@ ACTIVITIES = {
 }
 
 
-def write_page(run: RunDir) -> Path:
+def write_page(run_dir: RunDir) -> Path:
     """Write report.html of a run from what its folder holds so far, and return its path."""
-    rows = run.rows()
-    config = run.config
+    rows = run_dir.rows()
+    config = run_dir.config
     latest = Row()
     for row in rows:
         latest |= row
@@ -50,7 +50,7 @@ def write_page(run: RunDir) -> Path:
     settings = iterate_settings(config) if config else ()
     content = {
         "kind": "run",
-        "title": run.path.resolve().name,
+        "title": run_dir.path.resolve().name,
         **describe_model(GPTConfig.from_settings(config.model) if config else None),
         "step": latest.get("step"),
         "maxSteps": config.max_steps if config else None,
@@ -59,13 +59,13 @@ def write_page(run: RunDir) -> Path:
         "lossWarning": loss_warning(rows),
         "tokens": finite_number(latest.get("tokens")),
         **_describe_training(rows, latest),
-        "samples": run.samples(),
+        "samples": run_dir.samples(),
         "config": [[name, format_value(value)] for name, _, value in settings],
         **describe_run_scores(rows),
     }
-    model = find_embedded_model(run, latest, opening_step)
-    snapshots = list_snapshots(run)
-    return write_with_attention(run.page, content, snapshots, model)
+    model = find_embedded_model(run_dir, latest, opening_step)
+    snapshots = list_snapshots(run_dir)
+    return write_with_attention(run_dir.page, content, snapshots, model)
 
 
 def _describe_training(rows: Sequence[Row], latest: Mapping[str, Any]) -> dict[str, Any]:

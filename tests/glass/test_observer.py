@@ -60,7 +60,7 @@ def make_observer(tmp_path) -> Callable[..., Observer]:
             precision="fp32",
             attention=AttentionConfig(every=every),
         )
-        record = SimpleNamespace(config=config, run=RunDir(tmp_path))
+        record = SimpleNamespace(config=config, run_dir=RunDir(tmp_path))
         windows = Windows(TEXT.val, TOKENIZER, config, World())
         return Observer(TEXT, windows, record)
 

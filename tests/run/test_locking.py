@@ -24,19 +24,19 @@ def run(tmp_path) -> RunDir:
     return RunDir(tmp_path / "run")
 
 
-def write_rows(run: RunDir, *rows: dict) -> None:
-    run.metrics_file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+def write_rows(run_dir: RunDir, *rows: dict) -> None:
+    run_dir.metrics_file.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 def test_a_run_begins_only_in_a_folder_without_other_files(tmp_path):
-    run = RunDir(tmp_path)
-    for path in run.files_before_start():
+    run_dir = RunDir(tmp_path)
+    for path in run_dir.files_before_start():
         path.touch()
-    check_run_dir(Config(), run)
+    check_run_dir(Config(), run_dir)
     (tmp_path / "notes.txt").touch()
     for config in (Config(), RESUMED):
         with pytest.raises(UserError, match="not empty"):
-            check_run_dir(config, run)
+            check_run_dir(config, run_dir)
 
 
 def test_a_run_continues_only_with_resume_and_not_without_its_checkpoints(run):

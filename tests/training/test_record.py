@@ -85,13 +85,13 @@ def test_without_a_terminal_a_line_shows_what_takes_long(tiny, tmp_path, monkeyp
 
 
 def test_a_torn_row_costs_no_sample(tiny, tmp_path):
-    run = RunDir(tmp_path)
+    run_dir = RunDir(tmp_path)
     samples = [{"step": step, "text": "x"} for step in (0, 4, 8)]
-    run.samples_file.write_text("".join(json.dumps(row) + "\n" for row in samples))
-    run.metrics_file.write_text('{"step": 0}\n{"step"\n{"step": 5}\n')
+    run_dir.samples_file.write_text("".join(json.dumps(row) + "\n" for row in samples))
+    run_dir.metrics_file.write_text('{"step": 0}\n{"step"\n{"step": 5}\n')
     record = open_record(tiny, tmp_path, recorded=4)
     assert [row["step"] for row in record.rows] == [0]
-    assert [row["step"] for row in run.samples()] == [0, 4]
+    assert [row["step"] for row in run_dir.samples()] == [0, 4]
 
 
 def test_a_recurring_failure_is_noted_once_and_costs_nothing_else(tiny, tmp_path, capsys):

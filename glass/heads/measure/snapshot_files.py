@@ -65,9 +65,9 @@ def float16_weights(model: GPT) -> dict[str, Tensor]:
     }
 
 
-def prune_stored_weights(run: RunDir, latest: Row, best_step: int | None = None) -> None:
+def prune_stored_weights(run_dir: RunDir, latest: Row, best_step: int | None = None) -> None:
     """Remove the weights of the least important snapshots until `MAX_STORED_BYTES` are left."""
-    paths = run.snapshot_files(".safetensors")
+    paths = run_dir.snapshot_files(".safetensors")
     sizes = {step: path.lstat().st_size for step, path in paths.items()}
     room = MAX_STORED_BYTES
     if sum(sizes.values()) <= room:

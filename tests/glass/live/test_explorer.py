@@ -20,7 +20,7 @@ from glass.live.explorer import Explorer
 from glass.live.requests import MODEL_REQUESTS
 from glass.live.session import EXAMPLE_PROMPT, find_prompt, load_session
 from interop import find_model, save_hf
-from interop.stored import RunCheckpoint
+from interop.stored import StoredRun
 from run.checkpoints import MODEL_FILE
 from run.run_dir import RunDir
 from variants import build_model
@@ -61,7 +61,7 @@ def test_the_checkpoint_of_a_run_is_chosen(run, path, checkpoint, step, is_follo
 
 def test_the_model_is_that_of_sample_unless_a_checkpoint_is_named(run):
     stored = find_model(run, SampleConfig().checkpoint)
-    assert isinstance(stored, RunCheckpoint)
+    assert isinstance(stored, StoredRun)
     assert load(run_dir=str(run)).step == stored.step == 3
 
 

@@ -287,10 +287,10 @@ def test_scores_emergence_and_training_are_shown(open_page, path):
 
 @pytest.mark.slow
 def test_the_axis_of_the_losses_leaves_out_the_first_tenth_of_a_run(open_page, tmp_path):
-    run = RunDir(make_run(tmp_path / "run"))
-    first, *others = run.rows()
-    write_lines(run.metrics_file, [first | {"train/loss": 5000.0}, *others])
-    tab = open_page(page.write_page(run))
+    run_dir = RunDir(make_run(tmp_path / "run"))
+    first, *others = run_dir.rows()
+    write_lines(run_dir.metrics_file, [first | {"train/loss": 5000.0}, *others])
+    tab = open_page(page.write_page(run_dir))
     for chart in ("#chart-loss", "#emergence"):
         labels = tab.locator(f"{chart} svg > text[text-anchor=end]").all_text_contents()
         assert labels and all(float(label) <= 20 for label in labels if label != "step")

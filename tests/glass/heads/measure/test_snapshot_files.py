@@ -15,21 +15,21 @@ def test_a_folder_keeps_as_many_weights_as_allowed_and_those_around_emergence(
     tmp_path, monkeypatch, emergence
 ):
     monkeypatch.setattr(snapshot_files, "MAX_STORED_BYTES", 2000)
-    run, row = RunDir(tmp_path), Row()
-    run.snapshots.mkdir()
+    run_dir, row = RunDir(tmp_path), Row()
+    run_dir.snapshots.mkdir()
     for step in range(100):
-        run.snapshot(step, ".safetensors").write_bytes(bytes(100))
-        run.snapshot(step, ".npz").touch()
+        run_dir.snapshot(step, ".safetensors").write_bytes(bytes(100))
+        run_dir.snapshot(step, ".npz").touch()
         if emergence is not None and step > emergence:  # it is known at the next snapshot
             row = Row({"emerged/induction/L1H0": emergence})
-        prune_stored_weights(run, row)
-        kept = [*run.snapshot_files(".safetensors")]
+        prune_stored_weights(run_dir, row)
+        kept = [*run_dir.snapshot_files(".safetensors")]
         assert len(kept) == min(step + 1, 20)
         assert kept[0] == 0 and kept[-4:] == [*range(max(0, step - 3), step + 1)]
     if emergence is not None:
         assert {*range(emergence - 2, min(99, emergence + 2) + 1)} <= {*kept}
     assert max(after - before for before, after in pairwise(kept)) <= 25
-    assert len(run.snapshot_files(".npz")) == 100
+    assert len(run_dir.snapshot_files(".npz")) == 100
 
 
 def test_steps_are_ordered_by_what_happened_there():
