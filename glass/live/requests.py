@@ -242,8 +242,7 @@ def show_scores(session: Session, parameters: Parameters, text_pass: TextPass) -
     text = capture(model, np.array([parameters.ids]))
     row = Row()
     yield from measure_in_stages(row, model, session.tokenizer, text)
-    measured = decode(session, parameters)
-    session.scores = describe_scores(session.step, row, summarize(row), measured)
+    session.scores = describe_scores(session.step, row, summarize(row), decode(session, parameters))
 
 
 TOKENIZER_REQUESTS: dict[str, Callable[[Session, Parameters], Any]] = {

@@ -144,10 +144,7 @@ def show_checkpoint(session: Session, stored: StoredRun, log: Callable[[str], No
 
 
 def find_prompt(tokenizer: Tokenizer, run_dir: RunDir | None) -> tuple[str, Sequence[int]]:
-    """Return the start of the text that a run's newest snapshot is about, and its ids.
-
-    Without one it is an example, which has yet to be encoded.
-    """
+    """Return the start of the text of a run's newest snapshot and its ids, or an example."""
     snapshots = [] if run_dir is None else list_snapshots(run_dir)
     text = snapshots[-1].probes.get("text") if snapshots else None
     if text is not None and text.ids:

@@ -78,7 +78,7 @@ def summarize(*rows: Row) -> list[Finding]:
     steps = [row["step"] for row in snapshots]
     other_scores = [score for score in PHENOMENA if score != "induction"]
     attention = [
-        _find_induction(latest, steps) or _find_copying(snapshots),
+        _find_induction(latest, steps) or _find_copying(latest),
         *(_find_attention(latest, score, steps) for score in other_scores),
     ]
     attention = [finding for finding in attention if finding is not None]
@@ -270,41 +270,29 @@ def _state_kept_gain(components: Sequence[str], share: Estimate, others: str) ->
 # --- copying without such heads, and the heads that suffice for it --------------------------------
 
 
-def _find_copying(snapshots: Sequence[Row]) -> Finding | None:
+def _find_copying(latest: Row) -> Finding | None:
     """State that the model copies in context without a detected induction head."""
-    latest = snapshots[-1]
-    gain = reported_copying_gain(latest)
-    if gain is None:
+    details = _list_copying(latest)
+    if not details:
         return None
-    text = (
-        "Repeating a sequence of random tokens, instead of reshuffling it, lowers its loss by "
-        f"{format_with_error(*gain)} nats/token"
-    )
-    accuracy = latest.estimate("probe/repeated_accuracy")
-    if accuracy.is_measured:
-        text += f"; {_format_percent(accuracy)} of the repeated tokens are predicted"
-    is_learned = _surely_reaches(accuracy, LEARNED_ACCURACY)
+    is_learned = _surely_reaches(latest.estimate("probe/repeated_accuracy"), LEARNED_ACCURACY)
     title = "In-context copying" if is_learned else "Beginning of in-context copying"
-    return Finding(title, f"{text}.", _describe_repeated_loss(latest), [])
+    text = "Repeating a sequence of random tokens, instead of reshuffling it, lowers its loss."
+    return Finding(title, text, details, [])
 
 
 def _list_copying(latest: Row) -> list[str]:
     gain = reported_copying_gain(latest)
     if gain is None:
         return []
-    details = [f"in-context copying gain {format_with_error(*gain)} nats"]
-    details += _describe_repeated_loss(latest)
+    details = [f"in-context copying gain {format_with_error(*gain)} nats/token"]
+    loss = latest.estimate("probe/repeated_loss")
+    if loss.is_measured:
+        details.append(f"loss of repeated tokens {format_with_error(*loss)} nats/token")
     accuracy = latest.estimate("probe/repeated_accuracy")
     if accuracy.is_measured:
         details.append(f"{_format_percent(accuracy)} of repeated tokens predicted")
     return details
-
-
-def _describe_repeated_loss(latest: Row) -> list[str]:
-    loss = latest.estimate("probe/repeated_loss")
-    if not loss.is_measured:
-        return []
-    return [f"loss of repeated tokens {format_with_error(*loss)} nats/token"]
 
 
 def _find_sufficient_heads(latest: Row) -> Finding | None:
