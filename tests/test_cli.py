@@ -513,6 +513,13 @@ def test_the_shares_of_a_preset_follow_what_is_typed():
         configured("model.mlp_ratio=2", "model.mlp_hidden=99")
 
 
+def test_changes_are_noted_of_a_run_that_goes_on_and_not_of_a_finished_one(tmp_path, capsys):
+    write_run(tmp_path)  # whose newest checkpoint is that of step 6
+    for max_steps, goes_on in ((6, False), (7, True)):
+        configured(f"run_dir={tmp_path}", "resume=true", f"max_steps={max_steps}", "log.every=3")
+        assert ("log.every changes" in capsys.readouterr().out) == goes_on
+
+
 @pytest.mark.slow
 def test_a_resumed_run_keeps_its_configuration_except_for_typed_settings(tmp_path, capsys):
     shape = ModelConfig(vocab_size=77, n_layer=3)
