@@ -138,8 +138,7 @@ class Observer:
         path = self.run_dir.snapshot(step, ".png")
         after = f"after {pluralize(step, 'step')}"
         with self.record.tolerate_errors("drawing an attention grid"):
-            title = f"Attention {after}"
-            grid = draw_attention_grid(maps, tokens, groups, title, self.record.log)
+            grid = draw_attention_grid(maps, tokens, groups, f"Attention {after}", self.record.log)
             with atomic_write(path) as part:
                 grid.save(part, format="png", compress_level=1)
             caption = f"attention patterns of all heads {after}"

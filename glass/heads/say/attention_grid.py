@@ -1,7 +1,5 @@
 """Draw the attention grid: one image with the attention maps of all heads."""
 
-import os
-import re
 import subprocess
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -34,7 +32,7 @@ LABEL_GAP = 6  # between the token labels and the first map
 MIN_SINK_WEIGHT = 0.01  # more than the rounding of float16 weights can leave
 MAX_LABEL = 12  # characters of a token label
 
-FONTS = ("", "DejaVuSans.ttf")  # files; "" is Pillow's own font, which has Latin letters
+FONTS = ["", "DejaVuSans.ttf"]  # files; "" is Pillow's own font, which has Latin letters
 COMPARED_SIZE = 40  # of the glyphs that show whether a font has a character
 NO_CHARACTER = "\uffff"  # drawn as what a font lacks
 
@@ -49,8 +47,6 @@ def interpolate_scale() -> np.ndarray:
 
 WEIGHT_COLORS = interpolate_scale()
 
-Label = tuple[str, ImageFont.FreeTypeFont]
-
 
 def draw_attention_grid(
     maps: np.ndarray,
@@ -63,8 +59,7 @@ def draw_attention_grid(
 
     The color encodes the square root of a weight, so that small weights remain visible. A frame
     joins the heads that share one of `groups` key/value heads. If the weights of a query sum to
-    less than 1, a last column shows the rest: the sink's. A note is logged if no font has some
-    characters of the tokens.
+    less than 1, a last column shows the rest: the sink's.
     """
     n_layer, n_head, n_tokens, _ = maps.shape
     shares_keys = groups < n_head
@@ -128,17 +123,14 @@ def colorize(A: np.ndarray) -> np.ndarray:
 
 
 @lru_cache(maxsize=1)  # the grids of a run have the same tokens, so that a note is logged once
-def make_labels(tokens: tuple[str, ...], size: int, log: Callable[[str], object]) -> list[Label]:
-    """Shorten tokens to labels with visible white space, each with the font that suits it best.
-
-    Characters that no font has become code points.
-    """
-    shortened = [re.sub(r"(\s)\1{2,}", lambda run: f"{run[1]}×{len(run[0])}", t) for t in tokens]
-    visible = [text.translate(VISIBLE_SPACES) for text in shortened]
-    printable = filter(str.isprintable, sorted({*"".join(visible)}))
-    fonts = list(FONTS)
-    if missing := [c for c in printable if not any(has_glyph(font, c) for font in FONTS)]:
-        fonts.append(find_font("".join(missing)))
+def make_labels(
+    tokens: tuple[str, ...], size: int, log: Callable[[str], object]
+) -> list[tuple[str, ImageFont.FreeTypeFont]]:
+    """Label tokens in fonts that have their characters; what no font has becomes a code point."""
+    visible = [token.translate(VISIBLE_SPACES) for token in tokens]
+    characters = filter(str.isprintable, sorted({*"".join(visible)}))
+    missing = [c for c in characters if not any(has_glyph(font, c) for font in FONTS)]
+    fonts = [*FONTS, find_font("".join(missing))] if missing else FONTS
     if missing := [c for c in missing if not has_glyph(fonts[-1], c)]:
         log(
             f"note: the attention grid shows {pluralize(len(missing), 'character')}, such as "
@@ -159,7 +151,7 @@ def find_font(characters: str) -> str:
     pattern = "sans:charset=" + " ".join(f"{ord(c):x}" for c in characters)
     with suppress(OSError):  # there is no fontconfig
         command = ["fc-match", "--format=%{file}", pattern]
-        return os.fsdecode(subprocess.run(command, capture_output=True, check=False).stdout)
+        return subprocess.run(command, capture_output=True, check=False, errors="replace").stdout
     return ""
 
 
@@ -173,6 +165,6 @@ def load_font(file: str, size: int) -> ImageFont.FreeTypeFont:
 def has_glyph(font: str, character: str) -> bool:
     """Return whether a font has a printable character."""
     with suppress(OSError):  # without the font, or with pictures of one size instead of outlines
-        glyphs = [[*load_font(font, COMPARED_SIZE).getmask(c)] for c in (character, NO_CHARACTER)]
-        return character.isprintable() and glyphs[0] != glyphs[1]
+        draw = load_font(font, COMPARED_SIZE).getmask
+        return character.isprintable() and [*draw(character)] != [*draw(NO_CHARACTER)]
     return False
