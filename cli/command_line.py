@@ -229,10 +229,10 @@ def unknown_setting(
     is_text = name == argument and (not equals or " " in key)
     if "prompt" in known and is_text and not did_you_mean(key, known):
         return UserError(
-            f"{argument} {problem}; write prompt={shlex.quote(argument)} for a text, or "
+            f"{argument} {problem}: write prompt={shlex.quote(argument)} for a text, or "
             "init_from=OWNER/NAME for a model of the Hugging Face hub"
         )
     return UserError(
-        f"{argument} {problem}{did_you_mean(key, known) or ';'} {command} --help explains "
+        f"{argument} {problem}{did_you_mean(key, known) or ':'} {command} --help explains "
         "the settings, which are typed as KEY=VALUE"
     )

@@ -87,7 +87,7 @@ def _list_choices(group: str, defaults: Any, presets: Presets) -> Iterator[tuple
             elif key not in groups and not str(key).startswith("override /hydra/"):
                 likely = did_you_mean(re.split(r"[ /]", str(key))[-1], groups.values())
                 raise UserError(
-                    f"'{key}: {name}' in defaults chooses no preset{likely or ';'} {HOW_TO_CHOOSE}"
+                    f"'{key}: {name}' in defaults chooses no preset{likely or ':'} {HOW_TO_CHOOSE}"
                 )
 
 
@@ -115,7 +115,7 @@ def _check_setting(key: str, value: Any) -> None:
         translate_setting(f"{swept}={value}", is_sweep=True)
     elif key in PRESETS:
         raise UserError(
-            f"{key}: {show_value(value)} is not a setting; to choose a preset in the list "
+            f"{key}: {show_value(value)} is not a setting: to choose a preset in the list "
             f"defaults, {HOW_TO_CHOOSE}"
         )
     elif key in SETTINGS and "${" not in str(value):  # which OmegaConf replaces

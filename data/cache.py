@@ -82,6 +82,6 @@ def _locked_build_folder(name: str, log: Callable[[str], None]) -> Iterator[Path
                 shutil.rmtree(folder, ignore_errors=True)
     except OSError as e:
         raise UserError(
-            f"the cache folder {root} cannot be written ({e.strerror or e}); "
+            f"the cache folder {root} cannot be written ({e.strerror or e}): "
             "free some space there, or set GLASSGPT_CACHE to another folder"
         ) from None

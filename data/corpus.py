@@ -51,7 +51,7 @@ class Corpus:
         try:
             return [(sha256_of_file(file), file.stat().st_size) for file in self.files]
         except OSError as e:
-            raise UserError(f"{e.filename} cannot be read ({e.strerror}); repair it") from None
+            raise UserError(f"{e.filename} cannot be read ({e.strerror}): repair it") from None
 
     def pieces(self, log: Callable[[str], None] = lambda note: None) -> Iterator[Piece]:
         """Read the corpus in pieces of less than three times `PIECE_CHARS` characters.
@@ -147,7 +147,7 @@ def split_records(
             first = first or f"{unit} {number}, whose fields are {fields:.200}: {shown}"
     if skipped and not has_documents:
         raise UserError(
-            f"{name} has no text in data.field={field}; set data.field to another field. The "
+            f"{name} has no text in data.field={field}: set data.field to another field. The "
             f"first is {first}"
         )
     if skipped:
@@ -170,7 +170,7 @@ def _read_lines(path: Path, name: str, field: str) -> Iterator[Record]:
                 texts = _texts_of_record(record, field)
             except (ValueError, RecursionError):
                 raise UserError(
-                    f"line {number} of {name} is not JSON; correct it: {_beginning(line)}"
+                    f"line {number} of {name} is not JSON ({_beginning(line)}): correct it"
                 ) from None
             yield number, record, texts
 
@@ -187,10 +187,10 @@ def _read_rows(path: Path, name: str, field: str) -> Iterator[Record]:
                 yield number, record, _texts_of_record(record, field)
     except ImportError:
         raise UserError(
-            f"{name} needs the library pyarrow, which is not installed; run pip install pyarrow"
+            f"{name} needs the library pyarrow, which is not installed: run pip install pyarrow"
         ) from None
     except Exception as e:  # the library raises errors of many classes
-        raise UserError(f"{name} cannot be read ({error_sentence(e)}); repair it") from None
+        raise UserError(f"{name} cannot be read ({error_sentence(e)}): repair it") from None
 
 
 def _beginning(line: str) -> str:

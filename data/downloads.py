@@ -60,13 +60,13 @@ def download_dataset(name: str, subset: str | None, split: str, log: Callable[[s
             rows = load_dataset(path, subset, split=split, cache_dir=str(file.parent))
         except ImportError:
             raise UserError(
-                "data=hf needs the library datasets, which is not installed; run "
+                "data=hf needs the library datasets, which is not installed: run "
                 "pip install datasets"
             ) from None
         except Exception as e:  # the library and those below it raise errors of many classes
             reason = " ".join(str(e.__cause__ or e).split())
             raise UserError(
-                f"data.name={name} cannot be read ({reason}); correct data.name, data.subset or "
+                f"data.name={name} cannot be read ({reason}): correct data.name, data.subset or "
                 "data.split, or without a network set data.name=FOLDER"
             ) from None
         rows.to_json(file, force_ascii=False)

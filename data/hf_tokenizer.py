@@ -97,7 +97,7 @@ class HFTokenizer:
                 return self._library.encode(text, add_special_tokens=False)
         except Exception as e:  # the library raises plain Exceptions
             raise UserError(
-                f"this model's tokenizer cannot encode {text[:20]!r} ({error_sentence(e)}); "
+                f"this model's tokenizer cannot encode {text[:20]!r} ({error_sentence(e)}): "
                 "leave out the characters that it does not know"
             ) from None
 
@@ -189,7 +189,7 @@ def check_vocab_size(vocab_size: int) -> None:
     if vocab_size > MAX_VOCAB_SIZE:
         raise UserError(
             f"its {HF_TOKENIZER_FILE} has the id {vocab_size - 1:,}, above the {MAX_VOCAB_SIZE:,} "
-            "tokens that are supported; use the original file of the model"
+            "tokens that are supported: use the original file of the model"
         )
 
 
@@ -267,7 +267,7 @@ def read_json(path: Path) -> dict[str, Any]:
         return read_json_object(path)
     except ValueError as e:
         raise UserError(
-            f"{path} cannot be read as JSON ({e}); download or export it again"
+            f"{path} cannot be read as JSON ({e}): download or export it again"
         ) from None
 
 

@@ -78,7 +78,7 @@ def require_text_file(path: str) -> Path:
     require_path("data.path", path)
     file = expand_home("data.path", path)
     if not file.is_file():
-        raise UserError(f"data.path={path} is not a file; give the path of a text file")
+        raise UserError(f"data.path={path} is not a file: give the path of a text file")
     return file
 
 

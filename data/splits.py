@@ -54,7 +54,7 @@ def count_corpus(corpus: Corpus, log: Callable[[str], None] = print) -> CorpusSi
             distinct.update(text)
     if len(distinct) < 2:
         content = f"no character except {distinct.pop()!r}" if distinct else "no text"
-        raise UserError(f"{corpus.name} has {content}; give another text")
+        raise UserError(f"{corpus.name} has {content}: give another text")
     return size
 
 

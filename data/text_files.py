@@ -29,16 +29,16 @@ def open_text(source: Path | bytes, name: str) -> Iterator[TextIO]:
             is_compressed = file.peek(2)[:2] == GZIP_MAGIC
             content = gzip.GzipFile(fileobj=file) if is_compressed else file
             if b"\0" in content.peek(HEAD_BYTES):
-                raise UserError(f"{name} is binary or not UTF-8; {ADVICE}")
+                raise UserError(f"{name} is binary or not UTF-8: {ADVICE}")
             yield io.TextIOWrapper(content, encoding="utf-8-sig")
     except UnicodeDecodeError as e:
         before = e.object[max(0, e.start - 20) : e.start].decode("utf-8", "replace")
         raise UserError(
-            f"{name} is not UTF-8 text: it has the byte {e.object[e.start]:#04x} after {before!r}; "
+            f"{name} is not UTF-8 text: it has the byte {e.object[e.start]:#04x} after {before!r}: "
             f"{ADVICE}"
         ) from None
     except (OSError, EOFError, zlib.error) as e:
-        raise UserError(f"{name} cannot be read ({error_sentence(e)}); give a text file") from None
+        raise UserError(f"{name} cannot be read ({error_sentence(e)}): give a text file") from None
 
 
 def read_at_once(read: Callable[[int], str], name: str) -> str:

@@ -73,7 +73,7 @@ class CharTokenizer:
             raise UserError(
                 f"the character {text[unknown[0]]!r} is not among the "
                 f"{pluralize(self.vocab_size, 'character')} that this model was trained on "
-                f"({self.alphabet!r:.100}); {self._advice(text)}"
+                f"({self.alphabet!r:.100}): {self._advice(text)}"
             )
         return ids
 
@@ -328,7 +328,7 @@ def load_tokenizer(path: Path) -> Tokenizer:
         raise
     except Exception as e:  # the libraries raise plain Exceptions
         raise UserError(
-            f"{path} does not hold a tokenizer ({error_sentence(e)}); restore it, or train again"
+            f"{path} does not hold a tokenizer ({error_sentence(e)}): restore it, or train again"
         ) from None
 
 

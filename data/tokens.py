@@ -116,7 +116,7 @@ def prepare(
         entry.mkdir()
         _write_entry(corpus, config, tokenizer, entry, log)
         if corpus.hash_files() != hashes:
-            raise UserError(f"{corpus.name} changed while it was being read; start again")
+            raise UserError(f"{corpus.name} changed while it was being read: start again")
 
     tokens = open_or_write(
         _entry_name(fingerprint, tokenizer or config),

@@ -52,7 +52,7 @@ def require_empty_folder(folder: Path) -> None:
     """Raise `UserError` unless a folder is empty or missing, and can be written."""
     require_output_folder(f"to={folder}", folder)
     if list_folder(folder):
-        raise UserError(f"to={folder} is not empty; name a new or empty folder")
+        raise UserError(f"to={folder} is not empty: name a new or empty folder")
 
 
 def export_tensors(model: GPT, naming: str) -> dict[str, Tensor]:
@@ -94,6 +94,6 @@ def _write_folder(folder: Path, texts: dict[str, str], tensors: dict[str, Tensor
     except (SafetensorError, OSError) as e:
         shutil.rmtree(folder, ignore_errors=True)  # it was empty
         raise UserError(
-            f"to={folder} could not be written ({getattr(e, 'strerror', None) or e}); "
+            f"to={folder} could not be written ({getattr(e, 'strerror', None) or e}): "
             "free some space there, or name another folder"
         ) from None

@@ -80,7 +80,7 @@ class ExternalModel(StoredModel):
         if tokenizer and tokenizer.vocab_size > vocab_size:
             raise UserError(
                 f"{self.path} has a tokenizer of {pluralize(tokenizer.vocab_size, 'token')}, more "
-                f"than the {vocab_size:,} of its model; use the tokenizer that belongs to it"
+                f"than the {vocab_size:,} of its model: use the tokenizer that belongs to it"
             )
         return tokenizer
 

@@ -77,7 +77,7 @@ class HFFolder(ExternalModel):
                 if tensor.get_dtype() not in SAFETENSORS_FLOATS:
                     raise UserError(
                         f"it has {stored_name:.80} in {tensor.get_dtype()}, and only "
-                        f"{', '.join(SAFETENSORS_FLOATS)} can be read; give the model with "
+                        f"{', '.join(SAFETENSORS_FLOATS)} can be read: give the model with "
                         "unquantized weights, or a .gguf file of it"
                     )
                 shapes[name] = list(tensor.get_shape())
@@ -117,7 +117,7 @@ def _find_weights(folder: Path) -> list[Path]:
         if PICKLED_WEIGHTS.fullmatch(name):
             raise UserError(
                 f"its weights are in {name!r}, a pickle, which is not opened because it may run "
-                "code; convert it with transformers: "
+                "code: convert it with transformers: "
                 f"AutoModelForCausalLM.from_pretrained('{folder}').save_pretrained('{folder}')"
             )
-    raise UserError(f"it has neither {WEIGHTS_FILE} nor {INDEX_FILE}; download its weights")
+    raise UserError(f"it has neither {WEIGHTS_FILE} nor {INDEX_FILE}: download its weights")

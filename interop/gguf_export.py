@@ -47,7 +47,7 @@ def save_gguf(model: GPT, path: Path, tokenizer: Tokenizer) -> None:
         _write_file(path, family, metadata, tensors)
     except OSError as e:
         raise UserError(
-            f"to={path} could not be written ({e.strerror or 'no space left'}); free some space "
+            f"to={path} could not be written ({e.strerror or 'no space left'}): free some space "
             "there, or name another file"
         ) from None
 
@@ -57,7 +57,7 @@ def require_new_file(path: Path) -> None:
     require_gguf(f"to={path}")
     require_output_file(f"to={path}", path)
     if exists(path):
-        raise UserError(f"to={path} exists already; name a new file")
+        raise UserError(f"to={path} exists already: name a new file")
 
 
 def _require_known_to_llama_cpp(config: GPTConfig, family: str) -> None:
@@ -70,7 +70,7 @@ def _require_known_to_llama_cpp(config: GPTConfig, family: str) -> None:
     if unsupported:
         raise UserError(
             f"llama.cpp's {family} has no {' and no '.join(unsupported)}, so this model cannot be "
-            "written as .gguf; export it to a folder, which transformers loads"
+            "written as .gguf: export it to a folder, which transformers loads"
         )
 
 

@@ -44,7 +44,7 @@ def require_gguf(name: str) -> None:
         import gguf  # noqa: F401
     except ImportError:
         raise UserError(
-            f"{name} needs the library gguf, which is not installed; run pip install gguf"
+            f"{name} needs the library gguf, which is not installed: run pip install gguf"
         ) from None
 
 
@@ -60,13 +60,13 @@ class GGUFFile(ExternalModel):
         parts = self._metadata.get("split.count", 1)
         if parts > 1:
             raise UserError(
-                f"it is part {self._metadata['split.no'] + 1} of {parts}; join them first: "
+                f"it is part {self._metadata['split.no'] + 1} of {parts}: join them first: "
                 "llama-gguf-split --merge FIRST_PART JOINED.gguf"
             )
         self._architecture = self._metadata["general.architecture"]
         if self._architecture not in GGUF_SETTINGS:
             raise UserError(
-                f"general.architecture={show_value(self._architecture)} is not supported; only "
+                f"general.architecture={show_value(self._architecture)} is not supported: only "
                 f"{' or '.join(GGUF_SETTINGS)} is"
             )
         shapes = {name: tensor.shape for name, tensor in self._tensors.items()}
@@ -86,7 +86,7 @@ class GGUFFile(ExternalModel):
         except NotImplementedError as e:
             raise UserError(
                 f"{self.path}: {name} is stored in {stored.type.name}, which cannot be read "
-                f"({e}); use a file of another quantization, such as Q8_0"
+                f"({e}): use a file of another quantization, such as Q8_0"
             ) from None
         tensor = torch.from_numpy(np.array(numbers, np.float32)).view(stored.shape)
         is_query = ".attn_q." in name

@@ -55,7 +55,7 @@ def read_gguf_tokenizer(metadata: dict[str, Any]) -> Tokenizer:
     if kind != "gpt2":
         raise UserError(
             f"{PREFIX}model={show_value(kind)} is not byte-level BPE (gpt2), the only type that "
-            "can be read; use the model's Hugging Face folder instead"
+            "can be read: use the model's Hugging Face folder instead"
         )
     split = metadata.get(f"{PREFIX}pre") or DEFAULT_SPLITS.get(metadata["general.architecture"])
     token_types = metadata.get(f"{PREFIX}token_type", [])
@@ -178,5 +178,5 @@ def _build_pre_tokenizer(split: str | None) -> pre_tokenizers.PreTokenizer:
     supported = ", ".join(["gpt-2", "smollm", *DIGIT_GROUPS])
     raise UserError(
         f"{PREFIX}pre={show_value(split)}, the rule by which text is split, is not one of "
-        f"{supported}, which are supported; use the model's Hugging Face folder instead"
+        f"{supported}, which are supported: use the model's Hugging Face folder instead"
     )

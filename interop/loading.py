@@ -94,7 +94,7 @@ def pin_model(name: str, key: str = "init_from") -> str:
     owner = Path(path).parts[0]
     if not match or owner == str(RUNS) or Path(owner).is_dir():
         raise UserError(
-            f"{key}={name} does not exist; give {FORMATS}, or OWNER/NAME, a model on the "
+            f"{key}={name} does not exist: give {FORMATS}, or OWNER/NAME, a model on the "
             "Hugging Face hub, if there is no folder OWNER here"
         )
     repository, revision = match.groups()
@@ -104,7 +104,7 @@ def pin_model(name: str, key: str = "init_from") -> str:
     except Exception as e:  # the library and those below it raise errors of many classes
         raise UserError(
             f"{key}={path} is not a folder here and could not be downloaded from the "
-            f"Hugging Face hub ({error_sentence(e)[:MAX_HUB_ERROR_CHARS]}); check the name and the "
+            f"Hugging Face hub ({error_sentence(e)[:MAX_HUB_ERROR_CHARS]}): check the name and the "
             "network"
         ) from None
     return f"{repository}@{folder.name}"
@@ -137,7 +137,7 @@ def open_pinned(
     run_dir, named = find_run(path)
     is_step = str(checkpoint).isdecimal()
     if is_step and (run_dir is None or named not in (None, str(checkpoint))):
-        raise UserError(f"{path} has no checkpoint={checkpoint}; leave that out")
+        raise UserError(f"{path} has no checkpoint={checkpoint}: leave that out")
     if run_dir:
         return open_run(run_dir, named or checkpoint, log)
     folder = path if is_folder(path) else path.parent
@@ -158,6 +158,6 @@ def _open_external(path: Path, folder: Path) -> ExternalModel:
         if start.startswith(TORCH_MAGIC) and not has_config:
             return NanoGPTFile(path)
     if not has_config:
-        raise UserError(f"it is no model; give {FORMATS}")
+        raise UserError(f"it is no model: give {FORMATS}")
     weights = path if path.suffix == ".safetensors" else None
     return HFFolder(folder, weights)

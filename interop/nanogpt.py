@@ -26,7 +26,7 @@ class NanoGPTFile(ExternalModel):
         saved = _load_tensors(path)
         if not {"model", "model_args"} <= saved.keys():
             raise UserError(
-                "it is not a checkpoint of nanoGPT, which contains model and model_args; give "
+                "it is not a checkpoint of nanoGPT, which contains model and model_args: give "
                 "nanoGPT's ckpt.pt, or the folder with the model's config.json and safetensors"
             )
         settings = NANOGPT_DEFAULTS | saved["model_args"]
@@ -38,7 +38,7 @@ class NanoGPTFile(ExternalModel):
         }
         n_bytes = sum(tensor.nbytes for tensor in self._tensors.values())
         if n_bytes > 2 * path.stat().st_size:  # only the embedding and the head share memory
-            raise UserError(f"its tensors, of {n_bytes:,} bytes, share memory; save a copy of each")
+            raise UserError(f"its tensors, of {n_bytes:,} bytes, share memory: save a copy of each")
         shapes = {name: list(tensor.shape) for name, tensor in self._tensors.items()}
         self.tokenizer_name = "gpt2" if config.vocab_size >= GPT2_VOCAB_SIZE else "char"
         super().__init__(path, config, "gpt2", shapes)
@@ -58,7 +58,7 @@ def _checked_tensor(name: str, tensor: Any) -> Tensor:
     if not is_plain or tensor.dtype not in TORCH_FLOATS or not tensor.is_contiguous():
         raise UserError(
             f"{name:.80} is not a contiguous tensor of floating-point numbers, the only kind that "
-            "can be read; save it as float32"
+            "can be read: save it as float32"
         )
     is_linear = name.endswith(".weight") and ".c_" in name
     return tensor.T if is_linear and tensor.dim() == 2 else tensor
@@ -70,5 +70,5 @@ def _load_tensors(path: Path) -> dict[str, Any]:
     except Exception as e:  # torch and the reader of pickles raise errors of many classes
         code = re.search(r"GLOBAL (\S+)", str(e))
         cause = f"it contains code ({code[1]:.80}), which is not run" if code else "it is damaged"
-        raise UserError(f"{cause}; give the undamaged ckpt.pt of an unmodified nanoGPT") from None
+        raise UserError(f"{cause}: give the undamaged ckpt.pt of an unmodified nanoGPT") from None
     return saved if isinstance(saved, dict) else {}

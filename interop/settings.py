@@ -71,7 +71,7 @@ def config_from_hf(settings: HFSettings) -> GPTConfig:
         if settings.get(name) is not None:
             ours[our_name] = settings[name]
         elif our_name in REQUIRED_SETTINGS:
-            raise UserError(f"the setting {name} is missing; add it")
+            raise UserError(f"the setting {name} is missing: add it")
     if settings.get("attention_bias"):
         ours.setdefault("bias", "attention")
     if settings.get("mlp_bias"):
@@ -98,7 +98,7 @@ def _flatten(settings: HFSettings) -> HFSettings:
         rope = settings.get(name) or rope
         if not isinstance(rope, dict) or any(isinstance(value, dict) for value in rope.values()):
             raise UserError(
-                f"{name}={show_value(rope)} is not supported; only one object for all layers is"
+                f"{name}={show_value(rope)} is not supported: only one object for all layers is"
             )
     settings = settings | rope
     rope_type = settings.get("rope_type") or settings.get("type") or "default"
@@ -120,7 +120,7 @@ def _require_supported(settings: HFSettings) -> None:
         for item in value if isinstance(value, list) else [value]:
             if item is not None and item not in supported:
                 choices = " or ".join(format_value(choice) for choice in supported)
-                raise UserError(f"{name}={show_value(item)} is not supported; only {choices} is")
+                raise UserError(f"{name}={show_value(item)} is not supported: only {choices} is")
 
 
 def checked_config(values: dict[str, Any]) -> GPTConfig:
@@ -236,6 +236,6 @@ def _require_round_trip(config: GPTConfig, settings: HFSettings) -> None:
         closest = settings["architectures"][0]
         raise UserError(
             f"{closest}, the closest model of transformers and llama.cpp, has no "
-            f"{', '.join(unsupported)}, so this model cannot be exported; train one without that, "
+            f"{', '.join(unsupported)}, so this model cannot be exported: train one without that, "
             "or use sample.py"
         )

@@ -90,4 +90,4 @@ def open_copied_checkpoint(folder: Path) -> StoredRun:
     try:
         return StoredRun(verify_checkpoint(folder), "last")
     except ValueError as e:
-        raise UserError(f"{folder} is a damaged checkpoint ({e}); copy it again") from None
+        raise UserError(f"{folder} is a damaged checkpoint ({e}): copy it again") from None

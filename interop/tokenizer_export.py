@@ -81,7 +81,7 @@ def _bpe_to_library(tokenizer: BPETokenizer) -> Library:
     if not is_equal:
         raise UserError(
             "the tokenizer cannot be exported: with its pattern "
-            f"{tokenizer.pattern!r}, transformers would turn some texts into other tokens; "
+            f"{tokenizer.pattern!r}, transformers would turn some texts into other tokens: "
             "to export the model alone, call interop.save_hf(model, folder) in Python"
         )
     return library

@@ -75,5 +75,5 @@ def check_run_dir(config: Config, run_dir: RunDir) -> None:
             raise UserError(
                 f"{run_dir.metrics_file} records {pluralize(rows[-1]['step'], 'step')}, but "
                 f"{run_dir.checkpoints} holds no checkpoint: restore them, or, if none could be "
-                "saved, start a new run in another folder."
+                "saved, start a new run in another folder"
             )

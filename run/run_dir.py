@@ -219,8 +219,8 @@ class RunDir:
             problem = "contains no run" if exists(self.path) else "does not exist"
             return UserError(f"{self.path} {problem}: name the folder of a run")
         return UserError(
-            f"{self.path} has no checkpoint: the run stopped before its first one, or is not there "
-            "yet; to start it again, repeat its command with "
+            f"{self.path} has no checkpoint, because the run stopped before its first one or has "
+            "not started: repeat its command with "
             f"run_dir={shlex.quote(str(self.path))} resume=auto"
         )
 

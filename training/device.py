@@ -40,8 +40,8 @@ def pick_device(device: str, processes: int = 1) -> str:
             device = "mps"
     if processes > 1 and device not in ("cpu", "cuda"):
         raise UserError(
-            f"device={device} serves one process, but there are {processes}; use device=cuda, "
-            "which gives each process a GPU, or device=cpu."
+            f"device={device} serves one process, but there are {processes}: use device=cuda, "
+            "which gives each process a GPU, or device=cpu"
         )
     is_own_gpu = processes > 1 and device == "cuda"
     rank_here = process_rank() % max(1, torch.cuda.device_count())
@@ -54,7 +54,7 @@ def pick_device(device: str, processes: int = 1) -> str:
         several = " or fewer processes" if processes > 1 else ""
         reason = error_sentence(e).partition(". ")[0]  # torch lists all its backends after it
         raise UserError(
-            f"device={device} is not available here ({reason}); use device=auto{several}."
+            f"device={device} is not available here ({reason}): use device=auto{several}"
         ) from None
     return device
 

@@ -67,7 +67,7 @@ class Losses:
         if loss_is_finite:
             quantity = f"the gradient of {self._names[gradients_are_finite.index(False)]}"
         raise SharedError(
-            f"step {pending.step + 1}: {quantity} is not a finite number, so the run ends; "
+            f"step {pending.step + 1}: {quantity} is not a finite number, so the run ends: "
             "continue from the last checkpoint with run_dir=PATH resume=auto and a lower optim.lr"
         )
 

@@ -89,7 +89,7 @@ def _resolve_model(config: Config, text: Tokens) -> GPTConfig:
     if model.ngram_rows not in (None, rows):
         raise UserError(
             f"model.ngram_rows={model.ngram_rows} differs from the "
-            f"{pluralize(rows, 'n-gram')} of the text; leave it out."
+            f"{pluralize(rows, 'n-gram')} of the text: leave it out"
         )
     return replace(model, ngram_rows=rows)
 
@@ -106,7 +106,7 @@ def _vocabulary_size(config: Config, text: Tokens) -> int:
             hint += f" or set model.block_size={largest_power_of_two}"
         raise UserError(
             f"the {split} split has only {pluralize(length, 'token')}, too few for "
-            f"model.block_size={model.block_size}; {hint}"
+            f"model.block_size={model.block_size}: {hint}"
         )
     if model.vocab_size is None or model.vocab_size == vocab_size:
         return vocab_size
@@ -115,8 +115,8 @@ def _vocabulary_size(config: Config, text: Tokens) -> int:
     is_pretrained = config.init_from and config.tokenizer.name != "char"
     if not is_pretrained or model.vocab_size < vocab_size:
         raise UserError(
-            f"model.vocab_size={model.vocab_size} differs from the tokenizer's {vocab_size}; "
-            "leave it out."
+            f"model.vocab_size={model.vocab_size} differs from the tokenizer's {vocab_size}: "
+            "leave it out"
         )
     return model.vocab_size
 
@@ -127,7 +127,7 @@ def check_batch_size(config: Config, processes: int) -> None:
     if config.batch_size % parts:
         raise UserError(
             f"batch_size={config.batch_size} cannot be divided among {processes} processes with "
-            f"accumulate={config.accumulate}; make it a multiple of {parts}."
+            f"accumulate={config.accumulate}: make it a multiple of {parts}"
         )
 
 
@@ -135,8 +135,8 @@ def check_shard(shard: int, processes: int) -> None:
     """Raise `UserError` if the processes cannot be divided into groups of `shard`."""
     if processes % shard:
         raise UserError(
-            f"shard={shard} does not divide the {pluralize(processes, 'process')}; choose a "
-            "divisor, or shard=auto."
+            f"shard={shard} does not divide the {pluralize(processes, 'process')}: choose a "
+            "divisor, or shard=auto"
         )
 
 
@@ -150,8 +150,8 @@ def _check_memory(config: ResolvedConfig, memory: float | None) -> None:
     if memory is not None and needed > memory:
         raise UserError(
             f"the {tensors} need {needed / 1e9:,.1f} GB, but {config.device} "
-            f"has only {memory / 1e9:,.1f} GB of memory; lower "
-            f"model.n_layer={config.model.n_layer} or model.n_embd={config.model.n_embd}."
+            f"has only {memory / 1e9:,.1f} GB of memory: lower "
+            f"model.n_layer={config.model.n_layer} or model.n_embd={config.model.n_embd}"
         )
 
 

@@ -22,7 +22,7 @@ def require_layers(source: str, found: Shapes, config: GPTConfig) -> None:
     if config.n_layer > len(found):
         raise UserError(
             f"{source} has {pluralize(len(found), 'tensor')}, too few for "
-            f"{pluralize(config.n_layer, 'layer')}; restore it, or download it again"
+            f"{pluralize(config.n_layer, 'layer')}: restore it, or download it again"
         )
 
 

@@ -65,7 +65,7 @@ class StoredModel(ABC):
         tokenizer = self.read_tokenizer()
         if tokenizer is None:
             raise UserError(
-                f"{self.path} does not contain the characters of its vocabulary; train on its text "
+                f"{self.path} does not contain the characters of its vocabulary: train on its text "
                 f"with init_from={self.path}, and load that run"
             )
         model = self.build()
@@ -81,5 +81,5 @@ def check_finite_weights(model: GPT, source: str) -> None:
         if not weight.isfinite().all():
             raise UserError(
                 f"{source}: {name} contains NaN or infinite weights, so the model predicts "
-                "nothing; use another checkpoint of it, or download it again"
+                "nothing: use another checkpoint of it, or download it again"
             )

@@ -47,8 +47,8 @@ def _prepare_on_all_ranks(
         text = text or _prepare_same_text(config, tokenizer, fingerprint, world.log)
     if text.fingerprint != location[-1]:
         raise UserError(
-            f"{text.name} differs from that of the first process; copy the same text, and the "
-            "same version of this program, to all machines."
+            f"{text.name} differs from that of the first process: copy the same text, and the "
+            "same version of this program, to all machines"
         )
     world.wait()
     return text
@@ -66,8 +66,8 @@ def _prepare_same_text(
     if fingerprint not in ("", text.fingerprint):
         raise UserError(
             "the text, or how it is prepared, has changed since the run began (fingerprint "
-            f"{fingerprint:.16} then, {text.fingerprint:.16} now); "
-            "restore it, or start a new run."
+            f"{fingerprint:.16} then, {text.fingerprint:.16} now): "
+            "restore it, or start a new run"
         )
     # A resumed run keeps its tokenizer, even if another version would learn another one.
     if tokenizer and tokenizer.to_json() != text.tokenizer.to_json():

@@ -64,7 +64,7 @@ class Task:
         if any(len(of_symbol) != 1 for of_symbol in ids):
             raise UserError(
                 f"the tokenizer of this model has no token for each symbol of data.task="
-                f"{self.data.task}; use another model"
+                f"{self.data.task}: use another model"
             )
         self.symbol_ids = np.array(ids[: len(symbols)], np.int64)[:, 0]
         self.begin_id = ids[-1][0] if self.data.begin else None

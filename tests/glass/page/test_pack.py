@@ -46,9 +46,11 @@ def test_a_diffuse_row_keeps_its_sum_and_a_diverged_one_is_zero():
         assert not pack.quantize(broken)[0].any()
 
 
-def test_an_unreadable_snapshot_is_left_out_and_counted(tmp_path):
+@pytest.mark.parametrize("content", [b"PK damaged", None])  # None: that of another step
+def test_an_unreadable_snapshot_is_left_out_and_counted(tmp_path, content):
     run = make_run(tmp_path / "run")
-    (run / "attention" / "step_00000010.npz").write_bytes(b"PK damaged")
+    other = (run / "attention" / "step_00000020.npz").read_bytes()
+    (run / "attention" / "step_00000010.npz").write_bytes(content or other)
     page_content, _ = read_back(page.write_page(RunDir(run)))
     assert page_content["steps"] == [0, 20] and page_content["unreadableSnapshots"] == 1
 
