@@ -231,10 +231,7 @@ class GPTConfig(ModelConfig):
 
 
 def cached_number_bytes(device: str, weight_bytes: int) -> int:
-    """Return the bytes of a number in a KV cache, those of a weight; on a CPU at least 4.
-
-    Attention in float32 is much faster there than in bf16 (LOG.md).
-    """
+    """Return the bytes of a number in a KV cache; on a CPU 4, as bf16 is much slower (LOG.md)."""
     return max(4, weight_bytes) if device == "cpu" else weight_bytes
 
 

@@ -225,8 +225,7 @@ def train(requested: Config, run_dir: RunDir, start: Start, world: World) -> flo
                     if is_due(config.log.every, step, config):
                         row |= losses.read_metrics()
                         row |= speed_metrics(timer.step_seconds(step), config, world.size)
-                        factor = lr_factor(step - 1, config.optim, config.max_steps)
-                        row |= learning_rate_metrics(config.optim, factor)
+                        row |= learning_rate_metrics(step - 1, config.optim, config.max_steps)
 
                 # Evaluate: the loss on the validation split
                 if is_evaluation_due(step, config):

@@ -181,16 +181,12 @@ class Terminal(Console):
         """True only for a real terminal; notebooks set FORCE_COLOR, so Rich would say True."""
         return is_terminal(self.file) and super().is_terminal
 
-    def _check_buffer(self) -> None:
+    def _write_buffer(self) -> None:
         try:
-            super()._check_buffer()
-        except OSError:  # the disk of the log is full, or the terminal is gone
-            self.on_broken_pipe()
-
-    def on_broken_pipe(self) -> None:
-        """Stop printing, without exiting as Rich does."""
-        self.quiet = True
-        discard_output(self.file)
+            super()._write_buffer()
+        except OSError:  # the disk of the log is full, or its reader or the terminal is gone
+            self.quiet = True
+            discard_output(self.file)
 
 
 def is_terminal(stream: Any) -> bool:

@@ -1,7 +1,4 @@
-"""Read what torchrun, or another launcher of torch.distributed, told this process.
-
-The variables are those of torch.distributed's env://. Does not import torch.
-"""
+"""Read what torchrun, or another launcher, told torch.distributed. Does not import torch."""
 
 import os
 

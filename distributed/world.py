@@ -177,9 +177,8 @@ def _connect() -> tuple[dist.Store, int, int]:
     """Return the store that all ranks share, this rank and their number, once rank 0 is ready."""
     try:
         store, rank, size = next(dist.rendezvous("env://", timeout=RANK_0_TIMEOUT))
-    except ValueError as e:
-        problem = "RANK and WORLD_SIZE are set, but the processes cannot be joined"
-        raise UserError(f"{problem} ({e}): set it, or use distributed=none") from None
+    except ValueError as e:  # RANK and WORLD_SIZE are set, and another variable is not
+        raise UserError(f"{e}: set it, or use distributed=none") from None
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         # The store outlives a restart, and would return addresses of processes that are gone.
         store = dist.PrefixStore(f"attempt_{os.environ['TORCHELASTIC_RESTART_COUNT']}", store)

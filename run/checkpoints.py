@@ -50,11 +50,6 @@ class Checkpoint:
         return self.manifest.step
 
 
-def across_seeds(fingerprint: str) -> str:
-    """Return a fingerprint without a seed, for runs that differ by it on purpose."""
-    return fingerprint.partition("-")[0]
-
-
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Write the manifest of a checkpoint whose other files are in the folder already."""
     files = {}

@@ -232,11 +232,15 @@ class RunDir:
 
         return self.open_checkpoint("last", read, lambda note: None, [CONFIG_FILE])
 
-    def fingerprint(self) -> str:
-        """Return the fingerprint of its text from a readable manifest; "" without a checkpoint."""
+    def fingerprint(self, across_seeds: bool = False) -> str:
+        """Return the fingerprint of its text from a readable manifest; "" without a checkpoint.
+
+        `across_seeds` leaves out the seed, for runs that differ by it on purpose.
+        """
         if not self.steps():
             return ""
-        return self.open_checkpoint("last", lambda at: at.manifest.fingerprint, lambda _: None, [])
+        text = self.open_checkpoint("last", lambda at: at.manifest.fingerprint, lambda _: None, [])
+        return text.partition("-")[0] if across_seeds else text
 
     def _best_first(self) -> list[int]:
         """Return the saved steps by validation loss, those without one last, newest first.
@@ -286,9 +290,7 @@ def read_rows(path: Path, log: Log | None = None) -> list[Row]:
     """Read the rows of a metrics or samples file in order; none if it does not exist.
 
     A line that is not a row with a step, as after a power loss, is skipped with a note to `log`.
-
-    Raises:
-        UserError: If no line is a row, unless `log` gets the note.
+    Without `log`, a file of which no line is a row raises `UserError`.
     """
     lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
     rows = []

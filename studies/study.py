@@ -32,7 +32,6 @@ from common.statistics import (
 from common.terminal import Terminal, command, print_stderr, printer, tolerate_errors
 from common.text import format_with_error, pluralize
 from config import Config
-from run.checkpoints import across_seeds
 from run.row import Row
 from run.run_dir import RunDir
 
@@ -339,7 +338,7 @@ def read_arms(study: Study, folder: Path) -> Arms:
             continue
         rows = run_dir.rows()
         for arm in study.arms_of(config):
-            texts.add(across_seeds(run_dir.fingerprint()) or path.name)  # without a checkpoint
+            texts.add(run_dir.fingerprint(across_seeds=True) or path.name)  # without a checkpoint
             if config.seed in arms[arm]:
                 raise UserError(
                     f"{folder} has several runs of {arm} with seed {config.seed}, such as "

@@ -170,11 +170,9 @@ def record_job(job: cli.Job) -> JobRecord:
         options["--config-dir"] = own_folders[0]
     if job.source.name != "config":
         options["--config-name"] = job.source.name
-    typed = [key for key in job.keys if key not in ("resume", "sweep")]
-    plain = [override for override in job.overrides if not override.startswith("sweep=")]
-    if plain != job.overrides and cli.compose_job(plain, job.source).config != job.config:
-        options["hydra.mode"] = "RUN"  # the sweep's preset has settings of its own
-        typed.append("sweep")
+    typed = [key for key in job.keys if key != "resume"]
+    if "sweep" in typed:  # its preset may have settings of its own
+        options["hydra.mode"] = "RUN"
     config = absolute_paths(job.config)
     if config.init_from and not exists(Path(config.init_from)):
         config.init_from = job.config.init_from  # a name on the hub

@@ -12,7 +12,6 @@ from common.files import atomic_write, exists, is_folder, list_folder, read_json
 from common.settings import format_settings
 from common.terminal import error_sentence, explain_error
 from config import Config
-from run.checkpoints import across_seeds
 from run.config_file import PER_COMMAND
 from run.row import Row
 from run.run_dir import SWEEP_FILE, RunDir
@@ -88,7 +87,7 @@ class Run:
         return compute_figures(self.path, self.config, self.rows)
 
 
-def read_run(path: Path) -> Run:
+def read_run(path: Path, across_seeds: bool = False) -> Run:
     """Read a run from its folder. If its files cannot be read, it has failed for that reason."""
     run_dir = RunDir(path)
     record = JobRecord()
@@ -102,7 +101,7 @@ def read_run(path: Path) -> Run:
             record = read_record(run_dir)
         config = run_dir.config
         rows = run_dir.rows()
-        text = run_dir.fingerprint()
+        text = run_dir.fingerprint(across_seeds)
     except Exception as e:  # damaged files raise errors of many types
         failure = explain_error(e) or error_sentence(e)
     status = "failed" if failure else "unfinished"
@@ -123,11 +122,7 @@ def write_record(run_dir: RunDir, record: JobRecord) -> None:
 
 
 def read_record(run_dir: RunDir) -> JobRecord:
-    """Read the record of a job from its folder.
-
-    Raises:
-        UserError: If it is damaged, or of another version.
-    """
+    """Read the record of a job; raise `UserError` if it is damaged, or of another version."""
     try:
         content = read_json_object(run_dir.job_file, must_be_sealed=True)
         del content["sha256"]
@@ -148,7 +143,7 @@ def read_sweep(folder: Path) -> list[Run]:
     A row of the table holds runs that differ only by the seed, of one text and one number of steps:
     they have the same values of all settings, however typed.
     """
-    runs = [replace(run, text=across_seeds(run.text)) for run in _read_jobs(folder)]
+    runs = _read_jobs(folder)
     keys = _find_swept_settings([run.record for run in runs])
     rows_on_texts = {(run.record.row, run.text) for run in runs if run.text}
     if len(rows_on_texts) > len(dict(rows_on_texts)):  # a text was replaced between two calls
@@ -162,16 +157,11 @@ def read_sweep(folder: Path) -> list[Run]:
 
 def _read_jobs(folder: Path) -> list[Run]:
     """Return the run of each job in a sweep's folder: of copies, the one that has come furthest."""
-    furthest: dict[str, Run] = {}
-    for path in list_folder(folder):
-        if not is_folder(path) or not exists(RunDir(path).job_file):
-            continue
-        run = read_run(path)
-        job = run.record.hash or path.name
-        other = furthest.setdefault(job, run)
-        if (run.status == "finished", run.steps) > (other.status == "finished", other.steps):
-            furthest[job] = run
-    return list(furthest.values())
+    jobs = [path for path in list_folder(folder) if is_folder(path)]
+    runs = [read_run(path, across_seeds=True) for path in jobs if exists(RunDir(path).job_file)]
+    runs.sort(key=lambda run: (run.status == "finished", run.steps))
+    furthest = {run.record.hash or run.name: run for run in runs}
+    return sorted(furthest.values(), key=lambda run: run.path)
 
 
 def _find_swept_settings(records: Sequence[JobRecord]) -> list[str]:

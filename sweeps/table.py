@@ -211,8 +211,7 @@ def _suggest_commands(folder: Path, ranking: Ranking) -> list[NamedLine]:
 def conclusion(ranking: Ranking) -> list[NamedLine]:
     """Return the lines that name the best variant, and whether it is significantly better."""
     if ranking.has_several_texts:
-        problem = "the texts differ, or a run has no checkpoint that names its text"
-        return [("note", f"{problem}, so the losses are not compared")]
+        return [("note", "the texts differ or are unknown, so the losses are not compared")]
     if not ranking.best_run:
         return []
     best = ranking.variants[0]

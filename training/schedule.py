@@ -44,9 +44,8 @@ def set_learning_rates(optimizers: list[Optimizer], factor: float) -> None:
             group["lr"] = group["peak_lr"] * factor
 
 
-def learning_rate_metrics(optim: OptimConfig, factor: float) -> dict[str, float]:
-    """Return `optim.lr` times `factor` as train/lr, and with Muon its rate as train/muon_lr."""
-    metrics = {"train/lr": optim.lr * factor}
-    if optim.name == "muon":
-        metrics["train/muon_lr"] = optim.muon_lr_multiple * optim.lr * factor
-    return metrics
+def learning_rate_metrics(step: int, optim: OptimConfig, max_steps: int) -> dict[str, float]:
+    """Return the rate of `optim.lr` as train/lr, and with Muon that of Muon as train/muon_lr."""
+    factor = lr_factor(step, optim, max_steps)
+    muon = {"train/muon_lr": optim.muon_lr_multiple * optim.lr * factor}
+    return {"train/lr": optim.lr * factor} | (muon if optim.name == "muon" else {})
