@@ -116,12 +116,7 @@ def damage_as_value_error() -> Iterator[None]:
 
 
 def read_json_object(path: Path, must_be_sealed: bool = False) -> dict:
-    """Read a file of one JSON object, sealed if it must be.
-
-    Raises:
-        ValueError: If it is missing, or contains anything else.
-        OSError: If it cannot be read for another reason.
-    """
+    """Read a file of one JSON object, sealed if it must be; raise `ValueError` for any other."""
     with damage_as_value_error():
         read_start(path)  # whose errors are clearer
         text = ordinary_file(path, MAX_JSON_BYTES).read_text(encoding="utf-8-sig")

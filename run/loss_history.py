@@ -20,10 +20,7 @@ def best_row(rows: Sequence[Row]) -> Row | None:
 
 
 def trained_loss(row: Row) -> float:
-    """Return the validation loss of a row, by which checkpoints compare; inf if it says nothing.
-
-    It says nothing if it is not finite, or if it is that of step 0, before training.
-    """
+    """Return the validation loss of a row; inf if it is not finite, or that of step 0."""
     loss = row.get("val/loss", inf)
     return loss if row["step"] and isfinite(loss) else inf
 
