@@ -1,7 +1,4 @@
-"""Several ranks of one run, each a fork of this process, over gloo.
-
-Their environment is what torch.distributed reads and every launcher sets, not only torchrun.
-"""
+"""Several ranks of one run, as any launcher starts them, each a fork of this process, over gloo."""
 
 import json
 import os

@@ -327,10 +327,7 @@ def test_only_what_a_read_only_cache_lacks_is_written_elsewhere(write, cache):
 
 
 def test_the_fingerprint_of_a_text_does_not_change_between_versions_and_tokenizers(write):
-    """Otherwise a run that another version began could not be resumed.
-
-    Runs with different tokenizers are compared by it.
-    """
+    """Otherwise a run of another version could not be resumed, or compared across tokenizers."""
     for tokenizer in (CHAR, SMALL_BPE):
         tokens = prepare(write(PROSE), tokenizer, ignore)
         assert tokens.fingerprint[:16] == "f251800920f7e642"

@@ -40,7 +40,6 @@ def test_another_schedule_is_not_taken_for_one_of_them():
         ("wsd", 100, 200, True),
         ("constant", 100, 200, False),
         ("cosine", 2, 200, False),  # in a warm-up that becomes longer
-        ("cosine", 60, 100, False),
         ("cosine", 60, 80, False),
     ],
 )
