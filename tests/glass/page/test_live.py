@@ -85,7 +85,7 @@ def test_the_page_of_a_prompt_marks_generated_tokens_and_shows_scores(open_page,
     words = [f" a long word {i}" for i in range(300)]
     path = write_prompt_page(
         tmp_path / "p.html",
-        {"title": "“say</title>\n”", "promptTokens": 200},
+        {"title": "“say</title>\n”", "promptTokens": 200, "scoredText": words[0]},
         snapshot(T=300, words=words),
         PROMPTED,
         scores,
