@@ -11,6 +11,7 @@ from torch import nn
 from common.errors import UserError
 from common.paths import writable_folder
 from common.terminal import exit_on_error
+from common.torchrun import count_processes, process_rank
 from config import WandbConfig
 from training.wandb_record import check_wandb, provide_folders
 
@@ -46,3 +47,15 @@ def test_after_a_mistake_a_notebook_keeps_no_model():
     with pytest.raises(SystemExit) as kept, exit_on_error():
         fail()
     assert kept.value.code == 1 and not models
+
+
+@pytest.mark.parametrize("missing", ["RANK", "WORLD_SIZE", None])
+def test_a_process_is_one_of_several_only_if_both_variables_say_so(monkeypatch, missing):
+    variables = {"RANK": "1", "WORLD_SIZE": "2"}
+    variables.pop(missing, None)
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    found = count_processes(alone=False), process_rank(), count_processes(alone=True)
+    assert found == ((1, 0, 1) if missing else (2, 1, 1))
