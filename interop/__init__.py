@@ -6,3 +6,4 @@ None of them needs transformers, and no pickled code runs.
 from interop.export import save_hf
 from interop.gguf_export import save_gguf
 from interop.loading import find_model, load, load_hf, open_pinned, read_starting_model
+from interop.series import Series, find_series

@@ -27,10 +27,11 @@ from training.safetensors_files import open_safetensors
 
 WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"  # of weights in several files
-# What is downloaded: weights that are not pickled, settings and the tokenizer, no subfolders.
-DOWNLOADED_FILES = [WEIGHTS_FILE, "model-*-of-*.safetensors", INDEX_FILE, HF_CONFIG_FILE]
-DOWNLOADED_FILES += [HF_TOKENIZER_FILE, HF_TOKENIZER_CONFIG_FILE, HF_CHAT_TEMPLATE_FILE]
-DOWNLOADED_FILES += [HF_GENERATION_FILE]  # the ids that end a text
+# What is downloaded: weights, settings and the tokenizer; pickled weights if there are no others.
+MODEL_FILES = [WEIGHTS_FILE, "model-*-of-*.safetensors", INDEX_FILE, HF_CONFIG_FILE]
+MODEL_FILES += [HF_TOKENIZER_FILE, HF_TOKENIZER_CONFIG_FILE, HF_CHAT_TEMPLATE_FILE]
+MODEL_FILES += [HF_GENERATION_FILE]  # the ids that end a text
+PICKLED_FILES = ["pytorch_model.bin", "pytorch_model-*-of-*.bin", "pytorch_model.bin.index.json"]
 SAFETENSORS_FLOATS = ("F64", "F32", "F16", "BF16")
 PICKLED_WEIGHTS = re.compile(r"(pytorch_)?model\b.*\.(bin|pt|pth)")
 TENSOR_PREFIXES = {"gpt2": "transformer.", "llama": "model."}

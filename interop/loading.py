@@ -13,8 +13,9 @@ from common.paths import expand_model_name
 from common.terminal import error_sentence, print_stderr
 from config import Config, TokenizerConfig
 from data.tokenizer import Tokenizer
+from interop import hub
 from interop.external import ExternalModel
-from interop.folder import DOWNLOADED_FILES, HFFolder
+from interop.folder import HFFolder
 from interop.gguf_file import GGUF_MAGIC, GGUFFile
 from interop.nanogpt import NanoGPTFile
 from interop.stored import StoredRun, open_copied_checkpoint, open_run
@@ -25,9 +26,7 @@ from run.run_dir import HF_CONFIG_FILE, RUNS, find_run
 from training.stored_model import StoredModel
 
 TORCH_MAGIC = b"PK\3\4"  # a zip archive
-HUB_NAME = re.compile(r"(\w[\w.-]*/[\w.-]+?)(?:@(\w[\w./-]*))?")
 FORMATS = "a run, a folder of Hugging Face's format, a .gguf file or nanoGPT's ckpt.pt"
-MAX_HUB_ERROR_CHARS = 200
 
 
 def load(path_or_name: str | os.PathLike, checkpoint: str | int = "best") -> tuple[GPT, Tokenizer]:
@@ -58,10 +57,10 @@ def find_model(
 ) -> StoredModel:
     """Find the model that `load` loads: a `StoredRun`, or one of another library.
 
-    `log` is called with a line if a checkpoint is damaged and another one is taken. Errors name the
-    model by `key`.
+    `log` is called with the size of a download, and if another checkpoint is taken because one is
+    damaged. Errors name the model by `key`.
     """
-    return open_pinned(pin_model(os.fspath(path_or_name), key), checkpoint, log)
+    return open_pinned(pin_model(os.fspath(path_or_name), key, log), checkpoint, log)
 
 
 def read_starting_model(init_from: str) -> Config:
@@ -81,49 +80,44 @@ def read_starting_model(init_from: str) -> Config:
 # --- names ----------------------------------------------------------------------------------------
 
 
-def pin_model(name: str, key: str = "init_from") -> str:
-    """Return the path of a model, or the "owner/name@commit" that is now in the hub's cache.
+def locate(name: str, key: str) -> tuple[str, re.Match | None]:
+    """Return the path of a model or, if there is none, its name on the hub and its parts.
 
     Raises:
-        UserError: The path does not exist, or the model cannot be downloaded.
+        UserError: It is neither.
     """
     path = expand_model_name(key, name)
     if exists(Path(path)):
-        return path
-    match = HUB_NAME.fullmatch(path.rstrip("/"))
+        return path, None
+    match = hub.NAME.fullmatch(path.rstrip("/"))
     owner = Path(path).parts[0]
     if not match or owner == str(RUNS) or Path(owner).is_dir():
         raise UserError(
             f"{key}={name} does not exist: give {FORMATS}, or OWNER/NAME, a model on the "
             "Hugging Face hub, if there is no folder OWNER here"
         )
+    return path, match
+
+
+def pin_model(name: str, key: str = "init_from", log: Callable[[str], Any] = print_stderr) -> str:
+    """Return the path of a model, or the "owner/name@commit" that is now in the hub's cache.
+
+    Raises:
+        UserError: The path does not exist, or the model cannot be downloaded.
+    """
+    path, match = locate(name, key)
+    if match is None:
+        return path
     repository, revision = match.groups()
-    print_stderr(f"downloading {path} from the Hugging Face hub")
-    try:
-        folder = _download_snapshot(repository, revision)
-    except Exception as e:  # the library and those below it raise errors of many classes
-        raise UserError(
-            f"{key}={path} is not a folder here and could not be downloaded from the "
-            f"Hugging Face hub ({error_sentence(e)[:MAX_HUB_ERROR_CHARS]}): check the name and the "
-            "network"
-        ) from None
+    with hub.explain_errors(key, path):
+        folder = hub.download(repository, revision, log)
     return f"{repository}@{folder.name}"
 
 
 def find_path(pinned: str | os.PathLike) -> Path:
     """Return where a model that `pin_model` returned is on the disk."""
     match = HUB_MODEL.fullmatch(str(pinned))
-    if not match:
-        return Path(pinned)
-    name, commit = match.groups()
-    return _download_snapshot(name, commit, local_files_only=True)
-
-
-def _download_snapshot(name: str, commit: str | None, **options: Any) -> Path:
-    from huggingface_hub import snapshot_download  # importing it is slow and seldom needed
-
-    patterns = {"allow_patterns": DOWNLOADED_FILES, "ignore_patterns": ["*/*"]}
-    return Path(snapshot_download(name, revision=commit, **patterns, **options))
+    return hub.find_downloaded(*match.groups()) if match else Path(pinned)
 
 
 # --- paths ----------------------------------------------------------------------------------------

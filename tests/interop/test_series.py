@@ -1,0 +1,162 @@
+"""A model at several steps: the checkpoints of a run, and folders with numbers in their names."""
+
+import json
+from itertools import pairwise
+from math import log1p
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from models import lively
+from run_folders import write_run
+
+from common.errors import UserError
+from config import GPTConfig
+from data.tokenizer import train_bpe
+from interop import find_series, save_hf
+from interop.series import choose_steps, name_repeats, number_names, spread_steps
+from run.checkpoints import MODEL_FILE
+from run.run_dir import RunDir
+from variants import build_model
+
+STEPS = (0, 500, 1000)
+PYTHIA = [0, *(2**n for n in range(10)), *range(1000, 144000, 1000)]
+
+
+def write_checkpoints(folder: Path, seeds: dict[int, int], **changes) -> None:
+    """Write models as transformers' Trainer does, whose weights depend on the seed of the step."""
+    tokenizer = train_bpe(["a glass model"], 300)
+    shape = {"block_size": 16, "n_layer": 1, "n_head": 2, "n_embd": 16}
+    for step, seed in seeds.items():
+        model = lively(build_model(GPTConfig(tokenizer.vocab_size, **shape | changes)), seed)
+        save_hf(model, folder / f"checkpoint-{step}", tokenizer)
+
+
+@pytest.fixture
+def trained(tmp_path) -> Path:
+    """A folder of three steps, and a subfolder of another kind."""
+    write_checkpoints(tmp_path, dict(zip(STEPS, STEPS)))
+    (tmp_path / "runs-2000").mkdir()
+    return tmp_path
+
+
+def test_the_steps_of_a_run_are_those_of_their_exports(tmp_path):
+    run_dir = RunDir(tmp_path / "run")
+    write_run(run_dir.path)
+    run_dir.snapshots.mkdir()
+    checkpoint = run_dir.checkpoint_folder(3) / MODEL_FILE
+    run_dir.snapshot(4, ".safetensors").write_bytes(checkpoint.read_bytes())
+    of_run = find_series(run_dir.path)
+    assert of_run.steps == [3, 4, 6]
+    for step in of_run.steps:
+        model, tokenizer = of_run.open(step).load()
+        save_hf(model, tmp_path / "out" / f"checkpoint-{step}", tokenizer)
+
+    exported = find_series(tmp_path / "out")
+    assert exported.steps == of_run.steps
+    for step in exported.steps:
+        ours, theirs = (dict(each.open(step).read_tensors()) for each in (of_run, exported))
+        assert all(torch.equal(theirs[name], ours[name]) for name in ours)
+    assert of_run.group_equal() == exported.group_equal() == {4: [3], 6: []}
+
+    # No other step is opened in the place of a damaged one
+    (run_dir.checkpoint_folder(6) / MODEL_FILE).write_bytes(b"")
+    with pytest.raises(UserError, match="step_00000006 is damaged"):
+        of_run.open(6)
+
+
+def test_steps_with_equal_weights_count_once_as_the_last_of_them(tmp_path):
+    write_checkpoints(tmp_path, {0: 9, 500: 5, 1000: 7, 2000: 5, 3000: 9})
+    groups = find_series(tmp_path).group_equal()
+    assert groups == {1000: [], 2000: [500], 3000: [0]}
+    assert ["500" in line and "2000" in line for line in name_repeats(groups)] == [True, False]
+
+
+def change_vocabulary(folder: Path) -> None:
+    file = folder / "tokenizer.json"
+    content = json.loads(file.read_text())
+    vocab = content["model"]["vocab"]
+    vocab["a"], vocab["b"] = vocab["b"], vocab["a"]
+    file.write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize("changed", ["shape", "tokenizer"])
+def test_a_step_of_another_model_is_refused_by_its_number(changed, trained):
+    if changed == "shape":
+        write_checkpoints(trained, {1500: 0}, n_embd=32)
+    else:
+        write_checkpoints(trained, {1500: 0})
+        change_vocabulary(trained / "checkpoint-1500")
+    series = find_series(trained)
+    assert series.open(500)
+    with pytest.raises(UserError) as error:
+        series.open(1500)
+    assert all(part in str(error.value) for part in ("1500", changed, "step 500"))
+
+
+@pytest.mark.parametrize(
+    ("steps", "expected"),
+    [
+        ("all", [0, 500, 1000]),
+        ("1000,0", [0, 1000]),
+        ("500,", [500]),
+        ([500, 500], [500]),
+        (2, [0, 1000]),
+        ("1", [1000]),
+        (9, [0, 500, 1000]),
+    ],
+)
+def test_steps_are_a_list_a_number_of_steps_or_all(steps, expected, trained):
+    assert find_series(trained, steps).steps == expected
+
+
+@pytest.mark.parametrize(
+    ("steps", "named"),
+    [
+        ("700,0", ["step 700", "500 or 1000"]),
+        ([2000], ["step 2000", "choose 1000"]),
+        ("x", ["steps='x'"]),
+        (0, ["steps=0"]),
+        ([], ["steps=[]"]),
+    ],
+)
+def test_steps_that_do_not_exist_are_refused_by_name(steps, named, trained):
+    with pytest.raises(UserError) as error:
+        find_series(trained, steps)
+    assert all(part in str(error.value) for part in named)
+
+
+def test_one_model_is_no_series_and_a_step_is_that_of_one_model(trained):
+    with pytest.raises(UserError, match=r"path_or_name=.*checkpoint-500 "):
+        find_series(trained / "checkpoint-500")
+    write_checkpoints(trained / "more", {0: 0})
+    (trained / "more" / "checkpoint-0").rename(trained / "checkpoint-00500")
+    assert find_series(trained, [0]).open(0)
+    with pytest.raises(UserError, match="2 models of step 500"):
+        find_series(trained)
+
+
+@given(st.sets(st.integers(0, 10**6), min_size=1), st.integers(1, 30))
+def test_a_number_of_steps_gives_that_many_with_both_ends(existing, count):
+    existing = sorted(existing)
+    chosen = spread_steps(existing, count)
+    assert len(chosen) == min(count, len(existing)) and chosen == sorted(chosen)
+    assert set(chosen) <= set(existing) and chosen[-1] == existing[-1]
+    assert count == 1 or chosen[0] == existing[0]
+
+
+def test_twelve_of_pythias_steps_lie_evenly_on_a_logarithmic_scale():
+    places = [log1p(step) for step in choose_steps("pythia", PYTHIA, "12")]
+    widths = [after - before for before, after in pairwise(places)]
+    assert len(places) == 12 and max(widths) < 2.5 * min(widths)
+
+
+def test_the_step_of_a_name_comes_after_that_word_or_is_its_first_number():
+    names = {"step0": 0, "step1000-tokens4B": 1000, "stage1-step-500": 500, "global_step7": 7}
+    assert number_names([*names, "main", "fp16"]) == names
+    assert number_names(["checkpoint-500", "iter_0020", "last"]) == {
+        "checkpoint-500": 500,
+        "iter_0020": 20,
+    }
