@@ -1,4 +1,4 @@
-"""Read models from folders of Hugging Face's format. No pickle is opened."""
+"""Read models from folders of Hugging Face's format."""
 
 import os
 import re
@@ -22,18 +22,19 @@ from data.tokenizer import Tokenizer, load_tiktoken
 from interop.external import ExternalModel
 from interop.names import WRAPPER_PREFIX
 from interop.settings import config_from_hf
+from interop.torch_file import check_tensors, read_torch_file
 from run.run_dir import HF_CONFIG_FILE
-from training.safetensors_files import open_safetensors
+from training.safetensors_files import read_safetensors
 
 WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"  # of weights in several files
+PICKLED_FILE = "pytorch_model.bin"
+PICKLED_INDEX_FILE = "pytorch_model.bin.index.json"
 # What is downloaded: weights, settings and the tokenizer; pickled weights if there are no others.
 MODEL_FILES = [WEIGHTS_FILE, "model-*-of-*.safetensors", INDEX_FILE, HF_CONFIG_FILE]
 MODEL_FILES += [HF_TOKENIZER_FILE, HF_TOKENIZER_CONFIG_FILE, HF_CHAT_TEMPLATE_FILE]
 MODEL_FILES += [HF_GENERATION_FILE]  # the ids that end a text
-PICKLED_FILES = ["pytorch_model.bin", "pytorch_model-*-of-*.bin", "pytorch_model.bin.index.json"]
-SAFETENSORS_FLOATS = ("F64", "F32", "F16", "BF16")
-PICKLED_WEIGHTS = re.compile(r"(pytorch_)?model\b.*\.(bin|pt|pth)")
+PICKLED_FILES = [PICKLED_FILE, "pytorch_model-*-of-*.bin", PICKLED_INDEX_FILE]
 TENSOR_PREFIXES = {"gpt2": "transformer.", "llama": "model."}
 # Sizes of GPT-2's vocabulary: its tokens, and with padding that is often added for speed.
 GPT2_VOCAB_SIZES = (50257, 50304)
@@ -43,7 +44,7 @@ BUFFER = re.compile(r"\.attn\.(masked_)?bias$|(^|\.)rotary_emb\.\w+$")
 
 
 class HFFolder(ExternalModel):
-    """A folder with a config.json, safetensors and tokenizer files."""
+    """A folder with a config.json, weights and tokenizer files."""
 
     def __init__(self, path: Path, weights: Path | None = None) -> None:
         """Open a folder, or the model that one of its weight files contains or is a part of."""
@@ -51,45 +52,22 @@ class HFFolder(ExternalModel):
         self._settings = read_json(path / HF_CONFIG_FILE)
         config = config_from_hf(self._settings)
         naming = "llama" if config.is_rotary else "gpt2"
-        self._places: dict[str, tuple[Path, str]] = {}  # file of each tensor, and its name there
         files = _find_weights(path)
         if weights and weights.name not in [file.name for file in files]:
             files = [weights]
-        shapes: dict[str, list[int]] = {}
+        self._tensors: dict[str, Tensor] = {}
         for file in files:
-            shapes |= self._list_tensors(file, TENSOR_PREFIXES[naming])
+            self._tensors |= _read_tensors(file, TENSOR_PREFIXES[naming])
+        shapes = {name: list(tensor.shape) for name, tensor in self._tensors.items()}
 
         has_tokenizer = any(exists(path / name) for name in TOKENIZER_FILES)
         if naming == "gpt2" and config.vocab_size in GPT2_VOCAB_SIZES and not has_tokenizer:
             self.tokenizer_name = "gpt2"
         super().__init__(path, config, naming, shapes)
 
-    def _list_tensors(self, path: Path, prefix: str) -> dict[str, list[int]]:
-        shapes = {}
-        with open_safetensors(path) as file:
-            for stored_name in file.keys():  # noqa: SIM118  the file is not a dict
-                if BUFFER.search(stored_name):
-                    continue
-                # The files of the original GPT-2 lack the prefix
-                name = WRAPPER_PREFIX.sub("", stored_name)
-                if not name.startswith((prefix, "lm_head.")):
-                    name = prefix + name
-                tensor = file.get_slice(stored_name)
-                if tensor.get_dtype() not in SAFETENSORS_FLOATS:
-                    raise UserError(
-                        f"it has {stored_name:.80} in {tensor.get_dtype()}, and only "
-                        f"{', '.join(SAFETENSORS_FLOATS)} can be read: give the model with "
-                        "unquantized weights, or a .gguf file of it"
-                    )
-                shapes[name] = list(tensor.get_shape())
-                self._places[name] = path, stored_name
-        return shapes
-
     def read_tensor(self, name: str) -> Tensor:
         """Return a tensor that is memory-mapped from its file."""
-        path, stored_name = self._places[name]
-        with open_safetensors(path) as file:
-            return file.get_tensor(stored_name)
+        return self._tensors[name]
 
     def parse_tokenizer(self) -> Tokenizer:
         """Return the tokenizer in the folder, or GPT-2's if it has none and the vocabulary fits."""
@@ -104,21 +82,29 @@ class HFFolder(ExternalModel):
 
 
 def _find_weights(folder: Path) -> list[Path]:
-    """Return the files of the weights, which may have any name if there is only one."""
-    if exists(folder / WEIGHTS_FILE):
-        return [folder / WEIGHTS_FILE]
-    if exists(folder / INDEX_FILE):
-        weight_map = read_json(folder / INDEX_FILE)["weight_map"]
-        return [folder / name for name in sorted({Path(file).name for file in weight_map.values()})]
-    names = os.listdir(folder)
-    weights = [name for name in names if name.lower().endswith(".safetensors")]
-    if len(weights) == 1:
-        return [folder / weights[0]]
-    for name in names:
-        if PICKLED_WEIGHTS.fullmatch(name):
-            raise UserError(
-                f"its weights are in {name!r}, a pickle, which is not opened because it may run "
-                "code: convert it with transformers: "
-                f"AutoModelForCausalLM.from_pretrained('{folder}').save_pretrained('{folder}')"
-            )
-    raise UserError(f"it has neither {WEIGHTS_FILE} nor {INDEX_FILE}: download its weights")
+    """Return the files of the weights; safetensors may have any name if there is only one."""
+    named = [name for name in os.listdir(folder) if name.lower().endswith(".safetensors")]
+    for file, index in ((WEIGHTS_FILE, INDEX_FILE), (PICKLED_FILE, PICKLED_INDEX_FILE)):
+        if exists(folder / file):
+            return [folder / file]
+        if exists(folder / index):
+            names = {Path(name).name for name in read_json(folder / index)["weight_map"].values()}
+            return [folder / name for name in sorted(names)]
+        if len(named) == 1:
+            return [folder / named[0]]
+    raise UserError(f"it has neither {WEIGHTS_FILE} nor {PICKLED_FILE}: download its weights")
+
+
+def _read_tensors(path: Path, prefix: str) -> dict[str, Tensor]:
+    """Return the weights in a file by their names in the model."""
+    is_pickled = path.suffix == Path(PICKLED_FILE).suffix
+    saved = read_torch_file(path) if is_pickled else read_safetensors(path)[0]
+    weights = {name: tensor for name, tensor in saved.items() if not BUFFER.search(name)}
+    check_tensors(weights, path)
+    named = {}
+    for stored_name, tensor in weights.items():
+        # The files of the original GPT-2 lack the prefix
+        name = WRAPPER_PREFIX.sub("", stored_name)
+        has_prefix = name.startswith((prefix, "lm_head."))
+        named[name if has_prefix else prefix + name] = tensor
+    return named

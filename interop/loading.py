@@ -19,13 +19,13 @@ from interop.folder import HFFolder
 from interop.gguf_file import GGUF_MAGIC, GGUFFile
 from interop.nanogpt import NanoGPTFile
 from interop.stored import StoredRun, open_copied_checkpoint, open_run
+from interop.torch_file import TORCH_MAGIC
 from model import GPT
 from run.checkpoints import CONFIG_FILE, MANIFEST_FILE
 from run.config_file import HUB_MODEL
 from run.run_dir import HF_CONFIG_FILE, RUNS, find_run
 from training.stored_model import StoredModel
 
-TORCH_MAGIC = b"PK\3\4"  # a zip archive
 FORMATS = "a run, a folder of Hugging Face's format, a .gguf file or nanoGPT's ckpt.pt"
 
 
@@ -153,5 +153,5 @@ def _open_external(path: Path, folder: Path) -> ExternalModel:
             return NanoGPTFile(path)
     if not has_config:
         raise UserError(f"it is no model: give {FORMATS}")
-    weights = path if path.suffix == ".safetensors" else None
+    weights = path if path.suffix in (".safetensors", ".bin") else None
     return HFFolder(folder, weights)

@@ -1,8 +1,7 @@
 """Read and write safetensors files."""
 
 import json
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -21,22 +20,19 @@ from run.run_dir import parse_step
 OTHER_VALUES = "other_values"
 
 
-@contextmanager
-def open_safetensors(path: Path) -> Iterator:
-    """Open a safetensors file for reading; raise `UserError` if it cannot be read."""
+def read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Return the tensors in a safetensors file, memory-mapped, and its metadata.
+
+    Raises:
+        UserError: It cannot be read.
+    """
     try:
         read_start(path)  # whose errors are clearer
         with safe_open(path, framework="pt") as file:
-            yield file
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            return tensors, file.metadata() or {}
     except (SafetensorError, OSError) as e:
         raise UserError(f"{path} cannot be read as safetensors: {error_sentence(e)}") from None
-
-
-def read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Return the tensors in a safetensors file, memory-mapped, and its metadata."""
-    with open_safetensors(path) as file:
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        return tensors, file.metadata() or {}
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:

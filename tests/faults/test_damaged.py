@@ -388,6 +388,6 @@ def test_the_code_neither_loads_pickles_nor_evaluates_text_nor_starts_processes(
     }
     assert uses == {
         ("glass/heads/say/attention_grid.py", "import subprocess"),  # of fontconfig
-        ("interop/nanogpt.py", "torch.load("),  # with weights_only=True
+        ("interop/torch_file.py", "torch.load("),  # with weights_only=True
         ("sample.py", "input("),  # of interactive=true
     }

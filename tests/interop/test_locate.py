@@ -101,6 +101,34 @@ def rename_tensors(path: str, rename_one):
     return change_weights(path + WEIGHTS, change)
 
 
+def pickle_weights(folder: str, **options):
+    """Return a function that saves weights as older versions of transformers did."""
+
+    def apply():
+        for file in Path(folder).glob("model*.safetensors"):
+            tensors = load_file(file)
+            tensors["h.0.attn.bias"] = torch.ones(2, 2, dtype=torch.bool)  # a causal mask
+            torch.save(tensors, file.with_name(f"pytorch_{file.stem}.bin"), **options)
+            file.unlink()
+        for file in Path(folder).glob("model.safetensors.index.json"):
+            content = (
+                file.read_text().replace(".safetensors", ".bin").replace("model-", "pytorch_model-")
+            )
+            file.rename(file.with_name("pytorch_model.bin.index.json")).write_text(content)
+
+    return apply
+
+
+def save_pickle(content):
+    """Return a function that replaces the weights of gpt2 by a pickle."""
+
+    def apply():
+        Path("gpt2/model.safetensors").unlink()
+        torch.save(content, "gpt2/pytorch_model.bin")
+
+    return apply
+
+
 def nothing():
     pass
 
@@ -113,6 +141,12 @@ ACCEPTED = [
     (nothing, "file://{here}/gpt2/", "gpt2"),
     (nothing, "gpt2/model.safetensors", "gpt2"),
     (rename("gpt2/model.safetensors", "gpt2/any name.safetensors"), "gpt2", "gpt2"),
+    (pickle_weights("gpt2"), "gpt2", "gpt2"),
+    (pickle_weights("gpt2"), "gpt2/pytorch_model.bin", "gpt2"),
+    (pickle_weights("gpt2", _use_new_zipfile_serialization=False), "gpt2", "gpt2"),
+    (pickle_weights("shards"), "shards", "shards"),
+    # Safetensors are preferred
+    (lambda: Path("gpt2/pytorch_model.bin").touch(), "gpt2", "gpt2"),
     (rename_tensors("gpt2/", lambda name: name.removeprefix("transformer.")), "gpt2", "gpt2"),
     (add_tokens({"content": "<pad>", "special": True}), "gpt2", "gpt2"),
     (nothing, "shards/model-00001-of-00003.safetensors", "shards"),
@@ -157,7 +191,11 @@ def test_a_model_is_loaded_by_whatever_names_it(prepare, name, original, here, i
 # What is done to the models, the name of one, and what the message names.
 REFUSED = [
     (lambda: Path("gpt2/tokenizer.json").unlink(), "gpt2", ["tokenizer.json"]),
-    (rename("gpt2/model.safetensors", "gpt2/model.bin"), "gpt2", ["model.bin", "save_pretrained"]),
+    (rename("gpt2/model.safetensors", "gpt2/other.bin"), "gpt2", ["pytorch_model.bin"]),
+    (save_pickle(torch.nn.Linear(2, 2)), "gpt2", ["pytorch_model.bin", "nn.modules.linear.Linear"]),
+    (save_pickle({"h": torch.ones(2, dtype=torch.int8)}), "gpt2", ["h", "int8"]),
+    (save_pickle({"h": {"nested": torch.ones(2)}}), "gpt2", ["h", "dict"]),
+    (save_pickle([torch.ones(2)]), "gpt2", ["gpt2", "0 tensors"]),
     (lambda: Path("t.txt").write_text("text"), "t.txt", ["t.txt"]),
     (lambda: Path("t").write_text(LFS_POINTER), "t", ["lfs"]),
     (
