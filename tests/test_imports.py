@@ -29,7 +29,7 @@ ALLOWED = {
     "glass.heads.measure": TRAINING,
     "glass.heads.say": {"glass.heads.measure", "run", "common"},
     "glass.page": HEADS | TRAINING,
-    "glass": {"glass.page"} | HEADS | TRAINING,
+    "glass": {"glass.page", "interop"} | HEADS | TRAINING,
     "glass.live": {"glass.page", "interop", "cli"} | HEADS | TRAINING,
     "studies": {"run", "config", "common"},
     "sweeps": {"glass.page", "studies", "cli"} | TRAINING,

@@ -1,6 +1,7 @@
 """A model at several steps: the checkpoints of a run, and folders with numbers in their names."""
 
 import json
+import weakref
 from itertools import pairwise
 from math import log1p
 from pathlib import Path
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from models import lively
 from run_folders import write_run
 
+import glass
 from common.errors import UserError
 from config import GPTConfig
 from data.tokenizer import train_bpe
@@ -72,6 +74,27 @@ def test_steps_with_equal_weights_count_once_as_the_last_of_them(tmp_path):
     groups = find_series(tmp_path).group_equal()
     assert groups == {1000: [], 2000: [500], 3000: [0]}
     assert ["500" in line and "2000" in line for line in name_repeats(groups)] == [True, False]
+
+
+def test_from_python_each_step_is_opened_after_the_one_before_and_repeats_are_named(
+    tmp_path, capsys
+):
+    write_checkpoints(tmp_path, {0: 9, 500: 5, 1000: 7, 2000: 5})
+    seen = []
+    for step, opened in glass.series(tmp_path):
+        one = glass.open(tmp_path / f"checkpoint-{step}")
+        assert torch.equal(one.model.head.weight, opened.model.head.weight)
+        seen.append((step, weakref.ref(opened.model)))
+    assert [step for step, _ in seen] == [0, 1000, 2000]
+    assert [model() is None for _, model in seen] == [True, True, False]
+    assert "step 500" in capsys.readouterr().err
+
+
+def test_a_run_is_opened_at_a_step(tmp_path):
+    write_run(tmp_path)
+    for checkpoint in (3, 6):
+        weights = find_series(tmp_path).open(checkpoint).build().head.weight
+        assert torch.equal(glass.open(tmp_path, checkpoint=checkpoint).model.head.weight, weights)
 
 
 def change_vocabulary(folder: Path) -> None:
