@@ -18,7 +18,7 @@ TASK = {"data.source": ("synthetic",)}
 PASSAGES = TASK | {"data.task": ("passages",)}
 DATASET = {"data.source": ("hf",)}
 BPE = {"tokenizer.name": ("bpe",)}
-MLPS = ("gelu", "swiglu", "relu2")
+MLPS = ("gelu", "gelu_exact", "swiglu", "relu2")
 WITH_MLP = {"model.mlp": MLPS}
 ROPE = {"model.position": ("rope",)}
 NGRAMS = {"model.ngrams": GreaterThan(1)}
@@ -59,6 +59,9 @@ class ModelConfig:
     mlp_hidden: int | None = setting(
         None, "hidden width of the MLP; null: mlp_ratio * n_embd", ge=1, only_with=WITH_MLP
     )
+    parallel_mlp: bool = setting(
+        False, "let the MLP read what attention reads, not what it has written", only_with=WITH_MLP
+    )
     attention_sink: bool = setting(
         False, "learn a logit per head beside its scores, so that it need not attend to any token"
     )
@@ -88,6 +91,9 @@ class ModelConfig:
         "null: stretch all wavelengths equally",
         ge=1,
         only_with=ROPE | {"model.rope_factor": GreaterThan(1)},
+    )
+    rope_share: float = setting(
+        1.0, "share of the channels of queries and keys that rotate", gt=0, le=1, only_with=ROPE
     )
     qk_norm: bool | str = setting(
         False,
@@ -144,6 +150,11 @@ class ModelConfig:
     def key_dim(self) -> int:
         """Size d_k of a query or key."""
         return self.head_dim or self.n_embd // self.n_head
+
+    @property
+    def rotary_dim(self) -> int:
+        """Number of channels of a query or key that rotate, if positions are rotary."""
+        return int(self.rope_share * self.key_dim)
 
     @property
     def value_dim(self) -> int:
@@ -209,10 +220,11 @@ class ModelConfig:
             raise UserError(
                 f"model.ngram_size={self.ngram_size} exceeds model.n_embd={self.n_embd}: lower it"
             )
-        if self.is_rotary and self.key_dim % 2:
+        if self.is_rotary and (self.key_dim % 2 or self.rotary_dim % 2 or not self.rotary_dim):
             raise UserError(
-                f"model.position=rope needs an even head size, but it is {self.key_dim}: "
-                "change model.n_embd, model.n_head or model.head_dim"
+                f"model.position=rope rotates pairs of channels, but model.rope_share="
+                f"{self.rope_share} of a head size of {self.key_dim} is {self.rotary_dim}: make "
+                "both even by model.rope_share, model.n_embd, model.n_head or model.head_dim"
             )
 
 

@@ -102,21 +102,25 @@ def causal_mask(T_q: int, T_k: int, device: torch.device | None = None) -> Tenso
 def rotary_frequencies(config: GPTConfig) -> Tensor:
     """Return the angles (d_k/2) in radians by which the pairs of channels turn per position.
 
+    Only the first pairs turn if `rope_share` is below 1; the angle of the others is 0.
+
     `rope_factor` stretches the wavelengths: all of them alike, or, if `rope_trained` is set, the
     more the fewer turns they make in `rope_trained` tokens.
 
     Reference: Su et al. 2021, "RoFormer"; Chen et al. 2023, "Extending Context Window of Large
     Language Models via Position Interpolation"; Llama 3.1 for `rope_trained`.
     """
-    d_k, theta = config.key_dim, config.rope_theta
-    exponents = torch.arange(0, d_k, 2, dtype=torch.float32) / d_k  # (d_k/2)
-    if config.rope_factor == 1:
-        return theta**-exponents
-    # Rounded as in the models that were trained so: the angles of distant tokens depend on it.
-    frequencies = 1 / theta**exponents
-    turns = (config.rope_trained or 0) / (2 * math.pi / frequencies)
-    unstretched = ((turns - ROPE_LOW) / (ROPE_HIGH - ROPE_LOW)).clamp(0, 1)  # share, (d_k/2)
-    return (1 - unstretched) * frequencies / config.rope_factor + unstretched * frequencies
+    theta, pairs = config.rope_theta, config.rotary_dim // 2
+    exponents = torch.arange(pairs, dtype=torch.float32) / pairs
+    frequencies = theta**-exponents
+    if config.rope_factor != 1:
+        # Rounded as in the models that were trained so: the angles of distant tokens depend on it.
+        frequencies = 1 / theta**exponents
+        turns = (config.rope_trained or 0) / (2 * math.pi / frequencies)
+        unstretched = ((turns - ROPE_LOW) / (ROPE_HIGH - ROPE_LOW)).clamp(0, 1)  # share
+        stretched = (1 - unstretched) * frequencies / config.rope_factor
+        frequencies = stretched + unstretched * frequencies
+    return F.pad(frequencies, (0, config.key_dim // 2 - pairs))
 
 
 def rotary_table(start: int, end: int, config: GPTConfig) -> Tensor:
@@ -330,8 +334,8 @@ class SelfAttention(nn.Module):
 class MLP(nn.Module):
     """Two linear layers with a non-linearity between them, or SwiGLU with three.
 
-    Reference: Hendrycks & Gimpel 2016 (GELU, here its tanh approximation); So et al. 2021 (ReLU²);
-    Shazeer 2020 (SwiGLU).
+    Reference: Hendrycks & Gimpel 2016 (GELU, of which `gelu` is the tanh approximation); So et al.
+    2021 (ReLU²); Shazeer 2020 (SwiGLU).
     """
 
     def __init__(self, config: GPTConfig) -> None:
@@ -354,20 +358,19 @@ class MLP(nn.Module):
             return F.silu(gate) * h
         if self.config.mlp == "relu2":
             return F.relu(h).square()
-        assert self.config.mlp == "gelu"
-        return F.gelu(h, approximate="tanh")
+        return F.gelu(h, approximate={"gelu": "tanh", "gelu_exact": "none"}[self.config.mlp])
 
 
 class Block(nn.Module):
     """A transformer block: attention, then the MLP if there is one, each with a norm before it.
 
     Reference: Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits", for models
-    of attention only.
+    of attention only; Wang & Komatsuzaki 2021, GPT-J, for an MLP parallel to attention.
     """
 
     def __init__(self, config: GPTConfig, layer: int, attention: type[SelfAttention]) -> None:
         super().__init__()
-        self.layer = layer
+        self.layer, self.config = layer, config
         self.norm_1 = make_norm(config)
         self.attention = attention(config, layer)
         has_mlp = config.mlp != "none"
@@ -377,10 +380,15 @@ class Block(nn.Module):
     def forward(self, x: Tensor, context: Context) -> Tensor:
         """Return the residual stream (B, T, C) after the block, for x (B, T, C) before it."""
         update = self.attention(self.norm_1(x), context)
-        x = x + context.tap("attention", self.layer, update)
-        if self.norm_2 is not None and self.mlp is not None:
-            x = x + context.tap("mlp", self.layer, self.mlp(self.norm_2(x)))
-        return context.tap("residual", self.layer, x)
+        y = x + context.tap("attention", self.layer, update)
+        if self.mlp is not None:
+            y = y + context.tap("mlp", self.layer, self.run_mlp(x, y))
+        return context.tap("residual", self.layer, y)
+
+    def run_mlp(self, x: Tensor, y: Tensor) -> Tensor:
+        """Compute the MLP's update from the residual stream x before attention and y after it."""
+        assert self.norm_2 is not None and self.mlp is not None
+        return self.mlp(self.norm_2(x if self.config.parallel_mlp else y))
 
 
 def make_norm(config: GPTConfig) -> nn.Module:

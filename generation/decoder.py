@@ -17,7 +17,8 @@ Layer = Callable[[Tensor], Tensor]
 
 # Values of settings that `DecoderLayer` computes. Other models decode through `GPT.run_blocks`.
 FAST_SETTINGS = {
-    "mlp": ("gelu", "swiglu", "relu2", "none"),
+    "mlp": ("gelu", "gelu_exact", "swiglu", "relu2", "none"),
+    "parallel_mlp": (False, True),
     "norm": ("layernorm", "rmsnorm"),
     "norm_embedding": (False, True),
     "position": ("learned", "rope"),
@@ -92,9 +93,10 @@ class Decoder:
         rotary = None if self.rotary is None else self.rotary[:, position]  # (2, d_k)
         x = self.model.embed(tokens, self.cache.previous_tokens).squeeze(1)  # (B, C)
         for layer in self.layers:
-            x = x + layer.attend(layer.norm_1(x), position, rotary)
+            y = x + layer.attend(layer.norm_1(x), position, rotary)
             if layer.norm_2 is not None:
-                x = x + layer.feed_forward(layer.norm_2(x))
+                y = y + layer.feed_forward(layer.norm_2(x if layer.config.parallel_mlp else y))
+            x = y
         self.cache.advance(tokens)
         return self.head(self.norm(x))
 

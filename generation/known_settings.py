@@ -26,6 +26,7 @@ MODEL_NUMBERS = {
     "rope_theta",
     "rope_factor",
     "rope_trained",
+    "rope_share",
     "dropout",
     "vocab_multiple",
     "ngrams",

@@ -13,7 +13,10 @@ ROPE_LOW, ROPE_HIGH = 1, 4
 
 def rotary_frequency(config, pair):
     """Radians by which a pair of channels turns per position."""
-    frequency = config.rope_theta ** (-2 * pair / config.key_dim)
+    turning = int(config.rope_share * config.key_dim) // 2  # pairs
+    if pair >= turning:
+        return 0
+    frequency = config.rope_theta ** (-pair / turning)
     turns = (config.rope_trained or 0) * frequency / (2 * math.pi)
     if turns >= ROPE_HIGH:
         return frequency
@@ -106,6 +109,13 @@ def norm(layer, x, config):
     return x if layer.bias is None else x + layer.bias
 
 
+def block(layer, x):
+    """What a `Block` returns for x (B, T, C)."""
+    c = layer.attention.config
+    y = x + self_attention(layer.attention, norm(layer.norm_1, x, c))
+    return y + mlp(layer.mlp, norm(layer.norm_2, x if c.parallel_mlp else y, c))
+
+
 def mlp(layer, x):
     """What an `MLP` returns for x (…, C); 0 for None."""
     if layer is None:
@@ -113,6 +123,8 @@ def mlp(layer, x):
     h = layer.W_in(x)
     if layer.config.mlp == "gelu":
         h = 0.5 * h * (1 + torch.tanh(math.sqrt(2 / math.pi) * (h + 0.044715 * h**3)))
+    elif layer.config.mlp == "gelu_exact":
+        h = h * (1 + torch.erf(h / math.sqrt(2))) / 2
     elif layer.config.mlp == "relu2":
         h = torch.where(h > 0, h * h, torch.zeros_like(h))
     else:

@@ -47,6 +47,7 @@ configs = st.builds(
     rope_theta=st.sampled_from([100.0, 10000.0]),
     rope_factor=st.sampled_from([1.0, 4.0]),
     rope_trained=st.sampled_from([None, 8]),
+    rope_share=st.sampled_from([1.0, 2 / 3]),  # of a pair more than half of them
     ngrams=st.sampled_from([0, 3]),
     ngram_rows=st.just(600),
     ngram_size=st.sampled_from([None, 5]),

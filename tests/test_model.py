@@ -128,8 +128,7 @@ def test_the_logits_are_those_of_the_formulas(config, vocab_multiple, T, seed):
     if config.norm_embedding:
         x = formulas.rms_norm(x, torch.finfo(x.dtype).eps)
     for block in model.blocks:
-        x = x + formulas.self_attention(block.attention, formulas.norm(block.norm_1, x, config))
-        x = x + formulas.mlp(block.mlp, formulas.norm(block.norm_2, x, config))
+        x = formulas.block(block, x)
     head = model.token_embedding.weight if config.tie_embeddings else model.head.weight
     logits, loss = model(tokens)
     assert logits.shape == (2, T, VOCAB_SIZE)
@@ -222,6 +221,8 @@ def other_values(name, value):
         return [choice for choice in choices if choice is not value]
     if name == "rope_trained":
         return [64]  # so that some wavelengths turn often in it
+    if name == "rope_share":
+        return [0.5]
     return [value + 0.3 if isinstance(value, float) else 2 * (value or 1)]
 
 

@@ -34,6 +34,7 @@ def tapped_values(model, tokens, double):
 
     x = tap("embedding", 0, model.embed(tokens))
     for layer, block in enumerate(model.blocks):
+        before = x
         q, k, v = block.attention.project(block.norm_1(x), model.rotary_at(0, T))
         q, k, v = tap("q", layer, q), tap("k", layer, k), tap("v", layer, v)
         weights = formulas.attend(q, k, v, causal_mask(T, T), block.attention)[1]
@@ -43,7 +44,8 @@ def tapped_values(model, tokens, double):
         heads = tap("heads", layer, y)
         x = x + tap("attention", layer, block.attention.W_O(heads.flatten(2)))
         if block.mlp is not None:
-            x = x + tap("mlp", layer, block.mlp(block.norm_2(x)))
+            read = before if config.parallel_mlp else x
+            x = x + tap("mlp", layer, block.mlp(block.norm_2(read)))
         x = tap("residual", layer, x)
     return values
 

@@ -21,7 +21,8 @@ from training.shapes import tensor_shapes
 # Values of settings that the page's JavaScript computes. A model with other values or settings is
 # explored with explore.py.
 CAN_RUN = {
-    "mlp": ("gelu", "swiglu", "relu2", "none"),
+    "mlp": ("gelu", "gelu_exact", "swiglu", "relu2", "none"),
+    "parallel_mlp": (False, True),
     "attention_sink": (False, True),
     "attention_gate": ("none", "head", "channel"),
     "norm": ("layernorm", "rmsnorm"),

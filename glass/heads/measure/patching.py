@@ -224,9 +224,10 @@ class Patching:
     def _source_mlp(self, layer: int) -> Tensor:
         """Return the output (T, C) of an MLP in the source pass."""
         block = self.model.blocks[layer]
-        update = block.attention.W_O(self.source.heads[layer, 0].flatten(1))  # (T, C)
+        x = self.source.residuals[layer, 0]  # (T, C)
+        update = block.attention.W_O(self.source.heads[layer, 0].flatten(1))
         with self.model.evaluating():
-            return block.mlp(block.norm_2(self.source.residuals[layer, 0] + update))
+            return block.run_mlp(x, x + update)
 
 
 def _make_cell_values(layer: int, columns: range, values: np.ndarray) -> CellValues:

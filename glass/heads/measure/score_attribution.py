@@ -28,6 +28,7 @@ ATTRIBUTED_SETTINGS = {
 }
 IRRELEVANT_SETTINGS = (
     "mlp",
+    "parallel_mlp",
     "attention_sink",
     "attention_gate",
     "norm_embedding",

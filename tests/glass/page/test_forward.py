@@ -54,6 +54,7 @@ OTHER_NUMBERS = {
     "norm_eps": {"norm_eps": 0.5},
     "rope_theta": {"position": "rope", "rope_theta": 100.0},
     "rope_factor": {"position": "rope", "rope_factor": 4.0},
+    "rope_share": {"position": "rope", "rope_share": 0.5},
     "rope_trained": {"position": "rope", "rope_factor": 4.0, "rope_trained": 8},
     "dropout": {"dropout": 0.5},
     "vocab_multiple": {"vocab_multiple": 64},

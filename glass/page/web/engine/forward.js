@@ -173,7 +173,8 @@ export class ForwardPass {
     this.tap("heads", l, gathered, start);
     layer.gathered.write(start * H * d_v, gathered);
     const afterAttention = add(x, linear(weights, `${name}.W_O`, gathered, n));
-    const mlpInput = norm(weights, config, `${block}.norm_2`, afterAttention);
+    const mlpReads = entryFor(config, "parallel_mlp", { false: afterAttention, true: x });
+    const mlpInput = norm(weights, config, `${block}.norm_2`, mlpReads);
     const mlpOutput = feedForward(weights, config, `${block}.mlp`, mlpInput, n);
     this.tap("mlp", l, mlpOutput, start);
     layer.mlp.write(start * C, mlpOutput);

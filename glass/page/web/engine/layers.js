@@ -126,10 +126,12 @@ export const norm = (weights, config, name, x) =>
 
 // ---- rotary positions (Su et al. 2021)
 
-/** Return the radians by which each of d_k / 2 pairs turns from one position to the next. */
+/** Return the radians by which each of d_k / 2 pairs turns from one position to the next, or 0. */
 export function rotaryFrequencies(config, d_k) {
+  const turning = Math.floor(config.rope_share * d_k); // channels
   return Array.from({ length: d_k / 2 }, (_, k) => {
-    const frequency = config.rope_theta ** ((-2 * k) / d_k);
+    if (2 * k >= turning) return 0;
+    const frequency = config.rope_theta ** ((-2 * k) / turning);
     if (config.rope_factor === 1) return frequency;
     const turns = (config.rope_trained ?? 0) / ((2 * Math.PI) / frequency);
     const kept = Math.max(0, Math.min(1, (turns - ROPE_LOW) / (ROPE_HIGH - ROPE_LOW)));
@@ -217,13 +219,25 @@ export function headOutput(weights, name, head, values, stride, n, { H, C, d_v }
   return y;
 }
 
+const ERF_COEFFICIENTS = [1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829592];
+
 const silu = x => x / (1 + Math.exp(-x));
 const gelu = x => 0.5 * x * (1 + Math.tanh(Math.sqrt(2 / Math.PI) * (x + 0.044715 * x ** 3)));
+const exactGelu = x => 0.5 * x * (1 + erf(x / Math.SQRT2));
 const squaredRelu = x => Math.max(0, x) ** 2;
+
+/** Return the error function of x within 1.5e-7 (Abramowitz and Stegun 1964, 7.1.26). */
+function erf(x) {
+  const t = 1 / (1 + 0.3275911 * Math.abs(x));
+  let polynomial = 0;
+  for (const coefficient of ERF_COEFFICIENTS) polynomial = (polynomial + coefficient) * t;
+  return Math.sign(x) * (1 - polynomial * Math.exp(-x * x));
+}
 
 /** Of a gated MLP, the activation is that of the gate, which multiplies the hidden values. */
 const MLPS = {
   gelu: { activation: gelu, isGated: false },
+  gelu_exact: { activation: exactGelu, isGated: false },
   relu2: { activation: squaredRelu, isGated: false },
   swiglu: { activation: silu, isGated: true },
   none: null,

@@ -206,6 +206,7 @@ def lost_shares(
     [
         {"norm": "layernorm", "bias": True},
         {"norm": "rmsnorm", "position": "rope", "n_kv_head": 2, "attention_gate": "channel"},
+        {"parallel_mlp": True, "position": "rope", "rope_share": 0.5, "mlp": "gelu_exact"},
     ],
 )
 @torch.no_grad()

@@ -64,7 +64,9 @@ def test_what_components_wrote_sums_to_the_residual_stream(config, ablated, hidd
         expected = y[:, :, number] @ W_O.weight[:, number * d_v : (number + 1) * d_v].T
         assert torch.allclose(written[Component("head", 1, number)], expected)
     if block.mlp is not None:
-        x = forward.residuals[1, :, 2:9] + W_O(y.flatten(2))
+        x = forward.residuals[1, :, 2:9]
+        if not config.parallel_mlp:
+            x = x + W_O(y.flatten(2))
         assert torch.allclose(written[Component("MLP", 1)], block.mlp(block.norm_2(x)))
     matrix = torch.randn(config.n_embd, 5, dtype=torch.float64)
     for component, projected in iterate_components(model, forward, 1, slice(2, 9), matrix):
