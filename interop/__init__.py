@@ -1,6 +1,6 @@
-"""Import and export models: GPT-2, Llama, Mistral, Qwen 2, Qwen 3, nanoGPT's ckpt.pt and .gguf.
+"""Import and export models: GPT-2, GPT-NeoX, Llama, Mistral, Qwen 2, Qwen 3, nanoGPT and .gguf.
 
-None of them needs transformers, and no pickled code runs.
+GPT-NeoX and nanoGPT are only imported. None of them needs transformers, and no pickled code runs.
 """
 
 from interop.export import save_hf

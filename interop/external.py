@@ -56,7 +56,7 @@ class ExternalModel(StoredModel):
 
     @abstractmethod
     def read_tensor(self, name: str) -> Tensor:
-        """Return a tensor in the shape and order of rows that Hugging Face's format has."""
+        """Return a tensor in the shape of Hugging Face's format, with its rows in our order."""
 
     @abstractmethod
     def parse_tokenizer(self) -> Tokenizer | None:

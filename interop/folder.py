@@ -4,12 +4,14 @@ import os
 import re
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from common.errors import UserError
 from common.files import exists
 from common.terminal import print_stderr
 from common.torchrun import process_rank
+from config import GPTConfig
 from data.hf_tokenizer import (
     HF_CHAT_TEMPLATE_FILE,
     HF_GENERATION_FILE,
@@ -35,12 +37,12 @@ MODEL_FILES = [WEIGHTS_FILE, "model-*-of-*.safetensors", INDEX_FILE, HF_CONFIG_F
 MODEL_FILES += [HF_TOKENIZER_FILE, HF_TOKENIZER_CONFIG_FILE, HF_CHAT_TEMPLATE_FILE]
 MODEL_FILES += [HF_GENERATION_FILE]  # the ids that end a text
 PICKLED_FILES = [PICKLED_FILE, "pytorch_model-*-of-*.bin", PICKLED_INDEX_FILE]
-TENSOR_PREFIXES = {"gpt2": "transformer.", "llama": "model."}
+TENSOR_PREFIXES = {"gpt2": "transformer.", "gpt_neox": "gpt_neox.", "llama": "model."}
 # Sizes of GPT-2's vocabulary: its tokens, and with padding that is often added for speed.
 GPT2_VOCAB_SIZES = (50257, 50304)
 TOKENIZER_FILES = (HF_TOKENIZER_FILE, "vocab.json", "merges.txt", "tokenizer.model")
 # Buffers that older versions of transformers saved with the weights.
-BUFFER = re.compile(r"\.attn\.(masked_)?bias$|(^|\.)rotary_emb\.\w+$")
+BUFFER = re.compile(r"\.(attn|attention)\.(masked_)?bias$|(^|\.)rotary_emb\.\w+$")
 
 
 class HFFolder(ExternalModel):
@@ -51,7 +53,8 @@ class HFFolder(ExternalModel):
         self.path = path
         self._settings = read_json(path / HF_CONFIG_FILE)
         config = config_from_hf(self._settings)
-        naming = "llama" if config.is_rotary else "gpt2"
+        family = self._settings["model_type"]
+        naming = family if family in TENSOR_PREFIXES else "llama"
         files = _find_weights(path)
         if weights and weights.name not in [file.name for file in files]:
             files = [weights]
@@ -67,7 +70,8 @@ class HFFolder(ExternalModel):
 
     def read_tensor(self, name: str) -> Tensor:
         """Return a tensor that is memory-mapped from its file."""
-        return self._tensors[name]
+        tensor = self._tensors[name]
+        return _reorder_rows(tensor, self.config) if ".query_key_value." in name else tensor
 
     def parse_tokenizer(self) -> Tokenizer:
         """Return the tokenizer in the folder, or GPT-2's if it has none and the vocabulary fits."""
@@ -79,6 +83,18 @@ class HFFolder(ExternalModel):
                 f"{self.config.vocab_size:,} tokens, GPT-2's tokenizer is used"
             )
         return load_tiktoken("gpt2")
+
+
+def _reorder_rows(tensor: Tensor, config: GPTConfig) -> Tensor:
+    """Put the rows of all queries before those of all keys and values, which alternate in GPT-NeoX.
+
+    It turns the first channels of a head in two halves, we turn the first channels of its halves.
+    """
+    d_k, pairs = config.key_dim, config.rotary_dim // 2
+    turning, others = torch.arange(d_k).split((2 * pairs, d_k - 2 * pairs))
+    channels = torch.cat((turning.view(2, -1), others.view(2, -1)), dim=1).flatten()
+    q, k, v = tensor.unflatten(0, (config.n_head, 3, d_k)).unbind(dim=1)  # (H, d_k, …)
+    return torch.cat((q[:, channels], k[:, channels], v)).flatten(0, 1)
 
 
 def _find_weights(folder: Path) -> list[Path]:
@@ -105,6 +121,7 @@ def _read_tensors(path: Path, prefix: str) -> dict[str, Tensor]:
     for stored_name, tensor in weights.items():
         # The files of the original GPT-2 lack the prefix
         name = WRAPPER_PREFIX.sub("", stored_name)
+        name = name.replace("embed_out.", "lm_head.")  # in older files of GPT-NeoX
         has_prefix = name.startswith((prefix, "lm_head."))
         named[name if has_prefix else prefix + name] = tensor
     return named

@@ -63,6 +63,8 @@ def require_new_file(path: Path) -> None:
 def _require_known_to_llama_cpp(config: GPTConfig, family: str) -> None:
     """Raise `UserError` if llama.cpp lacks a part of the model that transformers has."""
     unsupported = []
+    if config.mlp == "gelu_exact":
+        unsupported.append(f"model.mlp={config.mlp}")
     if family == "qwen3" and config.bias:
         unsupported.append(f"model.bias={config.bias}")
     if family != "llama" and config.rope_factor != 1 and config.rope_trained is not None:

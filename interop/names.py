@@ -52,6 +52,18 @@ MODULE_NAMES = {
         "model.layers.{i}.mlp.up_proj": "blocks.{i}.mlp.W_in",
         "model.layers.{i}.mlp.down_proj": "blocks.{i}.mlp.W_out",
     },
+    # Hugging Face's GPT-NeoX
+    "gpt_neox": {
+        "gpt_neox.embed_in": "token_embedding",
+        "gpt_neox.final_layer_norm": "norm",
+        "lm_head": "head",
+        "gpt_neox.layers.{i}.input_layernorm": "blocks.{i}.norm_1",
+        "gpt_neox.layers.{i}.attention.query_key_value": QKV,
+        "gpt_neox.layers.{i}.attention.dense": "blocks.{i}.attention.W_O",
+        "gpt_neox.layers.{i}.post_attention_layernorm": "blocks.{i}.norm_2",
+        "gpt_neox.layers.{i}.mlp.dense_h_to_4h": "blocks.{i}.mlp.W_in",
+        "gpt_neox.layers.{i}.mlp.dense_4h_to_h": "blocks.{i}.mlp.W_out",
+    },
     # .gguf files of Llama, Qwen 2 and Qwen 3
     "gguf": {
         **_GGUF_NAMES,
@@ -78,7 +90,8 @@ _LLAMA_SETTINGS = {
     "rope_theta": "rope_theta",
     "tie_word_embeddings": "tie_embeddings",
 }
-# Settings in a config.json of Hugging Face's format → ours, by its model_type.
+# Settings in a config.json of Hugging Face's format → ours, by its model_type. Of two names for one
+# of ours, the second prevails.
 HF_SETTINGS = {
     "gpt2": {
         "vocab_size": "vocab_size",
@@ -87,8 +100,17 @@ HF_SETTINGS = {
         "n_head": "n_head",
         "n_embd": "n_embd",
         "n_inner": "mlp_hidden",
+        "activation_function": "mlp",
         "layer_norm_epsilon": "norm_eps",
         "tie_word_embeddings": "tie_embeddings",
+    },
+    "gpt_neox": {"rotary_emb_base": "rope_theta", "rotary_pct": "rope_share"}
+    | _LLAMA_SETTINGS
+    | {
+        "hidden_act": "mlp",
+        "use_parallel_residual": "parallel_mlp",
+        "layer_norm_eps": "norm_eps",
+        "partial_rotary_factor": "rope_share",
     },
     **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3"), _LLAMA_SETTINGS),
 }

@@ -12,8 +12,9 @@ from interop.settings import checked_config
 from interop.torch_file import check_tensors, read_torch_file
 
 GPT2_VOCAB_SIZE = 50257  # a vocabulary of at least this size is GPT-2's
-NANOGPT_SETTINGS = ("vocab_size", "block_size", "n_layer", "n_head", "n_embd", "bias", "dropout")
-NANOGPT_DEFAULTS = {"bias": True, "dropout": 0.0}  # older checkpoints do not have these settings
+# Settings that older checkpoints, or all of them, do not have.
+NANOGPT_DEFAULTS = {"bias": True, "dropout": 0.0, "mlp": "gelu_exact"}
+NANOGPT_SETTINGS = ("vocab_size", "block_size", "n_layer", "n_head", "n_embd", *NANOGPT_DEFAULTS)
 
 
 class NanoGPTFile(ExternalModel):

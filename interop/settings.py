@@ -20,11 +20,13 @@ ARCHITECTURES = {
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
 }
+# MLPs without a gate in a config.json → ours. An export takes the last name of several.
+ACTIVATIONS = dict.fromkeys(("gelu_fast", "gelu_pytorch_tanh", "gelu_new"), "gelu")
+ACTIVATIONS["gelu"] = "gelu_exact"
 # Settings that our model lacks, with the values for which it computes the same. One that is missing
-# or null is supported, too.
+# or null is supported, too, and so is each value that `HF_SETTINGS` translates.
 SUPPORTED_VALUES: dict[str, tuple[Any, ...]] = {
     "model_type": tuple(HF_SETTINGS),
-    "activation_function": ("gelu_new", "gelu_pytorch_tanh"),
     "scale_attn_weights": (True,),
     "scale_attn_by_inverse_layer_idx": (False,),
     "add_cross_attention": (False,),
@@ -49,6 +51,14 @@ LLAMA: dict[str, Any] = {
 }
 FAMILY_SETTINGS: dict[str, dict[str, Any]] = {
     "gpt2": {"bias": True},
+    "gpt_neox": {
+        "bias": True,
+        "position": "rope",
+        "rope_share": 0.25,
+        "mlp": "gelu_exact",
+        "parallel_mlp": True,
+        "tie_embeddings": False,
+    },
     "llama": LLAMA,
     "mistral": LLAMA,
     "qwen2": LLAMA | {"bias": "qkv"},
@@ -68,8 +78,12 @@ def config_from_hf(settings: HFSettings) -> GPTConfig:
     family = settings["model_type"]
     ours = dict(FAMILY_SETTINGS[family])
     for name, our_name in HF_SETTINGS[family].items():
-        if settings.get(name) is not None:
-            ours[our_name] = settings[name]
+        value = settings.get(name)
+        if value is not None:
+            if our_name == "mlp":
+                _require_one_of(name, value, tuple(ACTIVATIONS))
+                value = ACTIVATIONS[value]
+            ours[our_name] = value
         elif our_name in REQUIRED_SETTINGS:
             raise UserError(f"the setting {name} is missing: add it")
     if settings.get("attention_bias"):
@@ -115,12 +129,17 @@ def _has_sliding_window(settings: HFSettings) -> bool:
 
 
 def _require_supported(settings: HFSettings) -> None:
+    translated = HF_SETTINGS.get(str(settings["model_type"]), {})
     for name, supported in SUPPORTED_VALUES.items():
-        value = settings.get(name)
-        for item in value if isinstance(value, list) else [value]:
-            if item is not None and item not in supported:
-                choices = " or ".join(format_value(choice) for choice in supported)
-                raise UserError(f"{name}={show_value(item)} is not supported: only {choices} is")
+        if name not in translated:
+            _require_one_of(name, settings.get(name), supported)
+
+
+def _require_one_of(name: str, value: Any, supported: tuple[Any, ...]) -> None:
+    for item in value if isinstance(value, list) else [value]:
+        if item is not None and item not in supported:
+            choices = " or ".join(format_value(choice) for choice in supported)
+            raise UserError(f"{name}={show_value(item)} is not supported: only {choices} is")
 
 
 def checked_config(values: dict[str, Any]) -> GPTConfig:
@@ -199,7 +218,8 @@ def _hf_settings_of_family(config: GPTConfig, family: str) -> HFSettings:
     """Return the settings of a config.json that are not a copy of one of our settings."""
     if family == "gpt2":
         dropouts = {f"{place}_pdrop": config.dropout for place in ("resid", "embd", "attn")}
-        return {"activation_function": "gelu_new", **dropouts}
+        names = {ours: theirs for theirs, ours in ACTIVATIONS.items()}
+        return {"activation_function": names.get(config.mlp, "gelu_new"), **dropouts}
     settings: HFSettings = {"hidden_act": "silu", "attention_dropout": config.dropout}
     if family in ("llama", "qwen3"):
         settings["attention_bias"] = config.has_bias("output")
@@ -235,7 +255,7 @@ def _require_round_trip(config: GPTConfig, settings: HFSettings) -> None:
     if unsupported:
         closest = settings["architectures"][0]
         raise UserError(
-            f"{closest}, the closest model of transformers and llama.cpp, has no "
+            f"{closest}, the closest model that is exported, has no "
             f"{', '.join(unsupported)}, so this model cannot be exported: train one without that, "
             "or use sample.py"
         )

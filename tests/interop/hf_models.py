@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import strategies as st
 from models import lively
-from tokenizers import Tokenizer, pre_tokenizers, trainers
+from tokenizers import AddedToken, Tokenizer, pre_tokenizers, trainers
 from tokenizers import models as library_models
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -35,9 +35,35 @@ gpt2_configs = st.builds(
     n_positions=st.integers(16, 24),
     n_layer=st.integers(1, 3),
     n_inner=st.none() | st.integers(1, 40),
-    activation_function=st.sampled_from(["gelu_new", "gelu_pytorch_tanh"]),
+    activation_function=st.sampled_from(["gelu_new", "gelu"]),
     layer_norm_epsilon=st.sampled_from([1e-5, 1e-3]),
     tie_word_embeddings=st.booleans(),
+)
+
+
+# Rotated channels are a whole number of pairs.
+gpt_neox_configs = st.builds(
+    lambda heads, rotary, **settings: transformers.GPTNeoXConfig(
+        num_attention_heads=heads, hidden_size=8 * heads, rope_parameters=dict(rotary), **settings
+    ),
+    heads=st.sampled_from([2, 4, 8]),
+    rotary=st.fixed_dictionaries(
+        {
+            "rope_type": st.just("default"),
+            "rope_theta": st.sampled_from([10000.0, 500.0]),
+            "partial_rotary_factor": st.sampled_from([0.25, 0.5, 1.0]),
+        }
+    ),
+    vocab_size=st.integers(5, 40),
+    max_position_embeddings=st.integers(16, 24),
+    num_hidden_layers=st.integers(1, 3),
+    intermediate_size=st.integers(1, 40),
+    hidden_act=st.sampled_from(["gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh"]),
+    use_parallel_residual=st.booleans(),
+    layer_norm_eps=st.sampled_from([1e-5, 1e-3]),
+    tie_word_embeddings=st.booleans(),
+    bos_token_id=st.just(0),
+    eos_token_id=st.just(0),
 )
 
 
@@ -95,6 +121,7 @@ def llama_configs(draw, config_class=transformers.LlamaConfig):
 
 FAMILIES = {
     "gpt2": gpt2_configs,
+    "gpt_neox": gpt_neox_configs,
     "llama": llama_configs(),
     "mistral": llama_configs(transformers.MistralConfig),
     "qwen2": llama_configs(transformers.Qwen2Config),
@@ -118,17 +145,18 @@ def max_difference(hf_model, our_model, tokens) -> float:
 
 
 def write_model(family: str, folder: Path, **options) -> None:
-    """Write a small GPT-2 or Llama of transformers."""
+    """Write a small GPT-2, GPT-NeoX or Llama of transformers."""
     shape = {"vocab_size": 420, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": None}
     if family == "gpt2":
         config = transformers.GPT2Config(n_positions=64, n_embd=32, n_layer=2, n_head=2, **shape)
     else:
-        config = transformers.LlamaConfig(
+        config_class = {"gpt_neox": transformers.GPTNeoXConfig, "llama": transformers.LlamaConfig}
+        config = config_class[family](
             hidden_size=32,
             intermediate_size=48,
             num_hidden_layers=2,
             num_attention_heads=4,
-            num_key_value_heads=2,
+            num_key_value_heads=4 if family == "gpt_neox" else 2,
             max_position_embeddings=64,
             **shape,
         )
@@ -136,15 +164,15 @@ def write_model(family: str, folder: Path, **options) -> None:
 
 
 def write_model_and_tokenizer(family: str, folder: Path) -> None:
-    """Write a small GPT-2 or Llama of transformers with a tokenizer of its family."""
+    """Write a small model of transformers with a tokenizer of its family, as `write_model` does."""
     write_tokenizer(family, folder)
     write_model(family, folder)
 
 
 def write_tokenizer(family: str, folder: Path) -> None:
-    """Write a tokenizer as transformers does: gpt2 or llama."""
-    make_tokenizer = {"gpt2": make_gpt2_tokenizer, "llama": make_llama_tokenizer}
-    make_tokenizer[family]().save_pretrained(folder)
+    """Write a tokenizer as transformers does: gpt2, gpt_neox or llama."""
+    make_tokenizer = {"gpt_neox": make_gpt_neox_tokenizer, "llama": make_llama_tokenizer}
+    make_tokenizer.get(family, make_gpt2_tokenizer)().save_pretrained(folder)
 
 
 def learn_vocabulary(model, pre_tokenizer, special_tokens, alphabet):
@@ -162,11 +190,19 @@ def learn_vocabulary(model, pre_tokenizer, special_tokens, alphabet):
     return {"vocab": learned["vocab"], "merges": [tuple(pair) for pair in learned["merges"]]}
 
 
-def make_gpt2_tokenizer():
+def make_gpt2_tokenizer(special_tokens=("<|endoftext|>",), kind=transformers.GPT2Tokenizer):
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False)
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    learned = learn_vocabulary(library_models.BPE(), byte_level, ["<|endoftext|>"], alphabet)
-    return transformers.GPT2Tokenizer(**learned)
+    return kind(**learn_vocabulary(library_models.BPE(), byte_level, [*special_tokens], alphabet))
+
+
+def make_gpt_neox_tokenizer():
+    special_tokens = "<|endoftext|>", "<|padding|>"
+    tokenizer = make_gpt2_tokenizer(special_tokens, transformers.GPTNeoXTokenizer)
+    # Runs of spaces, which are not in the vocabulary
+    spaces = [AddedToken(" " * n, normalized=True) for n in range(4, 1, -1)]
+    tokenizer.add_tokens(spaces)
+    return tokenizer
 
 
 def make_llama_tokenizer():

@@ -210,7 +210,7 @@ def test_text_is_split_by_the_rule_of_the_family(pre, llama_file):
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"general.architecture": "mistral"}, ["architecture=mistral", "gpt2 or llama"]),
+        ({"general.architecture": "gptneox"}, ["architecture=gptneox", "gpt2 or llama"]),
         ({"llama.expert_count": 8}, ["num_experts=8"]),
         ({"tokenizer.ggml.pre": "tekken"}, ["tekken", "llama-bpe"]),
         ({"llama.attention.sliding_window": 63}, ["sliding_window=63"]),

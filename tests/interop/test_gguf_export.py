@@ -164,6 +164,7 @@ def test_weights_keep_half_precision(tokenizer, tmp_path):
     ("changes", "named"),
     [
         ({"mlp": "relu2"}, "model.mlp=relu2"),
+        ({"mlp": "gelu_exact"}, "model.mlp=gelu_exact"),
         ({"attention_sink": True}, "model.attention_sink=true"),
         ({"ngrams": 2, "ngram_rows": 600}, "model.ngrams=2"),
         ({**QWEN3, "rope_factor": 8.0, "rope_trained": 32}, "model.rope_trained=32"),

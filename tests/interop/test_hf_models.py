@@ -36,7 +36,7 @@ def make_our_model(**changes) -> GPT:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
-def test_an_imported_model_gives_the_same_logits_and_exports_to_the_same_weights(
+def test_an_imported_model_gives_the_same_maps_and_logits_and_exports_to_the_same_weights(
     family, tmp_path_factory
 ):
     @few
@@ -49,7 +49,14 @@ def test_an_imported_model_gives_the_same_logits_and_exports_to_the_same_weights
         assert not ours.training
         tokens = random_tokens(2, 12, seed=seed) % config.vocab_size
         assert max_difference(model, ours, tokens) < TOLERANCE
+        with torch.no_grad():
+            maps = torch.stack(model(tokens, output_attentions=True).attentions)
+        assert torch.allclose(maps, ours.attention_maps(tokens), atol=TOLERANCE)
 
+        if family == "gpt_neox":
+            with pytest.raises(UserError, match=r"model\.norm=layernorm"):
+                save_hf(ours, folder / "exported")
+            return
         save_hf(ours, folder / "exported")
         exported = transformers.AutoModelForCausalLM.from_pretrained(folder / "exported")
         assert type(exported) is type(model) or family == "mistral"  # which is exported as a Llama
@@ -58,6 +65,25 @@ def test_an_imported_model_gives_the_same_logits_and_exports_to_the_same_weights
         assert all(torch.equal(exported_state[name], state[name]) for name in state)
 
     check()
+
+
+@pytest.mark.parametrize("rotary", [{}, {"rotary_pct": 0.5, "rotary_emb_base": 500}])
+def test_older_files_of_gpt_neox_have_other_names_and_buffers(rotary, tmp_path):
+    config = transformers.GPTNeoXConfig(**LLAMA, **rotary)
+    model = make_hf_model(config)
+    model.save_pretrained(tmp_path)
+    settings = json.loads((tmp_path / "config.json").read_text())
+    del settings["rope_parameters"]
+    (tmp_path / "config.json").write_text(json.dumps(settings | rotary))
+    tensors = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    tensors["embed_out.weight"] = tensors.pop("lm_head.weight")
+    attention = "gpt_neox.layers.0.attention."
+    tensors |= {f"{attention}bias": torch.ones(1, 1, 16, 16, dtype=torch.bool)}
+    tensors |= {f"{attention}masked_bias": torch.tensor(-1e9)}
+    tensors |= {f"{attention}rotary_emb.inv_freq": torch.ones(2)}
+    save_file(tensors, tmp_path / WEIGHTS)
+    tokens = random_tokens(2, 16) % config.vocab_size
+    assert max_difference(model, load_hf(tmp_path), tokens) < TOLERANCE
 
 
 LLAMA = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 3, "vocab_size": 20}
@@ -119,7 +145,7 @@ def test_a_head_in_the_file_is_used(offset, tmp_path):
     "changes",
     [
         {},
-        {"bias": True, "mlp_hidden": 20, "tie_embeddings": False},
+        {"bias": True, "mlp_hidden": 20, "tie_embeddings": False, "mlp": "gelu_exact"},
         LLAMA_SHAPE | {"head_dim": 6},
         LLAMA_SHAPE | {"bias": True, "n_kv_head": 1, "rope_theta": 500.0, "rope_factor": 4.0},
         LLAMA_SHAPE

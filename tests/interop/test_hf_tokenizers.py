@@ -42,7 +42,7 @@ texts = st.text(st.characters(exclude_categories=["Cs"]) | letters, max_size=40)
 )
 
 
-@pytest.mark.parametrize("family", ["gpt2", "llama"])
+@pytest.mark.parametrize("family", ["gpt2", "gpt_neox", "llama"])
 def test_an_imported_tokenizer_gives_the_ids_and_texts_of_transformers(family, tmp_path):
     folder = tmp_path / "hf"
     write_tokenizer(family, folder)
@@ -51,7 +51,7 @@ def test_an_imported_tokenizer_gives_the_ids_and_texts_of_transformers(family, t
     save_tokenizer(ours, tmp_path / "saved.json")
     restored = load_tokenizer(tmp_path / "saved.json")
     assert ours.end_of_text == oracle.eos_token_id
-    assert ours.begin_of_text == (None if family == "gpt2" else oracle.bos_token_id)
+    assert ours.begin_of_text == (oracle.bos_token_id if family == "llama" else None)
     assert encode_prompt(ours, SENTENCE) == oracle(SENTENCE).input_ids
     assert encode_prompt(ours, "") == [start_token(ours)]
 

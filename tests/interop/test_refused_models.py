@@ -25,9 +25,10 @@ MAX_SENTENCE = 600
 
 @pytest.fixture(scope="module")
 def intact(tmp_path_factory) -> dict[str, Path]:
-    """Folders of intact models: gpt2, llama, and shards: a llama with several weight files."""
+    """Folders of intact models: families, and shards: a llama with several weight files."""
     root = tmp_path_factory.mktemp("intact")
     write_model_and_tokenizer("gpt2", root / "gpt2")
+    write_model_and_tokenizer("gpt_neox", root / "gpt_neox")
     write_model_and_tokenizer("llama", root / "llama")
     write_model("llama", root / "shards", max_shard_size="10KB")
     return {path.name: path for path in root.iterdir()}
@@ -61,7 +62,9 @@ def truncate(glob):
         ("gpt2", change_settings(vocab_size=10**12), ["[1000000000000, 32]"]),
         ("gpt2", change_settings(model_type="bert"), ["bert", "gpt2"]),
         ("llama", change_settings(model_type="mistral", sliding_window=1), ["sliding_window=1"]),
-        ("gpt2", change_settings(activation_function="gelu"), ["activation_function=gelu"]),
+        ("gpt2", change_settings(activation_function="relu"), ["activation_function=relu"]),
+        ("gpt_neox", change_settings(hidden_act="silu"), ["hidden_act=silu", "gelu_new"]),
+        ("llama", change_settings(hidden_act="gelu"), ["hidden_act=gelu", "silu"]),
         ("llama", change_settings(rope_parameters={"rope_type": "yarn"}), ["rope_type=yarn"]),
         ("gpt2", change_tensors(lambda tensors: tensors.pop(EMBEDDING)), ["wte.weight"]),
         ("gpt2", change_tensors(lambda tensors: tensors.update(extra=torch.zeros(2))), ["extra"]),
@@ -82,7 +85,7 @@ def test_a_damaged_or_unsupported_model_is_refused_by_name(family, damage, named
 junk = st.sampled_from([None, True, 0, -1, 1.5, 10**9, float("inf"), "x", "${n_head}", [], {}, [1]])
 
 
-@pytest.mark.parametrize("family", ["gpt2", "llama"])
+@pytest.mark.parametrize("family", ["gpt2", "gpt_neox", "llama"])
 def test_any_config_json_gives_a_model_or_one_sentence(family, intact, tmp_path):
     folder = shutil.copytree(intact[family], tmp_path / "hf")
     settings = json.loads((folder / "config.json").read_text())
