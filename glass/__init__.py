@@ -39,15 +39,11 @@ def series(
 ) -> "Iterator[tuple[int, Opened]]":
     """Return an iterator over steps of a model, each with what `open` returns of it.
 
-    `interop.find_series` says what the arguments are. Of several steps with equal weights, the last
-    one is returned, and a line names the others.
+    `interop.find_series` says what the arguments are. Of several steps with equal weights, only the
+    last one is returned, and a line names the others.
     """
-    from common.terminal import print_stderr
     from glass.opened import Opened  # imports torch
-    from interop.series import find_series, name_repeats
+    from interop import find_series
 
     found = find_series(path_or_name, steps)
-    groups = found.group_equal()
-    for line in name_repeats(groups):
-        print_stderr(line)
-    return ((step, Opened(*found.open(step).load())) for step in groups)
+    return ((step, Opened(*found.open(step).load())) for step in found.group_equal())

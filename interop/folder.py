@@ -108,7 +108,7 @@ def _find_weights(folder: Path) -> list[Path]:
             return [folder / name for name in sorted(names)]
         if len(named) == 1:
             return [folder / named[0]]
-    raise UserError(f"it has neither {WEIGHTS_FILE} nor {PICKLED_FILE}: download its weights")
+    raise UserError(f"it has neither {WEIGHTS_FILE} nor {PICKLED_FILE}: add its weights")
 
 
 def _read_tensors(path: Path, prefix: str) -> dict[str, Tensor]:

@@ -2,7 +2,8 @@
 
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,11 @@ from interop.folder import MODEL_FILES, PICKLED_FILES
 
 NAME = re.compile(r"(\w[\w.-]*/[\w.-]+?)(?:@(\w[\w./-]*))?")  # owner/name or owner/name@revision
 MAX_ERROR_CHARS = 200
-MAIN_FOLDER = {"ignore_patterns": ["*/*"]}
 
 
 @contextmanager
 def explain_errors(key: str, name: str) -> Iterator[None]:
-    """Raise `UserError`, which names the setting, for any error of the hub's library."""
+    """Raise `UserError`, which names the setting, for an error of the hub's library."""
     try:
         yield
     except Exception as e:  # the library and those below it raise errors of many classes
@@ -30,60 +30,43 @@ def explain_errors(key: str, name: str) -> Iterator[None]:
 
 
 def download(repository: str, revision: str | None, log: Callable[[str], Any]) -> Path:
-    """Return the folder of a model in the cache, after downloading the files that it lacks.
+    """Return the folder of a model in the cache after downloading what it lacks, if anything.
 
-    `log` is called with the size of what is downloaded. Without a network, what is there is taken.
+    `log` is called with the size first. Pickled weights are left out if there are others.
     """
     from huggingface_hub import snapshot_download  # importing it is slow and seldom needed
     from huggingface_hub.errors import DryRunError
     from tqdm import tqdm
 
-    class NoProgress(tqdm):
-        def __init__(self, *arguments: Any, **options: Any) -> None:
-            super().__init__(*arguments, **{**options, "disable": True})
-
-    options = {"revision": revision, **MAIN_FOLDER}
+    fetch = partial(snapshot_download, repository, revision=revision, ignore_patterns="*/*")
     names = MODEL_FILES
-    try:
-        files = snapshot_download(
-            repository,
-            allow_patterns=MODEL_FILES + PICKLED_FILES,
-            dry_run=True,
-            tqdm_class=NoProgress,
-            **options,
-        )
-    except DryRunError:  # without a network
-        files = []
-    if files:
-        has_safetensors = any(file.filename.endswith(".safetensors") for file in files)
-        if has_safetensors:
+    with suppress(DryRunError):  # without a network
+        silent = partial(tqdm, disable=True)
+        files = fetch(allow_patterns=MODEL_FILES + PICKLED_FILES, dry_run=True, tqdm_class=silent)
+        if any(file.filename.endswith(".safetensors") for file in files):
             files = [file for file in files if ".bin" not in file.filename]
         names = [file.filename for file in files]
-    size = sum(file.file_size for file in files if file.will_download)
-    if size:
-        name = f"{repository}@{revision}" if revision else repository
-        log(f"downloading {name} from the Hugging Face hub: {size / 1e6:,.1f} MB")
-    return Path(snapshot_download(repository, allow_patterns=names, **options))
+        if size := sum(file.file_size for file in files if file.will_download):
+            place = f"{repository}@{revision or 'main'}"
+            log(f"downloading {place} from the Hugging Face hub: {size / 1e6:,.1f} MB")
+    return Path(fetch(allow_patterns=names))
 
 
-def find_downloaded(repository: str, commit: str) -> Path:
-    """Return the folder of a commit in the cache."""
-    from huggingface_hub import snapshot_download
+def cache_folder(repository: str) -> Path:
+    """Return the folder of the cache in which a model's branches are `refs` to `snapshots`."""
+    from huggingface_hub import constants
+    from huggingface_hub.file_download import repo_folder_name
 
-    options = {"allow_patterns": MODEL_FILES, "local_files_only": True, **MAIN_FOLDER}
-    return Path(snapshot_download(repository, revision=commit, **options))
+    return Path(constants.HF_HUB_CACHE, repo_folder_name(repo_id=repository, repo_type="model"))
 
 
 def list_branches(repository: str) -> list[str]:
     """Return the branches of a model or, without a network, those that were downloaded."""
-    from huggingface_hub import HfApi, constants
-    from huggingface_hub.file_download import repo_folder_name
+    from huggingface_hub import HfApi
 
     try:
         return [branch.name for branch in HfApi().list_repo_refs(repository).branches]
     except Exception:
-        folder = repo_folder_name(repo_id=repository, repo_type="model")
-        refs = list_folder(Path(constants.HF_HUB_CACHE, folder, "refs"))
-        if not refs:
-            raise
-        return [path.name for path in refs]
+        if downloaded := list_folder(cache_folder(repository) / "refs"):
+            return [path.name for path in downloaded]
+        raise

@@ -81,11 +81,7 @@ def read_starting_model(init_from: str) -> Config:
 
 
 def locate(name: str, key: str) -> tuple[str, re.Match | None]:
-    """Return the path of a model or, if there is none, its name on the hub and its parts.
-
-    Raises:
-        UserError: It is neither.
-    """
+    """Return the path of a model or, if there is none, its name on the hub and the name's parts."""
     path = expand_model_name(key, name)
     if exists(Path(path)):
         return path, None
@@ -117,7 +113,7 @@ def pin_model(name: str, key: str = "init_from", log: Callable[[str], Any] = pri
 def find_path(pinned: str | os.PathLike) -> Path:
     """Return where a model that `pin_model` returned is on the disk."""
     match = HUB_MODEL.fullmatch(str(pinned))
-    return hub.find_downloaded(*match.groups()) if match else Path(pinned)
+    return hub.cache_folder(match[1]) / "snapshots" / match[2] if match else Path(pinned)
 
 
 # --- paths ----------------------------------------------------------------------------------------

@@ -2,14 +2,16 @@
 
 import os
 import re
+from bisect import bisect
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from hashlib import sha256
-from math import log1p
+from math import log
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 from common.errors import UserError
@@ -23,10 +25,7 @@ from training.stored_model import StoredModel
 
 # Where a name has its step: after this word or, if no name has the word, in its first number.
 STEP_PATTERNS = (r"step\D?(\d+)", r"(\d+)")
-ALL = "all"  # steps
-
-# What opens the model of a step; several if several names have its number.
-Openers = dict[int, list[Callable[[], StoredModel]]]
+Openers = dict[int, list[Callable[[], StoredModel]]]  # of each step: one, or it is ambiguous
 
 
 @dataclass
@@ -35,8 +34,9 @@ class Series:
 
     source: str  # its path, or its name on the hub
     steps: list[int]
+    log: Callable[[str], Any] = field(repr=False)
     _openers: Openers = field(repr=False)
-    # The step that was opened first, its settings and its tokenizer, with which others are compared
+    # The step that was opened first, its settings and its tokenizer, which others must have, too
     _first: tuple[int, dict, dict] | None = field(default=None, repr=False)
     _hashes: dict[int, str] = field(default_factory=dict, repr=False)
 
@@ -46,12 +46,15 @@ class Series:
         Raises:
             UserError: It cannot be read, or its shape or tokenizer is not that of the other steps.
         """
-        stored = self._openers[step][0]()
-        tokenizer = stored.read_tokenizer()
+        try:
+            stored = self._openers[step][0]()
+            tokenizer = stored.read_tokenizer()
+        except UserError as e:
+            raise UserError(f"step {step} of {self.source}: {e}") from None
         opened = step, asdict(stored.config), tokenizer.to_json() if tokenizer else {}
         self._first = self._first or opened
-        for name, ours, theirs in zip(("shape", "tokenizer"), opened[1:], self._first[1:]):
-            if ours != theirs:
+        for name, its, first in zip(("shape", "tokenizer"), opened[1:], self._first[1:]):
+            if its != first:
                 raise UserError(
                     f"step {step} of {self.source} has another {name} than step {self._first[0]}: "
                     "leave it out of steps"
@@ -65,15 +68,20 @@ class Series:
         return self._hashes[step]
 
     def group_equal(self) -> dict[int, list[int]]:
-        """Return the steps that count, each with the earlier ones that have equal weights.
+        """Download all steps; return those that count, each with earlier ones of equal weights.
 
         The last of them counts, because some models on the hub serve their final weights as those
-        of earlier steps. All steps are downloaded and read.
+        of earlier steps. `log` names the others.
         """
-        groups: dict[str, list[int]] = {}
+        by_hash: dict[str, list[int]] = {}
         for step in self.steps:
-            groups.setdefault(self.hash(step), []).append(step)
-        return dict(sorted((steps[-1], steps[:-1]) for steps in groups.values()))
+            by_hash.setdefault(self.hash(step), []).append(step)
+        groups = {steps[-1]: steps[:-1] for steps in by_hash.values()}
+        for step, repeats in groups.items():
+            if repeats:
+                names = ", ".join(map(str, repeats))
+                self.log(f"note: left out, because their weights are those of step {step}: {names}")
+        return dict(sorted(groups.items()))
 
 
 def hash_tensors(tensors: Iterable[tuple[str, Tensor]]) -> str:
@@ -85,37 +93,21 @@ def hash_tensors(tensors: Iterable[tuple[str, Tensor]]) -> str:
     return sha256("\n".join(sorted(lines)).encode()).hexdigest()
 
 
-def name_repeats(groups: dict[int, list[int]]) -> list[str]:
-    """Return a sentence for each group of steps with equal weights; see `Series.group_equal`."""
-    return [
-        f"step {', '.join(map(str, repeats))}: the weights are those of step {step}, and count once"
-        for step, repeats in groups.items()
-        if repeats
-    ]
-
-
-# --- finding the steps ----------------------------------------------------------------------------
-
-
 def find_series(
     path_or_name: str | os.PathLike,
-    steps: str | int | Sequence[int] = ALL,
+    steps: str | int | Sequence[int] = "all",
     log: Callable[[str], Any] = print_stderr,
     key: str = "path_or_name",
 ) -> Series:
     """Find a model at several steps, none of which is opened or downloaded yet.
 
     Args:
-        path_or_name: A run, whose checkpoints and snapshots with weights are steps, a folder whose
-            subfolders hold models and have numbers in their names, or a name on the Hugging Face
-            hub whose branches have them.
-        steps: "all", a number of steps that are spread over the logarithm of the step, or a list of
-            steps. Numbers may also be a text: "12", "0,512,1000".
-        log: Called with the size of each download.
+        path_or_name: A run, whose checkpoints and snapshots with weights are steps, or a folder or
+            a name on the hub whose subfolders or branches have numbers in their names.
+        steps: "all", a list of steps, or a number of steps that are spread over the logarithm of
+            the step. Lists and numbers may be texts: "0,512,1000", "12".
+        log: Called with the size of each download, and with the steps that have equal weights.
         key: The setting that errors name.
-
-    Raises:
-        UserError: There are no steps, or not these.
     """
     source = os.fspath(path_or_name)
     openers = _find_openers(source, log, key)
@@ -127,52 +119,42 @@ def find_series(
     chosen = choose_steps(source, sorted(openers), steps)
     for step in chosen:
         if len(openers[step]) > 1:
-            raise UserError(
-                f"{source} has {len(openers[step])} models of step {step}: leave it out of steps"
-            )
-    return Series(source, chosen, openers)
+            raise UserError(f"{source} has several models of step {step}: leave it out of steps")
+    return Series(source, chosen, log, openers)
 
 
-def choose_steps(source: str, existing: list[int], steps: str | int | Sequence[int]) -> list[int]:
+def choose_steps(source: str, existing: list[int], steps: Any) -> list[int]:
     """Return what `steps` chooses of the steps that a source has; see `find_series`."""
-    if steps == ALL:
+    if steps == "all":
         return existing
-    numbers: Any = steps
-    if isinstance(steps, str) and "," in steps:
-        numbers = steps.strip(",").split(",")
-    try:
-        if isinstance(numbers, (str, int)):
-            return spread_steps(existing, int(numbers))
-        chosen = sorted({int(step) for step in numbers})
-        if not chosen:
-            raise ValueError("there is no step")
-    except (TypeError, ValueError):
+    if str(steps).isdecimal():
+        chosen = spread_steps(existing, int(steps))
+    else:
+        listed = steps.strip(",").split(",") if isinstance(steps, str) else steps
+        try:
+            chosen = sorted({int(step) for step in listed})
+        except (TypeError, ValueError):
+            chosen = []
+    if not chosen:
         raise UserError(
             f"steps={steps!r} names no steps: give all, a number of steps such as 12, or a list "
             "such as 0,512,1000"
-        ) from None
+        )
     for step in chosen:
         if step not in existing:
-            before = [each for each in existing if each < step][-1:]
-            after = [each for each in existing if each > step][:1]
-            neighbors = " or ".join(map(str, before + after))
+            place = bisect(existing, step)
+            neighbors = " or ".join(map(str, existing[max(0, place - 1) : place + 1]))
             raise UserError(f"{source} has no step {step}: choose {neighbors}")
     return chosen
 
 
 def spread_steps(existing: list[int], count: int) -> list[int]:
     """Return steps that lie evenly on a logarithmic scale, with the first and the last one."""
-    if count < 1:
-        raise ValueError("there is no step")
-    first, *rest = existing
-    chosen = [existing[-1], first][:count]
-    width = log1p(existing[-1]) - log1p(first)
-    for number in range(1, count - 1):
-        target = log1p(first) + width * number / (count - 1)
-        unused = [step for step in rest if step not in chosen]
-        if unused:
-            chosen.append(min(unused, key=lambda step: abs(log1p(step) - target)))
-    return sorted(set(chosen))
+    chosen: list[int] = []
+    for target in np.geomspace(existing[-1] + 1, existing[0] + 1, count):
+        unused = [step for step in existing if step not in chosen]
+        chosen += sorted(unused, key=lambda step: abs(log((step + 1) / target)))[:1]
+    return sorted(chosen)
 
 
 def _find_openers(source: str, log: Callable[[str], Any], key: str) -> Openers:
@@ -181,23 +163,23 @@ def _find_openers(source: str, log: Callable[[str], Any], key: str) -> Openers:
         repository, revision = on_hub.groups()
         with hub.explain_errors(key, path):
             branches = [] if revision else hub.list_branches(repository)
-        names = {branch: f"{repository}@{branch}" for branch in branches}
+        places = {branch: f"{repository}@{branch}" for branch in branches}
     elif run_dir := find_run(Path(path))[0]:
         steps = {*run_dir.steps(), *run_dir.snapshot_files(".safetensors")}
         return {step: [partial(_open_step, run_dir, step)] for step in steps}
     else:
         entries = list_folder(Path(path)) if is_folder(Path(path)) else []
         folders = [entry for entry in entries if is_folder(entry)]
-        names = {each.name: str(each) for each in folders if exists(each / HF_CONFIG_FILE)}
+        places = {each.name: str(each) for each in folders if exists(each / HF_CONFIG_FILE)}
 
     openers: Openers = {}
-    for name, step in number_names(names).items():
-        openers.setdefault(step, []).append(partial(find_model, names[name], log=log, key=key))
+    for name, step in number_names(places).items():
+        openers.setdefault(step, []).append(partial(find_model, places[name], log=log, key=key))
     return openers
 
 
 def number_names(names: Iterable[str]) -> dict[str, int]:
-    """Return the step of each name that has one: after the word "step" if any name has it."""
+    """Return the step of each name that has one; see `STEP_PATTERNS`."""
     for pattern in STEP_PATTERNS:
         matches = {name: re.search(pattern, name) for name in names}
         if steps := {name: int(match[1]) for name, match in matches.items() if match}:
@@ -206,9 +188,9 @@ def number_names(names: Iterable[str]) -> dict[str, int]:
 
 
 def _open_step(run_dir: RunDir, step: int) -> StoredModel:
-    """Open a step of a run, and no other one in its place."""
+    """Open a step of a run, and no other one in the place of a damaged one."""
     notes: list[str] = []
     stored = open_run(run_dir, step, notes.append)
     if stored.step != step:
-        raise UserError(f"{notes[0]}: restore it, or leave step {step} out of steps")
+        raise UserError(f"{notes[0]}: restore it, or leave it out of steps")
     return stored

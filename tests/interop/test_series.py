@@ -1,6 +1,7 @@
 """A model at several steps: the checkpoints of a run, and folders with numbers in their names."""
 
 import json
+import shutil
 import weakref
 from itertools import pairwise
 from math import log1p
@@ -8,17 +9,21 @@ from pathlib import Path
 
 import pytest
 import torch
+from hub_server import serve_hub
+from huggingface_hub import constants
 from hypothesis import given
 from hypothesis import strategies as st
 from models import lively
 from run_folders import write_run
+from safetensors.torch import load_file
 
 import glass
+import interop
 from common.errors import UserError
 from config import GPTConfig
 from data.tokenizer import train_bpe
 from interop import find_series, save_hf
-from interop.series import choose_steps, name_repeats, number_names, spread_steps
+from interop.series import choose_steps, number_names, spread_steps
 from run.checkpoints import MODEL_FILE
 from run.run_dir import RunDir
 from variants import build_model
@@ -71,9 +76,10 @@ def test_the_steps_of_a_run_are_those_of_their_exports(tmp_path):
 
 def test_steps_with_equal_weights_count_once_as_the_last_of_them(tmp_path):
     write_checkpoints(tmp_path, {0: 9, 500: 5, 1000: 7, 2000: 5, 3000: 9})
-    groups = find_series(tmp_path).group_equal()
+    notes = []
+    groups = find_series(tmp_path, log=notes.append).group_equal()
     assert groups == {1000: [], 2000: [500], 3000: [0]}
-    assert ["500" in line and "2000" in line for line in name_repeats(groups)] == [True, False]
+    assert ["500" in note and "2000" in note for note in notes] == [False, True]
 
 
 def test_from_python_each_step_is_opened_after_the_one_before_and_repeats_are_named(
@@ -87,7 +93,7 @@ def test_from_python_each_step_is_opened_after_the_one_before_and_repeats_are_na
         seen.append((step, weakref.ref(opened.model)))
     assert [step for step, _ in seen] == [0, 1000, 2000]
     assert [model() is None for _, model in seen] == [True, True, False]
-    assert "step 500" in capsys.readouterr().err
+    assert "step 2000: 500" in capsys.readouterr().err
 
 
 def test_a_run_is_opened_at_a_step(tmp_path):
@@ -157,7 +163,7 @@ def test_one_model_is_no_series_and_a_step_is_that_of_one_model(trained):
     write_checkpoints(trained / "more", {0: 0})
     (trained / "more" / "checkpoint-0").rename(trained / "checkpoint-00500")
     assert find_series(trained, [0]).open(0)
-    with pytest.raises(UserError, match="2 models of step 500"):
+    with pytest.raises(UserError, match="several models of step 500"):
         find_series(trained)
 
 
@@ -165,7 +171,8 @@ def test_one_model_is_no_series_and_a_step_is_that_of_one_model(trained):
 def test_a_number_of_steps_gives_that_many_with_both_ends(existing, count):
     existing = sorted(existing)
     chosen = spread_steps(existing, count)
-    assert len(chosen) == min(count, len(existing)) and chosen == sorted(chosen)
+    assert len(chosen) == min(count, len(existing))
+    assert chosen == sorted(set(chosen))
     assert set(chosen) <= set(existing) and chosen[-1] == existing[-1]
     assert count == 1 or chosen[0] == existing[0]
 
@@ -183,3 +190,68 @@ def test_the_step_of_a_name_comes_after_that_word_or_is_its_first_number():
         "checkpoint-500": 500,
         "iter_0020": 20,
     }
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    """A model on the hub with the branches main, step0, step2, step8-tokens1B and step16."""
+    branches = tmp_path / "branches"
+    write_checkpoints(branches, {0: 16, 2: 2, 8: 8, 16: 16})
+    for step, name in {0: "step0", 2: "step2", 8: "step8-tokens1B", 16: "step16"}.items():
+        (branches / f"checkpoint-{step}").rename(branches / name)
+    pickle_weights(branches / "step0")  # the same tensors in another file
+    (branches / "step16" / "pytorch_model.bin").write_bytes(b"not needed")
+    (branches / "step16" / "optimizer.pt").write_bytes(b"not needed")
+    shutil.copytree(branches / "step16", branches / "main")
+    with serve_hub(branches, monkeypatch) as server:
+        yield server
+
+
+def pickle_weights(folder: Path) -> None:
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+
+
+def test_branches_of_the_hub_are_downloaded_once_after_their_size_was_said(hub, monkeypatch):
+    notes = []
+    series = find_series("owner/model", "all", notes.append)
+    assert series.steps == [0, 2, 8, 16] and not notes and not hub.sent
+    assert series.group_equal() == {2: [], 8: [], 16: [0]}
+    branches = ["step0", "step2", "step8-tokens1B", "step16"]
+    assert [f"owner/model@{name} " in note for name, note in zip(branches, notes)] == [True] * 4
+    size = sum(file.stat().st_size for file in hub.branches["step2"].iterdir())
+    assert f" {size / 1e6:,.1f} MB" in notes[1]
+    assert not {"optimizer.pt", "pytorch_model.bin"} & {
+        key.partition("/")[2] for key in hub.sent if key.startswith("step16")
+    }
+
+    # A second series, and one step by its name, are read from the cache, which needs no network
+    sent = hub.sent.copy()
+    single, _ = interop.load("owner/model@step2")
+    assert torch.equal(single.head.weight, series.open(2).build().head.weight)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    again = find_series("owner/model", [0, 8], notes.append)
+    assert again.hash(0) == series.hash(16) and again.hash(8) == series.hash(8)
+    assert hub.sent == sent and len(notes) == 5
+    with pytest.raises(UserError, match="path_or_name=owner/other"):
+        find_series("owner/other")
+
+
+def test_a_branch_without_weights_and_one_that_breaks_off_give_one_sentence(hub):
+    (hub.branches["step2"] / "model.safetensors").unlink()
+    weights = "step8-tokens1B/model.safetensors"
+    size = (hub.branches["step8-tokens1B"] / "model.safetensors").stat().st_size
+    hub.breaks_off = weights
+    series = find_series("owner/model")
+    for step, named in ((2, "model.safetensors"), (8, "owner/model@step8-tokens1B")):
+        with pytest.raises(UserError) as error:
+            series.open(step)
+        assert str(error.value).startswith(f"step {step} ") and "\n" not in str(error.value)
+        assert named in str(error.value)
+
+    # What is missing is taken at the next call, and no more
+    sent = hub.sent.copy()
+    assert 0 < sent.pop(weights) < size
+    hub.breaks_off = ""
+    assert series.open(8)
+    assert hub.sent.pop(weights) >= size and hub.sent == sent
