@@ -2,7 +2,7 @@
 
 `heads/measure` measures the heads, `heads/say` states what was measured, `page` shows it in one
 HTML file, and `live` serves the page of explore.py. Above them, `observer` looks at a run for
-train.py, and `opened` answers questions from Python in `labeled` arrays.
+train.py, and `opened` answers questions from Python.
 """
 
 import os
@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+
+    from xarray import DataArray, Dataset
 
     from data.tokenizer import Tokenizer
     from glass.opened import Opened
@@ -47,3 +49,17 @@ def series(
 
     found = find_series(path_or_name, steps)
     return ((step, Opened(*found.open(step).load())) for step in found.group_equal())
+
+
+def mean_and_error(answers: "DataArray") -> "Dataset":
+    """Return the mean over the first axis, of texts or pairs, and its standard error.
+
+    Values that are nan are left out; the standard error of one value is nan.
+    """
+    import xarray
+
+    from glass.heads.measure import scores  # imports torch
+
+    axes = {"input_core_dims": [answers.dims[:1]], "output_core_dims": [[], []]}
+    mean, error = xarray.apply_ufunc(scores.mean_and_error, answers, keep_attrs=True, **axes)
+    return xarray.Dataset({"mean": mean, "standard_error": error})

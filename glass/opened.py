@@ -2,11 +2,10 @@
 
 from __future__ import annotations  # help() prints the names of the types of arguments
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from reprlib import repr as quote
-from typing import NamedTuple, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -31,27 +30,23 @@ from glass.heads.measure.capture import capture, in_float32
 from glass.heads.measure.patching import Contrast
 from glass.heads.measure.probes import spell_tokens
 from glass.heads.measure.text_pass import TextPass, max_tokens, to_float32
-from glass.labeled import Labeled, average, quote_text
 from model import GPT
-from run.row import Head, Row
+from run.row import Row
 from training.device import default_settings
 
+try:
+    import xarray
+    from xarray import DataArray
+except ImportError:
+    raise UserError("xarray is not installed: pip install xarray matplotlib") from None
+
 PATCH_KINDS = ("component", "residual")  # of patches
-NOT_PREFERRED = "the clean run does not prefer the answer, or no more than the corrupted run does"
-Answer = TypeVar("Answer")
-
-
-class PatchedPair(NamedTuple):
-    """Shares of a logit difference, which has their name, and where it lies in the two runs."""
-
-    shares: Labeled
-    lowest: float  # of the corrupted run
-    highest: float  # of the clean run
-
-    @property
-    def is_meaningful(self) -> bool:
-        """True if the clean run prefers the answer, and more than the corrupted run does."""
-        return self.highest > max(self.lowest, 0)
+INCREASE = {"long_name": "increase of the loss", "units": "nats"}
+SHARE = {
+    "long_name": "share of the logit difference",
+    "comment": "nan unless clean_difference exceeds 0 and corrupted_difference",
+}
+Coordinates = Mapping[str, Any]
 
 
 class Opened:
@@ -60,11 +55,14 @@ class Opened:
     A text may also be given as token ids, in a list, an array or a tensor (T,) or (1, T), or as
     a tokenizer of transformers returns them. `off` names heads whose output is set to zero, such as
     ["L2H0"], and `hidden` has the numbers of tokens that no later token can attend to. Tokens are
-    numbered from 0, with begin-of-text if the tokenizer has it, and T3 labels token 3. Of a text
-    longer than the context, or of more than 67 million attention weights, only the end is read.
+    numbered from 0, with begin-of-text if the tokenizer has it. Of a text longer than the context,
+    or of more than 67 million attention weights, only the end is read.
 
-    `loss`, `head_effects`, `patch` and `measure_heads` also take a list of texts, and return means
-    over them: `.errors` are their standard errors, and `.each` has the values of each text.
+    Answers are arrays of xarray. Axes of layers, heads and tokens have their numbers, and the texts
+    of `token` are the coordinate `token_text`.
+
+    `loss`, `head_effects`, `patch` and `measure_heads` also take a list of texts, which are then
+    the first axis: `glass.mean_and_error` returns the mean over it.
 
     Every answer runs the model as it is at that moment, in evaluation mode. Its weights, mode and
     random numbers are left alone.
@@ -87,34 +85,51 @@ class Opened:
             f"and a context of {c.block_size:,}"
         )
 
+    def tokens(self, text: Text) -> DataArray:
+        """Return the text of each token, (T,), with the coordinate `id`."""
+        ids = self._encode(text)
+        coordinates = {"token": range(len(ids)), "id": ("token", ids)}
+        return DataArray(self._spell(ids), coordinates, ["token"], "token_text")
+
     @default_settings()
-    def loss(self, text: Texts, off: Heads = (), hidden: Positions = ()) -> Labeled:
+    def loss(self, text: Texts, off: Heads = (), hidden: Positions = ()) -> DataArray:
         """Return the loss of each token but the first, (T - 1,) in nats.
 
-        Of several texts, it is the mean of their mean losses per token.
+        Of several texts, it is the mean loss per token of each, (texts,).
         """
         off, hidden = self._read_changes(off, hidden)
         if (texts := list_texts(text)) is not None:
-            return self._average("loss in nats", texts, partial(self._mean_loss, off, hidden))
+            return self._ask_each("text", partial(self._mean_loss, off, hidden), zip(texts))
         text_pass = self._read(text, off, hidden)
-        predicted = {"token": self._label_tokens(text_pass)[1:]}
-        return Labeled("loss in nats", text_pass.losses()[:-1], predicted)
+        tokens = self._label_tokens("token", text_pass, slice(1, None))
+        attributes = {"long_name": "loss", "units": "nats"}
+        return DataArray(text_pass.losses()[:-1], tokens, ["token"], "loss", attributes)
 
     @default_settings()
-    def logits(self, text: Text, off: Heads = (), hidden: Positions = ()) -> Labeled:
+    def logits(self, text: Text, off: Heads = (), hidden: Positions = ()) -> DataArray:
         """Return the logits after each token, (T, V)."""
         text_pass = self._read(text, off, hidden)
-        vocabulary = self._spell(range(self.model.head.out_features))
-        axes = {"after": self._label_tokens(text_pass), "next token": vocabulary}
-        return Labeled("logit", to_float32(text_pass.logits()), axes)
+        vocabulary = range(self.model.head.out_features)
+        coordinates = {
+            **self._label_tokens("token", text_pass),
+            **label("next_token", vocabulary, self._spell(vocabulary)),
+        }
+        logits = to_float32(text_pass.logits())
+        return DataArray(logits, coordinates, ["token", "next_token"], "logit")
 
     @default_settings()
-    def patterns(self, text: Text, off: Heads = (), hidden: Positions = ()) -> Labeled:
+    def patterns(self, text: Text, off: Heads = (), hidden: Positions = ()) -> DataArray:
         """Return the attention pattern of every head, (L, H, T, T)."""
         text_pass = self._read(text, off, hidden)
-        tokens = self._label_tokens(text_pass)
-        axes = {**self._label_heads(), "query": tokens, "key": tokens}
-        return Labeled("attention weight", to_float32(text_pass.forward.weights[:, 0]), axes)
+        coordinates = {
+            **self._label_heads(),
+            **self._label_tokens("query", text_pass),
+            **self._label_tokens("key", text_pass),
+        }
+        weights = to_float32(text_pass.forward.weights[:, 0])
+        axes = ["layer", "head", "query", "key"]
+        attributes = {"long_name": "attention weight"}
+        return DataArray(weights, coordinates, axes, "attention_weight", attributes)
 
     @default_settings()
     def head_effects(
@@ -123,22 +138,21 @@ class Opened:
         token: int = -1,
         off: Heads = (),
         hidden: Positions = (),
-    ) -> Labeled:
+    ) -> DataArray:
         """Return by how much ablating each head raises the loss of a token, (L, H) in nats."""
         off, hidden = self._read_changes(off, hidden)
         if (texts := list_texts(text)) is not None:
             ask = partial(self.head_effects, token=token, off=off, hidden=hidden)
-            which = "the last token" if token == -1 else f"token {token}"
-            name = f"increase of the loss of {which} in nats"
-            return self._average(name, texts, ask)
+            return self._ask_each("text", ask, zip(texts))
         text_pass = self._read(text, off, hidden)
         token = read_predicted(token, text_pass.length)
         effects = np.stack(list(text_pass.head_effects(token - 1)))
-        name = f"increase of the loss of {self._label_tokens(text_pass)[token]} in nats"
-        return Labeled(name, effects, self._label_heads())
+        (token_text,) = self._spell(text_pass.forward.tokens[0, [token]].tolist())
+        coordinates = {**self._label_heads(), "token": token, "token_text": token_text}
+        return DataArray(effects, coordinates, ["layer", "head"], "loss_increase", INCREASE)
 
     @default_settings()
-    def token_effects(self, text: Text, off: Heads = (), hidden: Positions = ()) -> Labeled:
+    def token_effects(self, text: Text, off: Heads = (), hidden: Positions = ()) -> DataArray:
         """Return by how much hiding each token raises the loss of each later one, in nats.
 
         The table (T - 1, T - 1) has a row for each predicted token, from the second on, and a
@@ -146,9 +160,12 @@ class Opened:
         """
         text_pass = self._read(text, off, hidden)
         effects, _ = measure_token_effects(self.model, text_pass.forward, text_pass.interventions)
-        tokens = self._label_tokens(text_pass)
-        axes = {"token": tokens[1:], "hidden": tokens[:-1]}
-        return Labeled("increase of the loss in nats", effects[:-1, :-1], axes)
+        coordinates = {
+            **self._label_tokens("token", text_pass, slice(1, None)),
+            **self._label_tokens("hidden", text_pass, slice(-1)),
+        }
+        axes = ["token", "hidden"]
+        return DataArray(effects[:-1, :-1], coordinates, axes, "loss_increase", INCREASE)
 
     @default_settings()
     def patch(
@@ -160,17 +177,16 @@ class Opened:
         kind: str = "component",
         off: Heads = (),
         hidden: Positions = (),
-    ) -> Labeled:
+    ) -> DataArray:
         """Return how much of a prediction each activation of a clean text restores.
 
         Each activation is copied into the run of a corrupted text with as many tokens (denoising).
         The result is a share of the difference of two logits after the last token: 0 is the
-        corrupted run, 1 the clean one. The shares mean nothing, and the result says so, if the
-        clean run does not prefer the answer, or no more than the corrupted run does. For noising,
-        exchange the texts, and the answers if you pass them.
+        corrupted run, 1 the clean one; the differences are coordinates. The shares are nan if the
+        clean run does not prefer the answer, or no more than the corrupted run does: they would
+        mean nothing. For noising, exchange the texts, and the answers if you pass them.
 
-        Of lists, the mean over pairs is returned, without those whose shares mean nothing. What is
-        no list belongs to every pair.
+        Of lists, pairs are the first axis. What is no list belongs to every pair.
 
         Args:
             clean: The text whose activations are copied.
@@ -188,81 +204,61 @@ class Opened:
         ask = partial(self._patch_pair, kind, *self._read_changes(off, hidden))
         cases = pair_up(clean, corrupted, answer, wrong)
         if cases is None:
-            pair = ask(clean, corrupted, answer, wrong)
-            end = "" if pair.is_meaningful else f"; it means nothing, because {NOT_PREFERRED}"
-            return replace(pair.shares, name=name_shares([pair]) + end)
-        pairs = self._ask_each("pair", ask, cases)
-        name = name_shares([pair for pair in pairs if pair.is_meaningful] or pairs)
-        left_out = [number for number, pair in enumerate(pairs) if not pair.is_meaningful]
-        if left_out:
-            count, numbers = pluralize(len(left_out), "pair"), ", ".join(map(str, left_out))
-            name += f"; without {count} ({numbers}), because {NOT_PREFERRED}"
-        shares = [pair.shares for pair in pairs]
-        for number in left_out:
-            shares[number] = replace(shares[number], values=shares[number].values * np.nan)
-        labels = [f"{clean} → {corrupted}" for clean, corrupted, *_ in cases]
-        return average(name, shares, "pair", labels)
+            return ask(clean, corrupted, answer, wrong)
+        return self._ask_each("pair", ask, cases)
 
     @default_settings()
-    def measure_heads(self, text: Texts, log: Callable[[str], None] = print) -> Row | Labeled:
+    def measure_heads(self, text: Texts, log: Callable[[str], None] = print) -> Row | DataArray:
         """Measure every head on random tokens, as frequent as predicted here.
 
         The measurements have the names of metrics.jsonl, such as `heads/induction/L1H3`, and
         `glass.heads.say.findings.summarize` states what they show. Of several texts, the result has
-        the mean scores of the heads, (L · H, scores).
+        the scores of the heads, (texts, scores, L, H).
         """
         if (texts := list_texts(text)) is not None:
-            return self._average_scores(texts, log)
+            log(f"attention: scores of every head for {pluralize(len(texts), 'text')}")
+            return self._ask_each("text", self._score_heads, zip(texts))
         row = Row()
         for stage in self._measure_in_stages(row, text):
             log(f"attention: {stage}")
         return row
 
-    def _average_scores(self, texts: Sequence[Text], log: Callable[[str], None]) -> Labeled:
-        def measure(text: Text) -> Row:
-            row = Row()
-            stages = self._measure_in_stages(row, text)
-            next(stages)
-            next(stages)  # the scores are measured; compositions would take most of the time
-            return row
-
-        log(f"attention: scores of every head for {pluralize(len(texts), 'text')}")
-        rows = self._ask_each("text", measure, zip(texts))
-        c = self.model.config
-        heads = [Head(*place) for place in np.ndindex(c.n_layer, c.n_head)]
-        names = list(dict.fromkeys(name for row in rows for name in row.scores()))
-        axes = {"head": [str(head) for head in heads], "score": names}
-        answers = []
-        for row in rows:
-            scores = [[row.score(name, head).value for name in names] for head in heads]
-            answers.append(Labeled("score", np.array(scores), axes))
-        return average("score", answers, "text", map(str, texts))
+    def _score_heads(self, text: Text) -> DataArray:
+        row = Row()
+        stages = self._measure_in_stages(row, text)
+        next(stages)
+        next(stages)  # the scores are measured; compositions would take most of the time
+        coordinates = {"score": list(row.scores()), **self._label_heads()}
+        scores = DataArray(np.nan, coordinates, ["score", "layer", "head"], "score")
+        for values, heads in zip(scores.values, row.scores().values()):  # (L, H)
+            for head, score in heads.items():
+                values[head] = score
+        return scores
 
     def _measure_in_stages(self, row: Row, text: Text) -> Iterator[str]:
         model = in_float32(self.model)
         text_pass = capture(model, np.array([self._encode(text)]))
         return measure_in_stages(row, model, self.tokenizer, text_pass)
 
-    def _mean_loss(self, off: Heads, hidden: Positions, text: Text) -> Labeled:
+    def _mean_loss(self, off: Heads, hidden: Positions, text: Text) -> DataArray:
         losses = self.loss(text, off, hidden)
-        if not losses.values.size:
+        if not losses.size:
             raise UserError("its only token is not predicted: use at least two tokens")
-        return Labeled(losses.name, losses.values.mean(dtype=np.float64), {})
-
-    def _average(self, name: str, texts: Sequence[Text], ask: Callable[[Text], Labeled]) -> Labeled:
-        return average(name, self._ask_each("text", ask, zip(texts)), "text", map(str, texts))
+        return losses.mean(dtype=np.float64, keep_attrs=True)
 
     def _ask_each(
-        self, noun: str, ask: Callable[..., Answer], cases: Iterable[tuple]
-    ) -> list[Answer]:
-        """Return an answer about each text or pair; an error says which one it is about."""
-        answers = []
+        self, axis: str, ask: Callable[..., DataArray], cases: Iterable[tuple]
+    ) -> DataArray:
+        """Return the answers about each text or pair; an error says which one it is about."""
+        answers, labels = [], []
         for number, case in enumerate(cases):
             try:
                 answers.append(ask(*case))
             except UserError as e:
-                raise UserError(f"{noun} {number}, {quote_text(case[0])}: {e}") from None
-        return answers
+                raise UserError(f"{axis} {number}, {quote(case[0])}: {e}") from None
+            labels.append(" → ".join(map(str, case[:2])))  # the texts; answers may follow
+        places = DataArray(labels, dims=axis, name=axis)
+        return xarray.concat(answers, places, coords="different", compat="equals", join="outer")
 
     def _patch_pair(
         self,
@@ -273,7 +269,7 @@ class Opened:
         corrupted: Text,
         answer: Text | None,
         wrong: Text | None,
-    ) -> PatchedPair:
+    ) -> DataArray:
         source = self._read(clean, off, hidden, "clean")
         base = self._read(corrupted, off, hidden, "corrupted")
         answer_id = self._find_id("answer", answer, source)
@@ -282,21 +278,23 @@ class Opened:
         patching = source.patch_into(base, contrast)
         lowest = base.logit_difference(contrast)
         highest = source.logit_difference(contrast)
-        if lowest == highest:
-            raise UserError(
-                f"the two texts have the same logit difference, {lowest:.4g}: choose another "
-                "corrupted text, or two different answers"
-            )
-
-        axes = self._label_patches(kind, base)
-        differences = np.zeros([len(labels) for labels in axes.values()])
-        is_residual = kind == "residual"
-        measured = patching.patch_residuals() if is_residual else patching.patch_components()
-        for cells, values in measured:
-            differences[tuple(cells.T)] = values
-        name = f"logit {' - '.join(self._spell((answer_id, wrong_id)))}"
-        shares = Labeled(name, (differences - lowest) / (highest - lowest), axes)
-        return PatchedPair(shares, lowest, highest)
+        answer_text, wrong_text = self._spell((answer_id, wrong_id))
+        coordinates = {
+            **self._label_patches(kind, base),
+            "answer": answer_text,
+            "wrong": wrong_text,
+            "clean_difference": highest,
+            "corrupted_difference": lowest,
+        }
+        axes = ["layer", "token" if kind == "residual" else "component"]
+        shares = DataArray(np.nan, coordinates, axes, "share", SHARE)
+        if highest > max(lowest, 0):
+            is_residual = kind == "residual"
+            measured = patching.patch_residuals() if is_residual else patching.patch_components()
+            for cells, values in measured:
+                differences = values.astype(np.float64)
+                shares.values[tuple(cells.T)] = (differences - lowest) / (highest - lowest)
+        return shares
 
     def _encode(self, text: Text, name: str = "text") -> list[int]:
         limit = max_tokens(self.model.config)
@@ -326,25 +324,32 @@ class Opened:
             raise UserError(f"{name}={quote(token)} has {pluralize(len(ids), 'token')}: use one")
         return ids[0]
 
-    def _label_tokens(self, text_pass: TextPass) -> list[str]:
-        tokens = self._spell(text_pass.forward.tokens[0].tolist())
-        return [f"T{place} {token}" for place, token in enumerate(tokens)]
+    def _label_tokens(
+        self, axis: str, text_pass: TextPass, part: slice = slice(None)
+    ) -> Coordinates:
+        texts = self._spell(text_pass.forward.tokens[0, part].tolist())
+        return label(axis, range(text_pass.length)[part], texts)
 
-    def _label_heads(self) -> dict[str, list[str]]:
+    def _label_heads(self) -> Coordinates:
         c = self.model.config
-        heads = [f"H{number}" for number in range(c.n_head)]
-        return {"layer": [f"L{layer}" for layer in range(c.n_layer)], "head": heads}
+        return {"layer": range(c.n_layer), "head": range(c.n_head)}
 
-    def _label_patches(self, kind: str, text_pass: TextPass) -> dict[str, list[str]]:
-        labels = self._label_heads()
+    def _label_patches(self, kind: str, text_pass: TextPass) -> Coordinates:
+        c = self.model.config
+        layers = {"layer": range(c.n_layer)}
         if kind == "residual":
-            return {"layer": labels["layer"], "token": self._label_tokens(text_pass)}
-        mlp = [] if self.model.config.mlp == "none" else ["MLP"]
-        return {"layer": labels["layer"], "component": [*labels["head"], *mlp]}
+            return {**layers, **self._label_tokens("token", text_pass)}
+        mlp = [] if c.mlp == "none" else ["MLP"]
+        return {**layers, "component": [*(f"H{number}" for number in range(c.n_head)), *mlp]}
 
     def _spell(self, ids: Iterable[int]) -> list[str]:
         """Return the tokens with visible white space."""
         return [token.translate(VISIBLE_SPACES) for token in spell_tokens(self.tokenizer, ids)]
+
+
+def label(axis: str, numbers: range, texts: list[str]) -> Coordinates:
+    """Return the coordinates of an axis of tokens: their numbers, and their texts."""
+    return {axis: numbers, f"{axis}_text": (axis, texts)}
 
 
 def pair_up(
@@ -370,12 +375,3 @@ def pair_up(
                 "one for all"
             )
     return list(zip(*columns.values()))
-
-
-def name_shares(pairs: Sequence[PatchedPair]) -> str:
-    """Return what the shares of one or several pairs are shares of."""
-    names = {pair.shares.name for pair in pairs}
-    name = names.pop() if len(names) == 1 else "a logit difference"
-    lowest = np.mean([pair.lowest for pair in pairs])
-    highest = np.mean([pair.highest for pair in pairs])
-    return f"share of {name}: 0 is {lowest:.2f}, 1 is {highest:.2f}"
