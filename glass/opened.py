@@ -275,7 +275,7 @@ class Opened:
         answer_id = self._find_id("answer", answer, source)
         wrong_id = self._find_id("wrong", wrong, base, other_than=answer_id)
         contrast = Contrast(source.length - 1, answer_id, wrong_id)
-        patching = source.patch_into(base, contrast)
+        patching = source.patch_into(base, contrast, self.tokenizer)
         lowest = base.logit_difference(contrast)
         highest = source.logit_difference(contrast)
         answer_text, wrong_text = self._spell((answer_id, wrong_id))

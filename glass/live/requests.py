@@ -231,9 +231,10 @@ def _patch(
     """Run the corrupted text, and the patched one."""
     corrupted = session.read(parameters.corrupted, text_pass.interventions, "corrupted")
     answer = Contrast(parameters.i, parameters.answer, parameters.wrong)
+    source, base = text_pass, corrupted
     if parameters.direction == "noising":
-        return corrupted, corrupted.patch_into(text_pass, answer, parameters.patched)
-    return corrupted, text_pass.patch_into(corrupted, answer, parameters.patched)
+        source, base = base, source
+    return corrupted, source.patch_into(base, answer, session.tokenizer, parameters.patched)
 
 
 def show_scores(session: Session, parameters: Parameters, text_pass: TextPass) -> Iterator[str]:

@@ -430,7 +430,7 @@ def test_models_and_tokenizers_of_other_libraries_are_refused_by_their_type():
         (lambda opened: opened.loss("xyz"), "x"),
         (lambda opened: opened.head_effects(TEXT, token=0), "0"),
         (lambda opened: opened.head_effects("a"), "-1"),
-        (lambda opened: opened.patch("abc", "ab"), "3 and 2"),
+        (lambda opened: opened.patch("a c", "ab"), "3 and 2 tokens, a|·|c and a|b:"),
         (lambda opened: opened.patch("abc", "abd", answer="ef"), "'ef'"),
         (lambda opened: opened.patch("abc", "abd", kind="head"), "head"),
         (lambda opened: opened.patch(b"abc", "abd"), "clean"),

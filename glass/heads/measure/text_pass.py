@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from common.errors import UserError
+from common.text import VISIBLE_SPACES
 from config import GPTConfig
+from data.tokenizer import Tokenizer
 from generation.sampling import NON_FINITE_PREDICTIONS
 from generation.scoring import max_logit_rows
 from glass.heads.measure.ablation import iterate_head_effects
@@ -17,6 +19,7 @@ from glass.heads.measure.capture import ForwardPass, allocate_pass, output_gram,
 from glass.heads.measure.interventions import Interventions
 from glass.heads.measure.logit_attribution import PREDICTED_TOKENS
 from glass.heads.measure.patching import Contrast, Patch, Patching, measure_logit_difference
+from glass.heads.measure.probes import spell_tokens
 from kernels import in_float32_or_finer
 from model import GPT
 from run.row import Head
@@ -147,16 +150,24 @@ class TextPass:
         return measure_logit_difference(self.model, x, contrast).item()
 
     def patch_into(
-        self, base: "TextPass", contrast: Contrast, kept: Sequence[Patch] = ()
+        self,
+        base: "TextPass",
+        contrast: Contrast,
+        tokenizer: Tokenizer,
+        kept: Sequence[Patch] = (),
     ) -> Patching:
         """Return the patching of activations of this pass into `base`.
 
-        Both must have been read with the same interventions.
+        Both must have been read with the same interventions. An error shows how the tokenizer
+        split both texts.
         """
         if self.length != base.length:
+            tokens = (text.forward.tokens[0].tolist() for text in (self, base))
+            splits = ("|".join(spell_tokens(tokenizer, ids)) for ids in tokens)
+            source_split, base_split = (split.translate(VISIBLE_SPACES) for split in splits)
             raise UserError(
-                f"the texts have {self.length} and {base.length} tokens: choose a clean and a "
-                "corrupted text with equal numbers of tokens"
+                f"the texts have {self.length} and {base.length} tokens, {source_split} and "
+                f"{base_split}: choose a clean and a corrupted text with equal numbers of tokens"
             )
         return Patching(self.model, self.forward, base.forward, contrast, kept, self.interventions)
 
