@@ -17,6 +17,12 @@ MODEL_NAME = r"\S*[/\\]\S+|\S+\.\w+"  # of a model on the hub, or of a file that
 class ExploreConfig(Hardware, LoadConfig):
     """Settings of `explore.py`."""
 
+    steps: str | None = setting(
+        None,
+        "steps of the model's training that the page shows: all, a number of steps such as 12, or "
+        "a list such as 0,512,1000; null: one model",
+        only_with={"checkpoint": ("best",)},
+    )
     prompt: str | None = setting(
         None, "text that the page shows first; null: an example", literal=True
     )

@@ -4,7 +4,7 @@
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -36,11 +36,15 @@ class StoredModel(ABC):
     def read_tokenizer(self) -> Tokenizer | None:
         """Return the tokenizer, or None for a character model whose alphabet is not on the disk."""
 
-    def build(self) -> GPT:
-        """Build the model on the CPU, in evaluation mode."""
+    def build(self, check_canceled: Callable[[], None] = lambda: None) -> GPT:
+        """Build the model on the CPU, in evaluation mode; check after each tensor."""
         with torch.device("meta"):
             model = build_model(self.config)
-        model.assign(dict(self.read_tensors()))
+        tensors = {}
+        for name, tensor in self.read_tensors():
+            check_canceled()
+            tensors[name] = tensor
+        model.assign(tensors)
         return model.eval()
 
     @torch.no_grad()
@@ -56,7 +60,7 @@ class StoredModel(ABC):
             destination.copy_(tensor[: len(destination)])
         check_finite_weights(model, str(self.path))
 
-    def load(self) -> tuple[GPT, Tokenizer]:
+    def load(self, check_canceled: Callable[[], None] = lambda: None) -> tuple[GPT, Tokenizer]:
         """Return the model as `build` does, and its tokenizer.
 
         Raises:
@@ -68,7 +72,7 @@ class StoredModel(ABC):
                 f"{self.path} does not contain the characters of its vocabulary: train on its text "
                 f"with init_from={self.path}, and load that run"
             )
-        model = self.build()
+        model = self.build(check_canceled)
         model.token_count, model.begin_of_text = tokenizer.vocab_size, tokenizer.begin_of_text
         model.source = str(self)
         check_finite_weights(model, str(self.path))

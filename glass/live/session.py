@@ -19,7 +19,7 @@ from glass.heads.measure.probes import spell_token
 from glass.heads.measure.text_pass import TextPass
 from glass.page.describe import read_scores
 from glass.page.snapshots import list_snapshots
-from interop import find_model
+from interop import Series, find_model
 from interop.stored import StoredRun
 from kernels import DTYPES
 from model import GPT
@@ -43,7 +43,7 @@ class Session:
     model: GPT  # is put in evaluation mode
     tokenizer: Tokenizer
     title: str
-    step: int = 0  # of the checkpoint; 0 for a model outside of a run
+    step: int = 0  # of the checkpoint or of a series; 0 for another model
     max_steps: int | None = None  # of the run; None for a model outside of a run
     prompt: str = ""  # the text that is shown first
     prompt_ids: Sequence[int] = ()  # with which it is read; empty if it is encoded
@@ -95,21 +95,31 @@ class Session:
         return {id: spell_token(self.tokenizer, id) for id in ids}
 
 
+def name_source(settings: ExploreConfig) -> tuple[str, str]:
+    """Return the setting that names the model, and its value."""
+    key = "run_dir" if settings.init_from is None else "init_from"
+    return key, getattr(settings, key)
+
+
 def load_session(
     settings: ExploreConfig,
     log: Callable[[str], None],
     check_canceled: Callable[[], None] = lambda: None,
+    series: Series | None = None,
 ) -> Session:
-    """Load the model that the settings name; the model calls `check_canceled` before each block."""
-    key = "run_dir" if settings.init_from is None else "init_from"
-    name = getattr(settings, key)
+    """Load the model that the settings name, or the last one of a series.
+
+    The model calls `check_canceled` before each block.
+    """
+    key, name = name_source(settings)
     log(f"loading {name} …")
-    device = pick_device(settings.device)
     torch.set_num_threads(pick_threads("auto", processes=1))
-    stored = find_model(name, settings.checkpoint, log)
+    if series is None:
+        stored = find_model(name, settings.checkpoint, log)
+    else:
+        stored = series.open(series.steps[-1])
     model, tokenizer = stored.load()
-    precision = "fp32" if settings.precision == "auto" else settings.precision
-    model.to(device, DTYPES[precision])
+    place(model, settings)
 
     path = Path(expand_model_name(key, name))
     title = path.resolve().name if exists(path) else name
@@ -117,6 +127,9 @@ def load_session(
     run_dir = None
     if isinstance(stored, StoredRun):
         run_dir = stored.run_dir
+    if series is not None:
+        session.step = series.steps[-1]
+    elif isinstance(stored, StoredRun):
         show_checkpoint(session, stored, log)
     if settings.prompt is None:
         session.prompt, session.prompt_ids = find_prompt(tokenizer, run_dir)
@@ -126,6 +139,12 @@ def load_session(
     if note := normal_form_note(tokenizer, session.prompt):
         log(note)
     return session
+
+
+def place(model: GPT, settings: ExploreConfig) -> None:
+    """Move a model to the device and the precision of the settings."""
+    precision = "fp32" if settings.precision == "auto" else settings.precision
+    model.to(pick_device(settings.device), DTYPES[precision])
 
 
 def show_checkpoint(session: Session, stored: StoredRun, log: Callable[[str], None]) -> None:

@@ -3,26 +3,32 @@
 import json
 import shutil
 import threading
+import time
+import weakref
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from frame_reader import decode_frames
-from models import small
+from models import lively, small
 from pages import snapshot, write_snapshot
 from run_folders import TEXT, load_run, write_run
 
 from cli.explore_config import ExploreConfig
 from cli.sample_config import SampleConfig
 from data.tokenizer import PATTERNS, BPETokenizer, CharTokenizer
+from glass.heads.measure.interventions import Interventions
 from glass.live.explorer import Explorer
 from glass.live.requests import MODEL_REQUESTS
 from glass.live.session import EXAMPLE_PROMPT, find_prompt, load_session
 from interop import find_model, save_hf
+from interop.folder import HFFolder
 from interop.stored import StoredRun
 from run.checkpoints import MODEL_FILE
+from run.row import Head
 from run.run_dir import RunDir
+from training.stored_model import StoredModel
 from variants import build_model
 
 SECONDS = 60  # that no answer of a passing test takes, on a busy machine
@@ -136,14 +142,14 @@ def test_a_bug_becomes_an_error_frame_without_details(explorer, capsys, monkeypa
 class Client:
     """Asks for an answer, by default a long one, in a thread, and can go away."""
 
-    def __init__(self, explorer, request="continue"):
-        self.request, self.is_gone = request, False
+    def __init__(self, explorer, request="continue", step=6):
+        self.request, self.step, self.is_gone = request, step, False
         self.started = threading.Event()
         self.thread = threading.Thread(target=self.read, args=(explorer,), daemon=True)
         self.thread.start()
 
     def read(self, explorer):
-        request = {"request": self.request, "ids": [0, 1], "step": 6, "maxTokens": 1000}
+        request = {"request": self.request, "ids": [0, 1], "step": self.step, "maxTokens": 1000}
         for _ in explorer.answer(json.dumps(request).encode(), lambda: self.is_gone):
             self.started.set()
 
@@ -177,9 +183,12 @@ def test_measuring_heads_gives_way_to_other_requests(explorer, monkeypatch):
     assert_works(explorer)
 
 
+def page_data(explorer) -> dict:
+    return json.loads(explorer.page().split('id="data">')[1].split("</script>")[0])
+
+
 def shown_step(explorer) -> int:
-    content = explorer.page().split('id="data">')[1].split("</script>")[0]
-    return json.loads(content)["step"]
+    return page_data(explorer)["step"]
 
 
 @pytest.mark.parametrize(("checkpoint", "before", "after"), [("last", 3, 6), ("best", 6, 3)])
@@ -216,3 +225,70 @@ def test_a_checkpoint_that_cannot_be_read_is_reported_and_the_one_before_shown(r
     assert shown_step(explorer) == 3
     assert str(run) in "".join(lines)
     assert [kind for kind, _ in frames(explorer, step=3)] == ["answer"]
+
+
+@pytest.fixture
+def series(tmp_path) -> Explorer:
+    """An explorer of four steps, of which two have equal weights."""
+    for step, seed in {0: 9, 5: 5, 10: 7, 20: 9}.items():
+        model = lively(build_model(small(vocab_size=8)), seed)
+        save_hf(model, tmp_path / "out" / f"checkpoint-{step}", CharTokenizer("abcdefgh"))
+    return Explorer(ExploreConfig(init_from=str(tmp_path / "out"), steps="all"), print)
+
+
+@pytest.fixture
+def model_counts(monkeypatch) -> list[int]:
+    """How many models are in memory when one has been loaded."""
+    models, counts = weakref.WeakSet(), []
+    build = StoredModel.build
+
+    def build_and_count(stored, *arguments):
+        model = build(stored, *arguments)
+        models.add(model)
+        counts.append(len(models))
+        return model
+
+    monkeypatch.setattr(StoredModel, "build", build_and_count)
+    return counts
+
+
+def test_a_step_of_a_series_answers_as_its_model_does_and_equal_ones_count_once(
+    model_counts, series, tmp_path
+):
+    content = page_data(series)
+    assert (content["step"], content["steps"]) == (20, [5, 10, 20])
+    assert len(content["repeats"]) == 1 and content["title"] == "out"
+    for step in (5, 10, 5, 20, 10):
+        assert frames(series, "loadStep", step=step) == [("answer", None)]
+        [(_, answer)] = frames(series, "logits", step=step, off=["L0H1"], hidden=[0])
+        text = series.session.read([0, 1, 0], Interventions((Head(0, 1),), (0,)))
+        assert torch.equal(torch.tensor(answer), text.logits().flatten())
+        expected = find_model(tmp_path / "out" / f"checkpoint-{step}").read_tensors()
+        ours = series.session.model.tensors()
+        assert all(torch.equal(ours[name], tensor) for name, tensor in expected)
+    assert len(model_counts) == 5 and max(model_counts) == 2
+    [(_, error)] = frames(series, step=0)
+    assert error["name"] == "StepChanged"
+
+
+def test_a_step_is_not_loaded_further_when_its_client_is_gone(series, monkeypatch):
+    read_tensors = HFFolder.read_tensors
+    allowed = threading.Semaphore(2)  # tensors of the first step
+
+    def read_slowly(stored):
+        for named in read_tensors(stored):
+            assert allowed.acquire(timeout=SECONDS)
+            yield named
+
+    monkeypatch.setattr(HFFolder, "read_tensors", read_slowly)
+    client = Client(series, "loadStep", step=5)
+    while allowed.acquire(blocking=False):
+        allowed.release()
+        time.sleep(0.01)
+    client.is_gone = True
+    allowed.release()
+    assert client.has_ended() and not client.started.is_set() and series.session.step == 20
+    for _ in range(100):
+        allowed.release()
+    assert frames(series, "loadStep", step=10) == [("answer", None)]
+    assert series.session.step == 10
