@@ -4,16 +4,16 @@ import json
 import shutil
 import threading
 import time
-import weakref
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from frame_reader import decode_frames
-from models import lively, small
+from models import small
 from pages import snapshot, write_snapshot
 from run_folders import TEXT, load_run, write_run
+from steps import COUNTED, count_models, write_steps
 
 from cli.explore_config import ExploreConfig
 from cli.sample_config import SampleConfig
@@ -28,7 +28,6 @@ from interop.stored import StoredRun
 from run.checkpoints import MODEL_FILE
 from run.row import Head
 from run.run_dir import RunDir
-from training.stored_model import StoredModel
 from variants import build_model
 
 SECONDS = 60  # that no answer of a passing test takes, on a busy machine
@@ -230,33 +229,16 @@ def test_a_checkpoint_that_cannot_be_read_is_reported_and_the_one_before_shown(r
 @pytest.fixture
 def series(tmp_path) -> Explorer:
     """An explorer of four steps, of which two have equal weights."""
-    for step, seed in {0: 9, 5: 5, 10: 7, 20: 9}.items():
-        model = lively(build_model(small(vocab_size=8)), seed)
-        save_hf(model, tmp_path / "out" / f"checkpoint-{step}", CharTokenizer("abcdefgh"))
-    return Explorer(ExploreConfig(init_from=str(tmp_path / "out"), steps="all"), print)
-
-
-@pytest.fixture
-def model_counts(monkeypatch) -> list[int]:
-    """How many models are in memory when one has been loaded."""
-    models, counts = weakref.WeakSet(), []
-    build = StoredModel.build
-
-    def build_and_count(stored, *arguments):
-        model = build(stored, *arguments)
-        models.add(model)
-        counts.append(len(models))
-        return model
-
-    monkeypatch.setattr(StoredModel, "build", build_and_count)
-    return counts
+    folder = write_steps(tmp_path / "out")
+    return Explorer(ExploreConfig(init_from=str(folder), steps="all"), print)
 
 
 def test_a_step_of_a_series_answers_as_its_model_does_and_equal_ones_count_once(
-    model_counts, series, tmp_path
+    series, tmp_path, monkeypatch
 ):
+    counts = count_models(monkeypatch)
     content = page_data(series)
-    assert (content["step"], content["steps"]) == (20, [5, 10, 20])
+    assert (content["step"], content["steps"]) == (20, COUNTED)
     assert len(content["repeats"]) == 1 and content["title"] == "out"
     for step in (5, 10, 5, 20, 10):
         assert frames(series, "loadStep", step=step) == [("answer", None)]
@@ -266,7 +248,7 @@ def test_a_step_of_a_series_answers_as_its_model_does_and_equal_ones_count_once(
         expected = find_model(tmp_path / "out" / f"checkpoint-{step}").read_tensors()
         ours = series.session.model.tensors()
         assert all(torch.equal(ours[name], tensor) for name, tensor in expected)
-    assert len(model_counts) == 5 and max(model_counts) == 2
+    assert counts == [1, 2, 2, 2]  # after the one that was loaded before
     [(_, error)] = frames(series, step=0)
     assert error["name"] == "StepChanged"
 

@@ -1,12 +1,22 @@
 """The page that explore.py serves, in Chromium: typed text, interventions, patching, reloading."""
 
 import re
+import threading
+import time
+from contextlib import closing, contextmanager
 
 import numpy as np
 import pytest
 from explore_process import exploring
 from playwright.sync_api import expect
 from run_folders import load_run
+from steps import COUNTED, count_models, write_steps
+
+import glass
+from cli.explore_config import ExploreConfig
+from glass.live.explorer import Explorer
+from glass.live.server import Server
+from interop.folder import HFFolder
 
 pytestmark = pytest.mark.slow
 TEXT, CORRUPTED = "the glass the glass", "the grass the glass"
@@ -55,3 +65,62 @@ def test_a_text_is_read_changed_patched_and_kept_in_the_address(finished_run, ch
         "explore.py"
     )  # it is not running any more
     tab.close()
+
+
+@contextmanager
+def serving(**settings):
+    """Serve the page in this process; yield the explorer and its address."""
+    with closing(Explorer(ExploreConfig(**settings), print)) as explorer:
+        server = Server(port=0)
+        arguments = (explorer.page, explorer.answer)
+        thread = threading.Thread(target=server.serve, args=arguments, daemon=True)
+        thread.start()
+        yield explorer, server.address
+        server.shutdown()
+        thread.join()
+
+
+def move_slider(tab, index: int) -> None:
+    tab.evaluate(
+        "k => { $step = document.getElementById('step'); $step.value = k; $step.oninput(); }", index
+    )
+
+
+def test_the_slider_moves_while_a_step_is_loaded_and_nothing_typed_is_lost(
+    chromium, tmp_path, monkeypatch
+):
+    counts, errors = count_models(monkeypatch), []
+    read_tensors = HFFolder.read_tensors
+
+    def read_slowly(stored):
+        for named in read_tensors(stored):
+            time.sleep(0.02)
+            yield named
+
+    folder = str(write_steps(tmp_path / "out"))
+    with serving(init_from=folder, steps="all", prompt="abcabc") as (explorer, address):
+        tab = chromium.new_page()
+        tab.on("pageerror", lambda error: errors.append(str(error)))
+        tab.goto(address)
+        expect(tab.locator("#own-text-status")).to_contain_text("6 tokens,")
+        expect(tab.locator("#step-now")).to_have_text("step 20")
+        expect(tab.locator("#repeats")).to_contain_text("step 0")
+        tab.click("[role=radio][aria-label='layer 1, head 1']")
+        tab.keyboard.press("x")
+        expect_interventions(tab, "L1H1", "")
+
+        monkeypatch.setattr(HFFolder, "read_tensors", read_slowly)
+        for index in (0, 1, 0, 2, 1, 0):
+            move_slider(tab, index)
+            time.sleep(0.1)
+        tab.locator("#typed").press_sequentially("def", delay=50)
+        expect(tab.locator("#own-text-status")).to_contain_text("9 tokens,")
+        expect(tab.locator("#step-now")).to_have_text(f"step {COUNTED[0]}")
+        expect_interventions(tab, "L1H1", "")
+        assert explorer.session.step == COUNTED[0]
+        assert counts == [1, 2]  # no other step was loaded to its end
+        direct = glass.open(f"{folder}/checkpoint-{COUNTED[0]}")
+        loss = direct.loss("abcabcdef", off="L1H1").values.mean()
+        expect(tab.locator("#mean-loss")).to_contain_text(f"Mean loss {loss:.2f}")
+        tab.close()
+    assert errors == []

@@ -4,7 +4,7 @@
  */
 
 import { findHidden } from "../engine/decoding.js";
-import { data } from "../state/page_data.js";
+import { data, steps } from "../state/page_data.js";
 import { currentStep, ownText } from "../state/selection.js";
 import { ServerTransport } from "./server_transport.js";
 import { WorkerTransport } from "./worker_transport.js";
@@ -22,6 +22,27 @@ export async function send(request, parameters, onPart) {
   const answer = await transport.send(request, parameters, onPart);
   Object.assign(data.words, answer?.words);
   return answer;
+}
+
+/** The step whose weights the server was told to load last. */
+let loading = { step: null, done: null };
+
+/**
+ * Have the server load the weights of a step, if it has those of several. This cancels the loading of
+ * another step, but not that of the same one, so that the reader may type meanwhile.
+ */
+export async function loadStep(step) {
+  if (!data.server || steps.length < 2) return;
+  if (loading.step !== step) {
+    cancel("loadStep");
+    loading = { step, done: send("loadStep", { step }) };
+  }
+  try {
+    await loading.done;
+  } catch (error) {
+    loading.step = null; // so that it is tried again
+    throw error;
+  }
 }
 
 /** Stop all requests of a name; their promises resolve to undefined. */

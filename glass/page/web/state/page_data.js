@@ -36,6 +36,9 @@ export const hasMlps = data.modelConfig?.mlp !== "none";
 /** Steps of the slider. */
 export const steps = data.steps.length ? data.steps : scoredSteps;
 
+/** Whether the page shows a model at several steps: a run's, or those of a series. */
+export const hasSteps = isRun || steps.length > 1;
+
 /** Whether the model runs in the Python process that served the page (explore.py). */
 export const hasServer = Boolean(data.server);
 

@@ -10,7 +10,7 @@ import { scoreLabel, term } from "../base/terms.js";
 import { addArrowKeys, addTooltip, valueLine } from "../base/tooltip.js";
 import { emit } from "../state/events.js";
 import { compositionAt } from "../state/head_metrics.js";
-import { H, hasMlps, isDeep, isRun, L, scoredSteps, steps } from "../state/page_data.js";
+import { H, hasMlps, hasSteps, isDeep, L, scoredSteps, steps } from "../state/page_data.js";
 import { chooseHead, selection } from "../state/selection.js";
 
 /** The inputs of a head through which it composes with components below. */
@@ -35,7 +35,7 @@ const EXPLANATION =
 /** Draw the graphs of the slider's step into `host`. */
 export function drawComposition(host) {
   const step = steps[selection.step];
-  const when = isRun ? ` at step ${formatCount(step)}` : "";
+  const when = hasSteps ? ` at step ${formatCount(step)}` : "";
   const title = `Head composition (Q, K, V)${when}`;
   const compositions = compositionAt(scoredSteps.findLastIndex(scored => scored <= step));
   const significant = compositions.filter(

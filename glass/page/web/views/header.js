@@ -29,7 +29,8 @@ function describeRun() {
     const tokens = describeTokens(data.probes[0].T, data.tokenCount ?? 0);
     facts.push(isRun ? `${tokens} of text shown` : tokens);
   }
-  if (data.steps.length > 1) facts.push(pluralize(data.steps.length, "snapshot"));
+  if (data.steps.length > 1)
+    facts.push(pluralize(data.steps.length, hasServer ? "step" : "snapshot"));
   return facts.join(" · ");
 }
 

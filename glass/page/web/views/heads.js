@@ -24,7 +24,7 @@ import {
   scoreNames,
   snapshotIndex,
 } from "../state/head_metrics.js";
-import { data, H, isRun, L, scoredSteps, steps } from "../state/page_data.js";
+import { data, H, hasSteps, L, scoredSteps, steps } from "../state/page_data.js";
 import { chooseHead, selection } from "../state/selection.js";
 import { drawComposition } from "./composition.js";
 import { drawEmergence } from "./emergence.js";
@@ -48,7 +48,7 @@ const scoreColor = score => COLORS[coloredScores.indexOf(score) % COLORS.length]
 
 /** Return at which step, or on which tokens, the heads were scored. */
 function describeScored() {
-  if (isRun) return `at step ${formatCount(steps[selection.step] ?? 0)}`;
+  if (hasSteps) return `at step ${formatCount(steps[selection.step] ?? 0)}`;
   return data.maxSteps ? `at step ${formatCount(scoredSteps[0])}` : "on random tokens";
 }
 
@@ -135,7 +135,7 @@ function scoreCaption(score) {
   const { unit, isSigned } = SCORES[score] ?? {};
   const low = isSigned ? "−1" : "0";
   const range = `${low} to ${Number(maxScore(score).toPrecision(2))}${unit ? ` ${unit}` : ""}`;
-  const isOfOtherStep = isRun && scoredSteps[k] !== steps[selection.step];
+  const isOfOtherStep = hasSteps && scoredSteps[k] !== steps[selection.step];
   const when = isOfOtherStep ? `, at step ${formatCount(scoredSteps[k])}` : "";
   const unknown = headNames.filter(name => metricAt(`heads/${score}/${name}`, k) === null);
   const isPartial = unknown.length > 0 && unknown.length < headNames.length;

@@ -14,7 +14,7 @@ import {
   data,
   H,
   hasServer,
-  isRun,
+  hasSteps,
   runnableSteps,
   scoredSteps,
   steps,
@@ -82,7 +82,7 @@ function nameMap(cells) {
 }
 
 /** Say after how many steps of a run something was measured. */
-const afterSteps = step => (isRun ? ` after ${pluralize(step, "step")}` : "");
+const afterSteps = step => (hasSteps ? ` after ${pluralize(step, "step")}` : "");
 
 /** Say which tokens of a long text have token effects. */
 const describePart = cells =>
@@ -105,7 +105,7 @@ function describeInput() {
   const { name, period } = currentProbe();
   if (isOwnText()) {
     const step = formatCount(currentStep());
-    return isRun ? `your text, read with the weights of step ${step}` : "your text";
+    return hasSteps ? `your text, read with the weights of step ${step}` : "your text";
   }
   if (data.losses) return "the beginning of the scored text";
   if (data.kind === "prompt") return "the prompt";

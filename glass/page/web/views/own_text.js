@@ -2,12 +2,12 @@
 
 import { $ } from "../base/dom.js";
 import { describeTokens, formatCount, headName } from "../base/format.js";
-import { ask, describeFailure, send } from "../client/client.js";
+import { ask, describeFailure, loadStep, send } from "../client/client.js";
 import { findHidden, placesRead } from "../engine/decoding.js";
 import { Cells, MIN_CLEAR_EFFECT_NATS, Predictions } from "../state/cells.js";
 import { emit } from "../state/events.js";
 import { inductionToken } from "../state/opening.js";
-import { data, H, isRun, L, runnableSteps, steps, textLimit } from "../state/page_data.js";
+import { data, H, hasSteps, L, runnableSteps, steps, textLimit } from "../state/page_data.js";
 import {
   chooseProbe,
   currentProbe,
@@ -57,7 +57,7 @@ export async function readOwnText() {
 
 /** Say which step's weights are to read the text. */
 function sayThatItIsReading() {
-  const weights = isRun ? ` with the weights of step ${formatCount(wantedStep())}` : "";
+  const weights = hasSteps ? ` with the weights of step ${formatCount(wantedStep())}` : "";
   $("own-text-status").textContent = `reading${weights} …`;
 }
 
@@ -71,12 +71,14 @@ async function readOnce(isWanted) {
     showEmptyText();
     return;
   }
+  cancelRequestsOfText();
+  await loadStep(step);
+  if (!isWanted()) return;
   const places = placesRead(allIds, textLimit);
   const ids = places.map(place => allIds[place]);
   ownText.hidden = ownText.hidden.filter(place => place < allIds.length - 1);
   const hidden = findHidden(ownText.hidden, places);
   const input = { ids, step, off: [...ownText.off], hidden };
-  cancelRequestsOfText();
   const [results, tokens] = await Promise.all([
     ask({ request: "read", ...input }),
     send("tokenTexts", { ids }),
