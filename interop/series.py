@@ -76,12 +76,19 @@ class Series:
         by_hash: dict[str, list[int]] = {}
         for step in self.steps:
             by_hash.setdefault(self.hash(step), []).append(step)
-        groups = {steps[-1]: steps[:-1] for steps in by_hash.values()}
-        for step, repeats in groups.items():
-            if repeats:
-                names = ", ".join(map(str, repeats))
-                self.log(f"note: left out, because their weights are those of step {step}: {names}")
-        return dict(sorted(groups.items()))
+        groups = dict(sorted((steps[-1], steps[:-1]) for steps in by_hash.values()))
+        for sentence in name_repeats(groups):
+            self.log(f"note: {sentence}")
+        return groups
+
+
+def name_repeats(groups: dict[int, list[int]]) -> list[str]:
+    """Return a sentence for each group of steps with equal weights; see `Series.group_equal`."""
+    return [
+        f"left out, because their weights are those of step {step}: {', '.join(map(str, repeats))}"
+        for step, repeats in groups.items()
+        if repeats
+    ]
 
 
 def hash_tensors(tensors: Iterable[tuple[str, Tensor]]) -> str:

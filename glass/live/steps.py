@@ -23,8 +23,6 @@ class Steps:
         groups = self.series.group_equal()
         self.numbers = [*groups]
         self.repeats = name_repeats(groups)
-        for sentence in self.repeats:
-            log(sentence)
 
     def load(self, session: Session, step: int) -> Session:
         """Load the model of another step, unless the request for it is canceled meanwhile."""
