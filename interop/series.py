@@ -85,7 +85,7 @@ class Series:
 def name_repeats(groups: dict[int, list[int]]) -> list[str]:
     """Return a sentence for each group of steps with equal weights; see `Series.group_equal`."""
     return [
-        f"left out, because their weights are those of step {step}: {', '.join(map(str, repeats))}"
+        f"left out, with the weights of step {step}: step {', '.join(map(str, repeats))}"
         for step, repeats in groups.items()
         if repeats
     ]

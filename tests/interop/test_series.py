@@ -79,7 +79,7 @@ def test_steps_with_equal_weights_count_once_as_the_last_of_them(tmp_path):
     notes = []
     groups = find_series(tmp_path, log=notes.append).group_equal()
     assert groups == {1000: [], 2000: [500], 3000: [0]}
-    assert ["500" in note and "2000" in note for note in notes] == [False, True]
+    assert ["500" in note and "2000" in note for note in notes] == [True, False]
 
 
 def test_from_python_each_step_is_opened_after_the_one_before_and_repeats_are_named(
@@ -93,7 +93,7 @@ def test_from_python_each_step_is_opened_after_the_one_before_and_repeats_are_na
         seen.append((step, weakref.ref(opened.model)))
     assert [step for step, _ in seen] == [0, 1000, 2000]
     assert [model() is None for _, model in seen] == [True, True, False]
-    assert "step 2000: 500" in capsys.readouterr().err
+    assert "step 2000: step 500" in capsys.readouterr().err
 
 
 def test_a_run_is_opened_at_a_step(tmp_path):
