@@ -510,7 +510,7 @@ class Config(Hardware, ModelSource):
         False, "print the validation loss of the best model of run_dir, or of init_from, then exit"
     )
     dry_run: bool = setting(
-        False, "print the size, memory, operations and time, and what each auto is, then exit"
+        False, "take three steps, print the time of the whole run and the peak memory, then exit"
     )
     seed: int = setting(1337, "seed of weights, data order and dropout", ge=0, le=LARGEST_SEED)
     compile: bool | str = setting(
@@ -532,9 +532,7 @@ class Config(Hardware, ModelSource):
         "auto: processes that were started together share one run; none: this process trains alone",
         choices=("auto", "none"),
     )
-    shard: int | str = setting(
-        "auto", "number of processes that split each copy of the model; auto: as few as fit", ge=1
-    )
+    shard: int = setting(1, "number of processes that split each copy of the model", ge=1)
     checkpoint_activations: bool = setting(
         False,
         "compute each block again in the backward pass instead of keeping its activations: less "
@@ -572,5 +570,4 @@ class ResolvedConfig(Config):
 
     model: GPTConfig
     compile: bool = setting(False, "torch.compile")
-    shard: int = setting(1, "processes that divide the model", ge=1)
     threads: int = setting(1, "threads of each process", ge=1)

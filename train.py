@@ -32,6 +32,7 @@ import os
 import shlex
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from functools import partial
 from math import nan
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -118,10 +119,13 @@ def run(job: cli.Job) -> float:
     is_first = process_rank() == 0 or config.distributed == "none"
     # Not a decorator: launchers of sweeps pickle this function, but cannot pickle an open context
     with device.restored_process():
-        if config.prepare_only or config.eval_only or config.dry_run:
-            return run_mode(job) if is_first else nan
+        if config.prepare_only or config.eval_only:
+            return run_mode(config) if is_first else nan
         with join(alone=config.distributed == "none") as world:
             config = world.broadcast(config)  # which only rank 0 has completed
+            if config.dry_run:
+                planned = world.on_rank_0(lambda: modes.find_planned_start(config, world.log))
+                return train(config, None, planned, world)
 
             # Folder, which rank 0 locks
             with world.opened_on_rank_0(locked_run_dir(config)) as run_dir:
@@ -136,27 +140,22 @@ def run(job: cli.Job) -> float:
                 return nan
 
 
-def run_mode(job: cli.Job) -> float:
-    """Do what prepare_only, eval_only or dry_run asks for; return the loss, nan without one."""
-    config = job.config
-    log = World().log
-    start = modes.find_planned_start(config, log) if config.dry_run else Start()
+def run_mode(config: Config) -> float:
+    """Do what prepare_only or eval_only asks for; return the loss, nan without one."""
     source = config.run_dir if config.eval_only and config.run_dir else config.init_from
-    origin = open_starting_model(source, start, log)
+    origin = open_starting_model(source, Start(), World().log)
     if config.prepare_only:
-        prepare_text(config, World(), origin, start)
+        prepare_text(config, World(), origin, Start())
         return nan
-    if config.eval_only:
-        assert origin  # check_config requires it
-        return modes.evaluate_only(config, origin)
-    find_glass(config, log)  # refuses what the run would refuse
-    return modes.dry_run(config, start, origin, train_step, is_in_sweep=bool(job.swept))
+    assert origin  # check_config requires it
+    return modes.evaluate_only(config, origin)
 
 
-def train(requested: Config, run_dir: RunDir, start: Start, world: World) -> float:
+def train(requested: Config, run_dir: RunDir | None, start: Start, world: World) -> float:
     """Train a run from its start to its end; return the best validation loss, nan without one.
 
     After a stop signal it saves the run and raises `SystemExit` with 128 + the signal's number.
+    Without a folder it only takes a few steps, and prints what all of them would cost.
     """
     # Machine: what is missing is reported before the text is prepared, which may take long
     device.pick_device(requested.device, world.size)
@@ -181,14 +180,29 @@ def train(requested: Config, run_dir: RunDir, start: Start, world: World) -> flo
     optimizers = build_optimizers(model, config.optim, config.precision)
     scaler = LossScaler(config.precision)
     losses = Losses(model, config.device)
-    checkpoints = Checkpoints(run_dir, config, text, world, model, optimizers, scaler, losses)
-    checkpoints.restore(start)
-    print_run(config, text, world.size, world.log)
+    take_step = partial(
+        train_step,
+        model=compiled_model,
+        optimizers=optimizers,
+        scaler=scaler,
+        losses=losses,
+        config=config,
+        world=world,
+    )
 
-    # Batches, and the windows on which the run is evaluated
+    # Batches; a dry run takes the first ones
     batches = text.task or Batches(
         text.train, config.model.block_size, config.batch_size, config.seed
     )
+    print_run(config, text, world.size, world.log)
+    if run_dir is None:
+        with explained_compiler_errors():
+            modes.measure_cost(take_step, batches, start.step, config, world)
+        return nan
+
+    # Checkpoints, and the windows on which the run is evaluated
+    checkpoints = Checkpoints(run_dir, config, text, world, model, optimizers, scaler, losses)
+    checkpoints.restore(start)
     validation, training = make_windows(text, config, world)
 
     # Record on rank 0: rows, W&B and the terminal; and what looks at the attention heads
@@ -219,9 +233,7 @@ def train(requested: Config, run_dir: RunDir, start: Start, world: World) -> flo
                 if step > start.step:
                     timer.switch("train")
                     batch = batches.batch(step - 1, world.rank, world.size)
-                    train_step(
-                        step - 1, batch, compiled_model, optimizers, scaler, losses, config, world
-                    )
+                    take_step(step - 1, batch)
                     if is_due(config.log.every, step, config):
                         row |= losses.read_metrics()
                         row |= speed_metrics(timer.step_seconds(step), config, world.size)
@@ -242,9 +254,7 @@ def train(requested: Config, run_dir: RunDir, start: Start, world: World) -> flo
                     record.show(step, row)
 
                 # Look: what every attention head does, and a sample text
-                if is_attention_due(step, config):
-                    timer.switch("attention")
-                    row |= look(model, step, heads, record, world)
+                row |= look(model, step, heads, record, timer, config, world)
 
                 # Record: metrics.jsonl, W&B and the page
                 if record:
@@ -378,9 +388,18 @@ def micro_batches(
 
 
 def look(
-    model: GPT, step: int, heads: "Observer | None", record: Record | None, world: World
+    model: GPT,
+    step: int,
+    heads: "Observer | None",
+    record: Record | None,
+    timer: ActivityTimer,
+    config: ResolvedConfig,
+    world: World,
 ) -> Row:
-    """Measure the heads and generate a sample text on rank 0; a signal ends both early."""
+    """Measure the heads and generate a sample text on rank 0 if due; a signal ends both early."""
+    if not is_attention_due(step, config):
+        return Row()
+    timer.switch("attention")
     world.check_stop()
     row = Row()
     plain_model = world.plain_copy(model)  # gathered on rank 0, None on the others

@@ -3,8 +3,9 @@
     python -m benchmarks.limits [utilization=0.5]
 
 Nothing is measured. The first table is computed for H100s in machines of eight, each GPU with a
-port of 400 Gb/s InfiniBand, from `memory_bound` and `model_size`, which runs use, and assumptions:
+port of 400 Gb/s InfiniBand, from `model_size`, which runs use, and assumptions:
 
+- Memory is that of weights, gradients and AdamW's state; activations come on top.
 - Matrix products reach `utilization` of the data sheet's rate, all other operations 0.8 of the
   memory's, and messages 0.8 of the links'. NCCL builds a ring for each port of a machine.
 - The gradients of a complete model are averaged after the backward pass, and nothing hides that.
@@ -22,11 +23,11 @@ from typing import NamedTuple
 from benchmarks.harness import read_options, run_command
 from config import GPTConfig, ResolvedConfig
 from training.flops import PUBLISHED_16_BIT_FLOPS, model_size, tokens_per_step
-from training.memory import memory_bound
 
 GPUS_PER_MACHINE = 8
 TOKENS_PER_GPU = 8192  # in a step of the first table
 MIN_COMPUTE_SHARE = 0.9  # from here on, compute limits a step
+KEPT_BYTES = 16  # of a parameter: weight, gradient and AdamW's two moments
 # An H100's data sheet, in operations or bytes per second (each way) and bytes
 RATE_SHARE = 0.8  # that is reached, of memory and links
 FLOPS = PUBLISHED_16_BIT_FLOPS["NVIDIA H100 80GB HBM3"]
@@ -158,7 +159,7 @@ def ring_rate(machines: int, ports: int = GPUS_PER_MACHINE) -> float:
 def list_limits(utilization: float) -> str:
     """Return a Markdown table: memory, traffic and limit of models on 1, 8 and 1,024 GPUs."""
     lines = [
-        "| parameters | GPUs | `shard` | memory, at most | received | compute | messages | limit |",
+        "| parameters | GPUs | `shard` | memory kept | received | compute | messages | limit |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for name, (model, is_recomputed) in MODELS.items():
@@ -167,14 +168,14 @@ def list_limits(utilization: float) -> str:
                 config = make_config(model, gpus, shard, TOKENS_PER_GPU // model.block_size)
                 config = replace(config, checkpoint_activations=is_recomputed)
                 step = predict_step(config, gpus, utilization)
-                memory = memory_bound(config, gpus)
+                memory = KEPT_BYTES * model_size(model)[0] / shard
                 limit = "compute"
                 if memory > MEMORY:
                     limit = "memory"
                 elif step.compute / step.seconds < MIN_COMPUTE_SHARE:
                     limit = "messages"
                 lines.append(
-                    f"| {name} | {gpus:,} | {shard:,} | {memory / 1e9:,.0f} GB "
+                    f"| {name} | {gpus:,} | {shard:,} | {memory / 1e9:,.1f} GB "
                     f"| {step.received / 1e9:,.1f} GB | {1000 * step.compute:,.0f} ms "
                     f"| {1000 * step.messages:,.0f} ms | {limit} |"
                 )

@@ -130,15 +130,11 @@ def profile_variant(size: str, variant: Variant, device: str, steps: int) -> str
 def format_figures(config: ResolvedConfig, measured: ProcessResult) -> str:
     """Return speed and memory of a variant in one line."""
     from training.flops import speed_metrics
-    from training.memory import memory_bound
 
     metrics = speed_metrics(measured.value.seconds, config, processes=1)
     speed, mfu = metrics["train/tokens_per_second"], metrics.get("train/mfu")
     share = "" if mfu is None else f", MFU {mfu:.0%}"
-    return (
-        f"{speed:,.0f} tok/s{share}, {measured.peak_memory / BYTES_PER_MB:,.0f} MB, "
-        f"at most about {memory_bound(config, 1) / BYTES_PER_MB:,.0f}"
-    )
+    return f"{speed:,.0f} tok/s{share}, {measured.peak_memory / BYTES_PER_MB:,.0f} MB"
 
 
 def main(argv: list[str]) -> None:

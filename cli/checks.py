@@ -92,10 +92,8 @@ def _check_batch_and_processes(config: Config) -> None:
             f"batch_size={config.batch_size} is not divisible by accumulate={config.accumulate}: "
             "change one of them"
         )
-    for name, unit in (("shard", "processes"), ("threads", "threads")):
-        value = getattr(config, name)
-        if isinstance(value, str) and value != "auto":
-            raise UserError(f"{name}={value} must be auto or a number of {unit}")
+    if isinstance(config.threads, str) and config.threads != "auto":
+        raise UserError(f"threads={config.threads} must be auto or a number of threads")
 
 
 def _check_mode(config: Config) -> None:

@@ -19,7 +19,7 @@ from rich.text import Text
 from common.errors import UserError, not_one_of
 from common.signals import raise_on_stop_signals
 from common.text import printable
-from common.torchrun import process_rank
+from common.torchrun import count_processes, process_rank
 
 # Libraries whose errors are about what the user typed or wrote.
 PARSER_PACKAGES = ("hydra", "omegaconf", "yaml", "submitit")
@@ -99,9 +99,10 @@ def explain_error(error: BaseException) -> str | None:
     if isinstance(error, OSError) and error.errno is not None:
         return f"{error.filename or 'the output'} cannot be read or written: {error.strerror}"
     if OUT_OF_MEMORY.search(f"{type(error).__name__}: {error}"):
+        several = ", or a larger shard" if count_processes(alone=False) > 1 else ""
         return (
             f"not enough memory ({error_sentence(error)}): free some, or use a smaller model, "
-            "batch_size or text"
+            f"batch_size or text{several}"
         )
     return None
 

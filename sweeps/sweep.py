@@ -1,6 +1,7 @@
 """A sweep before Hydra starts its jobs, and after they have ended. Does not import torch itself."""
 
 import contextlib
+import gc
 import io
 import logging
 import os
@@ -20,7 +21,6 @@ from cli.command_line import TEXTS, quote, translate_setting
 from cli.folders import (
     count_jobs,
     find_job_folder,
-    hash_settings,
     is_grid,
     list_swept,
     name_job,
@@ -40,7 +40,7 @@ from common.paths import require_output_folder
 from common.terminal import Terminal, error_sentence, explain_error, print_stderr, printer
 from common.text import pluralize
 from common.torchrun import count_processes
-from run.run_dir import SWEEP_FILE, RunDir
+from run.run_dir import SWEEP_FILE
 from sweeps.jobs import Train, assign_folder, rewrite_results
 from sweeps.runs import is_sweep
 from sweeps.table import print_sweep
@@ -149,28 +149,27 @@ class Sweep:
             refuse_in_sweep()
 
     def preview(self, read_model: ReadModel, train: Train) -> None:
-        """Print the size and cost of each job; exit with status 1 if a job cannot work.
+        """Print the cost of each job, one after the other; exit with status 1 if one cannot work.
 
-        They do not depend on the seed, so that they are found once for jobs that differ only by it.
-        `train` prints them in its last line.
+        `train` prints it in its last line.
         """
         has_failed = False
         jobs = self.compose_jobs()
-        lines: dict[tuple[str, int], str] = {}
+        print_line = printer(Terminal())
+        if self.is_grid:
+            print_line(f"sweep    {pluralize(len(jobs), 'job')}")
         for number, job in enumerate(jobs, 1):
             title = name_job(f"{number:>{len(str(len(jobs)))}}", job)
-            steps = RunDir(Path(job.config.run_dir)).steps() if job.config.run_dir else []
-            remaining = hash_settings(job, "seed"), max(steps, default=0)
             try:
-                if remaining not in lines:
-                    output = io.StringIO()
-                    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
-                        train(cli.configure(job, read_model))
-                    lines[remaining] = output.getvalue().splitlines()[-1]
-                printer(Terminal())(f"{title}  {lines[remaining]}")
+                output = io.StringIO()
+                with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
+                    train(cli.configure(job, read_model))
+                cost = output.getvalue().splitlines()[-1].removeprefix("cost")
+                print_line(f"{title}  {cost.strip()}")
             except Exception as e:
                 has_failed = True
                 print_stderr(f"{title}  error: {explain_error(e) or error_sentence(e)}")
+            gc.collect()  # reference cycles of the job may hold its model
         sys.exit(int(has_failed))
 
     def start(self) -> None:

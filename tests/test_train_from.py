@@ -84,7 +84,7 @@ def process_state() -> dict:
 def test_the_program_around_a_run_stays_as_it_was(
     tmp_path, text_file, monkeypatch, fails, is_agents
 ):
-    def fail(*_):
+    def fail(*_, **__):
         raise RuntimeError
 
     monkeypatch.setenv("WANDB_MODE", "offline")

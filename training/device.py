@@ -104,7 +104,7 @@ def has_tf32(device: str) -> bool:
 
 
 def configure_process(config: ResolvedConfig) -> None:
-    """Set what a run's arithmetic and memory depend on in this process.
+    """Set what a run's arithmetic and memory depend on in this process; forget its peak memory.
 
     On a GPU, deterministic=true makes torch add in a fixed order, or refuse operations that cannot,
     and a run in float32 multiplies matrices in TF32: factors are rounded to 10 bits after the
@@ -123,9 +123,11 @@ def configure_process(config: ResolvedConfig) -> None:
     if config.device.startswith("cuda"):
         torch.cuda.reset_peak_memory_stats()  # of earlier jobs of a sweep
     with suppress(AttributeError, OSError, TypeError):
-        mallopt = ctypes.CDLL(None).mallopt
+        libc = ctypes.CDLL(None)
         for option in (M_MMAP_THRESHOLD, M_TRIM_THRESHOLD):
-            mallopt(*option)
+            libc.mallopt(*option)
+        libc.malloc_trim(0)
+        Path("/proc/self/clear_refs").write_text("5")  # of Linux: the resident memory's peak
 
 
 @contextmanager
@@ -208,9 +210,10 @@ def device_memory(device: str, processes: int) -> float | None:
 
 
 def peak_memory(device: str) -> int | None:
-    """Return the most bytes that this process has used so far, or None if unknown.
+    """Return the most bytes that this process has used since `configure_process`; None if unknown.
 
-    On a GPU these are the bytes of tensors there, otherwise the memory resident in the machine.
+    On a GPU these are the bytes of tensors there, otherwise the memory resident in the machine,
+    outside of Linux since the process began.
     """
     if device.startswith("cuda"):
         return torch.cuda.max_memory_allocated(device)

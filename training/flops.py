@@ -1,6 +1,5 @@
 """Size of a model, floating-point operations of its training, and the rate of a device."""
 
-import time
 from dataclasses import astuple, replace
 from functools import cache
 
@@ -9,8 +8,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from config import GPTConfig, ResolvedConfig
-from kernels import DTYPES
-from training.device import has_tf32, peak_memory, synchronize
+from training.device import has_tf32, peak_memory
 from variants import build_model
 
 # Dense operations per second in bf16 or fp16 with float32 sums, from NVIDIA's data sheets, by the
@@ -32,15 +30,6 @@ PUBLISHED_16_BIT_FLOPS = {
     "Tesla V100-SXM2-32GB": 125e12,
     "Tesla T4": 65e12,
 }
-# Sizes of the square matrices that are multiplied to measure a device's rate; the fastest product
-# counts. On a CPU the small ones are rarely interrupted, and the large one occupies many cores.
-CPU_MATRIX_SIZES = (256, 512, 1024)
-GPU_MATRIX_SIZES = (8192,)
-SECONDS_PER_SIZE = 0.05
-# Share of the peak rate that training reaches, as estimated before it starts: narrow models reach
-# less in proportion to their width.
-ASSUMED_UTILIZATION = 0.5
-FULL_UTILIZATION_WIDTH = 384
 
 
 def model_size(config: GPTConfig) -> tuple[int, int]:
@@ -81,40 +70,6 @@ def peak_flops(device: str, precision: str) -> float | None:
     if rate is None or precision != "fp32":
         return rate
     return rate / 2 if has_tf32(device) else None
-
-
-@cache
-def measure_matmul_rate(device: str, precision: str) -> float:
-    """Measure the operations per second of the fastest matrix product on a device."""
-    rate = 0.0
-    for size in GPU_MATRIX_SIZES if device.startswith("cuda") else CPU_MATRIX_SIZES:
-        a = torch.ones(size, size, dtype=DTYPES[precision], device=device)
-        now = time.perf_counter()
-        end = now + SECONDS_PER_SIZE
-        while now < end:
-            synchronize(device)
-            start = time.perf_counter()
-            torch.mm(a, a)
-            synchronize(device)
-            now = time.perf_counter()
-            rate = max(rate, 2 * size**3 / (now - start))
-    return rate
-
-
-def estimate_step_seconds(config: ResolvedConfig, processes: int) -> float | None:
-    """Estimate the duration of a step from its operations; None if the peak rate is unknown.
-
-    The peak rate of a CPU is measured, and too low if other programs use the machine.
-    """
-    peak = peak_flops(config.device, config.precision)
-    if config.device == "cpu":
-        peak = measure_matmul_rate(config.device, config.precision)
-    if peak is None:
-        return None
-    _, flops_per_token = model_size(config.model)
-    step_flops = tokens_per_step(config) * flops_per_token
-    width_share = min(1, config.model.n_embd / FULL_UTILIZATION_WIDTH)
-    return step_flops / (ASSUMED_UTILIZATION * width_share * peak * processes)
 
 
 def speed_metrics(step_seconds: float, config: ResolvedConfig, processes: int) -> dict[str, float]:

@@ -1,42 +1,29 @@
-"""The modes of train.py that do not train: evaluate a model, plan a run."""
+"""What train.py does instead of training: evaluate a model, or measure what a run would cost."""
 
-import time
 from collections.abc import Callable
 from dataclasses import replace
-from math import nan
 from pathlib import Path
 
-import numpy as np
-
-from common.settings import format_settings
-from common.text import format_loss, format_magnitude, format_minutes, pluralize
-from common.torchrun import count_processes
+from common.text import format_loss, format_minutes, pluralize
 from config import Config, ResolvedConfig
+from data.batches import Batches
+from data.tasks.task import Task
 from run.locking import check_run_dir
 from run.run_dir import Log, RunDir
 from run.start import Start, find_start
 from training import device
+from training.activity_timer import ActivityTimer
+from training.display import SHOWN_METRICS
 from training.evaluate import evaluate, make_windows
-from training.flops import estimate_step_seconds, model_size, tokens_per_step
-from training.loss_scale import LossScaler
-from training.losses import Losses
-from training.memory import memory_bound
-from training.optimizers import build_optimizers
-from training.plan import fits, print_run, resolve
+from training.flops import memory_metrics, model_size
+from training.plan import resolve
 from training.stored_model import StoredModel
 from training.task_metrics import describe_task, measure_task
 from training.text import prepare_text
-from training.wandb_record import check_wandb
 from training.world import World
 from variants import build_model
 
-# A step that is estimated to take longer, in seconds, is not timed.
-MAX_STEP_SECONDS = 5
-# Seconds after which no further step is timed. It matters only if the peak rate is unknown, because
-# the duration of a step cannot be estimated beforehand then.
-MAX_TIMING_SECONDS = 60
-# The first steps are slower, and the fastest of the others was interrupted least by other programs.
-WARM_UP_STEPS, TIMED_STEPS = 2, 5
+DRY_RUN_STEPS = 3
 
 
 def evaluate_only(config: Config, stored: StoredModel) -> float:
@@ -86,98 +73,30 @@ def find_planned_start(config: Config, log: Log) -> Start:
     return find_start(run_dir, log) if config.resume else Start()
 
 
-def dry_run(
-    config: Config,
-    start: Start,
-    origin: StoredModel | None,
-    train_step: Callable,
-    is_in_sweep: bool = False,
-) -> float:
-    """Print a run's size, memory, operations and time, and what each `auto` became; return nan.
+def measure_cost(
+    take_step: Callable,
+    batches: Batches | Task,
+    start: int,
+    config: ResolvedConfig,
+    world: World,
+) -> None:
+    """Take three steps of a run, after `start` others, and print what all that remain would cost.
 
-    Mistakes are reported as the run would report them. Only the prepared text is written, to the
-    cache; of a large text just the beginning is read. For a job of a sweep, the last line printed
-    sums up the others.
+    It is the last line. The first step is not timed: it compiles code and allocates memory.
     """
-    world = World()
-    processes = count_processes(alone=config.distributed == "none")
-    device.pick_device(config.device, processes)
-    wandb = replace(config.wandb, mode=check_wandb(config.wandb))
-    text = prepare_text(config, world, origin, start)
-    resolved = resolve(config, processes, text, start.step)
-    device.configure_process(resolved)
-
-    # Size, memory and time
-    parameters, flops_per_token = model_size(resolved.model)
-    num_steps = max(0, config.max_steps - start.step)
-    num_tokens = num_steps * tokens_per_step(resolved)
-    memory = memory_bound(resolved, processes)
-    available = device.device_memory(resolved.device, processes)
-    step_seconds, source = time_step(resolved, processes, train_step)
-    duration = "unknown" if step_seconds is None else format_minutes(step_seconds * num_steps)
-
-    memory_text = format_magnitude(memory, None, "B")
-    flops = f"{num_tokens * flops_per_token:.2e} FLOPs"
-    if is_in_sweep:
-        world.log(f"{pluralize(parameters, 'parameter')}, {memory_text}, {flops}, {duration}")
-        return nan
-    print_run(resolved, text, processes, world.log)
-    of_device = f" of {available / 1e9:,.1f} GB" if available else ""
-    each = " in each process" if processes > 1 else ""
-    world.log(
-        f"memory   at most about {memory_text}{of_device} for the tensors of a step{each}; PyTorch "
-        "(0.4 GB on a CPU), memory that it keeps for reuse, evaluation and snapshots come on top"
-    )
-    world.log(
-        f"compute  {flops} for {pluralize(num_tokens, 'token')} in {pluralize(num_steps, 'step')}"
-    )
-    world.log(f"time     about {duration}, without evaluations and snapshots ({source})")
-    if choices := list_choices(config, replace(resolved, wandb=wandb)):
-        world.log(f"auto     {' '.join(choices)}")
-    return nan
-
-
-def list_choices(config: Config, resolved: ResolvedConfig) -> list[str]:
-    """Return what each setting that is `auto` became, as it would be typed."""
-    chosen = format_settings(resolved)
-    return [
-        f"{key}={chosen[key]}"
-        for key, value in format_settings(config).items()
-        if value == "auto" and chosen[key] != "auto"
+    timer = ActivityTimer(config.device, {}, start)
+    timer.switch("train")
+    for step in range(start, start + DRY_RUN_STEPS):
+        take_step(step, batches.batch(step, world.rank, world.size))
+        if step == start:
+            timer.step_seconds(step + 1)
+    seconds = timer.step_seconds(step + 1)
+    steps = max(0, config.max_steps - start)
+    parameters, _ = model_size(config.model)
+    metrics = {"train/ms_per_step": 1000 * seconds} | memory_metrics(config.device)
+    cost = [
+        pluralize(parameters, "parameter"),
+        f"{pluralize(steps, 'step')} in {format_minutes(steps * seconds)}",
+        *(SHOWN_METRICS[key](value) for key, value in metrics.items()),
     ]
-
-
-def time_step(
-    config: ResolvedConfig, processes: int, train_step: Callable
-) -> tuple[float | None, str]:
-    """Return the seconds of an optimizer step, None if unknown, and how they are known.
-
-    This process takes a few steps of its share of the batch, with random tokens, unless a step
-    would take long or more memory than there is.
-    """
-    estimate = estimate_step_seconds(config, processes)
-    alone = replace(config, batch_size=config.batch_size // processes, shard=1, compile=False)
-    memory = device.device_memory(config.device, processes=1)
-    is_too_large = memory is not None and not fits(alone, 1, memory)
-    if is_too_large or (estimate or 0) > MAX_STEP_SECONDS:
-        return estimate, "a rough estimate" if estimate else "too large to be timed"
-    world = World()
-    model = build_model(alone.model)
-    model.checkpoint_activations = alone.checkpoint_activations
-    world.place(model, alone)
-    optimizers = build_optimizers(model, alone.optim, alone.precision)
-    scaler = LossScaler(alone.precision)
-    losses = Losses(model, alone.device)
-    shape = (alone.batch_size, alone.model.block_size)
-    tokens = np.random.default_rng(0).integers(alone.model.vocab_size, size=shape)
-    seconds = []
-    for _ in range(WARM_UP_STEPS + TIMED_STEPS):
-        start = time.perf_counter()
-        train_step(0, (tokens, tokens), model, optimizers, scaler, losses, alone, world)
-        device.synchronize(alone.device)
-        seconds.append(time.perf_counter() - start)
-        if sum(seconds) > MAX_TIMING_SECONDS:
-            break
-    step_seconds = min(seconds[WARM_UP_STEPS:] or seconds)
-    eager = ", not compiled" if config.compile else ""
-    return step_seconds, f"{1000 * step_seconds:,.0f} ms per step, timed{eager}"
+    world.log(f"cost     {', '.join(cost)}")

@@ -17,7 +17,6 @@ from training.device import (
     pick_threads,
 )
 from training.flops import model_size, peak_flops, tokens_per_step
-from training.memory import memory_bound
 
 # Floating-point operations of a whole run from which compiling saves time, by kind of device.
 # Measured on CPUs (LOG.md); an estimate for GPUs.
@@ -25,9 +24,8 @@ MIN_FLOPS_TO_COMPILE = {"cpu": 1e14, "cuda": 1e16}
 # From more epochs than this the validation loss rises again. Of the default model on tiny
 # Shakespeare it falls until the end of 5.9 epochs, and rises from the middle of 11.8 (LOG.md).
 MANY_EPOCHS = 10
-# Share of a device's memory that a step may need before the model is sharded.
-MAX_MEMORY_SHARE = 0.9
-PYTORCH_BYTES = 0.4e9  # resident beside tensors in a process that computes on the CPU
+# Of a parameter's weight, its gradient, and the one or two numbers that its optimizer keeps.
+MIN_BYTES_PER_PARAMETER = 12
 
 
 def resolve(config: Config, processes: int, text: Tokens, steps_done: int = 0) -> ResolvedConfig:
@@ -47,20 +45,14 @@ def resolve(config: Config, processes: int, text: Tokens, steps_done: int = 0) -
         "precision": pick_precision(config.precision, device),
         "threads": pick_threads(config.threads, processes),
         "compile": config.compile is True,
-        "shard": 1,
     }
     resolved = ResolvedConfig(**vars(config) | choices)
     if not text.task:
         resolved = replace(resolved, eval=_follow_epochs(resolved, len(text.train)))
 
     check_batch_size(config, processes)
-    memory = device_memory(device, processes)
-    shard = config.shard
-    if isinstance(shard, str):
-        shard = pick_shard(resolved, processes, memory)
-    check_shard(shard, processes)
-    resolved = replace(resolved, shard=shard)
-    _check_memory(resolved, memory)
+    check_shard(config.shard, processes)
+    _check_memory(resolved, processes)
 
     if config.compile == "auto":
         _, flops_per_token = model_size(resolved.model)
@@ -135,45 +127,26 @@ def check_shard(shard: int, processes: int) -> None:
     """Raise `UserError` if the processes cannot be divided into groups of `shard`."""
     if processes % shard:
         raise UserError(
-            f"shard={shard} does not divide the {pluralize(processes, 'process')}: choose a "
-            "divisor, or shard=auto"
+            f"shard={shard} does not divide the {pluralize(processes, 'process')}: choose a divisor"
         )
 
 
-def _check_memory(config: ResolvedConfig, memory: float | None) -> None:
-    """Raise `UserError` if weights and gradients alone exceed the memory of a process in bytes."""
-    tensors, bytes_each = ("weights and their gradients", 8)
+def _check_memory(config: ResolvedConfig, processes: int) -> None:
+    """Raise `UserError` if what a process keeps of a model exceeds its memory."""
+    tensors, bytes_each = ("weights, gradients and optimizer", MIN_BYTES_PER_PARAMETER)
     if config.eval_only:
         tensors, bytes_each = ("weights", 4)
-    parameters, _ = model_size(config.model)
+    # A table of n-grams has gradients of a few rows only
+    parameters, _ = model_size(replace(config.model, ngram_rows=1))
     needed = bytes_each * parameters / config.shard
+    memory = device_memory(config.device, processes)
+    larger = f" or raise shard={config.shard}" if config.shard < processes else ""
     if memory is not None and needed > memory:
         raise UserError(
-            f"the {tensors} need {needed / 1e9:,.1f} GB, but {config.device} "
+            f"the {tensors} need at least {needed / 1e9:,.1f} GB, but {config.device} "
             f"has only {memory / 1e9:,.1f} GB of memory: lower "
-            f"model.n_layer={config.model.n_layer} or model.n_embd={config.model.n_embd}"
+            f"model.n_layer={config.model.n_layer} or model.n_embd={config.model.n_embd}{larger}"
         )
-
-
-def pick_shard(config: ResolvedConfig, processes: int, memory: float | None) -> int:
-    """Return the smallest number of processes over which the model fits the memory in bytes."""
-    if memory is None:
-        return 1
-    for shard in range(1, processes):
-        if processes % shard == 0 and fits(replace(config, shard=shard), processes, memory):
-            return shard
-    return processes
-
-
-def fits(config: ResolvedConfig, processes: int, memory: float) -> bool:
-    """Return whether the memory of a process in bytes suffices, with some left over."""
-    return needed_memory(config, processes) < MAX_MEMORY_SHARE * memory
-
-
-def needed_memory(config: ResolvedConfig, processes: int) -> float:
-    """Return the most bytes, about, that a process takes: PyTorch's and those of a step."""
-    of_pytorch = PYTORCH_BYTES if config.device == "cpu" else 0.0
-    return memory_bound(config, processes) + of_pytorch
 
 
 def should_compile(device: str, flops: float) -> bool:
@@ -204,13 +177,3 @@ def print_run(config: ResolvedConfig, text: Tokens, processes: int, log: Log) ->
     log(f"machine  {machines}{describe(config.device)}, {config.precision}, {mode}")
     if peak := peak_flops(config.device, config.precision):
         log(f"peak     {peak / 1e9:,.0f} GFLOP/s in a matrix product (data sheet)")
-    available = device_memory(config.device, processes)
-    if available and not fits(config, processes, available):
-        needed = needed_memory(config, processes)
-        log(
-            f"note     a step needs at most about {needed / 1e9:,.1f} GB of memory; "
-            f"{config.device} has {available / 1e9:,.1f} GB"
-            f"{' per process' if processes > 1 else ''}; "
-            "raise accumulate, set checkpoint_activations=true, start more processes with "
-            "shard=auto, or lower model.n_layer or model.n_embd"
-        )

@@ -4,7 +4,6 @@ deaths, signals and mistakes. Gloo, on this machine."""
 import os
 import re
 import signal
-from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -22,11 +21,11 @@ import training.checkpoint
 import training.device
 import training.evaluate
 from common.errors import UserError
+from common.terminal import explain_error
 from config import Config, GPTConfig, OptimConfig, ResolvedConfig
 from distributed.world import join
 from run.run_dir import RunDir
-from training.memory import memory_bound
-from training.plan import check_batch_size, check_shard, pick_shard
+from training.plan import check_batch_size, check_shard
 from training.sharding import is_distributed, local_part
 from training.world import World
 
@@ -101,11 +100,11 @@ def test_each_rank_stores_its_share_of_the_model_and_measures_the_same_loss(tmp_
     assert [result[-1] for result in results] == [True] + [False] * (size - 1)
 
 
-def test_shard_auto_takes_the_smallest_number_of_processes_whose_memory_suffices():
-    config = ResolvedConfig(batch_size=12, accumulate=3, model=GPTConfig(300), precision="fp32")
-    needed = {shard: memory_bound(replace(config, shard=shard), 4) for shard in (1, 2, 4)}
-    for memory, shard in ((1e9, 1), (None, 1), (needed[2] * 1.2, 2), (1.0, 4)):
-        assert pick_shard(config, 4, memory) == shard
+@slow
+def test_a_dry_run_takes_its_steps_on_all_ranks(tmp_path, text_file):
+    said = trained(tmp_path, 2, *odd(text_file), "shard=2", "dry_run=true")
+    assert said.count("ms/step") == said.count("2 processes") == 1
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_batch_or_shard_that_the_processes_do_not_divide_is_refused():
@@ -113,6 +112,15 @@ def test_a_batch_or_shard_that_the_processes_do_not_divide_is_refused():
         check_batch_size(Config(batch_size=12, accumulate=3), processes=3)
     with pytest.raises(UserError, match="shard=3"):
         check_shard(3, processes=4)
+
+
+def test_several_processes_without_enough_memory_are_told_of_shard(monkeypatch):
+    for processes in ("1", "2"):
+        monkeypatch.setenv("RANK", "0")
+        monkeypatch.setenv("WORLD_SIZE", processes)
+        with pytest.raises(MemoryError) as error:
+            bytearray(1 << 60)
+        assert ("shard" in explain_error(error.value)) == (processes == "2")
 
 
 @pytest.mark.parametrize("local_rank, gpu", [("0", "cuda:0"), (None, "cuda:1")])

@@ -110,8 +110,8 @@ def test_a_signal_interrupts_a_snapshot_and_it_is_recorded_once(
         observer = Observer(TEXT, windows, record)
         with monkeypatch.context() as patch, pytest.raises(Stopped), World() as world:
             patch.setattr(training.record, "sample_text", stop)
-            train.look(MODEL, 4, observer, record, world)
-        row = train.look(MODEL, 4, observer, record, World())
+            train.look(MODEL, 4, observer, record, timer, config, world)
+        row = train.look(MODEL, 4, observer, record, timer, config, World())
         record.write(4, {"faithfulness_se/none": 0.5} | row)
         observer.draw_page(4)
     assert {path.name for path in (tmp_path / "attention").iterdir()} == {

@@ -5,7 +5,6 @@ import math
 import os
 import re
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,15 +15,13 @@ from conftest import TINY, read_only
 from filelock import FileLock
 from processes import rows, tiny_arguments
 
-import cli
 import sample
+import train
 from cli.sample_config import SampleConfig
 from common.errors import UserError
-from config import GPTConfig
 from data.splits import VALIDATION_PERIOD
 from interop import load
 from train import train_from
-from variants import build_model
 
 
 def hashes(folder: Path) -> dict[str, str]:
@@ -81,35 +78,30 @@ def test_eval_only_of_another_model_takes_the_text_that_is_given(finished_run, t
         assert loss == pytest.approx(expected, rel=1e-5)
 
 
-@pytest.mark.slow
-def test_a_dry_run_names_the_size_of_the_run_and_writes_no_folder(
-    tmp_path, monkeypatch, text_file, capsys
+def test_a_dry_run_takes_three_steps_of_the_run_and_leaves_its_folder_as_it_was(
+    finished_run, tmp_path, text_file, monkeypatch, capsys
 ):
+    run = shutil.copytree(finished_run, tmp_path / "run")
     monkeypatch.chdir(tmp_path)
-    arguments = tiny_arguments(text_file, "dry_run=true")
-    train_from(*arguments)
-    shown = capsys.readouterr().out
-    assert "device=cpu" in shown and "=auto" not in shown
-    # The experiment sets it, but characters do not have it.
-    assert "tokenizer.vocab_size" not in shown
-    vocab_size = len({*text_file.read_text(encoding="utf-8")})
-    settings = replace(cli.compose_job(arguments).config.model, vocab_size=vocab_size)
-    (parameters,) = re.findall(r"([\d,]+) parameters", shown)
-    ((flops, tokens),) = re.findall(r"([\d.e+]+) FLOPs for ([\d,]+) tokens", shown)
-    model = build_model(GPTConfig.from_settings(settings))
-    assert int(parameters.replace(",", "")) == model.num_parameters()
-    assert int(tokens.replace(",", "")) == 12 * 4 * 32
-    weights = sum(weight.numel() for weight in model.blocks.parameters() if weight.dim() == 2)
-    weights += model.head.weight.numel()
-    attention = 2 * 2 * (16 + 16) * 32  # layers · heads · (d_k + d_v) · T
-    assert float(flops) == pytest.approx(12 * 4 * 32 * 6 * (weights + attention), rel=0.01)
-    assert not [*tmp_path.iterdir()]
+    before = hashes(tmp_path)
+    steps = []
+    monkeypatch.setattr(train, "train_step", lambda step, *_, **__: steps.append(step))
+    resumed = ["resume=true", f"run_dir={run}"]
+    for more, first, left in (["run_dir=new"], 0, 12), (resumed, 12, 0):
+        train_from(*tiny_arguments(text_file, *more, "dry_run=true"))
+        *_, cost = capsys.readouterr().out.splitlines()
+        assert f" {left} steps" in cost and "ms/step" in cost and "GiB" in cost
+        assert steps == [first, first + 1, first + 2]
+        steps.clear()
+    assert hashes(tmp_path) == before
 
 
-def test_a_dry_run_of_a_sweep_prints_one_line_per_job(command, tmp_path, text_file):
+def test_a_dry_run_of_a_sweep_measures_each_job_by_itself(command, tmp_path, text_file):
     settings = [*TINY, "data=text", f"data.path={text_file}", "max_steps=3", "dry_run=true"]
-    done = command("train.py", "-m", *settings, "model.n_embd=32,33,36")
+    done = command("train.py", "-m", *settings, "model.n_embd=1200,33,36")
     assert done.returncode == 1 and "model.n_embd=33" in done.stderr  # not divisible by n_head
-    lines = [line for line in done.stdout.splitlines() if "FLOPs" in line]
-    assert len(lines) == 2 and "n_embd=32" in lines[0] and "n_embd=36" in lines[1]
+    size, large, small = [line for line in done.stdout.splitlines() if re.match(r"sweep|\d", line)]
+    assert "3 jobs" in size and "n_embd=1200" in large and "n_embd=36" in small
+    memory = [float(re.findall(r"([\d.]+) GiB", line)[0]) for line in (small, large)]
+    assert memory[0] < memory[1]
     assert not [*tmp_path.iterdir()]
