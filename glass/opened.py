@@ -13,7 +13,7 @@ from common.errors import UserError, not_one_of
 from common.text import VISIBLE_SPACES, pluralize
 from data.tokenizer import Tokenizer
 from glass.heads.measure.ablation import measure_token_effects
-from glass.heads.measure.analysis import encode_end, measure_in_stages
+from glass.heads.measure.analysis import encode_end, make_expected_probes, measure_in_stages
 from glass.heads.measure.arguments import (
     Heads,
     Positions,
@@ -238,7 +238,8 @@ class Opened:
     def _measure_in_stages(self, row: Row, text: Text) -> Iterator[str]:
         model = in_float32(self.model)
         text_pass = capture(model, np.array([self._encode(text)]))
-        return measure_in_stages(row, model, self.tokenizer, text_pass)
+        probes = make_expected_probes(model, self.tokenizer, text_pass)
+        return measure_in_stages(row, model, probes, text_pass)
 
     def _mean_loss(self, off: Heads, hidden: Positions, text: Text) -> DataArray:
         losses = self.loss(text, off, hidden)

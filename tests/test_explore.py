@@ -59,7 +59,7 @@ def test_the_page_of_a_run_shows_its_last_checkpoint_and_scores(finished_run, tm
         data = explorer.data()
         assert (data["kind"], data["title"], data["weights"]) == ("explore", "run", None)
         assert (data["step"], data["maxSteps"], data["shape"]) == (12, 12, [2, 2])
-        assert data["scored"]["steps"] == [12] and not data["server"]["canMeasure"]
+        assert data["scored"]["steps"] == [12] and not data["server"]["unmeasured"]
         snapshot = np.load(finished_run / "attention" / "step_00000012.npz")
         assert data["server"]["prompt"] == "".join(snapshot["text_tokens"])
         ids = explorer.ask("encode", text=TEXT)

@@ -17,7 +17,7 @@ from data.tokenizer import decode_characters, encode_prompt
 from generation.decoder import cut, window_start
 from generation.sampling import Sampling, draw_tokens
 from glass.heads.measure.ablation import iterate_token_effects
-from glass.heads.measure.analysis import measure_in_stages
+from glass.heads.measure.analysis import make_expected_probes, measure_in_stages
 from glass.heads.measure.capture import capture, in_float32
 from glass.heads.measure.interventions import Interventions
 from glass.heads.measure.logit_attribution import (
@@ -242,7 +242,8 @@ def show_scores(session: Session, parameters: Parameters, text_pass: TextPass) -
     model = in_float32(session.model)
     text = capture(model, np.array([parameters.ids]))
     row = Row()
-    yield from measure_in_stages(row, model, session.tokenizer, text)
+    probes = make_expected_probes(model, session.tokenizer, text)
+    yield from measure_in_stages(row, model, probes, text)
     session.scores = describe_scores(session.step, row, summarize(row), decode(session, parameters))
 
 

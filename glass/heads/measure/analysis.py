@@ -71,7 +71,8 @@ def analyze(
     ids = np.array(encode_end(model, tokenizer, text, model.config.block_size))
     text_pass = capture(model, ids[None])
     row = Row()
-    for stage in measure_in_stages(row, model, tokenizer, text_pass):
+    probes = make_expected_probes(model, tokenizer, text_pass)
+    for stage in measure_in_stages(row, model, probes, text_pass):
         log(f"attention: {stage}")
     arrays = {
         "text": text_pass.weights[:, 0].cpu().numpy(),
@@ -99,17 +100,19 @@ def encode_end(
     return cut(tokens, start, tokenizer.begin_of_text)[0].tolist()
 
 
-def measure_in_stages(
-    row: Row, model: GPT, tokenizer: Tokenizer, text: ForwardPass
-) -> Iterator[str]:
-    """Measure every head on random tokens, drawn from the model's predictions on a text.
+def make_expected_probes(model: GPT, tokenizer: Tokenizer, text: ForwardPass) -> Probes:
+    """Make the probes from random tokens, drawn from the model's predictions on a text."""
+    expected = draw_expected_tokens(model, text, tokenizer.vocab_size)
+    length = min(RANDOM_ROW_TOKENS, model.config.block_size)
+    return make_probes(expected, expected, tokenizer, length, seed=0)
+
+
+def measure_in_stages(row: Row, model: GPT, probes: Probes, text: ForwardPass) -> Iterator[str]:
+    """Measure every head on random tokens, and on a text in place of theirs.
 
     Writes the measurements into `row`, and yields the name of each of two stages before it.
     Faithfulness is measured in small models only.
     """
-    expected = draw_expected_tokens(model, text, tokenizer.vocab_size)
-    length = min(RANDOM_ROW_TOKENS, model.config.block_size)
-    probes = make_probes(expected, expected, tokenizer, length, seed=0)
     yield "scores of every head on random tokens that the model expects in this text"
     run = ProbeRun(model, probes, text)
     row |= {"step": 0} | run.score_heads()

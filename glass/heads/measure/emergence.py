@@ -1,5 +1,7 @@
 """Detect at which snapshots of a run attention heads emerge and are lost."""
 
+from collections.abc import Iterable
+
 import numpy as np
 
 from run.row import Head, Row
@@ -61,3 +63,16 @@ def date_emergence(previous: Row, current: Row, length: int) -> Row:
     row = Row({f"emerged/{place}": step for place, step in emerged.items()})
     row |= {f"lost/{place}": step for place, step in lost.items()}
     return row
+
+
+def date_rows(rows: Iterable[Row], length: int) -> list[Row]:
+    """Return the rows of successive snapshots with the steps of `date_emergence`.
+
+    The first one counts as step 0: nobody knows when its heads emerged.
+    """
+    dated: list[Row] = []
+    previous = Row()
+    for row in rows:
+        dated.append(Row({**row, **date_emergence(previous, row, length)}))
+        previous = dated[-1] if previous else Row(row, step=0)
+    return dated

@@ -218,7 +218,7 @@ interface LineChart {
   height?: number; // pixels down to the tick labels of the x axis
   xName?: string; // "step" if missing
   xTicks?: [number, string][]; // round numbers if missing
-  hasLogX?: boolean; // all xs are positive
+  hasLogX?: boolean; // no x is negative
   currentStep?: number | null;
   includes?: number[]; // values that the y axis includes in any case
   yMax?: number; // values above are cut off

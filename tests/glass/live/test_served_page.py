@@ -124,3 +124,31 @@ def test_the_slider_moves_while_a_step_is_loaded_and_nothing_typed_is_lost(
         expect(tab.locator("#mean-loss")).to_contain_text(f"Mean loss {loss:.2f}")
         tab.close()
     assert errors == []
+
+
+def test_all_steps_are_measured_stopped_and_continued(chromium, tmp_path, monkeypatch):
+    monkeypatch.setenv("GLASSGPT_CACHE", str(tmp_path / "cache"))
+    errors = []
+    folder = str(write_steps(tmp_path / "out"))
+    settings = {"init_from": folder, "steps": "all", "prompt": "abcabc"}
+    with serving(**settings) as (explorer, address):
+        tab = chromium.new_page()
+        tab.on("pageerror", lambda error: errors.append(str(error)))
+        tab.goto(address)
+        measure = tab.get_by_role("button", name="Measure all steps")
+        measure.click()
+        tab.get_by_role("button", name="Stop").click()
+        expect(measure).to_be_visible()
+        assert explorer._steps.unmeasured
+        measure.click()
+        expect(tab.locator("#measuring")).to_be_hidden()  # after the page has reloaded itself
+        assert explorer._steps.unmeasured == []
+        expect(tab.locator("#trajectory svg")).to_be_visible()
+        expect(tab.locator("#scored-at")).to_contain_text("step 20")
+        move_slider(tab, 0)
+        expect(tab.locator("#scored-at")).to_contain_text("step 5")
+    with serving(**settings) as (_, address):  # what was measured is there at once
+        tab.goto(address)
+        expect(tab.locator("#trajectory svg")).to_be_visible()
+        tab.close()
+    assert errors == []

@@ -189,7 +189,7 @@ def test_a_served_page_has_the_scores_of_one_step_and_may_ask_its_server(tmp_pat
     assert (content["steps"], content["maxSteps"], content["shape"]) == ([24], 30, [2, 4])
     assert content["scored"]["steps"] == ([20] if has_scores else [])
     assert not any(key.startswith("emerged/") for key in content["scored"]["columns"])
-    assert content["server"]["canMeasure"] == (not has_scores) and blobs == []
+    assert content["server"]["unmeasured"] == (not has_scores) and blobs == []
     assert "connect-src 'self';" in path.read_text()
     own_page = write_page(RunDir(run)).read_text()
     assert "connect-src" not in own_page
@@ -205,7 +205,7 @@ def test_measured_heads_are_on_the_page():
     scored = session.scores["scored"]
     page = render_page(session)
     data = json.loads(page.split('id="data">')[1].split("</script>")[0])
-    assert scored["steps"] == [3] and not data["server"]["canMeasure"]
+    assert scored["steps"] == [3] and not data["server"]["unmeasured"]
     assert scored["columns"]["heads/induction/L0H0"] and data["scored"] == scored
 
 

@@ -116,7 +116,15 @@ export function valuesAfterWarmup(steps, values) {
  */
 function createStepScale({ left, right }, steps, { xTicks, hasLogX }) {
   const margin = xTicks ? 14 : 0; // of marks
-  return createScale(steps[0], steps.at(-1), left + margin, right - margin, hasLogX);
+  const offset = hasLogX && !steps[0] ? steps[1] : 0; // a logarithmic axis may begin with 0
+  const axis = createScale(
+    steps[0] + offset,
+    steps.at(-1) + offset,
+    left + margin,
+    right - margin,
+    hasLogX,
+  );
+  return step => axis(step + offset);
 }
 
 /**

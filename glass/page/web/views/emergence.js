@@ -2,13 +2,13 @@
 
 import { el } from "../base/dom.js";
 import { formatCount } from "../base/format.js";
-import { scoreLabel } from "../base/terms.js";
+import { explanationOf, scoreLabel } from "../base/terms.js";
 import { addArrowKeys, addTooltip } from "../base/tooltip.js";
 import { drawLineChart } from "../charts/line_chart.js";
 import { emergences } from "../state/head_metrics.js";
-import { steps } from "../state/page_data.js";
+import { isRun, steps } from "../state/page_data.js";
 import { chooseHead, selection } from "../state/selection.js";
-import { LOSS_AXIS, lossLines } from "./training.js";
+import { copyingGainSeries, LOSS_AXIS, lossLines, STEP_AXIS } from "./training.js";
 
 const EXPLANATION =
   "A dot marks the first snapshot at which a head passed the threshold of a score. A hollow dot marks a " +
@@ -22,9 +22,21 @@ const ROW_HEIGHT = 15;
 export function drawEmergence(host, scores, scoreColor) {
   const lanes = scores.filter(score => emergences.some(emergence => emergence.score === score));
   const marks = [];
+  const curves = isRun
+    ? {
+        title: "Emergence of heads, and the loss (nats/token)",
+        explanation: `${EXPLANATION} ${LOSS_AXIS}`,
+        ...lossLines(),
+      }
+    : {
+        title: "Emergence of heads, and the copying gain (nats)",
+        explanation: `${EXPLANATION} ${explanationOf("copying gain")}`,
+        includes: [0, 0.1],
+        series: [copyingGainSeries()],
+      };
   drawLineChart(host, {
-    title: "Emergence of heads, and the loss (nats/token)",
-    explanation: `${EXPLANATION} ${LOSS_AXIS}`,
+    ...STEP_AXIS,
+    ...curves,
     height: 200,
     currentStep: steps[selection.step],
     drawBelow: (svg, x, top, width) => {
@@ -39,7 +51,6 @@ export function drawEmergence(host, scores, scoreColor) {
       return y - top;
     },
     extraSteps: emergences.map(({ step }) => step),
-    ...lossLines(),
   });
   const svg = host.querySelector("svg");
   if (svg) addKeyboard(svg, marks);

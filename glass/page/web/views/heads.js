@@ -29,6 +29,7 @@ import { chooseHead, selection } from "../state/selection.js";
 import { drawComposition } from "./composition.js";
 import { drawEmergence } from "./emergence.js";
 import { headsContent } from "./heads_content.js";
+import { STEP_AXIS } from "./training.js";
 
 const COLORS = ["c1", "c2", "c3", "c4", "c7", "c6", "c5"];
 
@@ -102,6 +103,7 @@ function drawTrajectory() {
     };
   });
   drawLineChart($("trajectory"), {
+    ...STEP_AXIS,
     title: `Scores of ${headName(selection.layer, selection.head)} during training, ± one standard error`,
     height: 240,
     currentStep: steps[selection.step],

@@ -11,10 +11,13 @@ import {
 } from "../base/format.js";
 import { explanationOf, TASK_CHARTS, term } from "../base/terms.js";
 import { drawLineCharts, valuesAfterWarmup } from "../charts/line_chart.js";
-import { columns, data, scoredSteps } from "../state/page_data.js";
+import { columns, data, isRun, scoredSteps } from "../state/page_data.js";
 
 export const LOSS_AXIS =
   "The axis ends at the highest loss after the first tenth of the run; earlier losses may lie above it.";
+
+/** Between the last and the first step above 0, beyond which a series has a logarithmic axis. */
+const LOG_RATIO = 50;
 
 /** Activities of a run, their labels and colors. */
 const ACTIVITIES = {
@@ -42,6 +45,14 @@ export function lossLines() {
   ];
   return { series, yMax: Math.max(...series.flatMap(({ xs, ys }) => valuesAfterWarmup(xs, ys))) };
 }
+
+const firstStep = scoredSteps.find(step => step > 0);
+
+/** The x axis over the steps of a series: logarithmic if they are spread like that. */
+export const STEP_AXIS =
+  !isRun && scoredSteps.at(-1) > LOG_RATIO * firstStep
+    ? { hasLogX: true, xTicks: scoredSteps.map(step => [step, formatCompact(step)]) }
+    : {};
 
 /** Return a chart of one metric, which the glossary explains by its name. */
 const metricChart = (id, title, key, name) => ({
@@ -111,7 +122,7 @@ function drawTask() {
 }
 
 /** @returns {Series} */
-function copyingGainSeries() {
+export function copyingGainSeries() {
   const gains = columns["probe/copying_gain"] ?? [];
   const errors = columns["probe/copying_gain_se"];
   const measured = [...gains.keys()].filter(k => gains[k] !== null);
