@@ -88,7 +88,6 @@ async function readOnce(isWanted) {
   const attention = new Cells({ L, H, tokens, largest, norms, triangles: [] });
   if (!(await requestPatterns(attention, input)) || !isWanted()) return;
   const milliseconds = Math.round(performance.now() - startTime);
-  $("own-text-status").textContent = describeLength(ids.length, allIds.length, milliseconds);
   const isEdited = String(ids) !== String(ownText.ids);
   const facts = { L, H, tokens, step, largest: MIN_CLEAR_EFFECT_NATS };
   const predictions = new Predictions(facts);
@@ -97,7 +96,9 @@ async function readOnce(isWanted) {
   if (!display.attention && wanted.pin === null) {
     wanted.pin = await findInductionToken(input, predictions);
   }
-  if (isWanted()) showOwnText(isEdited);
+  if (!isWanted()) return;
+  $("own-text-status").textContent = describeLength(ids.length, allIds.length, milliseconds);
+  showOwnText(isEdited);
 }
 
 /** Return the strongest induction token of the selected head, whose effects this measures first. */
