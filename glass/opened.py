@@ -26,7 +26,7 @@ from glass.heads.measure.arguments import (
     read_positions,
     read_predicted,
 )
-from glass.heads.measure.capture import capture, in_float32
+from glass.heads.measure.capture import in_float32
 from glass.heads.measure.patching import Contrast
 from glass.heads.measure.probes import spell_tokens
 from glass.heads.measure.text_pass import TextPass, max_tokens, to_float32
@@ -237,9 +237,8 @@ class Opened:
 
     def _measure_in_stages(self, row: Row, text: Text) -> Iterator[str]:
         model = in_float32(self.model)
-        text_pass = capture(model, np.array([self._encode(text)]))
-        probes = make_expected_probes(model, self.tokenizer, text_pass)
-        return measure_in_stages(row, model, probes, text_pass)
+        probes = make_expected_probes(model, self.tokenizer, self._encode(text))
+        return measure_in_stages(row, model, probes)
 
     def _mean_loss(self, off: Heads, hidden: Positions, text: Text) -> DataArray:
         losses = self.loss(text, off, hidden)

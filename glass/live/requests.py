@@ -18,7 +18,7 @@ from generation.decoder import cut, window_start
 from generation.sampling import Sampling, draw_tokens
 from glass.heads.measure.ablation import iterate_token_effects
 from glass.heads.measure.analysis import make_expected_probes, measure_in_stages
-from glass.heads.measure.capture import capture, in_float32
+from glass.heads.measure.capture import in_float32
 from glass.heads.measure.interventions import Interventions
 from glass.heads.measure.logit_attribution import (
     PREDICTED_TOKENS,
@@ -240,10 +240,9 @@ def _patch(
 def show_scores(session: Session, parameters: Parameters, text_pass: TextPass) -> Iterator[str]:
     """Measure all heads, and show their scores from now on; yield the name of each stage."""
     model = in_float32(session.model)
-    text = capture(model, np.array([parameters.ids]))
     row = Row()
-    probes = make_expected_probes(model, session.tokenizer, text)
-    yield from measure_in_stages(row, model, probes, text)
+    probes = make_expected_probes(model, session.tokenizer, parameters.ids)
+    yield from measure_in_stages(row, model, probes)
     session.scores = describe_scores(session.step, row, summarize(row), decode(session, parameters))
 
 

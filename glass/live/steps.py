@@ -8,7 +8,6 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from cli.explore_config import ExploreConfig
@@ -18,7 +17,7 @@ from common.terminal import tolerate_errors
 from data.cache import cache_root
 from data.tokenizer import decode_characters, encode_prompt
 from glass.heads.measure.analysis import encode_end, make_expected_probes, measure_in_stages
-from glass.heads.measure.capture import capture, in_float32
+from glass.heads.measure.capture import in_float32
 from glass.heads.measure.emergence import date_rows
 from glass.heads.measure.text_pass import max_tokens
 from glass.heads.say.findings import announce_emergence
@@ -55,9 +54,9 @@ class Steps:
         self.log = log
         model = in_float32(last.model)
         prompt = last.prompt_ids or encode_prompt(last.tokenizer, last.prompt)
-        self.ids = np.array([encode_end(model, last.tokenizer, prompt, max_tokens(model.config))])
-        self.text = decode_characters(last.tokenizer, self.ids[0].tolist())
-        self.probes = make_expected_probes(model, last.tokenizer, capture(model, self.ids))
+        ids = encode_end(model, last.tokenizer, prompt, max_tokens(model.config))
+        self.text = decode_characters(last.tokenizer, ids)
+        self.probes = make_expected_probes(model, last.tokenizer, ids)
         self.rows: dict[int, Row] = {}
         for step in self.numbers:
             with suppress(OSError, ValueError):
@@ -78,9 +77,8 @@ class Steps:
 
     def measure(self, session: Session) -> Iterator[str]:
         """Measure all heads at a step, and keep the scores; yield the name of each stage."""
-        model = in_float32(session.model)
         row = Row()
-        yield from measure_in_stages(row, model, self.probes, capture(model, self.ids))
+        yield from measure_in_stages(row, in_float32(session.model), self.probes)
         # Heads emerge when other steps are known.
         row = Row({key: row[key] for key in row if not key.startswith("emerged/")})
         self.rows[session.step] = Row(row, step=session.step)
@@ -96,16 +94,15 @@ class Steps:
                     self.log(f"finding  {finding.text}")
 
     def _kept_file(self, step: int, cache: Path | None = None) -> Path:
-        arrays = {"text": self.ids, "random": self.probes.random, "windows": self.probes.windows}
+        arrays = {name: getattr(self.probes, name) for name in ("text", "random", "windows")}
         tensors = [(name, torch.from_numpy(array)) for name, array in arrays.items()]
         parts = [FORMAT, self.settings.precision, self.series.hash(step), hash_tensors(tensors)]
         key = sha256(json.dumps(parts).encode()).hexdigest()
         return (cache or cache_root()) / SCORES_FOLDER / f"{key}.json"
 
     def _dated_rows(self) -> list[Row]:
-        probes = self.probes
-        scored = probes.control if len(probes.control) else probes.windows
-        return date_rows((self.rows[step] for step in sorted(self.rows)), scored.shape[1])
+        rows = [self.rows[step] for step in sorted(self.rows)]
+        return date_rows(rows, self.probes.windows.shape[1])
 
     def describe(self) -> dict[str, Any]:
         """Describe the steps and their scores for a page."""

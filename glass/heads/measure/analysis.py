@@ -3,7 +3,8 @@
 Training snapshots, `sample.py attention=…` and the Python API share this code.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -71,8 +72,7 @@ def analyze(
     ids = np.array(encode_end(model, tokenizer, text, model.config.block_size))
     text_pass = capture(model, ids[None])
     row = Row()
-    probes = make_expected_probes(model, tokenizer, text_pass)
-    for stage in measure_in_stages(row, model, probes, text_pass):
+    for stage in measure_in_stages(row, model, make_expected_probes(model, tokenizer, ids)):
         log(f"attention: {stage}")
     arrays = {
         "text": text_pass.weights[:, 0].cpu().numpy(),
@@ -100,21 +100,28 @@ def encode_end(
     return cut(tokens, start, tokenizer.begin_of_text)[0].tolist()
 
 
-def make_expected_probes(model: GPT, tokenizer: Tokenizer, text: ForwardPass) -> Probes:
-    """Make the probes from random tokens, drawn from the model's predictions on a text."""
-    expected = draw_expected_tokens(model, text, tokenizer.vocab_size)
+def make_expected_probes(model: GPT, tokenizer: Tokenizer, ids: Sequence[int]) -> Probes:
+    """Make the probes of a text, and of random tokens that the model expects in it.
+
+    Its windows are the control rows, if there are any.
+    """
+    text = np.array(ids)
+    expected = draw_expected_tokens(model, capture(model, text[None]), tokenizer.vocab_size)
     length = min(RANDOM_ROW_TOKENS, model.config.block_size)
-    return make_probes(expected, expected, tokenizer, length, seed=0)
+    probes = make_probes(expected, expected, tokenizer, length, seed=0)
+    windows = probes.control if len(probes.control) else probes.windows
+    tokens = spell_tokens(tokenizer, text)
+    return replace(probes, text=text, text_tokens=tokens, windows=windows)
 
 
-def measure_in_stages(row: Row, model: GPT, probes: Probes, text: ForwardPass) -> Iterator[str]:
-    """Measure every head on random tokens, and on a text in place of theirs.
+def measure_in_stages(row: Row, model: GPT, probes: Probes) -> Iterator[str]:
+    """Measure every head on probes.
 
     Writes the measurements into `row`, and yields the name of each of two stages before it.
     Faithfulness is measured in small models only.
     """
     yield "scores of every head on random tokens that the model expects in this text"
-    run = ProbeRun(model, probes, text)
+    run = ProbeRun(model, probes)
     row |= {"step": 0} | run.score_heads()
     row |= date_emergence(row, row, run.window_length)  # heads that pass now
     yield "composition of the strongest heads"
@@ -138,12 +145,7 @@ def draw_expected_tokens(model: GPT, text: ForwardPass, vocab_size: int) -> np.n
 class ProbeRun:
     """Run a model on all probes, and compute measurements from these forward passes."""
 
-    def __init__(self, model: GPT, probes: Probes, text: ForwardPass | None = None) -> None:
-        """Run the model.
-
-        `text` is a pass over a text that takes the place of the probe and its windows: scores are
-        measured on the control rows instead of them, if there are any.
-        """
+    def __init__(self, model: GPT, probes: Probes) -> None:
         self.model = model
         self.shape = model.config.n_layer, model.config.n_head
         self.periods = probes.periods
@@ -151,12 +153,9 @@ class ProbeRun:
         self.is_large = model.num_parameters() > LARGE_MODEL_PARAMETERS
         self.random = capture(model, probes.random)
         self.control = self._random_rows(2)
-        if text is not None and len(probes.control):
-            self.windows = self.control
-        else:
-            self.windows = capture(model, probes.windows)
+        self.windows = capture(model, probes.windows)
         self.window_length = self.windows.tokens.shape[1]
-        self.text = capture(model, probes.text[None]) if text is None else text
+        self.text = capture(model, probes.text[None])
         self.arrays = snapshot_arrays(model, self.text, self.random)
 
     def _random_rows(self, *kinds: int) -> ForwardPass:

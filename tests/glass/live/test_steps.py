@@ -15,7 +15,6 @@ from steps import count_models, write_steps
 from cli.explore_config import ExploreConfig
 from data.tokenizer import CharTokenizer
 from glass.heads.measure.analysis import measure_in_stages
-from glass.heads.measure.capture import capture
 from glass.live import steps as module
 from glass.live.explorer import Explorer
 from interop import Series, save_hf
@@ -105,8 +104,7 @@ def test_exported_steps_have_the_scores_of_the_runs_weights(finished_run, tmp_pa
     for step, (model, _) in models.items():
         row = Row()
         with torch.no_grad():
-            text = capture(model, steps.ids)
-            for _ in measure_in_stages(row, model, steps.probes, text):
+            for _ in measure_in_stages(row, model, steps.probes):
                 pass
         kept = steps.rows[step]
         assert kept.keys() >= {"heads/induction/L1H1", "heads/induction_se/L1H1"}
@@ -141,7 +139,7 @@ def test_measuring_makes_room_for_the_step_that_the_reader_wants(tmp_path, monke
     explorer = explore(write_steps(tmp_path / "out"), prompt="abcabc")
     started = threading.Event()
 
-    def measure_forever(row, model, probes, text):
+    def measure_forever(row, model, probes):
         yield "a stage"
         started.set()
         while True:
