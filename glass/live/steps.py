@@ -121,8 +121,6 @@ def open_steps(
     series = find_series(name, settings.steps, log, key)
     log(f"comparing the weights of {len(series.steps)} steps …")
     groups = series.group_equal()
-    for sentence in name_repeats(groups):
-        log(sentence)
     session = load_session(settings, log, check_canceled, series)
     with torch.no_grad():
         return Steps(settings, series, groups, session, log), session
