@@ -4,6 +4,8 @@ import itertools
 import json
 import shutil
 import threading
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,13 +14,14 @@ from models import induction_model
 from run_folders import load_run
 from steps import count_models, write_steps
 
+import glass.observer
 from cli.explore_config import ExploreConfig
+from config import AttentionConfig, CheckpointConfig
 from data.tokenizer import CharTokenizer
-from glass.heads.measure.analysis import measure_in_stages
 from glass.live import steps as module
 from glass.live.explorer import Explorer
 from interop import Series, save_hf
-from run.row import Row
+from run.run_dir import RunDir
 from training.stored_model import StoredModel
 
 SECONDS = 60  # that no answer of a passing test takes, on a busy machine
@@ -94,21 +97,38 @@ def test_heads_emerge_by_the_rule_of_a_run(strengths, date, monkeypatch):
         assert any(f"L1H1 became an induction head {date}" in line for line in lines)
 
 
-def test_exported_steps_have_the_scores_of_the_runs_weights(finished_run, tmp_path):
-    models = {step: load_run(finished_run, step)[:2] for step in (3, 9, 12)}
-    for step, (model, tokenizer) in models.items():
+def test_exported_steps_have_the_scores_of_the_runs_rows_on_its_probes(
+    tiny, train_in_process, tmp_path, monkeypatch
+):
+    made = []
+    make_probes = glass.observer.make_probes
+
+    def make_and_keep(*arguments):
+        made.append(make_probes(*arguments))
+        return made[-1]
+
+    monkeypatch.setattr(glass.observer, "make_probes", make_and_keep)
+    train_in_process(
+        tiny,
+        model=replace(tiny.model, n_kv_head=2),
+        attention=AttentionConfig(every=4, tokens=16),
+        checkpoint=CheckpointConfig(every=4, keep=9),
+    )
+    run = RunDir(Path(tiny.run_dir))
+    for step in (4, 8, 12):
+        model, tokenizer, _ = load_run(run.path, step)
         save_hf(model, tmp_path / "out" / f"checkpoint-{step}", tokenizer)
     explorer = explore(tmp_path / "out", prompt="the glass the glass")
-    measure_all(explorer)
     steps = explorer._steps
-    for step, (model, _) in models.items():
-        row = Row()
-        with torch.no_grad():
-            for _ in measure_in_stages(row, model, steps.probes):
-                pass
-        kept = steps.rows[step]
-        assert kept.keys() >= {"heads/induction/L1H1", "heads/induction_se/L1H1"}
-        assert kept == {key: row[key] for key in kept} | {"step": step}
+    steps.probes = made[0]
+    measure_all(explorer)
+    of_run = [row for row in run.rows() if row.is_scored and row["step"] > 0]
+    for ours, theirs in zip(steps._dated_rows(), of_run, strict=True):
+        measured = theirs.keys() & ours.keys()
+        assert measured >= {"step", "heads/induction/L1H1", "heads/induction_se/L1H1"}
+        assert {key: ours[key] for key in measured} == {
+            key: pytest.approx(theirs[key], abs=1e-4) for key in measured
+        }
 
 
 def test_what_was_measured_is_kept_by_weights_and_probes(tmp_path):
