@@ -13,7 +13,7 @@ from frame_reader import decode_frames
 from models import small
 from pages import snapshot, write_snapshot
 from run_folders import TEXT, load_run, write_run
-from steps import COUNTED, count_models, write_steps
+from series_of_models import COUNTED, count_models, write_steps
 
 from cli.explore_config import ExploreConfig
 from cli.sample_config import SampleConfig

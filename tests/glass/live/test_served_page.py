@@ -10,7 +10,7 @@ import pytest
 from explore_process import exploring
 from playwright.sync_api import expect
 from run_folders import load_run
-from steps import COUNTED, count_models, write_steps
+from series_of_models import COUNTED, count_models, write_steps
 
 import glass
 from cli.explore_config import ExploreConfig

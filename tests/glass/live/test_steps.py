@@ -12,7 +12,7 @@ import torch
 from frame_reader import decode_frames
 from models import induction_model
 from run_folders import load_run
-from steps import count_models, write_steps
+from series_of_models import count_models, write_steps
 
 import glass.observer
 from cli.explore_config import ExploreConfig
