@@ -40,6 +40,9 @@ def test_a_text_that_is_no_model_is_offered_as_the_prompt():
         (["a.gguf", "b.gguf"], "b.gguf"),
         (["run_dir=run", "checkpoint=999"], "999"),
         (["run_dir=run", "prompt=日"], "日"),
+        (["run_dir=run", "steps=99,"], "step 99"),
+        (["run_dir=run", "steps=1"], "steps=1"),
+        (["run_dir=run", "steps=all", "checkpoint=last"], "checkpoint=last"),
     ],
 )
 def test_a_mistake_is_one_sentence_before_anything_is_served(

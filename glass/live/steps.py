@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from cli.explore_config import ExploreConfig
+from common.errors import UserError
 from common.files import atomic_write, read_json_object, seal
 from common.paths import writable_folder
 from common.terminal import tolerate_errors
@@ -121,6 +122,8 @@ def open_steps(
     series = find_series(name, settings.steps, log, key)
     log(f"comparing the weights of {len(series.steps)} steps …")
     groups = series.group_equal()
+    if len(groups) < 2:
+        raise UserError(f"steps={settings.steps} is one step: choose several, or leave steps out")
     session = load_session(settings, log, check_canceled, series)
     with torch.no_grad():
         return Steps(settings, series, groups, session, log), session

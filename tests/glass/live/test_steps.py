@@ -80,7 +80,7 @@ class StoredInMemory(StoredModel):
 )
 def test_heads_emerge_by_the_rule_of_a_run(strengths, date, monkeypatch):
     openers = {step: [lambda s=s: StoredInMemory(s)] for step, s in strengths.items()}
-    series = Series("memory", [*strengths], openers)
+    series = Series("memory", [*strengths], print, openers)
     monkeypatch.setattr(module, "find_series", lambda *arguments: series)
     lines = []
     explorer = explore("memory", lines.append, prompt="abcdefgh12345abcdefgh12345")

@@ -30,7 +30,8 @@ function nameProbe(probe) {
 export function setUpControls() {
   $("step").max = Math.max(0, steps.length - 1);
   $("steps").hidden = steps.length < 2;
-  $("repeats").textContent = (data.repeats ?? []).join("; ");
+  $("repeats").hidden = !data.repeats?.length;
+  $("repeats").textContent = data.repeats?.join("; ");
   setUpSlider();
   $("probe").append(...data.probes.map((probe, k) => el("option", { value: k }, nameProbe(probe))));
   $("probe").parentElement.hidden = data.probes.length < 2;
