@@ -14,11 +14,12 @@ from explore_process import exploring
 from processes import run, run_to_end
 
 import train
+from interop import load, save_hf
 
 pytestmark = pytest.mark.slow
 
 # Models and data that are not on this machine.
-MISSING = ("data=tinystories", "init_from=gpt2", "init_from=models/")
+MISSING = ("data=tinystories", "init_from=gpt2", "init_from=models/", "EleutherAI/")
 SMALL = [
     "max_steps=2",
     "batch_size=4",
@@ -81,7 +82,11 @@ def place(shared, text_file) -> Path:
         text = text_file.read_text(encoding="utf-8")
         for name in ("poem.txt", "notes.txt"):
             (folder / name).write_text(text[:4000], encoding="utf-8")
-        run_to_end(folder, *small(["run_dir=runs/mine"]))
+        run_to_end(folder, *small(["run_dir=runs/mine", "checkpoint.every=1", "checkpoint.keep=2"]))
+        shutil.copytree(folder / "runs" / "mine", folder / "runs" / "first")
+        for step in (1, 2):
+            model, tokenizer = load(folder / "runs" / "mine", step)
+            save_hf(model, folder / "output_dir" / f"checkpoint-{step}", tokenizer)
 
     return shared("place", make)
 
