@@ -559,10 +559,6 @@ class Config(Hardware, ModelSource):
     attention: AttentionConfig = dataclasses.field(default_factory=AttentionConfig)
     wandb: WandbConfig = dataclasses.field(default_factory=WandbConfig)
 
-    def micro_batch_size(self, n_processes: int = 1) -> int:
-        """Return the number of sequences per micro-step and process."""
-        return self.batch_size // (self.accumulate * n_processes)
-
 
 @dataclass(kw_only=True)
 class ResolvedConfig(Config):

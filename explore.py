@@ -46,16 +46,13 @@ def explore(config: ExploreConfig) -> None:
         with closing(Explorer(config, print_stderr)) as explorer:
             print(server.address, flush=True)
             print_stderr("Open this address in a browser on this machine; Ctrl-C stops")
-            if config.browser:
-                open_browser(server.address)
+            has_display = {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys()
+            if config.browser and (has_display or sys.platform in ("darwin", "win32")):
+                # In a thread, because some browsers block
+                threading.Thread(
+                    target=webbrowser.open, args=(server.address,), daemon=True
+                ).start()
             server.serve(explorer.page, explorer.answer)
-
-
-def open_browser(address: str) -> None:
-    """Open an address if there is a screen, in a thread, because some browsers block."""
-    has_screen = sys.platform in ("darwin", "win32")
-    if has_screen or {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys():
-        threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
 
 
 if __name__ == "__main__":

@@ -381,7 +381,7 @@ def micro_batches(
     is_gpu = config.device.startswith("cuda")
     if is_gpu:  # copied while the GPU is busy with the previous step, only from pinned memory
         x, y = x.pin_memory(), y.pin_memory()
-    rows = config.micro_batch_size(world.size)
+    rows = config.batch_size // (config.accumulate * world.size)
     for micro_batch in zip(x.split(rows), y.split(rows)):
         inputs, targets = (ids.to(config.device, non_blocking=is_gpu) for ids in micro_batch)
         yield inputs, targets

@@ -66,7 +66,10 @@ def continue_run(run: Config, requested: Config, typed: Sequence[str], log: Log)
         UserError: A setting would change that the run keeps.
     """
     config = _change_run(run, requested, typed)
-    changes = _list_changes(run, config)
+    pairs = zip(format_settings(run).items(), format_settings(config).values())
+    changes = [
+        (key, old, new) for (key, old), new in pairs if old != new and key not in PER_COMMAND
+    ]
     kept = IMMUTABLE_IN_EVALUATION if config.eval_only else IMMUTABLE_ON_RESUME
     for key, old, new in changes:
         if key.startswith(kept):
@@ -74,14 +77,11 @@ def continue_run(run: Config, requested: Config, typed: Sequence[str], log: Log)
                 f"{key} is {old} in run_dir={requested.run_dir}, which keeps it, but {new} was "
                 "requested: leave it out, or start a new run"
             )
-    if not config.eval_only and not _is_finished(config):
+    last_step = RunDir(Path(str(config.run_dir))).steps()[-1]
+    if not config.eval_only and last_step < config.max_steps:
         for key, old, new in changes:
             log(f"note: {key} changes from {old} to {new} from here on")
     return config
-
-
-def _is_finished(config: Config) -> bool:
-    return RunDir(Path(str(config.run_dir))).steps()[-1] >= config.max_steps
 
 
 def _change_run(run: Config, requested: Config, typed: Sequence[str]) -> Config:
@@ -97,16 +97,6 @@ def _change_run(run: Config, requested: Config, typed: Sequence[str]) -> Config:
         if key not in RESOLVED or value not in (None, "auto"):
             config = replace_setting(config, key, value)
     return config
-
-
-def _list_changes(run: Config, config: Config) -> list[tuple[str, str, str]]:
-    """Return (key, old, new) of each setting of a run that changes."""
-    new = format_settings(config)
-    return [
-        (key, old, new[key])
-        for key, old in format_settings(run).items()
-        if old != new[key] and key not in PER_COMMAND
-    ]
 
 
 # --- the model that a run starts from -------------------------------------------------------------

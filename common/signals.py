@@ -4,7 +4,6 @@ import signal
 import sys
 import threading
 from collections.abc import Mapping
-from types import FrameType
 from typing import Any
 
 STOP_SIGNALS = tuple(
@@ -34,7 +33,7 @@ def set_handlers(handlers: Mapping[signal.Signals, Any]) -> dict[signal.Signals,
 def exit_on_stop_signals() -> None:
     """Let a stop signal end the process without a traceback; a notebook keeps its handlers."""
     if not hasattr(sys, "ps1"):
-        set_handlers(dict.fromkeys(STOP_SIGNALS, _exit_now))
+        set_handlers(dict.fromkeys(STOP_SIGNALS, lambda number, frame: sys.exit(128 + number)))
 
 
 def end_on_interrupt() -> None:
@@ -45,7 +44,3 @@ def end_on_interrupt() -> None:
 def raise_on_stop_signals() -> None:
     """Restore what stop signals do in Python: raise `KeyboardInterrupt`, or end the process."""
     set_handlers({signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL})
-
-
-def _exit_now(number: int, frame: FrameType | None) -> None:
-    sys.exit(128 + number)

@@ -1,5 +1,6 @@
 """Statistics over the seeds of an experiment: errors, tests, and times that may be censored."""
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from math import atan, ceil, comb, copysign, exp, inf, isfinite, isinf, isnan, lgamma, nan, pi, sqrt
 from statistics import NormalDist, fmean, median, stdev
@@ -11,7 +12,7 @@ import numpy as np
 SIGNIFICANCE_LEVEL = 0.05
 POWER = 0.8
 INTEGRATION_POINTS = 10_001
-BISECTIONS = 50
+PROPORTIONS = 1 << 50  # that are told apart
 
 
 class Difference(NamedTuple):
@@ -106,19 +107,13 @@ def proportion_interval(count: int, total: int) -> tuple[float, float]:
 
 def _find_proportion(min_count: int, total: int, probability: float) -> float:
     """Return the proportion at which `min_count` or more successes have this probability."""
-    low = 0.0
-    high = 1.0
-    for _ in range(BISECTIONS):
-        middle = (low + high) / 2
-        terms = (
-            comb(total, count) * middle**count * (1 - middle) ** (total - count)
-            for count in range(min_count, total + 1)
-        )
-        if sum(terms) < probability:
-            low = middle
-        else:
-            high = middle
-    return high
+
+    def tail(numerator: int) -> float:
+        p = numerator / PROPORTIONS
+        counts = range(min_count, total + 1)
+        return sum(comb(total, count) * p**count * (1 - p) ** (total - count) for count in counts)
+
+    return bisect_left(range(PROPORTIONS), probability, key=tail) / PROPORTIONS
 
 
 def censored_median(times: Sequence[float | None]) -> float:

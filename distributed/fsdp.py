@@ -20,8 +20,11 @@ def apply_fsdp(model: GPT, config: ResolvedConfig, size: int) -> None:
 
     shape = (size // config.shard, config.shard)
     mesh = init_device_mesh(config.device, shape, mesh_dim_names=("copy", "shard"))
+    # FSDP2 calls hooks between these parts; in a model compiled as a whole they would divide blocks
     if config.compile:
-        _compile_parts(model)
+        for block in model.blocks:
+            block.forward = torch.compile(block.forward)
+        model.predict = torch.compile(model.predict)  # type: ignore[method-assign]
     policy = MixedPrecisionPolicy()
     if config.precision != "fp32":
         dtype = DTYPES[config.precision]
@@ -32,14 +35,3 @@ def apply_fsdp(model: GPT, config: ResolvedConfig, size: int) -> None:
     for block in model.blocks:
         fully_shard(block, mesh=mesh, mp_policy=policy, ignored_params=vectors)
     fully_shard(model, mesh=mesh, reshard_after_forward=False, ignored_params=vectors)
-
-
-def _compile_parts(model: GPT) -> None:
-    """Compile each block, and the prediction after them, in place.
-
-    FSDP2 calls its hooks between these parts; in a model compiled as a whole they would divide the
-    blocks.
-    """
-    for block in model.blocks:
-        block.forward = torch.compile(block.forward)
-    model.predict = torch.compile(model.predict)  # type: ignore[method-assign]

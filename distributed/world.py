@@ -60,17 +60,14 @@ class DistributedWorld(World):
             self._steps_since_check += 1
             if self._steps_since_check < self._steps_between_checks:
                 return
-        # The largest exit status, and the fewest steps per second
-        message = torch.tensor([self._exit_status, -self._steps_until_next_check()])
+        seconds = time.monotonic() - self._last_check
+        steps = max(1, int(SECONDS_BETWEEN_CHECKS * self._steps_since_check / seconds))
+        # The largest exit status, and the fewest steps until the next check
+        message = torch.tensor([self._exit_status, -steps])
         dist.all_reduce(message, dist.ReduceOp.MAX, group=self._waiting_group)
         self._exit_status, self._steps_between_checks = int(message[0]), -int(message[1])
         self._steps_since_check, self._last_check = 0, time.monotonic()
         super().check_stop()
-
-    def _steps_until_next_check(self) -> int:
-        """Return how many steps this rank takes in the time between two checks."""
-        seconds = time.monotonic() - self._last_check
-        return max(1, int(SECONDS_BETWEEN_CHECKS * self._steps_since_check / seconds))
 
     # --- Messages ---------------------------------------------------------------------------------
 

@@ -77,7 +77,10 @@ class Observer:
             row, arrays = self.measure(model, step, previous)
             if is_grid_due(step, self.config):
                 self._draw_grid(step, arrays["text"])
-        self._log_heads(row)
+        wandb = self.record.wandb
+        wandb.log_table("attention/head_scores", *head_table(row))
+        wandb.log_table("attention/composition", *composition_table(row))
+        wandb.log(highest_scores(row))
         with self.record.tolerate_errors(f"saving a snapshot in {self.run_dir.snapshots}"):
             path = self.run_dir.snapshot(step, ".npz")
             save_snapshot(path, step, self.probes, arrays)
@@ -125,12 +128,6 @@ class Observer:
         if has_grid:
             row |= probe_run.measure_faithfulness(row, finds_sufficient=is_last)
         return row, arrays
-
-    def _log_heads(self, row: Row) -> None:
-        wandb = self.record.wandb
-        wandb.log_table("attention/head_scores", *head_table(row))
-        wandb.log_table("attention/composition", *composition_table(row))
-        wandb.log(highest_scores(row))
 
     def _draw_grid(self, step: int, maps: np.ndarray) -> None:
         tokens = self.probes.text_tokens

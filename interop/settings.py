@@ -74,8 +74,10 @@ def config_from_hf(settings: HFSettings) -> GPTConfig:
         UserError: A setting is missing, invalid, or not supported by our model.
     """
     settings = _flatten(settings)
-    _require_supported(settings)
     family = settings["model_type"]
+    for name, supported in SUPPORTED_VALUES.items():
+        if name not in HF_SETTINGS.get(str(family), {}):
+            _require_one_of(name, settings.get(name), supported)
     ours = dict(FAMILY_SETTINGS[family])
     for name, our_name in HF_SETTINGS[family].items():
         value = settings.get(name)
@@ -126,13 +128,6 @@ def _has_sliding_window(settings: HFSettings) -> bool:
         return True
     layer_types = settings.get("layer_types") or ["sliding_attention"]
     return bool(settings.get("use_sliding_window")) and "sliding_attention" in layer_types
-
-
-def _require_supported(settings: HFSettings) -> None:
-    translated = HF_SETTINGS.get(str(settings["model_type"]), {})
-    for name, supported in SUPPORTED_VALUES.items():
-        if name not in translated:
-            _require_one_of(name, settings.get(name), supported)
 
 
 def _require_one_of(name: str, value: Any, supported: tuple[Any, ...]) -> None:

@@ -73,8 +73,10 @@ def _bpe_to_library(tokenizer: BPETokenizer) -> Library:
     tokens = {tokenizer.token_bytes(id): id for id in range(tokenizer.vocab_size)}
     tokens.pop(b"", None)  # special tokens and unused ids
     library = _build_bpe(tokens, tokenizer.special)
+    # {1,3}+ is a possessive quantifier in tiktoken, and a repeated one in the library
+    pattern = re.sub(r"(\{\d+(,\d*)?\})\+", r"\1", tokenizer.pattern)
     try:
-        library.pre_tokenizer = byte_level_split(_pattern_of_library(tokenizer.pattern))
+        library.pre_tokenizer = byte_level_split(pattern)
         is_equal = all(_encode_alike(library, tokenizer, token) for token in tokens)
     except Exception:  # the library cannot read the pattern
         is_equal = False
@@ -107,14 +109,6 @@ def _build_bpe(tokens: dict[bytes, int], special: dict[int, str]) -> Library:
         [AddedToken(name, special=True, normalized=False) for name in special.values()]
     )
     return library
-
-
-def _pattern_of_library(pattern: str) -> str:
-    """Return tiktoken's splitting pattern as the library reads it.
-
-    {1,3}+ is a possessive quantifier in tiktoken, and a repeated one in the library.
-    """
-    return re.sub(r"(\{\d+(,\d*)?\})\+", r"\1", pattern)
 
 
 def _encode_alike(library: Library, tokenizer: BPETokenizer, token: bytes) -> bool:

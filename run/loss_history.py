@@ -36,22 +36,15 @@ def overfitting(rows: Sequence[Row]) -> float:
         return 0.0
     losses = [row["val/loss"] for row in evaluated[evaluated.index(best) :]]
     rise = losses[-1] - losses[0]
-    if rise <= _noise(losses):
+    # The noise of one evaluation shows in the falls from one to the next
+    largest_fall = max(earlier - later for earlier, later in pairwise(losses))
+    if rise <= max(MIN_RISE_NATS, MIN_RISE_SHARE * losses[0], MIN_RISE_IN_FALLS * largest_fall):
         return 0.0
 
     *_, previous, last = (row["step"] for row in evaluated)
     interval = last - previous
     is_lower = _training_loss(rows, last, interval) < _training_loss(rows, best["step"], interval)
     return rise if is_lower else 0.0
-
-
-def _noise(losses: Sequence[float]) -> float:
-    """Return the rise of the validation loss that is not reported, given its course since the best.
-
-    The noise of one evaluation shows in the falls from one to the next.
-    """
-    largest_fall = max(earlier - later for earlier, later in pairwise(losses))
-    return max(MIN_RISE_NATS, MIN_RISE_SHARE * losses[0], MIN_RISE_IN_FALLS * largest_fall)
 
 
 def _training_loss(rows: Sequence[Row], step: int, interval: int) -> float:

@@ -91,12 +91,14 @@ def _figure_data(name: str, variants: Sequence[Variant]) -> dict:
 
 def _run_data(folder: Path, run: Run, figures: Sequence[str], losses: Iterable[str]) -> dict:
     page = RunDir(run.path).page
+    # Its name may be bytes that are not UTF-8
+    url = quote(os.fsencode(Path(os.path.relpath(page, folder)).as_posix()))
     rows = [{"step": row["step"], **_scores_of_row(row)} for row in run.rows]
     scores = dict.fromkeys(score for row in rows for score in row if score != "step")
     return {
         "name": run.name,
         "title": run.settings.get(RUN) or name_settings(run.settings) or run.name,
-        "page": _relative_url(folder, page) if exists(page) else None,
+        "page": url if exists(page) else None,
         "label": run.settings.get("seed", "page"),
         "status": run.status,
         "reason": run.failure,
@@ -110,11 +112,6 @@ def _run_data(folder: Path, run: Run, figures: Sequence[str], losses: Iterable[s
             if name.startswith("emerged/")
         },
     }
-
-
-def _relative_url(folder: Path, page: Path) -> str:
-    """Return the URL of a page relative to `folder`; its name may be bytes that are not UTF-8."""
-    return quote(os.fsencode(Path(os.path.relpath(page, folder)).as_posix()))
 
 
 def _scores_of_row(row: Row) -> dict[str, float]:

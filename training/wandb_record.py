@@ -7,6 +7,7 @@ import shlex
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from operator import methodcaller
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +71,8 @@ class WandbRecord:
         """Log metrics; only those of `charted_metrics` get a chart."""
         for key in sorted(metrics.keys() - self._logged):
             if not self._charted.fullmatch(key):
-                self._hide(key)
+                # By exact name: of several patterns that match, W&B takes an arbitrary one
+                self._call(methodcaller("define_metric", key, step_metric="step", hidden=True))
         self._logged |= metrics.keys()
         self._values |= metrics
 
@@ -103,10 +105,6 @@ class WandbRecord:
         """Upload the rest and close the W&B run, unless the program around it has opened it."""
         if self._run is not self._open_run:
             self._call(lambda run: run.finish(exit_code=int(failed)))
-
-    def _hide(self, key: str) -> None:
-        # By exact name: of several patterns that match, such as "*", W&B takes an arbitrary one
-        self._call(lambda run: run.define_metric(key, step_metric="step", hidden=True))
 
     def _log_media(self, key: str, make: Callable[[], Any]) -> None:
         if self._run is not None:
