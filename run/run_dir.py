@@ -95,19 +95,8 @@ class RunDir:
         return exists(self.config_file) or bool(self.steps())
 
     @property
-    def is_finished(self) -> bool:
-        """True if the last row is that of the last step."""
-        config = self.config
-        rows = self.rows()
-        return config is not None and bool(rows) and rows[-1]["step"] >= config.max_steps
-
-    @property
     def config(self) -> Config | None:
-        """The resolved configuration; None before the run has begun.
-
-        Raises:
-            UserError: If it cannot be read.
-        """
+        """The resolved configuration, None before the run has begun; `UserError` if damaged."""
         if not exists(self.config_file):
             return None
         version = self.config_file.stat()
@@ -194,11 +183,7 @@ class RunDir:
         )
 
     def preferred_steps(self, which: str | int) -> list[int]:
-        """Return the step that "last", "best" or a step names, and those to be taken instead.
-
-        Raises:
-            UserError: If there is none.
-        """
+        """Return the steps to try for "last", "best" or a step; `UserError` if there is none."""
         steps = self.steps()
         if not steps:
             raise self.missing_checkpoint()

@@ -91,11 +91,6 @@ class Comparison(NamedTuple):
     at_most: float
 
     @property
-    def is_paired(self) -> bool:
-        """True if both quantities are of the same runs."""
-        return self.first.arm == self.second.arm
-
-    @property
     def name(self) -> str:
         """The fields that both quantities share, and those in which they differ."""
         pairs = list(zip(self.first, self.second))
@@ -170,7 +165,7 @@ class Results(NamedTuple):
 
     def judge_comparison(self, comparison: Comparison) -> tuple[str, str]:
         """Return the verdict on one comparison, and its reason."""
-        difference, n_seeds = self._measure(comparison)
+        difference, n_seeds, seeds_within = self._measure(comparison)
         if n_seeds < MIN_SEEDS:
             count = pluralize(n_seeds, "seed")
             return UNDECIDED, f"{comparison.name} = unknown ({count}, but {MIN_SEEDS} are needed)"
@@ -187,7 +182,7 @@ class Results(NamedTuple):
         side = "inside" if is_inside else "outside"
         reason = (
             f"{comparison.name} = {value}, {bound}: {size:.{0 if size >= 10 else 1}f} SE {side}"
-            f"{self._describe_seeds_within(comparison)}"
+            f"{seeds_within}"
         )
         needed = MIN_ERRORS if is_inside else MIN_ERRORS_TO_REFUTE
         if size >= needed:
@@ -197,28 +192,21 @@ class Results(NamedTuple):
             reason += f"; about {n_deciding} seeds would decide"
         return UNDECIDED, reason
 
-    def _measure(self, comparison: Comparison) -> tuple[Difference, int]:
-        """Return a difference and in how many seeds both of its quantities were measured."""
+    def _measure(self, comparison: Comparison) -> tuple[Difference, int, str]:
+        """Return a difference, the number of its seeds and, in one arm, how many are in bounds."""
         first = self.values(comparison.first)
         second = self.values(comparison.second)
-        if not comparison.is_paired:
+        if comparison.first.arm != comparison.second.arm:
             n_seeds = min(len(first), len(second))
-            return welch_difference([*first.values()], [*second.values()]), n_seeds
+            return welch_difference([*first.values()], [*second.values()]), n_seeds, ""
         seeds = [seed for seed in first if seed in second]
         difference = paired_difference([first[s] for s in seeds], [second[s] for s in seeds])
-        return difference, len(seeds)
-
-    def _describe_seeds_within(self, comparison: Comparison) -> str:
-        """Say in how many of an arm's runs a difference is within its bounds; "" of two arms."""
-        if not comparison.is_paired:
-            return ""
-        first = self.values(comparison.first)
-        second = self.values(comparison.second)
-        differences = [first[seed] - second[seed] for seed in first if seed in second]
-        n_within = sum(comparison.at_least <= d <= comparison.at_most for d in differences)
+        low, high = comparison.at_least, comparison.at_most
+        n_within = sum(low <= first[s] - second[s] <= high for s in seeds)
         n_runs = len(self.arms[comparison.first.arm])
         low, high = proportion_interval(n_within, n_runs)
-        return f"; {n_within} of {n_runs} seeds ({low:.0%} to {high:.0%})"
+        within = f"; {n_within} of {n_runs} seeds ({low:.0%} to {high:.0%})"
+        return difference, len(seeds), within
 
     def text(self) -> str:
         """Return the tables, and the verdict on each claim with its reasons."""
@@ -324,19 +312,15 @@ class Results(NamedTuple):
 
 
 def read_arms(study: Study, folder: Path) -> Arms:
-    """Read the finished runs of each arm of a study from the folder of a sweep.
-
-    Raises:
-        UserError: If there is none, several of an arm with the same seed, or several texts.
-    """
+    """Read the finished runs of each arm in a folder, one for each seed, and all on one text."""
     arms: Arms = {arm: {} for arm in study.arms}
     texts = set()
     for path in filter(is_folder, list_folder(folder)):
         run_dir = RunDir(path)
         config = run_dir.config
-        if config is None or not run_dir.is_finished:
-            continue
         rows = run_dir.rows()
+        if config is None or not rows or rows[-1]["step"] < config.max_steps:
+            continue
         for arm in study.arms_of(config):
             texts.add(run_dir.fingerprint(across_seeds=True) or path.name)  # without a checkpoint
             if config.seed in arms[arm]:
@@ -361,13 +345,12 @@ def report(study: Study, folder: Path) -> None:
     printer(Terminal())(f"\ncurves      {picture.absolute().as_uri()}\n\n{results.text()}")
 
 
-def report_sweep(settings: Sequence[str], folder: Path) -> None:
-    """Report the study that the settings of a sweep name: studies/NAME.py of sweep=paper_NAME."""
-    for setting in settings:
-        name = setting.removeprefix("sweep=paper_")
-        if name != setting and find_spec(f"studies.{name}"):
-            with tolerate_errors("testing the claims", print_stderr):  # the runs have finished
-                report(import_module(f"studies.{name}").STUDY, folder)
+def report_sweep(preset: str | None, folder: Path) -> None:
+    """Report the study of a sweep: that of the preset paper_NAME is studies/NAME.py."""
+    _, is_study, name = (preset or "").partition("paper_")
+    if is_study and find_spec(f"studies.{name}"):
+        with tolerate_errors("testing the claims", print_stderr):  # the runs have finished
+            report(import_module(f"studies.{name}").STUDY, folder)
 
 
 def main(study: Study) -> None:

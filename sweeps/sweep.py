@@ -226,6 +226,6 @@ def end_sweep(folder: Path, name: str | None) -> None:
     stop_reports.clear()
     runs = rewrite_results(folder)
     print_sweep(Terminal(), folder, runs)
-    report_sweep([f"sweep={name}"], folder)
+    report_sweep(name, folder)
     if any(run.failure or run.status != "finished" for run in runs):
         sys.exit(1)

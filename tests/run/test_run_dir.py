@@ -1,6 +1,5 @@
 """What a run's folder holds, and which of its checkpoints is taken."""
 
-import json
 import shutil
 
 import pytest
@@ -18,13 +17,9 @@ def run(tmp_path) -> RunDir:
     return RunDir(tmp_path / "run")
 
 
-def test_a_run_is_finished_when_its_last_step_is_recorded(run, tmp_path):
-    last_step = run.config.max_steps
-    for step in (0, last_step - 1, last_step):
-        run.metrics_file.write_text(json.dumps({"step": step}) + "\n")
-        assert run.is_finished == (step == last_step)
-    empty = RunDir(tmp_path / "other")
-    assert not empty.has_begun and empty.config is None and not empty.is_finished
+def test_an_empty_folder_is_a_run_that_has_not_begun(tmp_path):
+    empty = RunDir(tmp_path)
+    assert not empty.has_begun and empty.config is None
 
 
 def test_the_files_of_snapshots_are_found_by_their_steps(run):
