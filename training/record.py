@@ -17,8 +17,10 @@ from common.files import atomic_write
 from common.terminal import Terminal, printer, tolerate_errors
 from common.text import format_loss, format_minutes
 from config import ResolvedConfig
-from data.tokenizer import save_tokenizer
+from data.tokenizer import encode_prompt, save_tokenizer
 from data.tokens import Tokens
+from generation.decoder import Decoder
+from generation.sampling import Sampling, draw_batch, stream_text
 from model import GPT
 from run.config_file import config_yaml
 from run.loss_history import best_row, loss_warning
@@ -26,13 +28,16 @@ from run.row import Row, names_head
 from run.run_dir import RunDir, read_rows
 from run.start import Start
 from training.activity_timer import ActivityTimer
+from training.device import exact_float32
 from training.display import Display
 from training.flops import memory_metrics, tokens_per_step
 from training.intervals import is_grid_due
 from training.profiling import StepProfiler
-from training.samples import sample_text
 from training.task_metrics import describe_task
 from training.wandb_record import WandbRecord
+
+SAMPLE_TOKENS = 100  # length of each sample text
+SAMPLE_TEMPERATURE = 0.8
 
 
 class Record:
@@ -165,11 +170,22 @@ class Record:
         self.log(f"         python sample.py run_dir={folder}")
 
 
-def truncate_rows(path: Path, step: int, log: Callable[[str], None]) -> list[Row]:
-    """Keep only the rows of a file up to `step`, and return them.
+def sample_text(model: GPT, text: Tokens, seed: int) -> str:
+    """Generate a text, or one sequence of a task; equal weights and seed give equal texts."""
+    tokenizer, task = text.tokenizer, text.task
+    prompt: list[int] = task.prompt if task else []
+    start = prompt or encode_prompt(tokenizer, "")
+    count = task.block_size + 1 - len(prompt) if task else SAMPLE_TOKENS
+    sampling = Sampling(temperature=SAMPLE_TEMPERATURE, vocab_size=tokenizer.vocab_size)
+    with exact_float32():
+        decoder = Decoder(model, 1, len(start) + count)
+        (ids,) = draw_batch(decoder, start, count, sampling, [seed])
+        pieces = stream_text(tokenizer, ids, has_prompt=bool(prompt))
+        return tokenizer.decode(prompt) + "".join(pieces)
 
-    The previous file is kept beside it, as `<name>.before`.
-    """
+
+def truncate_rows(path: Path, step: int, log: Callable[[str], None]) -> list[Row]:
+    """Keep and return the rows of a file up to `step`; `<name>.before` is the file as it was."""
     if not path.exists():
         return []
     rows = [row for row in read_rows(path, log) if row["step"] <= step]
