@@ -38,7 +38,11 @@ class JobCallback(Callback):
                 check_run_dir(job.config, RunDir(Path(job.config.run_dir)))
             cli.checked_runs.append(job)
             prepare_to_import_torch()
-            import_train()
+            # Before Hydra makes a folder, because that takes seconds
+            if "train" in sys.modules:  # of a notebook, in which it may have been edited
+                importlib.reload(sys.modules["train"])
+            else:
+                importlib.import_module("train")
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Refuse a sweep none of whose jobs can work; print previews of jobs if asked for."""
@@ -60,17 +64,6 @@ class JobCallback(Callback):
 
         with exit_on_any_error():
             end_sweep(Path(config.hydra.sweep.dir), config.hydra.runtime.choices.get("sweep"))
-
-
-def import_train() -> None:
-    """Import the loop before Hydra makes a folder, because that takes seconds.
-
-    In a notebook it is read again, since it may have been edited.
-    """
-    if "train" in sys.modules:
-        importlib.reload(sys.modules["train"])
-    else:
-        importlib.import_module("train")
 
 
 @contextmanager

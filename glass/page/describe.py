@@ -25,8 +25,13 @@ def describe_model(config: GPTConfig | None) -> dict[str, Any]:
 
 def describe_run_scores(rows: Sequence[Row]) -> dict[str, Any]:
     """Describe the scores of every head at every snapshot of a run, and what they show."""
+    steps = [row["step"] for row in scored_rows(rows)]
+    latest = last_scored_row(rows)
     return {
-        "emergenceIntervals": _emergence_intervals(rows),
+        "emergenceIntervals": {
+            f"emerged/{place}": format_emergence(latest[f"emerged/{place}"], steps)
+            for place in latest.places("emerged")
+        },
         "scored": _head_metrics(rows),
         "findings": [finding._asdict() for finding in summarize(*rows)],
     }
@@ -60,13 +65,4 @@ def _head_metrics(rows: Sequence[Row]) -> dict[str, Any]:
     return {
         "steps": [row["step"] for row in scored],
         "columns": {key: [finite_number(row.get(key), 4) for row in scored] for key in keys},
-    }
-
-
-def _emergence_intervals(rows: Sequence[Row]) -> dict[str, str]:
-    steps = [row["step"] for row in scored_rows(rows)]
-    latest = last_scored_row(rows)
-    return {
-        f"emerged/{place}": format_emergence(latest[f"emerged/{place}"], steps)
-        for place in latest.places("emerged")
     }
