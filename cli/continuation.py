@@ -77,8 +77,7 @@ def continue_run(run: Config, requested: Config, typed: Sequence[str], log: Log)
                 f"{key} is {old} in run_dir={requested.run_dir}, which keeps it, but {new} was "
                 "requested: leave it out, or start a new run"
             )
-    last_step = RunDir(Path(str(config.run_dir))).steps()[-1]
-    if not config.eval_only and last_step < config.max_steps:
+    if not config.eval_only and RunDir(Path(str(config.run_dir))).steps()[-1] < config.max_steps:
         for key, old, new in changes:
             log(f"note: {key} changes from {old} to {new} from here on")
     return config

@@ -347,8 +347,8 @@ def report(study: Study, folder: Path) -> None:
 
 def report_sweep(preset: str | None, folder: Path) -> None:
     """Report the study of a sweep: that of the preset paper_NAME is studies/NAME.py."""
-    _, is_study, name = (preset or "").partition("paper_")
-    if is_study and find_spec(f"studies.{name}"):
+    name = (preset or "").removeprefix("paper_")
+    if name != preset and name and find_spec(f"studies.{name}"):
         with tolerate_errors("testing the claims", print_stderr):  # the runs have finished
             report(import_module(f"studies.{name}").STUDY, folder)
 
