@@ -31,7 +31,7 @@ export function setUpControls() {
   $("step").max = Math.max(0, steps.length - 1);
   $("steps").hidden = steps.length < 2;
   $("repeats").hidden = !data.repeats?.length;
-  $("repeats").textContent = data.repeats?.join("; ");
+  $("repeats").textContent = data.repeats?.map(sentence => `Note: ${sentence}.`).join(" ");
   setUpSlider();
   $("probe").append(...data.probes.map((probe, k) => el("option", { value: k }, nameProbe(probe))));
   $("probe").parentElement.hidden = data.probes.length < 2;
