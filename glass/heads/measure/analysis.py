@@ -153,7 +153,8 @@ class ProbeRun:
         self.is_large = model.num_parameters() > LARGE_MODEL_PARAMETERS
         self.random = capture(model, probes.random)
         self.control = self._random_rows(2)
-        self.windows = capture(model, probes.windows)
+        is_control = probes.windows is probes.control  # whose pass is not run again
+        self.windows = self.control if is_control else capture(model, probes.windows)
         self.window_length = self.windows.tokens.shape[1]
         self.text = capture(model, probes.text[None])
         self.arrays = snapshot_arrays(model, self.text, self.random)
