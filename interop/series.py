@@ -5,7 +5,7 @@ import re
 from bisect import bisect
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import partial
+from functools import cache, partial
 from hashlib import sha256
 from math import log
 from pathlib import Path
@@ -18,7 +18,7 @@ from common.errors import UserError
 from common.files import exists, is_folder, list_folder
 from common.terminal import print_stderr
 from interop import hub
-from interop.loading import find_model, locate
+from interop.loading import locate, open_pinned, pin_model
 from interop.stored import open_run
 from run.run_dir import HF_CONFIG_FILE, RunDir, find_run
 from training.stored_model import StoredModel
@@ -85,7 +85,8 @@ class Series:
 def name_repeats(groups: dict[int, list[int]]) -> list[str]:
     """Return a sentence for each group of steps with equal weights; see `Series.group_equal`."""
     return [
-        f"left out, with the weights of step {step}: step {', '.join(map(str, repeats))}"
+        f"left out, because the weights are those of step {step}: step "
+        f"{', '.join(map(str, repeats))}"
         for step, repeats in groups.items()
         if repeats
     ]
@@ -181,8 +182,14 @@ def _find_openers(source: str, log: Callable[[str], Any], key: str) -> Openers:
 
     openers: Openers = {}
     for name, step in number_names(places).items():
-        openers.setdefault(step, []).append(partial(find_model, places[name], log=log, key=key))
+        openers.setdefault(step, []).append(_make_opener(places[name], log, key))
     return openers
+
+
+def _make_opener(place: str, log: Callable[[str], Any], key: str) -> Callable[[], StoredModel]:
+    """Return a function that opens the model at a path or of the hub, which is asked once."""
+    pin = cache(partial(pin_model, place, key, log))
+    return lambda: open_pinned(pin(), log=log)
 
 
 def number_names(names: Iterable[str]) -> dict[str, int]:
