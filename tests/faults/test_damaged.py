@@ -115,14 +115,6 @@ def damage(path: Path, kind: str, place: float, piece: bytes) -> None:
         )
 
 
-def flip_a_byte(path: Path) -> bytes:
-    """Change the middle byte of a file; return what it contains then."""
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
-    return bytes(content)
-
-
 def remove(path: Path) -> None:
     """Remove a file or a folder, if it exists."""
     if path.is_dir():
@@ -274,7 +266,8 @@ def test_a_resume_loses_neither_a_damaged_best_checkpoint_nor_the_best_intact_on
     argv = typed(text_file, "attention.every=0", "checkpoint.keep=3")
     run_to_end(tmp_path, *argv, fault=losses(9.0, 1.0, 2.0, 3.0))
     best = run / "checkpoints" / "step_00000004"
-    damaged = flip_a_byte(best / name)
+    damage(best / name, "flip", 0.5, b"\1")
+    damaged = (best / name).read_bytes()
     notes = []
     finished = train.report_finished(
         RunDir(run).config, RunDir(run), find_start(RunDir(run), pytest.fail), notes.append
