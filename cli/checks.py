@@ -2,19 +2,13 @@
 
 from common.errors import UserError, not_one_of
 from common.settings import format_value
-from config import Config, DataConfig, TokenizerConfig
+from config import AttentionConfig, Config, DataConfig, TokenizerConfig
 
 
 def check_config(config: Config) -> None:
     """Raise `UserError` if settings, each of which is within its bounds, contradict each other."""
     config.model.check()
-    attention = config.attention
-    if attention.every and attention.picture_every % attention.every:
-        raise UserError(
-            f"attention.picture_every={attention.picture_every} is not a multiple of "
-            f"attention.every={attention.every}: grids are drawn of snapshots, so change one of "
-            "them"
-        )
+    _check_attention(config.attention)
     _check_tokenizer(config.tokenizer)
     _check_data(config.data)
     _check_sequence_length(config)
@@ -34,6 +28,15 @@ def fixed_sequence_length(data: DataConfig) -> int | None:
     if data.source != "synthetic" or data.task != "modular":
         return None
     return 4 + data.begin
+
+
+def _check_attention(attention: AttentionConfig) -> None:
+    if attention.every and attention.picture_every % attention.every:
+        raise UserError(
+            f"attention.picture_every={attention.picture_every} is not a multiple of "
+            f"attention.every={attention.every}: grids are drawn of snapshots, so change one of "
+            "them"
+        )
 
 
 def _check_tokenizer(tokenizer: TokenizerConfig) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor
 from common.errors import UserError
 from common.files import list_folder
 from common.paths import require_output_folder
+from common.terminal import error_sentence
 from data.tokenizer import Tokenizer
 from interop.folder import WEIGHTS_FILE
 from interop.names import map_tensors
@@ -94,6 +95,6 @@ def _write_folder(folder: Path, texts: dict[str, str], tensors: dict[str, Tensor
     except (SafetensorError, OSError) as e:
         shutil.rmtree(folder, ignore_errors=True)  # it was empty
         raise UserError(
-            f"to={folder} could not be written ({getattr(e, 'strerror', None) or e}): "
-            "free some space there, or name another folder"
+            f"to={folder} could not be written ({error_sentence(e)}): free some space there, or "
+            "name another folder"
         ) from None

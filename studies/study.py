@@ -347,8 +347,10 @@ def report(study: Study, folder: Path) -> None:
 
 def report_sweep(preset: str | None, folder: Path) -> None:
     """Report the study of a sweep: that of the preset paper_NAME is studies/NAME.py."""
-    name = (preset or "").removeprefix("paper_")
-    if name != preset and name and find_spec(f"studies.{name}"):
+    if preset is None or not preset.startswith("paper_"):
+        return
+    name = preset.removeprefix("paper_")
+    if find_spec(f"studies.{name}"):
         with tolerate_errors("testing the claims", print_stderr):  # the runs have finished
             report(import_module(f"studies.{name}").STUDY, folder)
 

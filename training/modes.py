@@ -1,4 +1,4 @@
-"""What train.py does instead of training: evaluate a model, or measure what a run would cost."""
+"""Evaluate a model, or measure what a run would cost, instead of training."""
 
 from collections.abc import Callable
 from dataclasses import replace
