@@ -1,6 +1,7 @@
 """The server answers its own page only, whatever else reaches its port, and never hangs."""
 
 import http.client
+import os
 import socket
 import threading
 import time
@@ -16,14 +17,15 @@ from glass.live.server import HEADERS, Handler, Server
 TIMEOUT = 0.5  # seconds, of the server
 SECONDS = 60  # that no answer of a passing test takes, on a busy machine
 PAGE = "<!doctype html><title>né 日本</title>"
+OWN_PORT = 20_000 + os.getpid() % 10_000  # below those that systems give to connections
 LARGE_FRAME_BYTES = 4_000_000  # more than what the system buffers of a connection
 
 
 class Client:
     """A server whose answers are made up, and what talks to it as the page does."""
 
-    def __init__(self):
-        self.server = Server(port=0)
+    def __init__(self, port):
+        self.server = Server(port)
         self.host = self.server.hosts[0]
         self.port = self.server.server_address[1]
         self.ask_path = f"/{self.server.token}/ask"
@@ -82,8 +84,8 @@ class Client:
 
 
 @contextmanager
-def running_server():
-    client = Client()
+def running_server(port=0):
+    client = Client(port)
     arguments = (lambda: PAGE, client.answer)
     with client.server:
         threading.Thread(target=client.server.serve, args=arguments, daemon=True).start()
@@ -208,9 +210,9 @@ def test_an_answer_is_canceled_when_its_client_is_gone(client, how):
 
 
 def test_a_port_is_refused_while_it_is_taken_and_free_again_afterwards():
-    with running_server() as client:
+    with running_server(OWN_PORT) as client:
         client.assert_works()
-        with pytest.raises(UserError, match=f"port={client.port}"):
-            Server(client.port)
-    with Server(client.port) as server:
+        with pytest.raises(UserError, match=f"port={OWN_PORT}"):
+            Server(OWN_PORT)
+    with Server(OWN_PORT) as server:
         assert server.token != client.server.token and len(server.token) >= 20
