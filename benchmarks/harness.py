@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 
 from common.errors import UserError, did_you_mean, not_one_of
 from common.terminal import command
+from common.wait_policy import choose_wait_policy
 from config import GPTConfig
 
 ROOT = Path(__file__).parents[1]
@@ -150,5 +151,6 @@ def run_command(main: Callable[[list[str]], object], doc: str | None) -> None:
     if any(argument.partition("=")[0] in ("help", "--help", "-h") for argument in argv):
         print(doc)
     else:
+        choose_wait_policy(print)  # of all processes that are started
         with command(lambda: doc or ""):
             main(argv)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from benchmarks import gpu, limits, preparing, throughput
+from benchmarks import gpu, limits, preparing, throughput, train_step
 from benchmarks.counting import kneser_ney
 
 
@@ -30,6 +30,14 @@ def test_throughput_compares_models_of_the_same_architecture():
     assert set(rows) == set(throughput.EAGER_RUNNERS)
     assert len({row.measurement.parameters for row in rows.values()}) == 1
     assert all(row.seconds > 0 and row.memory > 1e7 for row in rows.values())
+
+
+@pytest.mark.soak
+def test_a_step_of_each_preset_is_compared_with_matrix_products(test_data):
+    text = f"data.path={test_data / 'data' / 'tinyshakespeare.txt'}"
+    shares = train_step.main(["experiments=speedrun,default", "seconds=1", "rounds=2", text])
+    assert shares["default"].flops > 5 * shares["speedrun"].flops
+    assert all(0.001 < share.share < 1 for share in shares.values())
 
 
 @pytest.mark.soak
