@@ -5,24 +5,24 @@ from __future__ import annotations  # help() prints the names of the types of ar
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from reprlib import repr as quote
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
 
 from common.errors import UserError, not_one_of
 from common.text import VISIBLE_SPACES, pluralize
 from data.tokenizer import Tokenizer
-from glass.heads.measure.ablation import measure_token_effects
+from glass.heads.measure.ablation import mean_outputs, measure_token_effects
 from glass.heads.measure.analysis import encode_end, make_expected_probes, measure_in_stages
 from glass.heads.measure.arguments import (
-    Heads,
+    Off,
     Positions,
     Text,
     Texts,
     list_texts,
     list_values,
-    read_heads,
     read_ids,
+    read_off,
     read_positions,
     read_predicted,
 )
@@ -40,6 +40,10 @@ try:
 except ImportError:
     raise UserError("xarray is not installed: pip install xarray matplotlib") from None
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+ABLATIONS = ("zero", "mean")
 PATCH_KINDS = ("component", "residual")  # of patches
 INCREASE = {"long_name": "increase of the loss", "units": "nats"}
 SHARE = {
@@ -47,16 +51,34 @@ SHARE = {
     "comment": "nan unless clean_difference exceeds 0 and corrupted_difference",
 }
 Coordinates = Mapping[str, Any]
+Reader = Callable[..., TextPass]  # of a text, and of its name in an error
+
+
+class Changes(TypedDict, total=False):
+    """Changes of every pass of a question: see `Opened`."""
+
+    off: Off
+    hidden: Positions
+    ablation: str
+    reference: Text | None
 
 
 class Opened:
     """A model and its tokenizer, with measurements of what they make of a text.
 
     A text may also be given as token ids, in a list, an array or a tensor (T,) or (1, T), or as
-    a tokenizer of transformers returns them. `off` names heads whose output is set to zero, such as
-    ["L2H0"], and `hidden` has the numbers of tokens that no later token can attend to. Tokens are
-    numbered from 0, with begin-of-text if the tokenizer has it. Of a text longer than the context,
-    or of more than 67 million attention weights, only the end is read.
+    a tokenizer of transformers returns them. Tokens are numbered from 0, with begin-of-text if the
+    tokenizer has it. Of a text longer than the context, or of more than 67 million attention
+    weights, only the end is read.
+
+    Most questions take changes of the model's pass, as keyword arguments:
+
+    off: Outputs that are ablated: a name, or several, of heads ("L2H0"), MLPs ("L1MLP") and layers
+        ("L1"), which then leave the residual stream as it is.
+    ablation: "zero" sets these outputs to zero, "mean" to their means over the tokens of the text
+        in the unchanged model. The mean of a layer is that of its attention and of its MLP.
+    reference: A text whose tokens the means are over, instead.
+    hidden: Numbers of tokens that no later token can attend to.
 
     Answers are arrays of xarray. Axes of layers, heads and tokens have their numbers, and the texts
     of `token` are the coordinate `token_text`.
@@ -92,23 +114,20 @@ class Opened:
         return DataArray(self._spell(ids), coordinates, ["token"], "token_text")
 
     @default_settings()
-    def loss(self, text: Texts, off: Heads = (), hidden: Positions = ()) -> DataArray:
+    def loss(self, text: Texts, **changes: Unpack[Changes]) -> DataArray:
         """Return the loss of each token but the first, (T - 1,) in nats.
 
         Of several texts, it is the mean loss per token of each, (texts,).
         """
-        off, hidden = self._read_changes(off, hidden)
+        read = self._change(**changes)
         if (texts := list_texts(text)) is not None:
-            return self._ask_each("text", partial(self._mean_loss, off, hidden), zip(texts))
-        text_pass = self._read(text, off, hidden)
-        tokens = self._label_tokens("token", text_pass, slice(1, None))
-        attributes = {"long_name": "loss", "units": "nats"}
-        return DataArray(text_pass.losses()[:-1], tokens, ["token"], "loss", attributes)
+            return self._ask_each("text", partial(self._mean_loss, read), zip(texts))
+        return self._losses(read, text)
 
     @default_settings()
-    def logits(self, text: Text, off: Heads = (), hidden: Positions = ()) -> DataArray:
+    def logits(self, text: Text, **changes: Unpack[Changes]) -> DataArray:
         """Return the logits after each token, (T, V)."""
-        text_pass = self._read(text, off, hidden)
+        text_pass = self._change(**changes)(text)
         vocabulary = range(self.model.head.out_features)
         coordinates = {
             **self._label_tokens("token", text_pass),
@@ -118,9 +137,9 @@ class Opened:
         return DataArray(logits, coordinates, ["token", "next_token"], "logit")
 
     @default_settings()
-    def patterns(self, text: Text, off: Heads = (), hidden: Positions = ()) -> DataArray:
+    def patterns(self, text: Text, **changes: Unpack[Changes]) -> DataArray:
         """Return the attention pattern of every head, (L, H, T, T)."""
-        text_pass = self._read(text, off, hidden)
+        text_pass = self._change(**changes)(text)
         coordinates = {
             **self._label_heads(),
             **self._label_tokens("query", text_pass),
@@ -132,33 +151,20 @@ class Opened:
         return DataArray(weights, coordinates, axes, "attention_weight", attributes)
 
     @default_settings()
-    def head_effects(
-        self,
-        text: Texts,
-        token: int = -1,
-        off: Heads = (),
-        hidden: Positions = (),
-    ) -> DataArray:
+    def head_effects(self, text: Texts, token: int = -1, **changes: Unpack[Changes]) -> DataArray:
         """Return by how much ablating each head raises the loss of a token, (L, H) in nats."""
-        off, hidden = self._read_changes(off, hidden)
-        if (texts := list_texts(text)) is not None:
-            ask = partial(self.head_effects, token=token, off=off, hidden=hidden)
-            return self._ask_each("text", ask, zip(texts))
-        text_pass = self._read(text, off, hidden)
-        token = read_predicted(token, text_pass.length)
-        effects = np.stack(list(text_pass.head_effects(token - 1)))
-        (token_text,) = self._spell(text_pass.forward.tokens[0, [token]].tolist())
-        coordinates = {**self._label_heads(), "token": token, "token_text": token_text}
-        return DataArray(effects, coordinates, ["layer", "head"], "loss_increase", INCREASE)
+        ask = partial(self._head_effects, self._change(**changes), token)
+        texts = list_texts(text)
+        return ask(text) if texts is None else self._ask_each("text", ask, zip(texts))
 
     @default_settings()
-    def token_effects(self, text: Text, off: Heads = (), hidden: Positions = ()) -> DataArray:
+    def token_effects(self, text: Text, **changes: Unpack[Changes]) -> DataArray:
         """Return by how much hiding each token raises the loss of each later one, in nats.
 
         The table (T - 1, T - 1) has a row for each predicted token, from the second on, and a
         column for each hidden one, without the last.
         """
-        text_pass = self._read(text, off, hidden)
+        text_pass = self._change(**changes)(text)
         effects, _ = measure_token_effects(self.model, text_pass.forward, text_pass.interventions)
         coordinates = {
             **self._label_tokens("token", text_pass, slice(1, None)),
@@ -175,8 +181,7 @@ class Opened:
         answer: Text | None = None,
         wrong: Text | None = None,
         kind: str = "component",
-        off: Heads = (),
-        hidden: Positions = (),
+        **changes: Unpack[Changes],
     ) -> DataArray:
         """Return how much of a prediction each activation of a clean text restores.
 
@@ -196,12 +201,12 @@ class Opened:
                 token after `corrupted`.
             kind: "component" patches the output of a head or an MLP at all tokens,
                 (L, H + 1); "residual" the residual stream before a layer at one token, (L, T).
-            off: Ablated heads, in both runs.
-            hidden: Hidden tokens, in both runs.
+            changes: Of both runs. Means are over the tokens of each run's own text, and of the
+                corrupted one in those that patch it.
         """
         if kind not in PATCH_KINDS:
             raise UserError(not_one_of("kind", kind, PATCH_KINDS))
-        ask = partial(self._patch_pair, kind, *self._read_changes(off, hidden))
+        ask = partial(self._patch_pair, self._change(**changes), kind)
         cases = pair_up(clean, corrupted, answer, wrong)
         if cases is None:
             return ask(clean, corrupted, answer, wrong)
@@ -240,11 +245,25 @@ class Opened:
         probes = make_expected_probes(model, self.tokenizer, self._encode(text))
         return measure_in_stages(row, model, probes)
 
-    def _mean_loss(self, off: Heads, hidden: Positions, text: Text) -> DataArray:
-        losses = self.loss(text, off, hidden)
+    def _losses(self, read: Reader, text: Text) -> DataArray:
+        text_pass = read(text)
+        tokens = self._label_tokens("token", text_pass, slice(1, None))
+        attributes = {"long_name": "loss", "units": "nats"}
+        return DataArray(text_pass.losses()[:-1], tokens, ["token"], "loss", attributes)
+
+    def _mean_loss(self, read: Reader, text: Text) -> DataArray:
+        losses = self._losses(read, text)
         if not losses.size:
             raise UserError("its only token is not predicted: use at least two tokens")
         return losses.mean(dtype=np.float64, keep_attrs=True)
+
+    def _head_effects(self, read: Reader, token: int, text: Text) -> DataArray:
+        text_pass = read(text)
+        token = read_predicted(token, text_pass.length)
+        effects = np.stack(list(text_pass.head_effects(token - 1)))
+        (token_text,) = self._spell(text_pass.forward.tokens[0, [token]].tolist())
+        coordinates = {**self._label_heads(), "token": token, "token_text": token_text}
+        return DataArray(effects, coordinates, ["layer", "head"], "loss_increase", INCREASE)
 
     def _ask_each(
         self, axis: str, ask: Callable[..., DataArray], cases: Iterable[tuple]
@@ -262,16 +281,15 @@ class Opened:
 
     def _patch_pair(
         self,
+        read: Reader,
         kind: str,
-        off: Heads,
-        hidden: Positions,
         clean: Text,
         corrupted: Text,
         answer: Text | None,
         wrong: Text | None,
     ) -> DataArray:
-        source = self._read(clean, off, hidden, "clean")
-        base = self._read(corrupted, off, hidden, "corrupted")
+        source = read(clean, "clean")
+        base = read(corrupted, "corrupted")
         answer_id = self._find_id("answer", answer, source)
         wrong_id = self._find_id("wrong", wrong, base, other_than=answer_id)
         contrast = Contrast(source.length - 1, answer_id, wrong_id)
@@ -300,17 +318,37 @@ class Opened:
         limit = max_tokens(self.model.config)
         return encode_end(self.model, self.tokenizer, text, limit, name)
 
-    def _read_changes(self, off: Heads, hidden: Positions) -> tuple[Heads, Positions]:
-        """Read both once for all texts; they may be iterators."""
-        config = self.model.config
-        return read_heads(off, config), read_positions(hidden, max_tokens(config))
+    def _change(
+        self,
+        off: Off = (),
+        hidden: Positions = (),
+        ablation: str = "zero",
+        reference: Text | None = None,
+    ) -> Reader:
+        """Return a function that runs the model on a text with these changes.
 
-    def _read(self, text: Text, off: Heads, hidden: Positions, name: str = "text") -> TextPass:
-        """Run the model on a text anew, because its weights may have changed."""
-        ids = self._encode(text, name)
-        text_pass = TextPass(self.model, read_heads(off, self.model.config))
-        text_pass.read(ids, read_positions(hidden, len(ids)))
-        return text_pass
+        They are read once for all texts, because they may be iterators.
+        """
+        if ablation not in ABLATIONS:
+            raise UserError(not_one_of("ablation", ablation, ABLATIONS))
+        if reference is not None and ablation != "mean":
+            raise UserError(f'reference has no effect with ablation="{ablation}": use "mean"')
+        ablated = read_off(off, self.model.config)
+        positions = read_positions(hidden, max_tokens(self.model.config))
+        means_of_reference = None
+        if reference is not None:
+            means_of_reference = mean_outputs(self.model, self._encode(reference, "reference"))
+
+        def read(text: Text, name: str = "text") -> TextPass:
+            ids = self._encode(text, name)
+            means = means_of_reference
+            if ablation == "mean" and reference is None:
+                means = mean_outputs(self.model, ids)
+            text_pass = TextPass(self.model, ablated, means)
+            text_pass.read(ids, read_positions(positions, len(ids)))
+            return text_pass
+
+        return read
 
     def _find_id(
         self, name: str, token: Text | None, text_pass: TextPass, other_than: int | None = None

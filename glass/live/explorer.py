@@ -11,7 +11,7 @@ import torch
 from cli.explore_config import ExploreConfig
 from common.errors import UserError
 from common.terminal import tolerate_errors
-from glass.heads.measure.arguments import read_heads, read_positions
+from glass.heads.measure.arguments import read_off, read_positions
 from glass.heads.measure.interventions import Interventions
 from glass.heads.measure.text_pass import max_tokens
 from glass.live.frames import encode_error, encode_frame
@@ -147,7 +147,7 @@ class Explorer:
         config = session.model.config
         check_text(parameters, session.step, config)
         hidden = read_positions(parameters.hidden, len(parameters.ids))
-        interventions = Interventions(read_heads(parameters.off, config), hidden)
+        interventions = Interventions(read_off(parameters.off, config), hidden)
         text_pass = session.read(parameters.ids, interventions)
         return MODEL_REQUESTS[parameters.request](session, parameters, text_pass)
 

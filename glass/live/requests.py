@@ -19,7 +19,6 @@ from generation.sampling import Sampling, draw_tokens
 from glass.heads.measure.ablation import iterate_token_effects
 from glass.heads.measure.analysis import make_expected_probes, measure_in_stages
 from glass.heads.measure.capture import in_float32
-from glass.heads.measure.interventions import Interventions
 from glass.heads.measure.logit_attribution import (
     PREDICTED_TOKENS,
     attribute_logits,
@@ -116,7 +115,7 @@ def continue_text(session: Session, parameters: Parameters, text_pass: TextPass)
     ids = list(parameters.ids)
     maximum = max_tokens(session.model.config)
     first = 0 if ids[0] == session.tokenizer.begin_of_text else None  # place that is never cut
-    ablated, hidden = text_pass.interventions
+    hidden = text_pass.interventions.hidden
 
     @torch.inference_mode(False)  # later requests change the pass's tensors in place
     @torch.no_grad()
@@ -125,7 +124,8 @@ def continue_text(session: Session, parameters: Parameters, text_pass: TextPass)
         start = window_start(tokens.shape[1], maximum)
         kept = cut(places, start, first)[0].tolist()
         still_hidden = tuple(k for k, place in enumerate(kept) if place in hidden)
-        latest = session.read(tokens[0, kept].tolist(), Interventions(ablated, still_hidden))
+        interventions = text_pass.interventions._replace(hidden=still_hidden)
+        latest = session.read(tokens[0, kept].tolist(), interventions)
         return latest.logits(-1)  # (1, V)
 
     prompt = torch.tensor([ids], device=session.model.head.weight.device)  # (1, T)

@@ -85,9 +85,8 @@ class Session:
 
         The result is valid until the next call with the same role.
         """
-        ablated, hidden = interventions
-        text_pass = self._find_pass(ablated, bool(hidden), role)
-        text_pass.read(ids, hidden)
+        text_pass = self._find_pass(interventions.ablated, bool(interventions.hidden), role)
+        text_pass.read(ids, interventions.hidden)
         return text_pass
 
     def spell_tokens(self, ids: Iterable[int]) -> dict[int, str]:

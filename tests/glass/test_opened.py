@@ -14,14 +14,15 @@ import xarray
 from conftest import foreign_torch_settings
 from hypothesis import given
 from hypothesis import strategies as st
-from models import VOCAB_SIZE, captured_with, configs, few, lively, small
+from models import VOCAB_SIZE, configs, few, lively, small
 
 import glass
 from common.errors import UserError
 from data.tokenizer import CharTokenizer
 from glass.heads.measure.analysis import analyze
-from glass.heads.measure.interventions import Interventions
-from run.row import Head, parse_head
+from glass.heads.measure.capture import capture
+from glass.heads.measure.interventions import Interventions, chain_taps
+from run.row import Head
 from variants import build_model
 
 TOKENIZER = CharTokenizer("abcdefghijklmnopqrstu v")
@@ -33,11 +34,36 @@ def ids_of(text):
     return TOKENIZER.encode(text)[-T:]
 
 
-def logits_of(model, text, off=(), hidden=()):
+@torch.no_grad()
+def ablating_taps(model, off, ablation="zero", reference=TEXT):
+    """Taps, written out, that set the outputs of heads, MLPs and layers to zero or to a mean."""
+    _, values = model.run_with_cache(torch.tensor([ids_of(reference)]))
+    replaced = {}  # heads, or everything, by key
+
+    def replace(key, value):
+        mean = values[key].mean(dim=(0, 1)) if ablation == "mean" else 0 * values[key][0, 0]
+        value[:, :, replaced[key]] = mean[replaced[key]]
+
+    for name in off:
+        layer, rest = int(name[1]), name[2:]
+        if rest.startswith("H"):
+            replaced.setdefault(("heads", layer), []).append(int(rest[1:]))
+        if not rest:
+            replaced["attention", layer] = slice(None)
+        if rest in ("", "MLP") and model.config.mlp != "none":
+            replaced["mlp", layer] = slice(None)
+    return {key: partial(replace, key) for key in replaced}
+
+
+def pass_of(model, text, off=(), hidden=(), ablation="zero", reference=None):
+    """A whole pass over a text."""
+    taps = ablating_taps(model, off, ablation, reference or text)
+    return capture(model, np.array([ids_of(text)]), Interventions(hidden=tuple(hidden)), taps)
+
+
+def logits_of(model, text, **changes):
     """Logits (T, V) of a whole pass."""
-    changed = Interventions(tuple(parse_head(name) for name in off), tuple(hidden))
-    x = captured_with(model, ids_of(text), changed).residuals[-1, 0]
-    return model.head(model.norm(x)).detach()
+    return model.head(model.norm(pass_of(model, text, **changes).residuals[-1, 0])).detach()
 
 
 def test_answers_do_not_depend_on_settings_of_torch():
@@ -51,20 +77,24 @@ def test_answers_do_not_depend_on_settings_of_torch():
         opened.patch(TEXT, CORRUPTED)
 
 
-def losses_of(model, text, off=(), hidden=()):
-    logits = logits_of(model, text, off, hidden)
+def losses_of(model, text, **changes):
+    logits = logits_of(model, text, **changes)
     return F.cross_entropy(logits[:-1], torch.tensor(ids_of(text)[1:]), reduction="none").numpy()
 
 
 @few
 @given(
     configs,
-    st.lists(st.sampled_from(["L0H1", "L1H3"]), max_size=2),
+    st.lists(st.sampled_from(["L0H1", "L1H3", "L0MLP", "L1MLP", "L0", "L1"]), max_size=2),
     st.lists(st.integers(0, T - 1), max_size=2),
+    st.sampled_from([{}, {"ablation": "mean"}, {"ablation": "mean", "reference": "a ball"}]),
 )
-def test_answers_are_those_of_whole_passes(config, off, hidden):
+def test_answers_are_those_of_whole_passes(config, off, hidden, ablation):
     model = lively(build_model(config))
-    opened, changes = glass.open(model, TOKENIZER), {"off": off, "hidden": hidden}
+    off = [name for name in off if config.mlp != "none" or not name.endswith("MLP")]
+    opened, changes = glass.open(model, TOKENIZER), {"off": off, "hidden": hidden, **ablation}
+    weights = pass_of(model, TEXT, **changes).weights[:, 0].numpy()
+    assert opened.patterns(TEXT, **changes).values == pytest.approx(weights, abs=1e-4)
     losses = losses_of(model, TEXT, **changes)
     assert opened.loss(TEXT, **changes).values == pytest.approx(losses, abs=1e-4)
     logits = logits_of(model, TEXT, **changes).numpy()
@@ -72,7 +102,7 @@ def test_answers_are_those_of_whole_passes(config, off, hidden):
 
     effects = opened.head_effects(TEXT, 5, **changes)
     for head in (Head(0, 2), Head(1, 0)):
-        without = losses_of(model, TEXT, [*off, str(head)], hidden)
+        without = losses_of(model, TEXT, **changes | {"off": [*off, str(head)]})
         assert effects[head].item() == pytest.approx(without[4] - losses[4], abs=1e-4)
     last = opened.head_effects(TEXT, **changes)
     assert last.values == pytest.approx(opened.head_effects(TEXT, T - 1, **changes).values)
@@ -80,8 +110,31 @@ def test_answers_are_those_of_whole_passes(config, off, hidden):
     effects = opened.token_effects(TEXT, **changes)
     assert effects.values.shape == (T - 1, T - 1)
     for j in {2, 9} - {*hidden}:
-        without = losses_of(model, TEXT, off, [*hidden, j])
+        without = losses_of(model, TEXT, **changes | {"hidden": [*hidden, j]})
         assert effects.values[:, j] == pytest.approx(without - losses, abs=1e-4)
+
+
+@pytest.mark.parametrize("ablation", [{}, {"ablation": "mean"}])
+@pytest.mark.parametrize("off", ["L0H1", "L0MLP", "L0"])
+def test_patches_are_copied_between_runs_with_the_same_ablation(off, ablation):
+    model = lively(build_model(small()))
+    ids = answers_of(model, TEXT, CORRUPTED)
+    shares = glass.open(model, TOKENIZER).patch(TEXT, CORRUPTED, *ids, off=off, **ablation)
+    clean = pass_of(model, TEXT, [off], **ablation)
+
+    def difference(text, taps=None):
+        taps = chain_taps(taps or {}, ablating_taps(model, [off], **ablation, reference=text))
+        logits = model.run_with_taps(torch.tensor([ids_of(text)]), taps)[0, -1]
+        return (logits[ids[0]] - logits[ids[1]]).item()
+
+    def patch(heads):
+        heads[:, :, 2] = clean.heads[1, :, :, 2]
+
+    highest, lowest = difference(TEXT), difference(CORRUPTED)
+    share = (difference(CORRUPTED, {("heads", 1): patch}) - lowest) / (highest - lowest)
+    expected = [highest, lowest, share if highest > max(lowest, 0) else np.nan]
+    answer = [shares.clean_difference, shares.corrupted_difference, shares[1, 2]]
+    assert answer == pytest.approx(expected, abs=1e-4, nan_ok=True)
 
 
 def test_patterns_are_the_attention_maps_of_the_model():
@@ -340,6 +393,11 @@ def test_a_text_is_read_in_whatever_type_it_is_given(text):
         ({"off": Head(0, 1)}, {"off": ["L0H1"]}),
         ({"off": (Head(0, 1), Head(1, 2))}, {"off": ["L0H1", "L1H2"]}),
         ({"off": iter(["L0H1"])}, {"off": ["L0H1"]}),
+        ({"off": "L0"}, {"off": [f"L0H{number}" for number in range(4)] + ["L0MLP"]}),
+        (
+            {"off": "L0", "ablation": "mean", "reference": iter(TOKENIZER.encode("a ball"))},
+            {"off": "L0", "ablation": "mean", "reference": "a ball"},
+        ),
         ({"hidden": 3}, {"hidden": [3]}),
         ({"hidden": range(3, 5)}, {"hidden": [3, 4]}),
         ({"hidden": torch.tensor([[3, 4]])}, {"hidden": [3, 4]}),
@@ -373,6 +431,8 @@ def test_what_is_no_text_is_refused_in_one_sentence(text):
 @pytest.mark.parametrize(
     "changes",
     [{"off": off} for off in (None, (0, 1), "l0h1", Head(2, 0), np.ones((2, 4), bool))]
+    + [{"off": off} for off in ("L2", "L2MLP", "MLP", "L0H01", "L0H4", ("mlp", 0))]
+    + [{"ablation": "resample"}]
     + [{"hidden": hidden} for hidden in (None, "3", [1.0], torch.ones(2, 1), np.ones(T, bool))],
 )
 def test_what_is_no_head_or_token_is_refused_in_one_sentence(changes):
@@ -423,6 +483,8 @@ def test_models_and_tokenizers_of_other_libraries_are_refused_by_their_type():
     "ask, value",
     [
         (lambda opened: opened.loss(TEXT, off=["L0H4"]), "L0H4"),
+        (lambda opened: opened.loss(TEXT, off="L0", reference=TEXT), "reference"),
+        (lambda opened: opened.loss(TEXT, ablation="mean", reference=TEXTS), "reference"),
         (lambda opened: opened.loss(TEXT, off=["head 2"]), "head 2"),
         (lambda opened: opened.patterns(TEXT, hidden=[T]), str(T)),
         (lambda opened: opened.logits(TEXT, hidden=[-1]), "-1"),

@@ -114,7 +114,7 @@ def _iterate_losses_without_heads(
     residuals: Sequence[Tensor],
     interventions: Interventions = NO_INTERVENTIONS,
 ) -> Iterator[Tensor]:
-    """Yield, for each layer, the losses (H, n) of the last n tokens with each head zeroed.
+    """Yield, for each layer, the losses (H, n) of the last n tokens with each head ablated.
 
     `tokens` is (1, T), `targets` (1, n). `residuals` has the layers' inputs (1, T, C).
     """
@@ -125,13 +125,25 @@ def _iterate_losses_without_heads(
     batches = torch.arange(model.config.n_head)[:, None].split(rows_per_pass(model, T))
     for layer in range(model.config.n_layer):
         entry = layer, residuals[layer]
+        value = interventions.replacement(("heads", layer))
         losses = []
         for heads in batches:
-            taps = chain_taps(replace_heads(layer, heads.tolist(), 0.0), interventions.taps())
+            taps = chain_taps(replace_heads(layer, heads.tolist(), value), interventions.taps())
             with model.evaluating():
                 x = model.run_blocks(tokens, mask=mask, taps=taps, entry=entry)
             losses.append(token_losses(model, x[:, -n:], targets.expand(len(x), -1)))
         yield torch.cat(losses)
+
+
+@torch.no_grad()
+def mean_outputs(model: GPT, ids: Sequence[int]) -> dict[tuple[str, int], Tensor]:
+    """Return the means over the tokens of a text by which outputs are replaced (mean ablation).
+
+    They have the keys of taps, in each layer: "heads" (H, d_v), "attention" and "mlp" (C,).
+    """
+    tokens = torch.tensor([ids], device=model.head.weight.device)
+    _, outputs = model.run_with_cache(tokens, "heads", "attention", "mlp")
+    return {key: output.mean(dim=(0, 1)) for key, output in outputs.items()}
 
 
 # --- attention knockout of tokens -----------------------------------------------------------------

@@ -9,11 +9,12 @@ import numpy as np
 from common.errors import UserError
 from common.text import pluralize
 from config import GPTConfig
-from run.row import Head, parse_head
+from glass.heads.measure.interventions import Output
+from run.row import Head
 
 Text = str | int | Iterable[Any]  # or token ids, also an array, a tensor, a mapping with input_ids
 Texts = Text | Iterable[Text]
-Heads = str | Head | Iterable[str | Head]
+Off = str | Head | Iterable[str | Head]
 Positions = int | Iterable[int]
 
 
@@ -46,17 +47,33 @@ def read_ids(
     return values
 
 
-def read_heads(off: Heads, config: GPTConfig) -> tuple[Head, ...]:
-    """Return the heads of one name, or of several, in order."""
-    last = Head(config.n_layer - 1, config.n_head - 1)
-    heads = set()
+def read_off(off: Off, config: GPTConfig) -> tuple[Output, ...]:
+    """Return the outputs that one name, or several, stand for, in a fixed order."""
+    named = _name_outputs(config)
+    last = config.n_layer - 1
+    outputs: set[Output] = set()
     for value in [off] if isinstance(off, Head) else list_values(off):
-        is_name = isinstance(value, str | Head)
-        head = parse_head(str(value)) if is_name else None
-        if head is None or head.layer > last.layer or head.number > last.number:
-            raise UserError(f"off={quote(value)} is not a head of this model: use L0H0 to {last}")
-        heads.add(head)
-    return tuple(sorted(heads))
+        name = str(value) if isinstance(value, str | Head) else ""
+        if name not in named:
+            mlps = "" if config.mlp == "none" else f", an MLP (L0MLP to L{last}MLP)"
+            raise UserError(
+                f"off={quote(value)} is not a part of this model: use a head (L0H0 to "
+                f"{Head(last, config.n_head - 1)}){mlps} or a layer (L0 to L{last})"
+            )
+        outputs.update(named[name])
+    return tuple(sorted(outputs, key=str))
+
+
+def _name_outputs(config: GPTConfig) -> dict[str, list[Output]]:
+    """Return the outputs of each head, such as L2H0, each MLP, L2MLP, and each layer, L2."""
+    named: dict[str, list[Output]] = {}
+    for layer in range(config.n_layer):
+        heads = [Head(layer, number) for number in range(config.n_head)]
+        mlp: list[Output] = [] if config.mlp == "none" else [("mlp", layer)]
+        named |= {str(head): [head] for head in heads}
+        named |= {f"L{layer}MLP": [output] for output in mlp}
+        named[f"L{layer}"] = [*heads, ("attention", layer), *mlp]
+    return named
 
 
 def read_positions(hidden: Positions, length: int) -> tuple[int, ...]:
@@ -95,7 +112,7 @@ def _input_ids(text: Any) -> Any:
 def list_values(given: Any) -> list:
     """Return the values of an iterable, or of the only row of an array, as Python's types."""
     if isinstance(given, Mapping | Set) or hasattr(given, "columns"):  # those of a table
-        raise UserError(f"{type(given).__name__} is no type of text, heads or tokens: use a list")
+        raise UserError(f"{type(given).__name__} is no type of text, names or tokens: use a list")
     if hasattr(given, "tolist"):
         given = given.tolist()
     if isinstance(given, str | bytes) or not isinstance(given, Iterable):

@@ -55,7 +55,9 @@ def iterate_components(
         for number, written in enumerate(by_head.unbind(dim=2)):
             yield Component("head", layer, number), written
         rest = project(residuals[layer + 1] - residuals[layer]) - by_head.sum(dim=2)
-        if attention.W_O.bias is not None:
+        # A layer that is ablated writes nothing, its bias included.
+        is_off = torch.equal(residuals[layer + 1], residuals[layer])
+        if attention.W_O.bias is not None and not is_off:
             bias = project(attention.W_O.bias.to(rest.dtype))  # (C,)
             yield Component("bias", layer), bias.expand_as(rest)
             rest = rest - bias

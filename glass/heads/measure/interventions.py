@@ -1,6 +1,6 @@
-"""Interventions on a forward pass: heads that are replaced or ablated, and hidden tokens."""
+"""Interventions on a forward pass: outputs that are replaced or ablated, and hidden tokens."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -10,6 +10,9 @@ from torch import Tensor
 from model import Context, Taps
 from run.row import Head
 
+# The output of a head, or the value of a tap: ("mlp", 1), or ("attention", 1) with its bias.
+Output = Head | tuple[str, int]
+
 
 class Interventions(NamedTuple):
     """Changes of a forward pass over one text.
@@ -18,16 +21,26 @@ class Interventions(NamedTuple):
     n-grams.
     """
 
-    ablated: tuple[Head, ...] = ()  # heads whose output is set to zero
+    ablated: tuple[Output, ...] = ()  # outputs that are replaced
     hidden: tuple[int, ...] = ()  # tokens hidden from all later ones
+    means: Mapping[tuple[str, int], Tensor] | None = None  # see `mean_outputs`; None: zeros
 
     def taps(self) -> Taps:
-        """Return the taps that ablate the heads."""
-        taps: Taps = {}
-        for layer in {head.layer for head in self.ablated}:
-            numbers = [head.number for head in self.ablated if head.layer == layer]
-            taps |= replace_heads(layer, [numbers], 0.0)
+        """Return the taps that ablate the outputs."""
+        heads = [output for output in self.ablated if isinstance(output, Head)]
+        taps: Taps = {
+            key: partial(replace_at, (), self.replacement(key))
+            for key in self.ablated
+            if not isinstance(key, Head)
+        }
+        for layer in {head.layer for head in heads}:
+            numbers = [head.number for head in heads if head.layer == layer]
+            taps |= replace_heads(layer, [numbers], self.replacement(("heads", layer)))
         return taps
+
+    def replacement(self, key: tuple[str, int]) -> Tensor | float:
+        """Return what replaces ablated outputs of the value with the key of a tap."""
+        return 0.0 if self.means is None else self.means[key]
 
     def is_hidden(self, length: int, device: torch.device) -> Tensor | None:
         """Return which of `length` tokens are hidden, boolean (1, T); None if none is."""
@@ -55,6 +68,13 @@ def replace_heads(layer: int, heads: Sequence[Sequence[int]], values: Tensor | f
         return torch.where(is_replaced[:, None, :, None], values, y)
 
     return {("heads", layer): replace}
+
+
+def replace_at(at: tuple[slice | int, ...], values: Tensor | float, x: Tensor) -> Tensor:
+    """Return x with x[at] replaced by values: a tap, with its first two arguments bound."""
+    x = x.clone()
+    x[at] = values
+    return x
 
 
 def mask_hidden(is_hidden: Tensor | None, start: int = 0) -> Tensor | None:

@@ -25,6 +25,7 @@ from glass.heads.measure.interventions import (
     NO_INTERVENTIONS,
     Interventions,
     chain_taps,
+    replace_at,
     replace_heads,
 )
 from kernels import in_float32_or_finer
@@ -189,7 +190,7 @@ class Patching:
         taps = replace_heads(layer, heads, self.source.heads[layer, :, start:])
         if H in columns:
             mlp = self._source_mlp(layer)[start:]  # (S, C)
-            taps["mlp", layer] = partial(_replace, (columns.index(H),), mlp)
+            taps["mlp", layer] = partial(replace_at, (columns.index(H),), mlp)
         return self._run(layer, x, taps, start)
 
     def _run(self, layer: int, x: Tensor, taps: Taps, start: int) -> np.ndarray:
@@ -213,12 +214,12 @@ class Patching:
             return replace_heads(layer, [[patch.index]], outputs)
         if patch.kind == "mlp":
             outputs = self._source_mlp(layer)[start:]
-            return {("mlp", layer): partial(_replace, (), outputs)}
+            return {("mlp", layer): partial(replace_at, (), outputs)}
         if patch.index < start:
             return {}
         key = ("residual", layer - 1) if layer else ("embedding", 0)
         at = slice(None), patch.index - start
-        return {key: partial(_replace, at, self.source.residuals[layer, 0, patch.index])}
+        return {key: partial(replace_at, at, self.source.residuals[layer, 0, patch.index])}
 
     @torch.no_grad()
     def _source_mlp(self, layer: int) -> Tensor:
@@ -232,10 +233,3 @@ class Patching:
 
 def _make_cell_values(layer: int, columns: range, values: np.ndarray) -> CellValues:
     return np.array([(layer, column) for column in columns]), values
-
-
-def _replace(at: tuple[slice | int, ...], values: Tensor, x: Tensor) -> Tensor:
-    """Tap: replace x[at] by values."""
-    x = x.clone()
-    x[at] = values
-    return x

@@ -1,7 +1,7 @@
 """Compute losses, head effects and patches of a text that a model has read."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 
 import numpy as np
@@ -16,13 +16,12 @@ from generation.sampling import NON_FINITE_PREDICTIONS
 from generation.scoring import max_logit_rows
 from glass.heads.measure.ablation import iterate_head_effects
 from glass.heads.measure.capture import ForwardPass, allocate_pass, output_gram, record, value_norms
-from glass.heads.measure.interventions import Interventions
+from glass.heads.measure.interventions import Interventions, Output
 from glass.heads.measure.logit_attribution import PREDICTED_TOKENS
 from glass.heads.measure.patching import Contrast, Patch, Patching, measure_logit_difference
 from glass.heads.measure.probes import spell_tokens
 from kernels import in_float32_or_finer
 from model import GPT
-from run.row import Head
 
 MAX_ATTENTION_WEIGHTS = 1 << 26  # of one text in all heads: 256 MB in float32
 CAPACITY_STEP = 64  # tokens by which the buffers of a pass grow
@@ -31,15 +30,21 @@ CAPACITY_STEP = 64  # tokens by which the buffers of a pass grow
 class TextPass:
     """The forward pass over the text that a model has read last, and measurements of it.
 
-    Some heads are ablated. `read` computes only from the first token that differs on, also after a
-    pass that failed.
+    Some outputs are ablated. `read` computes only from the first token that differs on, also after
+    a pass that failed.
     """
 
     forward: ForwardPass
 
-    def __init__(self, model: GPT, ablated: Sequence[Head] = ()) -> None:
+    def __init__(
+        self,
+        model: GPT,
+        ablated: Sequence[Output] = (),
+        means: Mapping[tuple[str, int], Tensor] | None = None,
+    ) -> None:
         self.model = model
-        self.interventions = Interventions(tuple(ablated))  # while the model read the text
+        # While the model read the text
+        self.interventions = Interventions(tuple(ablated), means=means)
         self.first_changed = 0  # first token that the last read computed anew
         self._ids: list[int] = []  # whose activations the buffers hold
         self._buffers = allocate_pass(model, 1, CAPACITY_STEP)
@@ -140,7 +145,7 @@ class TextPass:
         return output_gram(self.model)
 
     def head_effects(self, i: int) -> Iterator[np.ndarray]:
-        """Yield, for each layer, the loss increases (H,) of the token after i without each head."""
+        """Yield, for each layer, the loss increases (H,) of the token after i by its ablations."""
         target = int(self.forward.tokens[0, i + 1])
         return iterate_head_effects(self.model, self.forward, i, target, self.interventions)
 
@@ -158,8 +163,8 @@ class TextPass:
     ) -> Patching:
         """Return the patching of activations of this pass into `base`.
 
-        Both must have been read with the same interventions. An error shows how the tokenizer
-        split both texts.
+        Both must have been read with the same interventions; of means, those of `base` apply. An
+        error shows how the tokenizer split both texts.
         """
         if self.length != base.length:
             tokens = (text.forward.tokens[0].tolist() for text in (self, base))
@@ -169,7 +174,7 @@ class TextPass:
                 f"the texts have {self.length} and {base.length} tokens, {source_split} and "
                 f"{base_split}: choose a clean and a corrupted text with equal numbers of tokens"
             )
-        return Patching(self.model, self.forward, base.forward, contrast, kept, self.interventions)
+        return Patching(self.model, self.forward, base.forward, contrast, kept, base.interventions)
 
 
 def max_tokens(config: GPTConfig) -> int:

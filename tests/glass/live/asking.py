@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import torch
 
-from glass.heads.measure.arguments import read_heads, read_positions
+from glass.heads.measure.arguments import read_off, read_positions
 from glass.heads.measure.interventions import Interventions
 from glass.live.parameters import check_text, read_parameters
 from glass.live.requests import MODEL_REQUESTS, TOKENIZER_REQUESTS
@@ -21,7 +21,7 @@ def ask(session: Session, name: str, **parameters):
         return [], TOKENIZER_REQUESTS[name](session, checked)
     check_text(checked, session.step, config)
     hidden = read_positions(checked.hidden, len(checked.ids))
-    interventions = Interventions(read_heads(checked.off, config), hidden)
+    interventions = Interventions(read_off(checked.off, config), hidden)
     text_pass = session.read(checked.ids, interventions)
     answer = MODEL_REQUESTS[name](session, checked, text_pass)
     return (list(answer), None) if isinstance(answer, Iterator) else ([], answer)
