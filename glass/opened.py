@@ -5,13 +5,14 @@ from __future__ import annotations  # help() prints the names of the types of ar
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from reprlib import repr as quote
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import Any
 
 import numpy as np
 
 from common.errors import UserError, not_one_of
 from common.text import VISIBLE_SPACES, pluralize
 from data.tokenizer import Tokenizer
+from generation.sampling import stream_text
 from glass.heads.measure.ablation import mean_outputs, measure_token_effects
 from glass.heads.measure.analysis import encode_end, make_expected_probes, measure_in_stages
 from glass.heads.measure.arguments import (
@@ -27,6 +28,8 @@ from glass.heads.measure.arguments import (
     read_predicted,
 )
 from glass.heads.measure.capture import in_float32
+from glass.heads.measure.interventions import Interventions
+from glass.heads.measure.logit_attribution import attribute_logits, measure_logit_lens
 from glass.heads.measure.patching import Contrast
 from glass.heads.measure.probes import spell_tokens
 from glass.heads.measure.text_pass import TextPass, max_tokens, to_float32
@@ -40,27 +43,20 @@ try:
 except ImportError:
     raise UserError("xarray is not installed: pip install xarray matplotlib") from None
 
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
 ABLATIONS = ("zero", "mean")
 PATCH_KINDS = ("component", "residual")  # of patches
+LOSS = {"long_name": "loss", "units": "nats"}
 INCREASE = {"long_name": "increase of the loss", "units": "nats"}
 SHARE = {
     "long_name": "share of the logit difference",
     "comment": "nan unless clean_difference exceeds 0 and corrupted_difference",
 }
+CONTRIBUTION = {
+    "long_name": "contribution to the logit",
+    "comment": "they sum to the logit minus the mean of all logits",
+}
 Coordinates = Mapping[str, Any]
 Reader = Callable[..., TextPass]  # of a text, and of its name in an error
-
-
-class Changes(TypedDict, total=False):
-    """Changes of every pass of a question: see `Opened`."""
-
-    off: Off
-    hidden: Positions
-    ablation: str
-    reference: Text | None
 
 
 class Opened:
@@ -114,7 +110,7 @@ class Opened:
         return DataArray(self._spell(ids), coordinates, ["token"], "token_text")
 
     @default_settings()
-    def loss(self, text: Texts, **changes: Unpack[Changes]) -> DataArray:
+    def loss(self, text: Texts, **changes: Any) -> DataArray:
         """Return the loss of each token but the first, (T - 1,) in nats.
 
         Of several texts, it is the mean loss per token of each, (texts,).
@@ -125,7 +121,7 @@ class Opened:
         return self._losses(read, text)
 
     @default_settings()
-    def logits(self, text: Text, **changes: Unpack[Changes]) -> DataArray:
+    def logits(self, text: Text, **changes: Any) -> DataArray:
         """Return the logits after each token, (T, V)."""
         text_pass = self._change(**changes)(text)
         vocabulary = range(self.model.head.out_features)
@@ -137,7 +133,7 @@ class Opened:
         return DataArray(logits, coordinates, ["token", "next_token"], "logit")
 
     @default_settings()
-    def patterns(self, text: Text, **changes: Unpack[Changes]) -> DataArray:
+    def patterns(self, text: Text, **changes: Any) -> DataArray:
         """Return the attention pattern of every head, (L, H, T, T)."""
         text_pass = self._change(**changes)(text)
         coordinates = {
@@ -151,14 +147,14 @@ class Opened:
         return DataArray(weights, coordinates, axes, "attention_weight", attributes)
 
     @default_settings()
-    def head_effects(self, text: Texts, token: int = -1, **changes: Unpack[Changes]) -> DataArray:
+    def head_effects(self, text: Texts, token: int = -1, **changes: Any) -> DataArray:
         """Return by how much ablating each head raises the loss of a token, (L, H) in nats."""
         ask = partial(self._head_effects, self._change(**changes), token)
         texts = list_texts(text)
         return ask(text) if texts is None else self._ask_each("text", ask, zip(texts))
 
     @default_settings()
-    def token_effects(self, text: Text, **changes: Unpack[Changes]) -> DataArray:
+    def token_effects(self, text: Text, **changes: Any) -> DataArray:
         """Return by how much hiding each token raises the loss of each later one, in nats.
 
         The table (T - 1, T - 1) has a row for each predicted token, from the second on, and a
@@ -181,7 +177,7 @@ class Opened:
         answer: Text | None = None,
         wrong: Text | None = None,
         kind: str = "component",
-        **changes: Unpack[Changes],
+        **changes: Any,
     ) -> DataArray:
         """Return how much of a prediction each activation of a clean text restores.
 
@@ -211,6 +207,69 @@ class Opened:
         if cases is None:
             return ask(clean, corrupted, answer, wrong)
         return self._ask_each("pair", ask, cases)
+
+    @default_settings()
+    def logit_lens(self, text: Text, **changes: Any) -> DataArray:
+        """Return the loss of each token but the first if the model ended earlier, in nats.
+
+        The table (L + 1, T - 1) has a row after the embedding and after each layer, L0 and so on.
+        """
+        text_pass = self._change(**changes)(text)
+        losses = to_float32(measure_logit_lens(self.model, text_pass.forward))
+        layers = [f"L{layer}" for layer in range(self.model.config.n_layer)]
+        coordinates = {
+            "after": ["embedding", *layers],
+            **self._label_tokens("token", text_pass, slice(1, None)),
+        }
+        return DataArray(losses[:, :-1], coordinates, ["after", "token"], "loss", LOSS)
+
+    @default_settings()
+    def logit_attribution(self, text: Text, token: int | str = -1, **changes: Any) -> DataArray:
+        """Return what each component adds to the logit of a token directly.
+
+        The token is given as its number in the text, or as the text of one that may follow it. The
+        components are the embedding, heads (L0H0), MLPs (L0MLP) and all biases together. They sum
+        to the logit minus the mean of all logits.
+        """
+        text_pass = self._change(**changes)(text)
+        if isinstance(token, str):
+            number = text_pass.length
+            id = self._find_id("token", token, text_pass)
+        else:
+            number = read_predicted(token, text_pass.length)
+            id = int(text_pass.forward.tokens[0, number])
+        forward = text_pass.forward.first_tokens(number)
+        attribution = attribute_logits(self.model, forward, number - 1, id)
+        of_embedding, *of_layers, of_biases = attribution.logit_attribution[:, -1, 0]
+        parts = self._label_components()
+        by_layer = np.reshape(of_layers, (self.model.config.n_layer, -1))[:, : len(parts)]
+        names = [f"L{layer}{part}" for layer in range(len(by_layer)) for part in parts]
+        coordinates = {
+            "component": ["embedding", *names, "biases"],
+            "token": number,
+            "token_text": self._spell([id])[0],
+        }
+        values = [of_embedding, *by_layer.flat, of_biases]
+        return DataArray(values, coordinates, ["component"], "contribution", CONTRIBUTION)
+
+    @default_settings()
+    def generate(
+        self,
+        text: Text,
+        max_new_tokens: int = 100,
+        temperature: float = 0.8,
+        seed: int = 1337,
+        **changes: Any,
+    ) -> str:
+        """Return what follows a text, up to its end, as `sample.py` draws it with these settings.
+
+        Further filters, and drawing without changes in less time, has `opened.model.generate`.
+        """
+        if not temperature >= 0:
+            raise UserError(f"temperature={quote(temperature)} is negative: use 0 or more")
+        text_pass = self._change(**changes)(text)
+        ids = text_pass.continue_text(self.tokenizer, max_new_tokens, temperature, seed)
+        return "".join(stream_text(self.tokenizer, ids))
 
     @default_settings()
     def measure_heads(self, text: Texts, log: Callable[[str], None] = print) -> Row | DataArray:
@@ -248,8 +307,7 @@ class Opened:
     def _losses(self, read: Reader, text: Text) -> DataArray:
         text_pass = read(text)
         tokens = self._label_tokens("token", text_pass, slice(1, None))
-        attributes = {"long_name": "loss", "units": "nats"}
-        return DataArray(text_pass.losses()[:-1], tokens, ["token"], "loss", attributes)
+        return DataArray(text_pass.losses()[:-1], tokens, ["token"], "loss", LOSS)
 
     def _mean_loss(self, read: Reader, text: Text) -> DataArray:
         losses = self._losses(read, text)
@@ -335,16 +393,12 @@ class Opened:
             raise UserError(f'reference has no effect with ablation="{ablation}": use "mean"')
         ablated = read_off(off, self.model.config)
         positions = read_positions(hidden, max_tokens(self.model.config))
-        means_of_reference = None
-        if reference is not None:
-            means_of_reference = mean_outputs(self.model, self._encode(reference, "reference"))
+        reference_ids = None if reference is None else self._encode(reference, "reference")
 
         def read(text: Text, name: str = "text") -> TextPass:
             ids = self._encode(text, name)
-            means = means_of_reference
-            if ablation == "mean" and reference is None:
-                means = mean_outputs(self.model, ids)
-            text_pass = TextPass(self.model, ablated, means)
+            means = mean_outputs(self.model, reference_ids or ids) if ablation == "mean" else {}
+            text_pass = TextPass(self.model, Interventions(ablated, means=means))
             text_pass.read(ids, read_positions(positions, len(ids)))
             return text_pass
 
@@ -373,12 +427,16 @@ class Opened:
         return {"layer": range(c.n_layer), "head": range(c.n_head)}
 
     def _label_patches(self, kind: str, text_pass: TextPass) -> Coordinates:
-        c = self.model.config
-        layers = {"layer": range(c.n_layer)}
+        layers = {"layer": range(self.model.config.n_layer)}
         if kind == "residual":
             return {**layers, **self._label_tokens("token", text_pass)}
+        return {**layers, "component": self._label_components()}
+
+    def _label_components(self) -> list[str]:
+        """Return the names of the components of a layer."""
+        c = self.model.config
         mlp = [] if c.mlp == "none" else ["MLP"]
-        return {**layers, "component": [*(f"H{number}" for number in range(c.n_head)), *mlp]}
+        return [*(f"H{number}" for number in range(c.n_head)), *mlp]
 
     def _spell(self, ids: Iterable[int]) -> list[str]:
         """Return the tokens with visible white space."""

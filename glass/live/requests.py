@@ -14,8 +14,6 @@ from torch import Tensor
 
 from common.errors import UserError
 from data.tokenizer import decode_characters, encode_prompt
-from generation.decoder import cut, window_start
-from generation.sampling import Sampling, draw_tokens
 from glass.heads.measure.ablation import iterate_token_effects
 from glass.heads.measure.analysis import make_expected_probes, measure_in_stages
 from glass.heads.measure.capture import in_float32
@@ -26,7 +24,7 @@ from glass.heads.measure.logit_attribution import (
 )
 from glass.heads.measure.patching import Contrast, Patching
 from glass.heads.measure.score_attribution import ScoreTerm, attribute_score
-from glass.heads.measure.text_pass import TextPass, max_tokens, to_float32
+from glass.heads.measure.text_pass import TextPass, to_float32
 from glass.heads.say.findings import summarize
 from glass.live.parameters import Parameters
 from glass.live.session import Session
@@ -108,34 +106,16 @@ def maps(session: Session, parameters: Parameters, text_pass: TextPass) -> np.nd
 
 
 def continue_text(session: Session, parameters: Parameters, text_pass: TextPass) -> Parts:
-    """Continue the text token by token up to its end, which the last part may say.
-
-    Beyond `max_tokens` it is cut as a `Decoder` cuts it.
-    """
+    """Continue the text token by token up to its end, which the last part may say."""
     ids = list(parameters.ids)
-    maximum = max_tokens(session.model.config)
-    first = 0 if ids[0] == session.tokenizer.begin_of_text else None  # place that is never cut
-    hidden = text_pass.interventions.hidden
-
-    @torch.inference_mode(False)  # later requests change the pass's tensors in place
-    @torch.no_grad()
-    def next_logits(tokens: Tensor) -> Tensor:
-        places = torch.arange(tokens.shape[1])[None]  # (1, T)
-        start = window_start(tokens.shape[1], maximum)
-        kept = cut(places, start, first)[0].tolist()
-        still_hidden = tuple(k for k, place in enumerate(kept) if place in hidden)
-        interventions = text_pass.interventions._replace(hidden=still_hidden)
-        latest = session.read(tokens[0, kept].tolist(), interventions)
-        return latest.logits(-1)  # (1, V)
-
-    prompt = torch.tensor([ids], device=session.model.head.weight.device)  # (1, T)
-    sampling = Sampling(parameters.temperature, vocab_size=session.tokenizer.vocab_size)
-    seeds = [random.getrandbits(64)]
-    for token in draw_tokens(next_logits, prompt, parameters.max_tokens, sampling, seeds):
-        if int(token) in session.tokenizer.end_of_text_ids:
+    seed = random.getrandbits(64)
+    for id in text_pass.continue_text(
+        session.tokenizer, parameters.max_tokens, parameters.temperature, seed
+    ):
+        if id in session.tokenizer.end_of_text_ids:
             yield {"ids": ids, "isComplete": True}
             return
-        ids.append(int(token))
+        ids.append(id)
         yield {"ids": list(ids)}
 
 

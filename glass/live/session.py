@@ -57,7 +57,7 @@ class Session:
         model = self.model.eval()  # not self, whose circle would keep a replaced model in memory
         # A pass that hides tokens does not replace the one of the same text that hides none.
         self._find_pass = lru_cache(MAX_PASSES)(
-            lambda ablated, has_hidden, role: TextPass(model, ablated)
+            lambda ablated, has_hidden, role: TextPass(model, Interventions(ablated))
         )
         check_canceled = self.check_canceled
 

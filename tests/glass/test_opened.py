@@ -114,6 +114,82 @@ def test_answers_are_those_of_whole_passes(config, off, hidden, ablation):
         assert effects.values[:, j] == pytest.approx(without - losses, abs=1e-4)
 
 
+CHANGES = [{}, {"off": "L0", "hidden": 3}, {"off": ["L1MLP", "L1H2"], "ablation": "mean"}]
+
+
+@pytest.mark.parametrize("changes", CHANGES)
+@pytest.mark.parametrize("bias", [False, True])
+def test_the_logit_lens_and_the_contributions_are_those_of_what_was_written(bias, changes):
+    model = lively(build_model(small(bias=bias, parallel_mlp=bias))).double()
+    opened = glass.open(model, TOKENIZER)
+    off = changes.get("off", [])
+    written_out = changes | {"hidden": [3] if "hidden" in changes else []}
+    written_out["off"] = [off] if isinstance(off, str) else off
+    forward = pass_of(model, TEXT, **written_out)
+    residuals = forward.residuals[:, 0]
+    logits = model.head(model.norm(residuals)).detach()  # after the embedding, and each layer
+    lens = opened.logit_lens(TEXT, **changes)
+    targets = torch.tensor(ids_of(TEXT))[1:]
+    for name, of_layer in zip(("embedding", "L0", "L1"), logits, strict=True):
+        losses = F.cross_entropy(of_layer[:-1], targets, reduction="none")
+        assert lens.sel(after=name).values == pytest.approx(losses.numpy(), abs=1e-5)
+
+    # With the scale of the final norm fixed, a component's contribution is its part of the logits
+    scale = residuals[-1, 4].var(correction=0).add(1e-5).sqrt()
+    W_O = model.blocks[1].attention.W_O.weight.unflatten(1, (4, -1))  # (C, H, d_v)
+    layer_0 = residuals[1, 4] - residuals[0, 4]
+    writes = {"embedding": residuals[0, 4], "L1H3": W_O[:, 3] @ forward.heads[1, 0, 4, 3]}
+    id = ids_of(TEXT)[5]
+    of_number = opened.logit_attribution(TEXT, 5, **changes)
+    text = TEXT[1:6]  # the last 16 tokens are read
+    assert of_number.token_text == TEXT[6]
+    for name, written in writes.items():
+        through = (written - written.mean()) / scale * model.norm.weight @ model.head.weight.T
+        expected = (through[id] - through.mean()).item()
+        assert of_number.sel(component=name).item() == pytest.approx(expected, abs=1e-5)
+    expected = (logits[-1, 4, id] - logits[-1, 4].mean()).item()
+    assert of_number.sum().item() == pytest.approx(expected, abs=1e-5)
+    if changes.get("off") == "L0":
+        assert not layer_0.any()
+        of_layer = of_number.sel(
+            component=[name for name in of_number.component.values if "L0" in name]
+        )
+        assert of_layer.size == 5 and not of_layer.any()
+    if "ablation" not in changes:  # its means are those of another text
+        of_text = opened.logit_attribution(text, TEXT[6], **changes)
+        assert of_text.values == pytest.approx(of_number.values, abs=1e-5)
+        assert (of_text.token, of_text.token_text) == (5, TEXT[6])
+
+
+@pytest.mark.parametrize("mlp", ["gelu", "none"])
+def test_components_have_the_names_by_which_they_are_ablated(mlp):
+    model = lively(build_model(small(mlp=mlp)))
+    opened = glass.open(model, TOKENIZER)
+    names = opened.logit_attribution(TEXT).component.values.tolist()
+    assert [names[0], names[-1]] == ["embedding", "biases"]
+    assert len(names) == 2 + 2 * (4 + (mlp != "none"))
+    for name in names[1:-1]:
+        assert opened.logit_attribution(TEXT, off=name).sel(component=name) == pytest.approx(
+            0, abs=1e-6
+        )
+
+
+@pytest.mark.parametrize("changes", CHANGES)
+def test_a_continuation_is_drawn_from_the_changed_predictions(changes):
+    model = lively(build_model(small()))
+    opened, state = glass.open(model, TOKENIZER), torch.get_rng_state()
+    text = "a ball"
+    continued = opened.generate(text, 8, temperature=0, **changes | {"ablation": "zero"})
+    assert len(continued) == 8
+    for k in range(8):
+        logits = opened.logits(text + continued[:k], **changes | {"ablation": "zero"})
+        assert continued[k] == TOKENIZER.decode([int(logits.values[-1].argmax())])
+    if not changes:
+        expected = model.generate(torch.tensor([TOKENIZER.encode(text)]), 40, 0.8, seed=3)
+        assert opened.generate(text, 40, seed=3) == TOKENIZER.decode(expected[0, 6:].tolist())
+    assert torch.equal(torch.get_rng_state(), state)
+
+
 @pytest.mark.parametrize("ablation", [{}, {"ablation": "mean"}])
 @pytest.mark.parametrize("off", ["L0H1", "L0MLP", "L0"])
 def test_patches_are_copied_between_runs_with_the_same_ablation(off, ablation):
@@ -443,11 +519,13 @@ def test_what_is_no_head_or_token_is_refused_in_one_sentence(changes):
             opened.loss(text, **changes)
 
 
+QUESTIONS = ("loss", "logits", "patterns", "head_effects", "token_effects", "logit_lens")
+QUESTIONS = (*QUESTIONS, "logit_attribution", "generate")
 ARGUMENTS = {
-    "text": ("loss", "logits", "patterns", "head_effects", "token_effects", "measure_heads"),
-    "off": ("loss", "logits", "patterns", "head_effects", "token_effects"),
-    "hidden": ("loss", "logits", "patterns", "head_effects", "token_effects"),
-    "token": ("head_effects",),
+    "text": (*QUESTIONS, "measure_heads"),
+    "off": QUESTIONS,
+    "hidden": QUESTIONS,
+    "token": ("head_effects", "logit_attribution"),
 }
 ARGUMENTS |= dict.fromkeys(("clean", "corrupted", "answer", "wrong"), ("patch",))
 
@@ -492,6 +570,9 @@ def test_models_and_tokenizers_of_other_libraries_are_refused_by_their_type():
         (lambda opened: opened.loss("xyz"), "x"),
         (lambda opened: opened.head_effects(TEXT, token=0), "0"),
         (lambda opened: opened.head_effects("a"), "-1"),
+        (lambda opened: opened.logit_attribution(TEXT, 16), "16"),
+        (lambda opened: opened.logit_attribution(TEXT, "ef"), "'ef'"),
+        (lambda opened: opened.generate(TEXT, temperature=-1), "-1"),
         (lambda opened: opened.patch("a c", "ab"), "3 and 2 tokens, a|·|c and a|b:"),
         (lambda opened: opened.patch("abc", "abd", answer="ef"), "'ef'"),
         (lambda opened: opened.patch("abc", "abd", kind="head"), "head"),

@@ -125,7 +125,7 @@ def _iterate_losses_without_heads(
     batches = torch.arange(model.config.n_head)[:, None].split(rows_per_pass(model, T))
     for layer in range(model.config.n_layer):
         entry = layer, residuals[layer]
-        value = interventions.replacement(("heads", layer))
+        value = interventions.means.get(("heads", layer), 0.0)
         losses = []
         for heads in batches:
             taps = chain_taps(replace_heads(layer, heads.tolist(), value), interventions.taps())

@@ -11,7 +11,7 @@ from glass.heads.measure import scores
 from glass.heads.measure.ablation import rows_per_pass
 from glass.heads.measure.capture import ForwardPass, next_tokens
 from glass.heads.measure.circuit import SUFFICIENT_SHARE
-from glass.heads.measure.interventions import replace_heads
+from glass.heads.measure.interventions import Interventions
 from model import GPT, Taps
 from run.row import Estimate, Head, Row
 
@@ -53,13 +53,9 @@ def measure_isolated_gains(
 def _ablate_others(forward: ForwardPass, heads: Collection[Head]) -> Taps:
     """Return taps that replace the outputs of all heads but some by their means over the pass."""
     means = forward.heads.mean(dim=(1, 2))  # (L, H, d_v)
-    n_layer, n_head, _ = means.shape
-    taps: Taps = {}
-    for layer in range(n_layer):
-        others = [number for number in range(n_head) if Head(layer, number) not in heads]
-        if others:
-            taps |= replace_heads(layer, [others], means[layer])
-    return taps
+    others = {Head(*index) for index in np.ndindex(*means.shape[:2])} - {*heads}
+    means_by_tap = {("heads", layer): mean for layer, mean in enumerate(means)}
+    return Interventions(tuple(others), means=means_by_tap).taps()
 
 
 def measure_faithfulness(

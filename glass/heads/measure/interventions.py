@@ -23,24 +23,20 @@ class Interventions(NamedTuple):
 
     ablated: tuple[Output, ...] = ()  # outputs that are replaced
     hidden: tuple[int, ...] = ()  # tokens hidden from all later ones
-    means: Mapping[tuple[str, int], Tensor] | None = None  # see `mean_outputs`; None: zeros
+    means: Mapping[tuple[str, int], Tensor] = {}  # by which they are, by tap; without them, by 0
 
     def taps(self) -> Taps:
         """Return the taps that ablate the outputs."""
-        heads = [output for output in self.ablated if isinstance(output, Head)]
-        taps: Taps = {
-            key: partial(replace_at, (), self.replacement(key))
-            for key in self.ablated
-            if not isinstance(key, Head)
-        }
-        for layer in {head.layer for head in heads}:
-            numbers = [head.number for head in heads if head.layer == layer]
-            taps |= replace_heads(layer, [numbers], self.replacement(("heads", layer)))
+        taps: Taps = {}
+        heads: dict[int, list[int]] = {}  # numbers by layer
+        for output in self.ablated:
+            if isinstance(output, Head):
+                heads.setdefault(output.layer, []).append(output.number)
+            else:
+                taps[output] = partial(replace_at, (), self.means.get(output, 0.0))
+        for layer, numbers in heads.items():
+            taps |= replace_heads(layer, [numbers], self.means.get(("heads", layer), 0.0))
         return taps
-
-    def replacement(self, key: tuple[str, int]) -> Tensor | float:
-        """Return what replaces ablated outputs of the value with the key of a tap."""
-        return 0.0 if self.means is None else self.means[key]
 
     def is_hidden(self, length: int, device: torch.device) -> Tensor | None:
         """Return which of `length` tokens are hidden, boolean (1, T); None if none is."""

@@ -98,8 +98,7 @@ def attribute_logits(
 
     The attribution is that of each next token; after token `first` that of `answer`, if given.
 
-    Reference: Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits"
-    (attribution); nostalgebraist 2020, "Interpreting GPT: the logit lens".
+    Reference: Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits".
     """
     # Below, T counts the tokens from `first` on.
     tokens = forward.tokens[0, first:]  # (T,)
@@ -108,9 +107,6 @@ def attribute_logits(
     predicted_ids = _largest_ids(logits, PREDICTED_TOKENS)  # (T, 5)
     following = next_tokens(tokens)
     following = torch.where(following < 0, predicted_ids[:, 0], following)  # (T)
-
-    logit_lens = token_losses(model, residuals, following.expand(len(residuals), -1))
-    logit_lens[:, -1] = torch.nan
 
     # With the scale of the final norm fixed, logits are linear in the outputs of embedding, heads
     # and MLPs. The remainder of the logits comes from biases.
@@ -136,9 +132,22 @@ def attribute_logits(
     return LogitAttribution(
         predicted_ids=_to_numpy(predicted_ids, 0, first),
         predicted_probs=_to_numpy(probabilities, 0, first),
-        logit_lens=_to_numpy(logit_lens, 1, first),
+        logit_lens=_to_numpy(measure_logit_lens(model, forward, first), 1, first),
         logit_attribution=_to_numpy(contributions, 1, first),
     )
+
+
+@torch.no_grad()
+def measure_logit_lens(model: GPT, forward: ForwardPass, first: int = 0) -> Tensor:
+    """Measure the loss in nats of each next token of one text if the model ended after each block.
+
+    Returns (L + 1, T - first): after no block, then after each; nan for the last token.
+
+    Reference: nostalgebraist 2020, "Interpreting GPT: the logit lens".
+    """
+    residuals = forward.residuals[:, 0, first:]  # (L + 1, T - first, C)
+    targets = next_tokens(forward.tokens[0, first:])
+    return token_losses(model, residuals, targets.expand(len(residuals), -1))
 
 
 @torch.no_grad()

@@ -1,7 +1,7 @@
 """Compute losses, head effects and patches of a text that a model has read."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 
 import numpy as np
@@ -12,11 +12,12 @@ from common.errors import UserError
 from common.text import VISIBLE_SPACES
 from config import GPTConfig
 from data.tokenizer import Tokenizer
-from generation.sampling import NON_FINITE_PREDICTIONS
+from generation.decoder import cut, window_start
+from generation.sampling import NON_FINITE_PREDICTIONS, Sampling, draw_tokens
 from generation.scoring import max_logit_rows
 from glass.heads.measure.ablation import iterate_head_effects
 from glass.heads.measure.capture import ForwardPass, allocate_pass, output_gram, record, value_norms
-from glass.heads.measure.interventions import Interventions, Output
+from glass.heads.measure.interventions import NO_INTERVENTIONS, Interventions
 from glass.heads.measure.logit_attribution import PREDICTED_TOKENS
 from glass.heads.measure.patching import Contrast, Patch, Patching, measure_logit_difference
 from glass.heads.measure.probes import spell_tokens
@@ -36,15 +37,9 @@ class TextPass:
 
     forward: ForwardPass
 
-    def __init__(
-        self,
-        model: GPT,
-        ablated: Sequence[Output] = (),
-        means: Mapping[tuple[str, int], Tensor] | None = None,
-    ) -> None:
+    def __init__(self, model: GPT, interventions: Interventions = NO_INTERVENTIONS) -> None:
         self.model = model
-        # While the model read the text
-        self.interventions = Interventions(tuple(ablated), means=means)
+        self.interventions = interventions  # while the model read the text
         self.first_changed = 0  # first token that the last read computed anew
         self._ids: list[int] = []  # whose activations the buffers hold
         self._buffers = allocate_pass(model, 1, CAPACITY_STEP)
@@ -175,6 +170,33 @@ class TextPass:
                 f"{base_split}: choose a clean and a corrupted text with equal numbers of tokens"
             )
         return Patching(self.model, self.forward, base.forward, contrast, kept, base.interventions)
+
+    def continue_text(
+        self, tokenizer: Tokenizer, max_new_tokens: int, temperature: float, seed: int
+    ) -> Iterator[int]:
+        """Yield the tokens that follow the text, which this pass reads with its interventions.
+
+        Beyond `max_tokens` the text is cut as a `Decoder` cuts it.
+        """
+        maximum = max_tokens(self.model.config)
+        prompt = self.forward.tokens.clone()  # (1, T)
+        # Place that is never cut
+        first = 0 if int(prompt[0, 0]) == tokenizer.begin_of_text else None
+        hidden = self.interventions.hidden
+
+        @torch.inference_mode(False)  # later calls change the pass's tensors in place
+        @torch.no_grad()
+        def next_logits(tokens: Tensor) -> Tensor:
+            places = torch.arange(tokens.shape[1])[None]  # (1, T)
+            start = window_start(tokens.shape[1], maximum)
+            kept = cut(places, start, first)[0].tolist()
+            still_hidden = [k for k, place in enumerate(kept) if place in hidden]
+            self.read(tokens[0, kept].tolist(), still_hidden)
+            return self.logits(-1)  # (1, V)
+
+        sampling = Sampling(temperature, vocab_size=tokenizer.vocab_size)
+        for token in draw_tokens(next_logits, prompt, max_new_tokens, sampling, [seed]):
+            yield int(token)
 
 
 def max_tokens(config: GPTConfig) -> int:

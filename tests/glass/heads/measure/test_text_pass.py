@@ -30,7 +30,8 @@ edits = st.lists(
     min_size=1,
     max_size=5,
 )
-ablations = st.lists(st.builds(Head, st.integers(0, 1), st.integers(0, 3)), max_size=3)
+heads = st.builds(Head, st.integers(0, 1), st.integers(0, 3))
+ablations = st.lists(heads | st.sampled_from([("mlp", 0), ("attention", 1)]), max_size=3)
 
 
 def assert_same_pass(actual: ForwardPass, expected: ForwardPass, tolerance: float = 1e-9) -> None:
@@ -55,7 +56,7 @@ def test_no_head_attends_to_a_hidden_token_and_ablated_heads_write_nothing(confi
 @given(configs | smeared_configs, ablations, edits)
 def test_an_edited_text_has_the_activations_of_a_fresh_pass(config, ablated, edits):
     model, ids = lively(build_model(config)).double(), []
-    text_pass = TextPass(model, ablated)
+    text_pass = TextPass(model, Interventions(tuple(ablated)))
     for kept, added, hidden in edits:
         ids = (ids[:kept] + added)[: config.block_size] or [0]
         hidden = sorted(j for j in hidden if j < len(ids))
