@@ -261,10 +261,7 @@ class Opened:
         seed: int = 1337,
         **changes: Any,
     ) -> str:
-        """Return what follows a text, up to its end, as `sample.py` draws it with these settings.
-
-        Further filters, and drawing without changes in less time, has `opened.model.generate`.
-        """
+        """Return what the model writes after a text, as `sample.py` does with these settings."""
         if not temperature >= 0:
             raise UserError(f"temperature={quote(temperature)} is negative: use 0 or more")
         text_pass = self._change(**changes)(text)
