@@ -5,7 +5,7 @@ from __future__ import annotations  # help() prints the names of the types of ar
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from reprlib import repr as quote
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
 
@@ -43,6 +43,9 @@ try:
 except ImportError:
     raise UserError("xarray is not installed: pip install xarray matplotlib") from None
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 ABLATIONS = ("zero", "mean")
 PATCH_KINDS = ("component", "residual")  # of patches
 LOSS = {"long_name": "loss", "units": "nats"}
@@ -59,6 +62,24 @@ Coordinates = Mapping[str, Any]
 Reader = Callable[..., TextPass]  # of a text, and of its name in an error
 
 
+class Changes(TypedDict, total=False):
+    """Changes of the model's pass.
+
+    Attributes:
+        off: Outputs that are ablated: a name, or several, of heads ("L2H0"), MLPs ("L1MLP") and
+            layers ("L1"), which then leave the residual stream as it is.
+        ablation: "zero" sets these outputs to zero, "mean" to their means over the tokens of the
+            text in the unchanged model. The mean of a layer is that of its attention and its MLP.
+        reference: A text whose tokens the means are over, instead.
+        hidden: Numbers of tokens that no later token can attend to.
+    """
+
+    off: Off
+    ablation: str
+    reference: Text
+    hidden: Positions
+
+
 class Opened:
     """A model and its tokenizer, with measurements of what they make of a text.
 
@@ -67,14 +88,7 @@ class Opened:
     tokenizer has it. Of a text longer than the context, or of more than 67 million attention
     weights, only the end is read.
 
-    Most questions take changes of the model's pass, as keyword arguments:
-
-    off: Outputs that are ablated: a name, or several, of heads ("L2H0"), MLPs ("L1MLP") and layers
-        ("L1"), which then leave the residual stream as it is.
-    ablation: "zero" sets these outputs to zero, "mean" to their means over the tokens of the text
-        in the unchanged model. The mean of a layer is that of its attention and of its MLP.
-    reference: A text whose tokens the means are over, instead.
-    hidden: Numbers of tokens that no later token can attend to.
+    Most questions take `Changes` of the model's pass as keyword arguments.
 
     Answers are arrays of xarray. Axes of layers, heads and tokens have their numbers, and the texts
     of `token` are the coordinate `token_text`.
@@ -110,7 +124,7 @@ class Opened:
         return DataArray(self._spell(ids), coordinates, ["token"], "token_text")
 
     @default_settings()
-    def loss(self, text: Texts, **changes: Any) -> DataArray:
+    def loss(self, text: Texts, **changes: Unpack[Changes]) -> DataArray:
         """Return the loss of each token but the first, (T - 1,) in nats.
 
         Of several texts, it is the mean loss per token of each, (texts,).
@@ -121,7 +135,7 @@ class Opened:
         return self._losses(read, text)
 
     @default_settings()
-    def logits(self, text: Text, **changes: Any) -> DataArray:
+    def logits(self, text: Text, **changes: Unpack[Changes]) -> DataArray:
         """Return the logits after each token, (T, V)."""
         text_pass = self._change(**changes)(text)
         vocabulary = range(self.model.head.out_features)
@@ -133,7 +147,7 @@ class Opened:
         return DataArray(logits, coordinates, ["token", "next_token"], "logit")
 
     @default_settings()
-    def patterns(self, text: Text, **changes: Any) -> DataArray:
+    def patterns(self, text: Text, **changes: Unpack[Changes]) -> DataArray:
         """Return the attention pattern of every head, (L, H, T, T)."""
         text_pass = self._change(**changes)(text)
         coordinates = {
@@ -147,14 +161,14 @@ class Opened:
         return DataArray(weights, coordinates, axes, "attention_weight", attributes)
 
     @default_settings()
-    def head_effects(self, text: Texts, token: int = -1, **changes: Any) -> DataArray:
+    def head_effects(self, text: Texts, token: int = -1, **changes: Unpack[Changes]) -> DataArray:
         """Return by how much ablating each head raises the loss of a token, (L, H) in nats."""
         ask = partial(self._head_effects, self._change(**changes), token)
         texts = list_texts(text)
         return ask(text) if texts is None else self._ask_each("text", ask, zip(texts))
 
     @default_settings()
-    def token_effects(self, text: Text, **changes: Any) -> DataArray:
+    def token_effects(self, text: Text, **changes: Unpack[Changes]) -> DataArray:
         """Return by how much hiding each token raises the loss of each later one, in nats.
 
         The table (T - 1, T - 1) has a row for each predicted token, from the second on, and a
@@ -177,7 +191,7 @@ class Opened:
         answer: Text | None = None,
         wrong: Text | None = None,
         kind: str = "component",
-        **changes: Any,
+        **changes: Unpack[Changes],
     ) -> DataArray:
         """Return how much of a prediction each activation of a clean text restores.
 
@@ -209,7 +223,7 @@ class Opened:
         return self._ask_each("pair", ask, cases)
 
     @default_settings()
-    def logit_lens(self, text: Text, **changes: Any) -> DataArray:
+    def logit_lens(self, text: Text, **changes: Unpack[Changes]) -> DataArray:
         """Return the loss of each token but the first if the model ended earlier, in nats.
 
         The table (L + 1, T - 1) has a row after the embedding and after each layer, L0 and so on.
@@ -224,7 +238,9 @@ class Opened:
         return DataArray(losses[:, :-1], coordinates, ["after", "token"], "loss", LOSS)
 
     @default_settings()
-    def logit_attribution(self, text: Text, token: int | str = -1, **changes: Any) -> DataArray:
+    def logit_attribution(
+        self, text: Text, token: int | str = -1, **changes: Unpack[Changes]
+    ) -> DataArray:
         """Return what each component adds to the logit of a token directly.
 
         The token is given as its number in the text, or as the text of one that may follow it. The
@@ -259,7 +275,7 @@ class Opened:
         max_new_tokens: int = 100,
         temperature: float = 0.8,
         seed: int = 1337,
-        **changes: Any,
+        **changes: Unpack[Changes],
     ) -> str:
         """Return what the model writes after a text, as `sample.py` does with these settings."""
         if not temperature >= 0:
