@@ -290,12 +290,17 @@ def write_score(config: SampleConfig, model: GPT, tokenizer: Tokenizer, text: st
 def _write_attention(
     file: str, model: GPT, tokenizer: Tokenizer, tokens: list[int], facts: dict[str, Any]
 ) -> None:
-    """Write a page of every head's attention; `facts` are those of `write_prompt_page`."""
-    from glass.page.prompt import write_analysis
+    """Write a page of every head's attention; `facts` are those of `format_analysis`."""
+    from glass.heads.measure.analysis import analyze
+    from glass.heads.say.findings import summarize
+    from glass.page.html import write_html
+    from glass.page.prompt import format_analysis
 
     path = expand_home("attention", file)
     path.parent.mkdir(parents=True, exist_ok=True)
-    for finding in write_analysis(path, facts, model, tokenizer, tokens, print_stderr):
+    analysis = analyze(model, tokenizer, tokens, print_stderr)
+    write_html(path, format_analysis(facts, model, tokenizer, analysis))
+    for finding in summarize(analysis.row):
         print_stderr(f"finding  {finding.headline}")
     print_stderr(f"page     {path.absolute().as_uri()}")
 

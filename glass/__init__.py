@@ -29,10 +29,11 @@ def open(
     what `checkpoint` is.
     """
     from glass.opened import Opened  # imports torch
-    from interop import load
+    from interop import find_model
 
     if tokenizer is None and isinstance(model, (str, os.PathLike)):
-        return Opened(*load(model, checkpoint))
+        stored = find_model(model, checkpoint, key="path_or_name")
+        return Opened(*stored.load(), stored.run_dir)
     return Opened(model, tokenizer)  # type: ignore[arg-type]  # it refuses other types
 
 
@@ -48,7 +49,8 @@ def series(
     from interop import find_series
 
     found = find_series(path_or_name, steps)
-    return ((step, Opened(*found.open(step).load())) for step in found.group_equal())
+    stored = ((step, found.open(step)) for step in found.group_equal())
+    return ((step, Opened(*model.load(), model.run_dir)) for step, model in stored)
 
 
 def mean_and_error(answers: "DataArray") -> "Dataset":

@@ -6,15 +6,21 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from reprlib import repr as quote
 from typing import TYPE_CHECKING, Any, TypedDict
+from urllib.parse import urlencode
 
 import numpy as np
 
 from common.errors import UserError, not_one_of
 from common.text import VISIBLE_SPACES, pluralize
-from data.tokenizer import Tokenizer
+from data.tokenizer import Tokenizer, decode_characters
 from generation.sampling import stream_text
 from glass.heads.measure.ablation import mean_outputs, measure_token_effects
-from glass.heads.measure.analysis import encode_end, make_expected_probes, measure_in_stages
+from glass.heads.measure.analysis import (
+    analyze,
+    encode_end,
+    make_expected_probes,
+    measure_in_stages,
+)
 from glass.heads.measure.arguments import (
     Off,
     Positions,
@@ -22,10 +28,11 @@ from glass.heads.measure.arguments import (
     Texts,
     list_texts,
     list_values,
+    read_head,
     read_ids,
     read_off,
     read_positions,
-    read_predicted,
+    read_token,
 )
 from glass.heads.measure.capture import in_float32
 from glass.heads.measure.interventions import Interventions
@@ -33,8 +40,13 @@ from glass.heads.measure.logit_attribution import attribute_logits, measure_logi
 from glass.heads.measure.patching import Contrast
 from glass.heads.measure.probes import spell_tokens
 from glass.heads.measure.text_pass import TextPass, max_tokens, to_float32
+from glass.heads.say.attention_grid import WEIGHT_COLORS
+from glass.page.html import FramedPage
+from glass.page.prompt import format_analysis
+from glass.page.write import format_page
 from model import GPT
-from run.row import Row
+from run.row import Head, Row
+from run.run_dir import RunDir
 from training.device import default_settings
 
 try:
@@ -80,6 +92,30 @@ class Changes(TypedDict, total=False):
     hidden: Positions
 
 
+class PatternPlot(xarray.plot.accessor.DataArrayPlotAccessor):
+    """The plots of xarray; a pattern has its queries downwards, and the page's colors."""
+
+    def __call__(self, **options: Any) -> Any:
+        """Plot the array as xarray does, with other defaults for patterns."""
+        from matplotlib.colors import ListedColormap, PowerNorm
+
+        facets = {options.get("row"), options.get("col")}
+        if {*self._da.squeeze().dims} - facets == {"query", "key"}:
+            options = {"yincrease": False, **options}
+            if self._da.min() >= 0:  # weights or counts, no differences
+                top = options.get("vmax", max(1, self._da.max().item()))
+                norm = PowerNorm(0.5, options.get("vmin", 0), top)  # small weights are visible
+                options = {"cmap": ListedColormap(WEIGHT_COLORS / 255), "norm": norm, **options}
+        return super().__call__(**options)
+
+
+class Patterns(DataArray):
+    """Attention patterns."""
+
+    __slots__ = ()
+    plot = property(PatternPlot)
+
+
 class Opened:
     """A model and its tokenizer, with measurements of what they make of a text.
 
@@ -100,7 +136,7 @@ class Opened:
     random numbers are left alone.
     """
 
-    def __init__(self, model: GPT, tokenizer: Tokenizer) -> None:
+    def __init__(self, model: GPT, tokenizer: Tokenizer, run_dir: RunDir | None = None) -> None:
         if not isinstance(model, GPT) or not isinstance(tokenizer, Tokenizer):
             raise UserError(
                 f"{type(model).__name__} and {type(tokenizer).__name__} are not a model and a "
@@ -108,6 +144,7 @@ class Opened:
             )
         self.model = model
         self.tokenizer = tokenizer
+        self.run_dir = run_dir  # of the run that the model is from
 
     def __repr__(self) -> str:
         c = self.model.config
@@ -122,6 +159,33 @@ class Opened:
         ids = self._encode(text)
         coordinates = {"token": range(len(ids)), "id": ("token", ids)}
         return DataArray(self._spell(ids), coordinates, ["token"], "token_text")
+
+    @default_settings()
+    def show(
+        self, text: Text | None = None, head: str | Head | None = None, token: int | None = None
+    ) -> FramedPage:
+        """Return the page of a text, or of the run without one; notebooks show it under the cell.
+
+        Args:
+            text: The text that `sample.py attention=FILE` would write the page of.
+            head: The head that is selected, such as "L1H3".
+            token: The number of the token of the text that is pinned.
+        """
+        selection: dict[str, Any] = {}
+        if head is not None:
+            selection["head"] = read_head("head", head, self.model.config)
+        if text is not None:
+            ids = self._encode(text)
+            if token is not None:
+                selection["token"] = read_token(token, len(ids))
+            analysis = analyze(self.model, self.tokenizer, ids)
+            title = f"“{decode_characters(self.tokenizer, ids)}”"
+            parts = format_analysis({"title": title}, self.model, self.tokenizer, analysis)
+        elif self.run_dir and token is None:
+            parts = format_page(self.run_dir)
+        else:
+            raise UserError("there is no text, and only a run has a page without one: give a text")
+        return FramedPage("".join(parts), urlencode(selection))
 
     @default_settings()
     def loss(self, text: Texts, **changes: Unpack[Changes]) -> DataArray:
@@ -147,7 +211,7 @@ class Opened:
         return DataArray(logits, coordinates, ["token", "next_token"], "logit")
 
     @default_settings()
-    def patterns(self, text: Text, **changes: Unpack[Changes]) -> DataArray:
+    def patterns(self, text: Text, **changes: Unpack[Changes]) -> Patterns:
         """Return the attention pattern of every head, (L, H, T, T)."""
         text_pass = self._change(**changes)(text)
         coordinates = {
@@ -158,7 +222,7 @@ class Opened:
         weights = to_float32(text_pass.forward.weights[:, 0])
         axes = ["layer", "head", "query", "key"]
         attributes = {"long_name": "attention weight"}
-        return DataArray(weights, coordinates, axes, "attention_weight", attributes)
+        return Patterns(weights, coordinates, axes, "attention_weight", attributes)
 
     @default_settings()
     def head_effects(self, text: Texts, token: int = -1, **changes: Unpack[Changes]) -> DataArray:
@@ -252,7 +316,7 @@ class Opened:
             number = text_pass.length
             id = self._find_id("token", token, text_pass)
         else:
-            number = read_predicted(token, text_pass.length)
+            number = read_token(token, text_pass.length, first=1)
             id = int(text_pass.forward.tokens[0, number])
         forward = text_pass.forward.first_tokens(number)
         attribution = attribute_logits(self.model, forward, number - 1, id)
@@ -330,7 +394,7 @@ class Opened:
 
     def _head_effects(self, read: Reader, token: int, text: Text) -> DataArray:
         text_pass = read(text)
-        token = read_predicted(token, text_pass.length)
+        token = read_token(token, text_pass.length, first=1)  # token 0 is never predicted
         effects = np.stack(list(text_pass.head_effects(token - 1)))
         (token_text,) = self._spell(text_pass.forward.tokens[0, [token]].tolist())
         coordinates = {**self._label_heads(), "token": token, "token_text": token_text}

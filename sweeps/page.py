@@ -9,7 +9,7 @@ from urllib.parse import quote
 from cli.folders import name_settings
 from common.files import exists
 from common.terminal import print_stderr, tolerate_errors
-from glass.page.html import write_html
+from glass.page.html import format_html, write_html
 from glass.page.values import finite_number, metric_curve
 from run.row import Row
 from run.run_dir import RunDir
@@ -73,7 +73,7 @@ def write_sweep_page(folder: Path, ranking: Ranking) -> Path:
             for run in variant.runs
         ],
     }
-    return write_html(folder / f"{ranking.file_name}.html", "sweep.html", content, [])
+    return write_html(folder / f"{ranking.file_name}.html", format_html("sweep.html", content))
 
 
 def _figure_data(name: str, variants: Sequence[Variant]) -> dict:

@@ -10,17 +10,23 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from conftest import wait_for_frames
 from run_folders import write_fingerprint
 from safetensors.numpy import save_file
 
 from cli.folders import name_part
 from config import Config, GPTConfig, TokenizerConfig, WandbConfig
+from data.tokenizer import CharTokenizer
+from glass.heads.measure.analysis import Analysis
 from glass.page import pack
-from glass.page.embedded_model import EmbeddedModel
+from glass.page.html import write_html
+from glass.page.prompt import format_analysis
 from run.config_file import config_yaml
+from run.row import Row
 from run.run_dir import SWEEP_FILE, RunDir
 from sweeps.runs import JobRecord, write_record
+from variants import build_model
 
 HOSTILE = [
     "</script><script>window.hacked=1</script>",
@@ -47,9 +53,7 @@ STRONGEST = ("previous_token", "duplicate_token", "induction", "sink")
 # A run's folder, made up
 
 # The model of a prompt's page, too large for one.
-PROMPTED = EmbeddedModel(
-    GPTConfig(23, n_layer=2, n_head=4, n_kv_head=2, n_embd=4096), {"kind": "char"}, {}
-)
+PROMPTED = GPTConfig(23, n_layer=2, n_head=4, n_kv_head=2, n_embd=4096)
 
 
 def causal(rng, *shape: int, sharp: float = 2.0) -> np.ndarray:
@@ -175,6 +179,14 @@ def make_explained(folder: Path, words=None, **more) -> Path:
             row["composition/" + key.format("_se")] = error
     write_lines(run / "metrics.jsonl", rows)
     return run
+
+
+def write_prompt(path: Path, facts: dict, arrays: dict, metrics=(), config=PROMPTED) -> Path:
+    """The page of a text with made-up arrays."""
+    with torch.device("meta"):
+        model = build_model(config)
+    analysis = Analysis(Row(metrics, step=0), {"text_ids": np.zeros(1, int), **arrays})
+    return write_html(path, format_analysis(facts, model, CharTokenizer("a"), analysis))
 
 
 # A sweep's folder, made up

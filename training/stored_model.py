@@ -15,6 +15,7 @@ from config import GPTConfig
 from data.tokenizer import Tokenizer
 from model import GPT
 from run.checkpoints import Manifest
+from run.run_dir import RunDir
 from variants import build_model
 
 
@@ -24,6 +25,7 @@ class StoredModel(ABC):
     path: Path  # its file or folder
     config: GPTConfig
     manifest: Manifest | None = None  # of a run's checkpoint
+    run_dir: RunDir | None = None  # of a run
 
     def __str__(self) -> str:
         return str(self.path)

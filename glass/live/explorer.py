@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from glass.live.parameters import Parameters, check_text, read_parameters
 from glass.live.requests import MODEL_REQUESTS, TOKENIZER_REQUESTS
 from glass.live.session import Session, load_session
 from glass.live.steps import Steps, open_steps
-from glass.page.describe import describe_model, describe_scores
+from glass.page.describe import describe_scores
 from glass.page.html import format_html
 from glass.page.values import clip_title
 
@@ -192,7 +193,7 @@ def render_page(session: Session, steps: Steps | None = None) -> str:
     content = {
         "kind": "explore",
         "title": clip_title(session.title),
-        **describe_model(config),
+        "modelConfig": asdict(config),
         "step": session.step,
         "maxSteps": session.max_steps,
         "steps": [session.step],

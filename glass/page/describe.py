@@ -1,10 +1,8 @@
-"""Describe a model, and the scores of its heads, as the data of a page."""
+"""Describe the scores of a model's heads as the data of a page."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
-from config import GPTConfig
 from glass.heads.say.findings import Finding, format_emergence, summarize
 from glass.page.values import finite_number, thin
 from run.row import Row, last_scored_row, scored_rows
@@ -12,15 +10,6 @@ from run.row import Row, last_scored_row, scored_rows
 # The metrics of snapshots that the page has: all but the heads of circuits.
 SNAPSHOT_PREFIXES = ("heads/", "emerged/", "lost/", "composition/", "probe/", "faithfulness")
 MAX_SCORED_STEPS = 200  # steps of which the page has the scores of every head
-
-
-def describe_model(config: GPTConfig | None) -> dict[str, Any]:
-    """Describe the shape of a model; without a configuration every value is None."""
-    return {
-        "groups": config and config.kv_heads,
-        "tiedEmbeddings": config and config.tie_embeddings,
-        "modelConfig": config and asdict(config),
-    }
 
 
 def describe_run_scores(rows: Sequence[Row]) -> dict[str, Any]:

@@ -1,12 +1,11 @@
-"""Write a page with as much attention as fits: weights, predictions and maps."""
+"""Format a page with as much attention as fits: weights, predictions and maps."""
 
-from collections.abc import Iterable, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from glass.heads.measure.snapshot_files import order_by_importance
 from glass.page.embedded_model import EmbeddedModel, embed_weights
-from glass.page.html import embed_json, expand_template, write_html
+from glass.page.html import embed_json, expand_template, format_html
 from glass.page.pack import Blobs, Packed
 from glass.page.snapshots import Snapshot
 from run.row import Row
@@ -16,10 +15,10 @@ MAX_PAGE_BYTES = 24_500_000
 PackedPredictions = dict[tuple[str, int], Packed]  # by probe and step
 
 
-def write_with_attention(
-    path: Path, content: dict[str, Any], snapshots: Sequence[Snapshot], model: EmbeddedModel | None
-) -> Path:
-    """Write a page with as much of the attention of its snapshots as fits, and return its path.
+def format_with_attention(
+    content: dict[str, Any], snapshots: Sequence[Snapshot], model: EmbeddedModel | None
+) -> Iterator[str]:
+    """Return the parts of a page with as much of the attention of its snapshots as fits.
 
     The weights take at most two thirds of the room, the predictions half of what is left, and the
     maps the rest.
@@ -42,7 +41,7 @@ def write_with_attention(
         explained = [predictions.get((probe["name"], step)) for step in maps["steps"]]
         probe["tokenEffects"] = [packed and blobs.put(packed) for packed in explained]
     content |= {"weights": weights, **maps, "words": words}
-    return write_html(path, "run.html", content, blobs)
+    return format_html("run.html", content, blobs)
 
 
 def embed_maps(

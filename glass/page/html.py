@@ -2,7 +2,9 @@
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +19,24 @@ IMPORT = re.compile(r'^import (?:\{([^}]*)\} from )?"(\.[^"]+\.js)";\n', re.MULT
 EXPORT = re.compile(r"^export ((?:async )?function\*?|class|const) (\$|\w+)", re.MULTILINE)
 
 
-def write_html(path: Path, template: str, content: dict[str, Any], blobs: Sequence[str]) -> Path:
-    """Write a page atomically and return its path; see `format_html`."""
+@dataclass(repr=False)
+class FramedPage:
+    """A page in a frame, which a notebook shows if it is the value of a cell."""
+
+    html: str  # of the page
+    address: str  # what is selected, as web/address.js reads it
+
+    def _repr_html_(self) -> str:
+        return (
+            f'<iframe name="{escape(self.address)}" srcdoc="{escape(self.html)}" '
+            f'style="width: 100%; height: 800px; border: 0"></iframe>'
+        )
+
+
+def write_html(path: Path, parts: Iterable[str]) -> Path:
+    """Write the parts of a page atomically, and return its path; see `format_html`."""
     with atomic_write(path) as part, part.open("w", encoding="utf-8", newline="\n") as f:
-        f.writelines(format_html(template, content, blobs))
+        f.writelines(parts)
     return path
 
 

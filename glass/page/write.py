@@ -1,14 +1,16 @@
 """Write the page of a run, report.html: one file that works offline."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from common.settings import format_value, iterate_settings
 from config import GPTConfig
-from glass.page.describe import describe_model, describe_run_scores
+from glass.page.describe import describe_run_scores
 from glass.page.embedded_model import find_embedded_model
-from glass.page.fitting import write_with_attention
+from glass.page.fitting import format_with_attention
+from glass.page.html import write_html
 from glass.page.snapshots import list_snapshots
 from glass.page.values import finite_number, metric_curve
 from run.loss_history import best_row, loss_warning, overfitting
@@ -39,7 +41,12 @@ ACTIVITIES = {
 
 
 def write_page(run_dir: RunDir) -> Path:
-    """Write report.html of a run from what its folder holds so far, and return its path."""
+    """Write report.html of a run, and return its path."""
+    return write_html(run_dir.page, format_page(run_dir))
+
+
+def format_page(run_dir: RunDir) -> Iterator[str]:
+    """Return the parts of the page of a run, from what its folder holds so far."""
     rows = run_dir.rows()
     config = run_dir.config
     latest = Row()
@@ -51,7 +58,7 @@ def write_page(run_dir: RunDir) -> Path:
     content = {
         "kind": "run",
         "title": run_dir.path.resolve().name,
-        **describe_model(GPTConfig.from_settings(config.model) if config else None),
+        "modelConfig": asdict(GPTConfig.from_settings(config.model)) if config else None,
         "step": latest.get("step"),
         "maxSteps": config.max_steps if config else None,
         "best": best and {"step": best["step"], "loss": finite_number(best["val/loss"])},
@@ -65,7 +72,7 @@ def write_page(run_dir: RunDir) -> Path:
     }
     model = find_embedded_model(run_dir, latest, opening_step)
     snapshots = list_snapshots(run_dir)
-    return write_with_attention(run_dir.page, content, snapshots, model)
+    return format_with_attention(content, snapshots, model)
 
 
 def _describe_training(rows: Sequence[Row], latest: Mapping[str, Any]) -> dict[str, Any]:

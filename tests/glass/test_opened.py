@@ -22,6 +22,7 @@ from data.tokenizer import CharTokenizer
 from glass.heads.measure.analysis import analyze
 from glass.heads.measure.capture import capture
 from glass.heads.measure.interventions import Interventions, chain_taps
+from glass.heads.say.attention_grid import WEIGHT_COLORS
 from run.row import Head
 from variants import build_model
 
@@ -221,6 +222,36 @@ def test_patterns_are_the_attention_maps_of_the_model():
     assert patterns.dims == ("layer", "head", "query", "key")
     assert np.array_equal(patterns.sel(layer=1, head=2), expected[1, 2])
     assert patterns.key_text.values.tolist() == patterns.query_text.values.tolist()
+
+
+def test_a_plot_of_patterns_has_the_queries_downwards_and_the_colors_of_the_page():
+    plt = pytest.importorskip("matplotlib.pyplot")
+    opened = glass.open(lively(build_model(small())), TOKENIZER)
+    patterns = opened.patterns(TEXT)
+    mean = xarray.concat([patterns, opened.patterns(CORRUPTED)], "text").mean("text")
+
+    def plot(array, **options):
+        """Return the image's values as they are drawn from the top, and their colors."""
+        plt.close("all")
+        mesh = array.plot(**options)
+        rows = slice(None, None, 1 if plt.gcf().axes[0].yaxis_inverted() else -1)
+        plt.gcf().canvas.draw()
+        return mesh.get_array()[rows], mesh.get_facecolors().reshape(*array.shape, 4)[rows]
+
+    counts = (patterns > 0.1).sum(["layer", "head"])
+    for pattern in (patterns[1, 2], patterns.sel(layer=0, head=3)[:9], mean[0, 1], counts):
+        values, colors = plot(pattern)
+        assert np.array_equal(values, pattern)
+        shares = np.sqrt(pattern.values / max(1, pattern.values.max()))
+        expected = WEIGHT_COLORS[np.rint(255 * shares).astype(int)]
+        assert 255 * colors[..., :3] == pytest.approx(expected, abs=13)  # of the next color
+    change = patterns[1, 2] - patterns[1, 1]
+    values, colors = plot(change)
+    assert np.array_equal(values, change) and (colors[values > 0.1][:, 0] > 0.5).all()
+    plot(patterns[1, 2], vmax=0.1, cmap="viridis", col=None)
+    patterns[1].plot(col="head")
+    patterns[1, 2, 3].plot()  # a line
+    patterns.plot()  # a histogram
 
 
 @pytest.mark.parametrize("mlp", ["gelu", "none"])
@@ -522,10 +553,10 @@ def test_what_is_no_head_or_token_is_refused_in_one_sentence(changes):
 QUESTIONS = ("loss", "logits", "patterns", "head_effects", "token_effects", "logit_lens")
 QUESTIONS = (*QUESTIONS, "logit_attribution", "generate")
 ARGUMENTS = {
-    "text": (*QUESTIONS, "measure_heads"),
+    "text": (*QUESTIONS, "measure_heads", "show"),
     "off": QUESTIONS,
     "hidden": QUESTIONS,
-    "token": ("head_effects", "logit_attribution"),
+    "token": ("head_effects", "logit_attribution", "show"),
 }
 ARGUMENTS |= dict.fromkeys(("clean", "corrupted", "answer", "wrong"), ("patch",))
 
@@ -573,6 +604,9 @@ def test_models_and_tokenizers_of_other_libraries_are_refused_by_their_type():
         (lambda opened: opened.logit_attribution(TEXT, 16), "16"),
         (lambda opened: opened.logit_attribution(TEXT, "ef"), "'ef'"),
         (lambda opened: opened.generate(TEXT, temperature=-1), "-1"),
+        (lambda opened: opened.show(TEXT, head="L2H0"), "L2H0"),
+        (lambda opened: opened.show(TEXT, token=T), str(T)),
+        (lambda opened: opened.show(), "give a text"),
         (lambda opened: opened.patch("a c", "ab"), "3 and 2 tokens, a|·|c and a|b:"),
         (lambda opened: opened.patch("abc", "abd", answer="ef"), "'ef'"),
         (lambda opened: opened.patch("abc", "abd", kind="head"), "head"),

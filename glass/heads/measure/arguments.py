@@ -10,7 +10,7 @@ from common.errors import UserError
 from common.text import pluralize
 from config import GPTConfig
 from glass.heads.measure.interventions import Output
-from run.row import Head
+from run.row import Head, parse_head
 
 Text = str | int | Iterable[Any]  # or token ids, also an array, a tensor, a mapping with input_ids
 Texts = Text | Iterable[Text]
@@ -76,6 +76,16 @@ def _name_outputs(config: GPTConfig) -> dict[str, list[Output]]:
     return named
 
 
+def read_head(name: str, value: Any, config: GPTConfig) -> Head:
+    """Return a head of the model by its name."""
+    last = Head(config.n_layer - 1, config.n_head - 1)
+    is_name = isinstance(value, str | Head)
+    head = parse_head(str(value)) if is_name else None
+    if head is None or head.layer > last.layer or head.number > last.number:
+        raise UserError(f"{name}={quote(value)} is not a head of this model: use L0H0 to {last}")
+    return head
+
+
 def read_positions(hidden: Positions, length: int) -> tuple[int, ...]:
     """Return the numbers of tokens of a text with `length` tokens, in order."""
     values = list_values(hidden)
@@ -88,14 +98,14 @@ def read_positions(hidden: Positions, length: int) -> tuple[int, ...]:
     return tuple(sorted(set(values)))
 
 
-def read_predicted(token: int, length: int) -> int:
-    """Return the number of a predicted token, which may be given as counted from the end."""
+def read_token(token: int, length: int, first: int = 0) -> int:
+    """Return the number of a token from `first` on, which may be given as counted from the end."""
     values = list_values(token)
     is_one = len(values) == 1 and type(values[0]) is int
-    if not is_one or values[0] % length == 0 or not -length < values[0] < length:
+    if not is_one or not -length <= values[0] < length or values[0] % length < first:
         raise UserError(
-            f"token={quote(token)} is not the number of a predicted token: the text has "
-            f"{pluralize(length, 'token')}, and token 0 is never predicted"
+            f"token={quote(token)} is not the number of a token from {first} on: the text has "
+            f"{pluralize(length, 'token')}"
         )
     return values[0] % length
 

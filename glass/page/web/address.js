@@ -80,9 +80,14 @@ function describeOwnText() {
   return { text, ids: keptIds()?.join(",") ?? null, ...interventions, ...describeChoices() };
 }
 
-/** Select what the address names, as far as the page has it; its step and input are loaded first. */
+/**
+ * Select what the address names, as far as the page has it; its step and input are loaded first. In
+ * a notebook, the page has no address of its own: the name of its frame stands for it.
+ *
+ * @returns {URLSearchParams}
+ */
 export function readAddress() {
-  const parameters = new URLSearchParams(location.hash.slice(1));
+  const parameters = new URLSearchParams(location.hash.slice(1) || window.name);
   readChoices(parameters);
   const [layer, head] = parseHead(parameters.get("head")) ?? [L, H];
   if (layer < L && head < H) Object.assign(selection, { layer, head, isHeadChosen: true });
@@ -102,6 +107,7 @@ export function readAddress() {
   const namedStep = readNumber(parameters, "step") ?? Number.NaN;
   const step = steps.findLastIndex(value => value <= namedStep);
   snapToStop(step < 0 ? openingIndex : step);
+  return parameters;
 }
 
 /** Return the number of a part of the address; null if it is none. */

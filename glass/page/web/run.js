@@ -201,7 +201,7 @@ async function openPage() {
   if (runnableSteps.length) data.probes.push(ownText);
   [selection.layer, selection.head] = openingHead();
   setUpSections();
-  readAddress();
+  const parameters = readAddress();
   selection.step = wanted.step; // nothing is shown yet
   showStep();
   if (hasProbes()) setUpHeadGrid($("heads-grid"));
@@ -212,7 +212,7 @@ async function openPage() {
   };
   follow();
   if (hasServer) $("loading").textContent = "The model is reading its first text …";
-  const isChosen = ["probe", "text", "token"].some(name => location.hash.includes(`${name}=`));
+  const isChosen = ["probe", "text", "token"].some(name => parameters.has(name));
   if (data.probes[0]?.maps.length && !data.promptTokens && !isChosen) {
     wanted.probe = await openingProbe();
   }

@@ -9,7 +9,6 @@ import pytest
 from conftest import soak
 from pages import (
     HOSTILE,
-    PROMPTED,
     explain,
     fail_job,
     make_explained,
@@ -17,11 +16,11 @@ from pages import (
     of_heads,
     read_back,
     snapshot,
+    write_prompt,
 )
 
 from glass.heads.say.findings import Finding
 from glass.page import write as page
-from glass.page.prompt import write_prompt_page
 from run.run_dir import RunDir
 from sweeps.page import write_sweep_page
 from sweeps.ranking import Ranking
@@ -48,8 +47,8 @@ def of_prompt(folder: Path, words: list[str] | None) -> Path:
     losses |= {"tokenCount": 10**6, "window": 8, "vocabSize": 50}
     facts = {"title": NAME, "promptTokens": 9, "losses": losses}
     scores = of_heads(["induction"], 2, 4, lambda: 0.1)
-    findings = [Finding(NAME, NAME, [NAME], [])]
-    return write_prompt_page(folder / "prompt.html", facts, held, PROMPTED, scores, findings)
+    facts["findings"] = [Finding(NAME, NAME, [NAME], [])._asdict()]
+    return write_prompt(folder / "prompt.html", facts, held, scores)
 
 
 def of_sweep(folder: Path, words: list[str] | None) -> Path:

@@ -4,7 +4,6 @@ opened from disk."""
 import pytest
 from conftest import wait_until
 from pages import (
-    PROMPTED,
     expect_map,
     expect_text,
     make_run,
@@ -12,10 +11,10 @@ from pages import (
     read_cell_tooltip,
     snapshot,
     value_within_error,
+    write_prompt,
 )
 
 from glass.page import write as page
-from glass.page.prompt import write_prompt_page
 from run.run_dir import RunDir
 
 HEAD = "[role=radio][aria-label='layer 1, head 2']"
@@ -83,13 +82,11 @@ def test_the_page_of_a_prompt_marks_generated_tokens_and_shows_scores(open_page,
     scores = {f"heads/induction/{head}": 0.1 for head in heads}
     scores |= {"heads/induction/L1H2": 0.7, "heads/induction_se/L1H2": 0.03}
     words = [f" a long word {i}" for i in range(300)]
-    path = write_prompt_page(
+    path = write_prompt(
         tmp_path / "p.html",
         {"title": "“say</title>\n”", "promptTokens": 200, "scoredText": words[0]},
         snapshot(T=300, words=words),
-        PROMPTED,
         scores,
-        findings=[],
     )
     tab = open_page(path)
     assert "say</title>" in tab.title() and "say</title>" in tab.inner_text("h1")

@@ -24,6 +24,7 @@ from pages import (
     snapshot,
     value_within_error,
     write_lines,
+    write_prompt,
 )
 from playwright.sync_api import expect
 from run_folders import load_run
@@ -31,7 +32,6 @@ from safetensors.torch import save_file
 
 from glass.heads.measure.snapshot_files import float16_weights
 from glass.page import write as page
-from glass.page.prompt import write_prompt_page
 from glass.page.values import metric_curve
 from run.run_dir import RunDir
 
@@ -303,9 +303,9 @@ def test_the_axis_of_the_losses_leaves_out_the_first_tenth_of_a_run(open_page, t
 def test_the_weight_on_a_sink_logit_has_a_column(open_page, tmp_path):
     arrays = snapshot(T=16)
     arrays["text"] = arrays["text"] * np.float16(0.75)  # the sink has the rest of every row
-    model = PROMPTED._replace(config=replace(PROMPTED.config, attention_sink=True))
+    config = replace(PROMPTED, attention_sink=True)
     facts = {"title": "a prompt", "promptTokens": 16}
-    tab = open_page(write_prompt_page(tmp_path / "page.html", facts, arrays, model, {}, []))
+    tab = open_page(write_prompt(tmp_path / "page.html", facts, arrays, config=config))
     focus_map_cell(tab, 5, 5, 16)
     tab.keyboard.press("ArrowRight")
     assert tab.locator("#tip [data-query]").get_attribute("data-key") == "sink"

@@ -16,9 +16,11 @@ from safetensors.torch import load_file, save_file
 
 from config import GPTConfig
 from data.tokenizer import decode_characters, train_bpe
+from glass.heads.measure.analysis import analyze
 from glass.heads.measure.snapshot_files import float16_weights, save_weights
 from glass.page import write as page
-from glass.page.prompt import write_analysis
+from glass.page.html import write_html
+from glass.page.prompt import format_analysis
 from run.run_dir import RunDir
 from variants import build_model
 
@@ -124,8 +126,8 @@ def test_a_text_is_read_by_its_ids_and_shown_in_whole_characters_until_it_is_edi
     _, *ids = tokenizer.encode("日" + "مرحبا" + "😀")[:-1]
     model = lively(build_model(GPTConfig(257, n_layer=2, n_head=2, n_embd=16, block_size=64)))
     facts = {"title": "cut", "promptTokens": 1, "tokenCount": len(ids)}
-    write_analysis(tmp_path / "page.html", facts, model, tokenizer, ids, print)
-    tab = open_page(tmp_path / "page.html")
+    parts = format_analysis(facts, model, tokenizer, analyze(model, tokenizer, ids))
+    tab = open_page(write_html(tmp_path / "page.html", parts))
 
     def expect_read(tab, text: str, ids: list[int]) -> None:
         expect_text(tab, "#own-text-status", f"{len(ids)} tokens,")

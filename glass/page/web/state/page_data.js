@@ -19,7 +19,8 @@ export const H = shape[1];
 /** Whether the model has so many layers that the page shows the heads in a frame that scrolls. */
 export const isDeep = L > 10;
 
-export const groups = data.groups && H % data.groups === 0 ? data.groups : H;
+const keyHeads = data.modelConfig?.n_kv_head ?? H;
+export const groups = H % keyHeads === 0 ? keyHeads : H;
 
 /** Whether the model's heads have sink logits, so that the weights on tokens sum to less than 1. */
 export const hasSink = Boolean(data.modelConfig?.attention_sink);

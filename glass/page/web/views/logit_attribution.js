@@ -61,7 +61,7 @@ function createLens(predictions, i) {
     ),
     barList(bars, loss => loss.toFixed(3)),
   );
-  if (data.tiedEmbeddings) {
+  if (data.modelConfig?.tie_embeddings) {
     lens.append(
       note(
         "Input and output embeddings are tied, so the embedding alone predicts the token itself.",
