@@ -1,7 +1,5 @@
 """Observe a training run: measure its attention heads at snapshots, and draw its page."""
 
-from html import escape
-
 import numpy as np
 from torch import Tensor
 
@@ -22,7 +20,7 @@ from glass.heads.measure.snapshot_files import (
 )
 from glass.heads.say.attention_grid import draw_attention_grid
 from glass.heads.say.findings import announce_emergence, summarize
-from glass.heads.say.tables import composition_table, head_table, highest_scores
+from glass.heads.say.tables import charted_scores, head_table
 from glass.page.write import write_page
 from model import GPT
 from run.loss_history import best_row
@@ -78,9 +76,8 @@ class Observer:
             if is_grid_due(step, self.config):
                 self._draw_grid(step, arrays["text"])
         wandb = self.record.wandb
-        wandb.log_table("attention/head_scores", *head_table(row))
-        wandb.log_table("attention/composition", *composition_table(row))
-        wandb.log(highest_scores(row))
+        wandb.log_table("attention/head_scores", *head_table(step, row))
+        wandb.log(charted_scores(row))
         with self.record.tolerate_errors(f"saving a snapshot in {self.run_dir.snapshots}"):
             path = self.run_dir.snapshot(step, ".npz")
             save_snapshot(path, step, self.probes, arrays)
@@ -156,17 +153,12 @@ class Observer:
                 address = f"{page.absolute().as_uri()}#head={finding.heads[0]}"
                 self.record.log(f"finding  {finding.text}: look at {address}")
 
-            is_last = step == self.config.max_steps  # this page contains all earlier snapshots
-            if is_last or step == 0:
-                wandb.log_html("attention/explorer", page)
-            if findings:
-                paragraphs = [f"<p>{escape(finding)}</p>" for finding in findings]
-                wandb.log_html("findings", "".join(paragraphs))
-            wandb.commit(step)
-            if is_last:
-                row = self.record.rows[-1]
-                emerged = {key: row[key] for key in row if key.startswith("emerged/")}
-                wandb.update_summary({**emerged, "findings": "\n".join(findings)})
+            if step in (0, self.config.max_steps):  # the last page contains all earlier snapshots
+                wandb.log_page("attention/explorer", page)
+                wandb.commit(step)
+            row = self.record.rows[-1]
+            emerged = {key: row[key] for key in row if key.startswith("emerged/")}
+            wandb.update_summary({**emerged, "findings": "\n".join(findings)})
 
     def list_findings(self) -> list[str]:
         """Return the findings of the run as headlines, the strongest first."""

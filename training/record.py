@@ -38,6 +38,8 @@ from training.wandb_record import WandbRecord
 
 SAMPLE_TOKENS = 100  # length of each sample text
 SAMPLE_TEMPERATURE = 0.8
+# Beginnings of the metrics that the page of a run explains better than a chart would.
+UNCHARTED = ("faithfulness", "probe/repeated_")
 
 
 class Record:
@@ -68,10 +70,10 @@ class Record:
             save_tokenizer(text.tokenizer, part)
 
         self.rows = truncate_rows(run_dir.metrics_file, start.recorded, self.log)
-        truncate_rows(run_dir.samples_file, start.recorded, self.log)
+        samples = truncate_rows(run_dir.samples_file, start.recorded, self.log)
         run_dir.remove_snapshots_after(start.recorded)
         self._sample: str | None = None  # generated after the step whose row is not written yet
-        self._samples: list[list] = []  # [step, text]
+        self._samples = [[row["step"], row.get("text")] for row in samples]
 
         self.display = Display(console, config, self.rows, start.step)
         self.wandb = WandbRecord(config, run_dir, self.note)
@@ -105,8 +107,8 @@ class Record:
     def write(self, step: int, row: dict[str, float]) -> None:
         """Record the metrics of a step, if there are any, and the sample text after it.
 
-        They are appended to metrics.jsonl, and sent to W&B with what else was logged there. Values
-        that are not finite are left out, because JSON has none.
+        They are appended to metrics.jsonl, and those that are charted are sent to W&B with what
+        else was logged there. Values that are not finite are left out, because JSON has none.
         """
         if not row:
             return
@@ -117,8 +119,7 @@ class Record:
         self._write_sample(step)
         self.rows.append(recorded)
         self._append(self.run_dir.metrics_file, recorded)
-        # W&B gets those of the strongest heads, and tables
-        self.wandb.log({key: recorded[key] for key in recorded if not names_head(key)})
+        self.wandb.log({key: recorded[key] for key in recorded if key in row and is_charted(key)})
         self.wandb.commit(step)
 
     def _write_sample(self, step: int) -> None:
@@ -168,6 +169,11 @@ class Record:
         folder = shlex.quote(str(self.run_dir.path))
         self.log(f"next     python explore.py run_dir={folder}")
         self.log(f"         python sample.py run_dir={folder}")
+
+
+def is_charted(key: str) -> bool:
+    """Return whether W&B charts a metric: not an error, nor a score of a head, which are many."""
+    return not (names_head(key) or key.endswith("_se") or key.startswith(UNCHARTED))
 
 
 def sample_text(model: GPT, text: Tokens, seed: int) -> str:

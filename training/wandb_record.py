@@ -1,13 +1,11 @@
 """Log a run to Weights & Biases, online or offline."""
 
 import os
-import re
 import secrets
 import shlex
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from operator import methodcaller
 from pathlib import Path
 from typing import Any
 
@@ -60,20 +58,13 @@ class WandbRecord:
         self._print = log
         self._open_run = wandb.run  # of the program around `train_from`
         self._run = start(config, run_dir, log)
-        self._charted = charted_metrics(config)
         self._values: dict[str, Any] = {}  # logged since the last `commit`
-        self._logged: set[str] = set()  # names of metrics
         if self._run is not None:
             parameters, flops = model_size(config.model)
             self.update_summary({"parameters": parameters, "flops_per_token": flops})
 
     def log(self, metrics: Mapping[str, float]) -> None:
-        """Log metrics; only those of `charted_metrics` get a chart."""
-        for key in sorted(metrics.keys() - self._logged):
-            if not self._charted.fullmatch(key):
-                # By exact name: of several patterns that match, W&B takes an arbitrary one
-                self._call(methodcaller("define_metric", key, step_metric="step", hidden=True))
-        self._logged |= metrics.keys()
+        """Log metrics, each of which W&B draws as a chart."""
         self._values |= metrics
 
     def log_image(self, key: str, path: Path, caption: str) -> None:
@@ -85,10 +76,10 @@ class WandbRecord:
         if rows:
             self._log_media(key, lambda: wandb.Table(columns=columns, data=rows))
 
-    def log_html(self, key: str, content: str | Path) -> None:
-        """Log a page, or a file that contains one."""
+    def log_page(self, key: str, path: Path) -> None:
+        """Log a page from its file."""
         # W&B would inject a remote stylesheet.
-        self._log_media(key, lambda: wandb.Html(content, inject=False))
+        self._log_media(key, lambda: wandb.Html(path, inject=False))
 
     def commit(self, step: int) -> None:
         """Send what was logged since the last call as values of a step."""
@@ -117,20 +108,6 @@ class WandbRecord:
             with tolerate_errors("logging to W&B", self._print):
                 action(run)
                 self._run = run
-
-
-def charted_metrics(config: ResolvedConfig) -> re.Pattern[str]:
-    """Return the names of the metrics that get a chart, which are few enough to look at all.
-
-    What is measured only at the end of the run gets none, because it would have one point.
-    """
-    names_by_interval = (
-        (config.log.every, r"train/loss|train/lr|train/tokens_per_second"),
-        (config.eval.every, r"val/loss|task/.*(?<!_se)"),
-        (config.attention.every, r"probe/copying_gain|heads/.*/max"),
-    )
-    charted = [names for every, names in names_by_interval if 0 < every < config.max_steps]
-    return re.compile("|".join(charted) or "$")
 
 
 def check_wandb(config: WandbConfig) -> str:
@@ -182,7 +159,7 @@ def start(config: ResolvedConfig, run_dir: RunDir, log: Callable[[str], None]) -
             log(f"W&B      logged into the agent's run {run.id}")
         else:
             run = _start_own(config, run_dir, mode, log)
-        run.define_metric("step")
+        run.define_metric("step", hidden=True)  # the axis, which has no chart of its own
         run.define_metric("*", step_metric="step")  # plots every metric over the step
         return run
     return None

@@ -112,19 +112,19 @@ def test_a_signal_interrupts_a_snapshot_and_it_is_recorded_once(
             patch.setattr(training.record, "sample_text", stop)
             train.look(MODEL, 4, observer, record, timer, config, world)
         row = train.look(MODEL, 4, observer, record, timer, config, World())
-        record.write(4, {"faithfulness_se/none": 0.5} | row)
+        record.write(4, row)
         observer.draw_page(4)
     assert {path.name for path in (tmp_path / "attention").iterdir()} == {
         f"step_00000004.{suffix}" for suffix in ("npz", "png", "safetensors")
     }
-    (findings,) = (tmp_path / "wandb").rglob("findings_*.html")
-    assert "<p>a &lt; b</p>" in findings.read_text()
     (record,) = (tmp_path / "wandb").glob("offline-run-*")
     inspect = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(record)]
     lines = subprocess.run(inspect, capture_output=True, check=True).stdout.splitlines()
-    items = [entry["history"]["item"] for entry in map(json.loads, lines) if "history" in entry]
+    entries = [json.loads(line) for line in lines]
+    items = [entry["history"]["item"] for entry in entries if "history" in entry]
     assert [item["step"] for item in items] == [4] and "attention/map.path" in items[0]
-    assert items[0]["faithfulness_se/none"] == 0.5
+    summaries = [entry["summary"]["update"] for entry in entries if "summary" in entry]
+    assert [each["findings"] for each in summaries if "findings" in each] == ["a < b"]
 
 
 def test_the_page_is_drawn_at_each_snapshot_and_announces_the_first_heads_once(

@@ -5,7 +5,7 @@ import queue
 import subprocess
 import sys
 from dataclasses import replace
-from math import nan
+from math import inf, nan
 from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -218,6 +218,19 @@ def read_wandb(run_dir: Path) -> WandbFile:
     )
 
 
+def test_a_metric_that_is_added_to_a_row_gets_a_chart(offline_wandb, tmp_path):
+    config = ResolvedConfig("cpu", model=GPTConfig(9), wandb=WandbConfig(mode="offline"))
+    metrics = {"train/grad_norm": 1.0, "mine": 2.0, "mine_se": 0.1, "infinite": inf}
+    head = {"heads/sink/L0H0": 0.5, "heads/sink_se/L0H0": 0.1}
+    page = {"faithfulness/none": 0.1, "faithfulness_se/none": 0.1, "probe/repeated_loss": 3.0}
+    with open_record(config, tmp_path) as record:
+        record.write(1, metrics | head | page)
+    assert RunDir(tmp_path).rows()[0].items() > (metrics | head | page).items() - {
+        ("infinite", inf)
+    }
+    assert read_wandb(tmp_path).charts == {"train/grad_norm", "mine"}
+
+
 @pytest.mark.soak
 def test_an_offline_wandb_record_contains_the_metrics_and_the_configuration(command, tmp_path):
     done = command(
@@ -239,14 +252,14 @@ def test_an_offline_wandb_record_contains_the_metrics_and_the_configuration(comm
     rows = RunDir(tmp_path / "run").rows()
     assert list(record.history) == list(range(7))
     for item, row in zip(record.history.values(), rows):
-        sent = dict(item)
+        for key in row.keys() & item.keys():
+            assert item[key] == pytest.approx(row[key], rel=1e-12)
         if row.is_scored:
             table = json.loads((files / item["attention/head_scores.path"]).read_text())
-            for head, *cells in table["data"]:
-                names = table["columns"][1:]
-                sent |= {f"heads/{name}/{head}": cell for name, cell in zip(names, cells)}
-        for key, value in row.items():
-            assert sent[key] == pytest.approx(value, rel=1e-12)
+            for step, head, *cells in table["data"]:
+                names = (f"heads/{name}/{head}" for name in table["columns"][2:])
+                assert step == row["step"]
+                assert [row.get(name) for name in names] == pytest.approx(cells, rel=1e-12)
     for name, drawn in (
         ("attention/map", "attention/step_00000006.png"),
         ("attention/explorer", "report.html"),
@@ -260,15 +273,16 @@ def test_an_offline_wandb_record_contains_the_metrics_and_the_configuration(comm
         configured = record.configuration[section] if section else record.configuration
         assert configured[key] == value
 
-    # What a person sees: a few charts, each with a point of every evaluation or snapshot
-    scores = ("current_token", "previous_token", "duplicate_token", "induction", "sink", "copying")
+    # What a person sees: a few charts, each with a point of every step, evaluation or snapshot
+    scores = ("current_token", "previous_token", "duplicate_token", "induction", "sink")
+    values = [key for key in rows[-1] if key.startswith(("train/", "val/", "task/"))]
     assert record.charts == {
-        *("train/loss", "val/loss", "train/lr", "train/tokens_per_second", "probe/copying_gain"),
+        "probe/copying_gain",
         *(f"heads/{score}/max" for score in scores),
-        *(key for key in rows[-1] if key.startswith("task/") and not key.endswith("_se")),
+        *(key for key in values if not key.endswith("_se")),
     }
     for key in record.charts:
         steps = [step for step, item in record.history.items() if key in item]
-        assert steps in ([0, 3, 6], [1, 2, 3, 4, 5, 6])
+        assert steps in ([0, 3, 6], [1, 2, 3, 4, 5, 6], [6])
         assert record.summary[key] == record.history[6][key]
     assert record.history[6]["val/loss"] == rows[-1]["val/loss"]
