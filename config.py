@@ -24,7 +24,7 @@ ROPE = {"model.position": ("rope",)}
 NGRAMS = {"model.ngrams": GreaterThan(1)}
 MUON = {"optim.name": ("muon",)}
 DECAYING = ("cosine", "wsd")  # schedules
-LOGGING = ("auto", "online", "offline")  # modes of W&B
+LOGGED = {"wandb.mode": ("auto", "online", "offline")}  # with which W&B logs
 SNAPSHOTS = {"attention.every": GreaterThan(0)}
 # The tasks of data=synthetic, with the number of different symbols in each.
 TASK_SYMBOLS = {"passages": 32, "markov": 3, "modular": 41}
@@ -456,12 +456,25 @@ class WandbConfig:
     mode: str = setting(
         "auto",
         "auto: as WANDB_MODE or `wandb offline` say, else online with an API key, else offline",
-        choices=(*LOGGING, "disabled"),
+        choices=(*LOGGED["wandb.mode"], "disabled"),
     )
     project: str | None = setting(
         None,
-        "W&B project; null: W&B's own setting, else glassgpt",
-        only_with={"wandb.mode": LOGGING},
+        "W&B project, of WANDB_ENTITY; null: WANDB_PROJECT, else glassgpt",
+        only_with=LOGGED,
+    )
+    name: str | None = setting(
+        None, "name of the run; null: WANDB_NAME, else that of its folder", only_with=LOGGED
+    )
+    group: str | None = setting(
+        None, "group of the run; null: WANDB_RUN_GROUP, else its sweep", only_with=LOGGED
+    )
+    tags: str | None = setting(
+        None, "tags of the run, separated by commas; null: WANDB_TAGS", only_with=LOGGED
+    )
+    notes: str | None = setting(None, "notes on the run; null: WANDB_NOTES", only_with=LOGGED)
+    log_model: bool = setting(
+        False, "upload the best checkpoint as an artifact at the end", only_with=LOGGED
     )
 
 

@@ -40,9 +40,12 @@ TEXTS = {
 }
 # Settings whose value is a path.
 PATH_KEYS = ("data.path", "prompt_file", "score", "run_dir", "init_from")
+# Texts whose commas do not separate the values of a sweep.
+WITH_COMMAS = ("wandb.tags", "wandb.notes")
 # Settings that a sweep refuses → what to do instead.
 REFUSED_IN_SWEEPS = {
     "run_dir": "each job has its own folder in the sweep's, which hydra.sweep.dir=PATH names",
+    "wandb.name": "each job has the name of its folder; name the sweep with wandb.group",
     "prepare_only": "leave out -m",
     "eval_only": "leave out -m, and evaluate one model at a time",
     "resume=true": "use resume=auto, which runs the jobs that are missing or unfinished",
@@ -166,7 +169,7 @@ def translate_setting(argument: str, is_sweep: bool) -> str:
     advice = REFUSED_IN_SWEEPS.get(key) or REFUSED_IN_SWEEPS.get(argument.lower())
     if is_sweep and advice:
         raise UserError(f"{argument} cannot be used in a sweep: {advice}")
-    if key in TEXTS and is_sweep and "," in value:
+    if key in TEXTS and key not in WITH_COMMAS and is_sweep and "," in value:
         return f"{typed_key}={_quote_each(value)}"
     return f"{typed_key}={quote(value)}" if key in TEXTS and value != "null" else argument
 

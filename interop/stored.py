@@ -12,6 +12,7 @@ from data.tokenizer import Tokenizer, load_tokenizer
 from run.checkpoints import (
     CONFIG_FILE,
     MODEL_FILE,
+    MODEL_FILES,
     TOKENIZER_FILE,
     Checkpoint,
     Manifest,
@@ -86,8 +87,8 @@ def open_run(run_dir: RunDir, which: str | int, log: Callable[[str], Any]) -> St
 
 
 def open_copied_checkpoint(folder: Path) -> StoredRun:
-    """Open a checkpoint that was copied out of its run."""
+    """Open a checkpoint that was copied out of its run; the optimizers' state may be missing."""
     try:
-        return StoredRun(verify_checkpoint(folder), "last")
+        return StoredRun(verify_checkpoint(folder, MODEL_FILES), "last")
     except ValueError as e:
         raise UserError(f"{folder} is a damaged checkpoint ({e}): copy it again") from None

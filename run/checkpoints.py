@@ -15,8 +15,9 @@ OPTIMIZER_FILE = "optimizer.safetensors"
 TOKENIZER_FILE = "tokenizer.json"
 CONFIG_FILE = "config.yaml"
 MANIFEST_FILE = "manifest.json"
-# The files of a checkpoint besides its manifest.
-CHECKPOINT_FILES = (MODEL_FILE, OPTIMIZER_FILE, TOKENIZER_FILE, CONFIG_FILE)
+# The files of a checkpoint besides its manifest: those of its model, and the optimizers' state.
+MODEL_FILES = (MODEL_FILE, TOKENIZER_FILE, CONFIG_FILE)
+CHECKPOINT_FILES = (*MODEL_FILES, OPTIMIZER_FILE)
 
 
 @dataclass(frozen=True)

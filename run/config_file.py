@@ -22,7 +22,12 @@ HUB_MODEL = re.compile(r"(\w[\w.-]*/[\w.-]+)@([0-9a-f]{40})")
 CONFIG_FORMAT = 1
 # Settings that a config.yaml of this format may lack → the value with which a run does what it did
 # before. A new setting needs an entry: no file is filled up with defaults, which may change.
-ADDED_SETTINGS: dict[str, Any] = {"model.parallel_mlp": False, "model.rope_share": 1.0}
+ADDED_SETTINGS: dict[str, Any] = {
+    "model.parallel_mlp": False,
+    "model.rope_share": 1.0,
+    **dict.fromkeys(("wandb.name", "wandb.group", "wandb.tags", "wandb.notes")),
+    "wandb.log_model": False,
+}
 # Settings that belong to one command, not to the run that it continues.
 PER_COMMAND = (
     "run_dir",

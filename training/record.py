@@ -87,6 +87,8 @@ class Record:
     def __exit__(self, error_type: type[BaseException] | None, *_: object) -> None:
         self.profiler.close()
         self.display.stop()
+        if error_type is None and self.config.wandb.log_model:
+            self.wandb.log_best_checkpoint(self.run_dir)
         self.wandb.finish(failed=error_type is not None)
 
     def show(self, step: int, row: dict[str, float]) -> None:

@@ -20,13 +20,15 @@ from common.files import atomic_write
 from common.paths import writable_folder
 from common.terminal import error_sentence, tolerate_errors
 from config import ResolvedConfig, WandbConfig
+from run.checkpoints import MANIFEST_FILE, MODEL_FILES
 from run.run_dir import RunDir
 from training.flops import model_size
 
 # Seconds to wait for the server. W&B's defaults would delay a run without a network by minutes.
 os.environ.setdefault("WANDB_LOGIN_TIMEOUT", "20")
 os.environ.setdefault("WANDB_INIT_TIMEOUT", "20")
-os.environ.setdefault("WANDB_FINISH_TIMEOUT", "30")
+
+FINISH_TIMEOUT = 30
 
 DEFAULT_PROJECT = "glassgpt"
 MAX_RUN_NAME = 128  # characters that the server accepts
@@ -92,6 +94,19 @@ class WandbRecord:
         """Update the summary of the W&B run."""
         self._call(lambda run: run.summary.update(values))
 
+    def log_best_checkpoint(self, run_dir: RunDir) -> None:
+        """Log the best checkpoint, without the state of its optimizers, as an artifact."""
+
+        def log_artifact(run: Any) -> None:
+            checkpoint = run_dir.checkpoint("best", self._print)
+            metadata = {"step": checkpoint.step}
+            artifact = wandb.Artifact(f"model-{run.id}", type="model", metadata=metadata)
+            for name in (MANIFEST_FILE, *MODEL_FILES):
+                artifact.add_file(str(checkpoint.folder / name))
+            run.log_artifact(artifact)
+
+        self._call(log_artifact)
+
     def finish(self, failed: bool) -> None:
         """Upload the rest and close the W&B run, unless the program around it has opened it."""
         if self._run is not self._open_run:
@@ -115,7 +130,7 @@ def check_wandb(config: WandbConfig) -> str:
     if config.mode == "disabled":
         return config.mode
     try:
-        wandb.Settings(project=config.project)
+        wandb.Settings(project=config.project, run_tags=_list_tags(config))
         return _resolve_mode(config.mode)
     except Exception as e:
         reason = error_sentence(e)
@@ -123,9 +138,15 @@ def check_wandb(config: WandbConfig) -> str:
             first = e.errors()[0]
             reason = f"{first['loc'][0]}={first['input']}: {first['msg']}"
         raise UserError(
-            f"W&B rejects wandb.project or one of its own settings ({reason}): correct it, or set "
-            "wandb.mode=disabled"
+            f"W&B rejects wandb.project, wandb.tags or one of its own settings ({reason}): correct "
+            "it, or set wandb.mode=disabled"
         ) from None
+
+
+def _list_tags(config: WandbConfig) -> list[str] | None:
+    if config.tags is None:
+        return None
+    return [tag.strip() for tag in config.tags.strip("[]").split(",")]
 
 
 def _resolve_mode(mode: str) -> str:
@@ -192,17 +213,22 @@ def _initialize(config: ResolvedConfig, run_dir: RunDir, mode: str) -> Any:
         id, name = run_dir.wandb_id_file.read_text(), own.run_name
     elif wandb.run is not None:
         id = secrets.token_hex(4)  # WANDB_RUN_ID may be that of the open run
+    # An upload of the model may take longer, and may be interrupted
+    timeout = own.finish_timeout or (0 if config.wandb.log_model else FINISH_TIMEOUT)
     hooks = sys.exit, sys.excepthook
     run = wandb.init(
         project=config.wandb.project or own.project or DEFAULT_PROJECT,
-        name=name,
+        name=config.wandb.name or name,
+        group=config.wandb.group,
+        tags=_list_tags(config.wandb),
+        notes=config.wandb.notes,
         config=asdict(config),
         dir=str(run_dir.path),
         mode=mode,
         id=id,
         resume="allow",
         reinit="create_new",
-        settings=wandb.Settings(silent=True, console="off"),
+        settings=wandb.Settings(silent=True, console="off", finish_timeout=timeout),
     )
     sys.exit, sys.excepthook = hooks  # `finish` gets the exit code, and a sweep has many runs
     return run

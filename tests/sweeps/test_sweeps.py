@@ -291,6 +291,7 @@ def test_runs_of_a_row_have_one_text_and_one_number_of_steps_and_a_copy_counts_o
     [
         (["wandb.mode=disabled", "wandb.project=x"], "wandb.project"),
         (["model.n_kv_head=3,5"], "model.n_kv_head=3"),
+        (["wandb.name=x"], "wandb.name"),
         (["device=cuda:99"], "cuda:99"),
         (["data=text", "data.path=nowhere"], "nowhere"),
         (["eval.every=5,-1"], "eval.every=-1"),
@@ -574,6 +575,8 @@ def test_texts_arrive_as_they_are_and_a_number_in_a_preset_is_refused(
         (tmp_path / "sweep" / "mine.yaml").write_text(preset + value, encoding="utf-8")
         jobs = compose("--config-dir", str(tmp_path), *argv)
         assert [job.config.wandb.project for job in jobs] == texts
+    (job,) = compose("-m", "wandb.tags=007,a b", "wandb.notes=Well, it's new")
+    assert (job.config.wandb.tags, job.config.wandb.notes) == ("007,a b", "Well, it's new")
     (tmp_path / "sweep" / "mine.yaml").write_text(f"{preset}007")
     assert run_hydra("-m", "--config-dir", str(tmp_path), "sweep=mine") == 1
     assert re.search(r"mine\.yaml.*wandb\.project", capsys.readouterr().err)

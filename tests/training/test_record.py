@@ -2,6 +2,7 @@
 
 import json
 import queue
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -11,6 +12,7 @@ from types import SimpleNamespace
 from typing import NamedTuple
 
 import pytest
+import torch
 import wandb
 from conftest import TINY
 from run_folders import open_record
@@ -20,6 +22,7 @@ from common.errors import UserError
 from common.settings import iterate_settings
 from common.text import format_with_error
 from config import GPTConfig, ResolvedConfig, WandbConfig
+from interop import load
 from run.config_file import read_config
 from run.run_dir import RunDir
 from training.wandb_record import check_wandb, start
@@ -173,6 +176,7 @@ def test_the_more_private_of_the_setting_and_wandb_counts_then_the_key(
     [
         ("a/b", {}, "a/b"),
         (None, {"WANDB_INIT_TIMEOUT": "soon"}, "init_timeout=soon"),
+        (None, {"WANDB_TAGS": "x" * 65}, "x" * 20),
     ],
 )
 def test_a_project_or_variable_that_wandb_rejects_is_refused(
@@ -194,12 +198,17 @@ class WandbFile(NamedTuple):
     configuration: dict
 
 
-def read_wandb(run_dir: Path) -> WandbFile:
+def read_entries(run_dir: Path) -> list[dict]:
     """Read the only record in a run's folder with W&B's own reader."""
     (record,) = (run_dir / "wandb").glob("offline-run-*")
     inspect = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(record)]
     lines = subprocess.run(inspect, capture_output=True, check=True).stdout.splitlines()
-    entries = [json.loads(line) for line in lines]
+    return [json.loads(line) for line in lines]
+
+
+def read_wandb(run_dir: Path) -> WandbFile:
+    """Arrange the entries of a record."""
+    entries = read_entries(run_dir)
     history: dict[int, dict] = {}
     for entry in entries:
         if entry["type"] == "history":
@@ -229,6 +238,25 @@ def test_a_metric_that_is_added_to_a_row_gets_a_chart(offline_wandb, tmp_path):
         ("infinite", inf)
     }
     assert read_wandb(tmp_path).charts == {"train/grad_norm", "mine"}
+
+
+def test_the_best_checkpoint_is_logged_once_and_opens_as_a_model(
+    offline_wandb, tiny, train_in_process, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("WANDB_TAGS", "x,y")
+    monkeypatch.setenv("WANDB_NOTES", "a b")
+    logged = WandbConfig(mode="offline", log_model=True, name="mine", tags="a, 1e3")
+    for resume in (False, True):
+        train_in_process(replace(tiny, wandb=logged), max_steps=2, resume=resume)
+    entries = read_entries(Path(tiny.run_dir))
+    artifacts = [entry["artifact"] for entry in entries if entry["type"] == "artifact"]
+    (files,) = [each["manifest"]["contents"] for each in artifacts if each["type"] == "model"]
+    for file in files:
+        shutil.copyfile(file["local_path"], tmp_path / file["path"])
+    (model, _), (expected, _) = load(tmp_path), load(tiny.run_dir)
+    assert all(map(torch.equal, model.parameters(), expected.parameters()))
+    (run,) = [entry["run"] for entry in entries if entry["type"] == "run"]
+    assert (run["display_name"], run["tags"], run["notes"]) == ("mine", ["a", "1e3"], "a b")
 
 
 @pytest.mark.soak
