@@ -28,11 +28,6 @@ def parse_head(name: str) -> Head | None:
     return Head(int(match[1]), int(match[2])) if match else None
 
 
-def names_head(key: str) -> bool:
-    """Return whether a metric is one of a head, such as heads/sink/L0H1."""
-    return any(parse_head(part) for part in key.split("/"))
-
-
 class Estimate(NamedTuple):
     """An estimated value and its standard error; nan if unknown."""
 

@@ -4,6 +4,7 @@ import errno
 import json
 import math
 import os
+import re
 import shlex
 import shutil
 from collections.abc import Callable, Sequence
@@ -24,7 +25,7 @@ from generation.sampling import Sampling, draw_batch, stream_text
 from model import GPT
 from run.config_file import config_yaml
 from run.loss_history import best_row, loss_warning
-from run.row import Row, names_head
+from run.row import Row
 from run.run_dir import RunDir, read_rows
 from run.start import Start
 from training.activity_timer import ActivityTimer
@@ -38,8 +39,8 @@ from training.wandb_record import WandbRecord
 
 SAMPLE_TOKENS = 100  # length of each sample text
 SAMPLE_TEMPERATURE = 0.8
-# Beginnings of the metrics that the page of a run explains better than a chart would.
-UNCHARTED = ("faithfulness", "probe/repeated_")
+# Metrics that W&B does not get: of each head, standard errors, and what the page explains better.
+UNCHARTED = re.compile(r".*/L\d+H\d+(/.*)?|.*_se|(faithfulness|probe/repeated_).*")
 
 
 class Record:
@@ -121,7 +122,8 @@ class Record:
         self._write_sample(step)
         self.rows.append(recorded)
         self._append(self.run_dir.metrics_file, recorded)
-        self.wandb.log({key: recorded[key] for key in recorded if key in row and is_charted(key)})
+        charted = [key for key in recorded if key in row and not UNCHARTED.fullmatch(key)]
+        self.wandb.log({key: recorded[key] for key in charted})
         self.wandb.commit(step)
 
     def _write_sample(self, step: int) -> None:
@@ -171,11 +173,6 @@ class Record:
         folder = shlex.quote(str(self.run_dir.path))
         self.log(f"next     python explore.py run_dir={folder}")
         self.log(f"         python sample.py run_dir={folder}")
-
-
-def is_charted(key: str) -> bool:
-    """Return whether W&B charts a metric: not an error, nor a score of a head, which are many."""
-    return not (names_head(key) or key.endswith("_se") or key.startswith(UNCHARTED))
 
 
 def sample_text(model: GPT, text: Tokens, seed: int) -> str:
