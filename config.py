@@ -286,8 +286,8 @@ class DataConfig:
     )
     symbols: int | None = setting(
         None,
-        "number of different symbols (modular: the modulus); null: "
-        f"{', '.join(f'{n} {task}' for task, n in TASK_SYMBOLS.items())}",
+        "number of different symbols, with data.task=modular the modulus; null: "
+        f"{', '.join(f'{n} for {task}' for task, n in TASK_SYMBOLS.items())}",
         ge=2,
         le=512,
         only_with=TASK,
@@ -502,8 +502,8 @@ class Hardware:
     precision: str = setting(
         "auto",
         "floating-point format of matrix products, or of the weights in sample.py and explore.py; "
-        "auto: the fastest here (explore.py: fp32); training in fp32 uses TF32 on NVIDIA GPUs from "
-        "compute capability 8",
+        "auto: the fastest here, in explore.py fp32; training in fp32 uses TF32 on NVIDIA GPUs "
+        "from compute capability 8",
         choices=("auto", "fp32", "bf16", "fp16"),
     )
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from cli.command_line import PRESETS, Presets
 from common.errors import UserError, did_you_mean
 from common.settings import describe_condition, format_value, iterate_settings
+from common.text import join_words
 from config import Config
 
 MIN_HELP_WIDTH, MAX_HELP_WIDTH = 72, 120  # characters of a line of --help
@@ -84,7 +85,8 @@ def _describe_by_section(defaults: object) -> dict[str, dict[str, str]]:
         if choices := field.metadata.get("choices"):
             description += f" ({' | '.join(map(format_value, choices))})"
         if conditions := field.metadata.get("only_with"):
-            description += f" [{', '.join(starmap(describe_condition, conditions.items()))}]"
+            described = starmap(describe_condition, conditions.items())
+            description += f"; only with {join_words(described)}"
         section = sections.setdefault(name.rpartition(".")[0] or "run", {})
         section[f"{name}={format_value(default)}"] = description
     return sections

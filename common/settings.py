@@ -11,6 +11,7 @@ from types import NoneType
 from typing import Any, NamedTuple, TypeVar, get_args
 
 from common.errors import UserError, not_one_of
+from common.text import join_words
 
 Node = TypeVar("Node", bound=Any)  # a dataclass of settings
 
@@ -111,12 +112,12 @@ def describe_condition(name: str, allowed: Any) -> str:
     """Return the values of a setting with which another one has an effect, as they are typed."""
     if isinstance(allowed, GreaterThan):
         return f"{name} above {allowed.limit}"
-    return " or ".join(_assignment(name, value) for value in allowed)
+    return _assignment(name, *allowed)
 
 
-def _assignment(name: str, value: Any) -> str:
+def _assignment(name: str, *values: Any) -> str:
     """Format a setting as it is typed; a preset stands for the name of its section."""
-    return f"{re.sub('[.](name|source)$', '', name)}={format_value(value)}"
+    return f"{re.sub('[.](name|source)$', '', name)}={join_words(map(format_value, values), 'or')}"
 
 
 def format_value(value: Any) -> str:

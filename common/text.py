@@ -1,5 +1,6 @@
 """Format numbers and text for the terminal."""
 
+from collections.abc import Iterable
 from math import exp, floor, isfinite, log10
 from unicodedata import category
 
@@ -46,6 +47,12 @@ def pluralize(count: int, noun: str) -> str:
     """Return a count with its noun: 1 step, 2,400 steps, 2 processes."""
     suffix = "es" if noun.endswith("s") else "s"
     return f"{count:,} {noun}{'' if count == 1 else suffix}"
+
+
+def join_words(words: Iterable[object], conjunction: str = "and") -> str:
+    """Return the words as an enumeration: a, b and c."""
+    *first, last = map(str, words)
+    return f"{', '.join(first)} {conjunction} {last}" if first else last
 
 
 def format_loss(nats: float, bits_per_byte: float | None) -> str:

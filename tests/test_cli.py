@@ -295,6 +295,7 @@ def test_the_help_of_train_is_one_screen_and_explains_a_section_or_all(launch, m
     assert " max_steps=2100 " in pages[""]  # of experiment=default
     text = " ".join(pages["all"].split())
     assert all(f" {name}=" in f" {text}" for name, _, _ in iterate_settings(Config()))
+    assert "[" not in text  # conditions are words
     assert pages["all"].count(" experiment=default ") == 1  # a group and a setting
     for group, presets in PRESETS.items():
         assert all(f" {group}={name} " in f" {text}" for name in presets)

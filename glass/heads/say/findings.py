@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from common.text import format_with_error, pluralize
+from common.text import format_with_error, join_words, pluralize
 from glass.heads.measure.circuit import (
     MAX_NAMED_HEADS,
     SUFFICIENT_SHARE,
@@ -212,8 +212,8 @@ def _state_target(latest: Row, score: str, active: Sequence[Head]) -> str:
 
     def subject(named: list[Head]) -> str:
         if len(active) == len(heads) or heads[0] not in named:
-            return _join(named)
-        return f"{_join(named)}, the strongest of {len(active)} {_name_kind(score)}s,"
+            return join_words(named)
+        return f"{join_words(named)}, the strongest of {len(active)} {_name_kind(score)}s,"
 
     verb = "attends" if len(full or partial) == 1 else "attend"
     if not full:
@@ -264,7 +264,7 @@ def _is_reported(share: Estimate) -> bool:
 def _state_kept_gain(components: Sequence[str], share: Estimate, others: str) -> str:
     keep = "keeps" if len(components) == 1 else "keep"
     kept = f"{_format_share(share)} of the in-context copying gain"
-    return f"{_join(components)} {keep} {kept} without {others}"
+    return f"{join_words(components)} {keep} {kept} without {others}"
 
 
 # --- copying without such heads, and the heads that suffice for it --------------------------------
@@ -342,8 +342,9 @@ def _find_most_important_heads(latest: Row) -> Finding | None:
         return None  # another head may be the most important one
     leaders.sort(key=lambda head: -importance[head].value)
     title = "Most important head" if len(leaders) == 1 else "Most important heads"
-    increases = _join([format_with_error(*importance[head]) for head in leaders], "or")
-    text = f"Zeroing {_join(leaders, 'or')} raises the validation loss by {increases} nats/token."
+    zeroed = join_words(leaders, "or")
+    increases = join_words([format_with_error(*importance[head]) for head in leaders], "or")
+    text = f"Zeroing {zeroed} raises the validation loss by {increases} nats/token."
     return Finding(title, text, [], _names(leaders))
 
 
@@ -412,9 +413,4 @@ def _names(heads: Sequence[Head]) -> list[str]:
 
 
 def _name_heads(heads: Sequence[Head | str]) -> str:
-    return _join(heads) if len(heads) <= MAX_NAMED_HEADS else pluralize(len(heads), "head")
-
-
-def _join(words: Sequence[Head | str], conjunction: str = "and") -> str:
-    *first, last = map(str, words)
-    return f"{', '.join(first)} {conjunction} {last}" if first else last
+    return join_words(heads) if len(heads) <= MAX_NAMED_HEADS else pluralize(len(heads), "head")
