@@ -26,6 +26,7 @@ MIN_REPORTED_IMPORTANCE_NATS = 0.01
 MAX_MOST_IMPORTANT_HEADS = 3  # if more are not distinguishable from the first, none is reported
 MIN_FAITHFULNESS_ALONE = 0.8  # below this share, layer 0 is added to the circuit
 MIN_REPORTED_FAITHFULNESS = 0.5  # a share that is not surely above this is not reported
+NUMBER_WORDS = {2: "two", 3: "three", 4: "four", 5: "five", 6: "six"}
 LEARNED_ACCURACY = 0.5  # of repeated random tokens, from which copying counts as learned
 
 # Scores whose heads are reported, in order of interest → the kind of head, what it attends to.
@@ -311,9 +312,12 @@ def _find_sufficient_heads(latest: Row) -> Finding | None:
     if heads == latest.heads("circuit").keys() and circuit_share.value >= MIN_FAITHFULNESS_ALONE:
         return None  # the headline says so
     names = _names([*heads])
-    title = "Sufficient head" if len(names) == 1 else "Sufficient heads"
-    others = f"the other {pluralize(other_heads, 'head')}"
-    return Finding(title, f"{_state_kept_gain(names, share, others)}.", [], names)
+    title, statement = "Sufficient head", "This head alone suffices for copying"
+    if len(names) > 1:
+        count = NUMBER_WORDS.get(len(names), len(names))
+        title, statement = "Sufficient heads", f"These {count} heads alone suffice for copying"
+    kept = _state_kept_gain(names, share, f"the other {pluralize(other_heads, 'head')}")
+    return Finding(title, f"{statement}: {join_words(names)}.", [kept], names)
 
 
 # --- other heads ----------------------------------------------------------------------------------

@@ -78,9 +78,27 @@ def test_an_induction_head_is_reported_with_its_circuit():
     details = "; ".join(first.details)
     for figure in ("2.50 ± 0.05", "0.62 ± 0.01", "0.90 ± 0.04", "94 ± 2%", "keys"):
         assert figure in details
-    assert "93 ± 2%" in others[0].text and "the other 14 heads" in others[0].text
+    assert "93 ± 2%" in others[0].details[0] and "the other 14 heads" in others[0].details[0]
     assert "0.37 ± 0.04" in others[1].text and "0.90 ± 0.01" in others[-1].details[0]
     assert summarize(Row({"step": 3, "train/loss": 2.0})) == []
+
+
+@pytest.mark.parametrize(
+    ("heads", "text"),
+    [
+        (["L3H2"], "This head alone suffices for copying: L3H2."),
+        (["L1H3", "L3H2"], "These two heads alone suffice for copying: L1H3 and L3H2."),
+        (
+            [f"L0H{number}" for number in range(7)],
+            "These 7 heads alone suffice for copying: L0H0, L0H1, L0H2, L0H3, L0H4, L0H5 and L0H6.",
+        ),
+    ],
+)
+def test_heads_that_suffice_are_counted_and_named(heads, text):
+    rows = make_rows()
+    rows[-1] = Row({key: rows[-1][key] for key in rows[-1] if not key.startswith("sufficient/")})
+    rows[-1] |= {f"sufficient/{head}": 1 for head in heads}
+    assert find(rows, "Sufficient head").text == text
 
 
 def test_the_first_heads_of_a_kind_are_announced_when_their_emergence_is_known():
@@ -167,7 +185,7 @@ CASES = [
     (kept("circuit", 1.08, 0.04), "Induction", ["all of"], ["108"]),
     (kept("circuit", 1.2, 0.3), "Induction", ["at least 60%"], ["120"]),
     (kept("circuit", 0.9, 0.21), "Induction", [], ["copying gain without"]),  # perhaps below half
-    (kept("sufficient", 0.85, 0.03), "Sufficient", ["85 ± 3%"], []),
+    (kept("sufficient", 0.85, 0.03), "Sufficient heads", ["85 ± 3%"], []),
     (kept("sufficient", 0.83, 0.03), "Sufficient", None, []),  # significantly below 90%
     (composition("keys/L1H3", 1.03), "Induction", ["all of the score"], ["103"]),
     (score("importance", "L2H2", 0.3, 0.05), "Most important heads", ["L3H2", "L2H2"], []),
