@@ -9,7 +9,7 @@ MEMORIZATION, GENERALIZATION, RISE = "memorization", "generalization", "15% test
 STUDY = Study(
     title="Modular addition generalizes long after it is memorized",
     papers="Power et al. 2022; Nanda et al. 2023",
-    arms={DECAY: {"optim.weight_decay": 1.0}, NO_DECAY: {"optim.weight_decay": 0.0}},
+    variants={DECAY: {"optim.weight_decay": 1.0}, NO_DECAY: {"optim.weight_decay": 0.0}},
     events={
         MEMORIZATION: Event("task/train_accuracy", "above", 0.99),
         RISE: Event(ACCURACY, "above", 0.15),
@@ -34,12 +34,12 @@ STUDY = Study(
         ),
         Claim(
             "Fourier structure ends stronger with weight decay than without.",
-            [Quantity(FOURIER, DECAY).minus(arm=NO_DECAY, at_least=0.1)],
+            [Quantity(FOURIER, DECAY).minus(variant=NO_DECAY, at_least=0.1)],
             needs=[(GENERALIZATION, DECAY)],
         ),
         Claim(
             "Without weight decay the model does not generalize within the same number of steps.",
-            [Quantity(ACCURACY, DECAY).minus(arm=NO_DECAY, at_least=0.3)],
+            [Quantity(ACCURACY, DECAY).minus(variant=NO_DECAY, at_least=0.3)],
             needs=[(MEMORIZATION, NO_DECAY), (GENERALIZATION, DECAY)],
         ),
     ],

@@ -10,7 +10,7 @@ LEARNING = "in-context learning"
 STUDY = Study(
     title="Induction needs two layers, or keys that contain the previous token",
     papers="Elhage et al. 2021; Olsson et al. 2022",
-    arms={
+    variants={
         TWO_LAYERS: {"model.n_layer": 2, "model.smear_keys": False},
         ONE_LAYER: {"model.n_layer": 1, "model.smear_keys": False},
         SMEARED: {"model.n_layer": 1, "model.smear_keys": True},
@@ -25,12 +25,12 @@ STUDY = Study(
     claims=[
         Claim(
             "Two layers learn to predict repeated tokens; one layer does not.",
-            [Quantity(LOSS, ONE_LAYER).minus(arm=TWO_LAYERS, at_least=0.5)],
+            [Quantity(LOSS, ONE_LAYER).minus(variant=TWO_LAYERS, at_least=0.5)],
             needs=[(LOSS_FALL, TWO_LAYERS)],
         ),
         Claim(
             "One layer learns to predict repeated tokens if its keys contain the previous token.",
-            [Quantity(LOSS, ONE_LAYER).minus(arm=SMEARED, at_least=0.5)],
+            [Quantity(LOSS, ONE_LAYER).minus(variant=SMEARED, at_least=0.5)],
         ),
         Claim(
             "The induction head, the previous-token head and in-context learning emerge when the "

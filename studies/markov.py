@@ -9,7 +9,7 @@ UNIGRAM_PHASE, BIGRAM_PHASE = "unigram phase", "bigram phase"
 STUDY = Study(
     title="In-context Markov chains are learned in phases",
     papers="Edelman et al. 2024",
-    arms={TWO_LAYERS: {"model.n_layer": 2}, ONE_LAYER: {"model.n_layer": 1}},
+    variants={TWO_LAYERS: {"model.n_layer": 2}, ONE_LAYER: {"model.n_layer": 1}},
     events={
         UNIGRAM_PHASE: Event(UNIGRAM, "below", UNIFORM),
         BIGRAM_PHASE: Event(BIGRAM, "below", UNIGRAM),
@@ -28,7 +28,7 @@ STUDY = Study(
         Claim(
             "One layer stays at unigrams.",
             [
-                Quantity(BIGRAM, ONE_LAYER).minus(arm=TWO_LAYERS, at_least=0.03),
+                Quantity(BIGRAM, ONE_LAYER).minus(variant=TWO_LAYERS, at_least=0.03),
                 Quantity(BIGRAM, ONE_LAYER).minus(metric=UNIGRAM, at_least=0.03),
             ],
         ),

@@ -9,7 +9,7 @@ LOSS, RECALL = "task/repeated_loss", "recall"
 STUDY = Study(
     title="Fewer key/value heads save cache at little loss",
     papers="Shazeer 2019; Ainslie et al. 2023",
-    arms={
+    variants={
         FOUR_LARGE: {"model.n_kv_head": 4, "model.head_dim": 32},
         ONE_LARGE: {"model.n_kv_head": 1, "model.head_dim": 32},
         FOUR_SMALL: {"model.n_kv_head": 4, "model.head_dim": 8},
@@ -19,17 +19,17 @@ STUDY = Study(
     claims=[
         Claim(
             "With 32 channels per head, one key/value head instead of four costs little recall.",
-            [Quantity(LOSS, ONE_LARGE).minus(arm=FOUR_LARGE, at_most=0.02)],
+            [Quantity(LOSS, ONE_LARGE).minus(variant=FOUR_LARGE, at_most=0.02)],
             needs=[(RECALL, FOUR_LARGE)],
         ),
         Claim(
             "With 8 channels per head, one key/value head instead of four costs little recall.",
-            [Quantity(LOSS, ONE_SMALL).minus(arm=FOUR_SMALL, at_most=0.02)],
+            [Quantity(LOSS, ONE_SMALL).minus(variant=FOUR_SMALL, at_most=0.02)],
             needs=[(RECALL, FOUR_SMALL)],
         ),
         Claim(
             "With the same cache, one large key/value head recalls more than four small ones.",
-            [Quantity(LOSS, FOUR_SMALL).minus(arm=ONE_LARGE, at_least=0.02)],
+            [Quantity(LOSS, FOUR_SMALL).minus(variant=ONE_LARGE, at_least=0.02)],
             needs=[(RECALL, ONE_LARGE)],
         ),
     ],

@@ -9,7 +9,7 @@ INDUCTION_HEAD = "induction head"
 STUDY = Study(
     title="A head that finds nothing attends to the first token",
     papers="Xiao et al. 2023; Gu et al. 2024; gpt-oss 2025; Qiu et al. 2025",
-    arms={
+    variants={
         SOFTMAX: {"model.attention_sink": False, "model.attention_gate": "none"},
         SINK_LOGIT: {"model.attention_sink": True, "model.attention_gate": "none"},
         GATE: {"model.attention_sink": False, "model.attention_gate": "channel"},
@@ -25,12 +25,12 @@ STUDY = Study(
         ),
         Claim(
             "A learned sink logit removes this attention sink.",
-            [Quantity(NOTHING, SOFTMAX).minus(arm=SINK_LOGIT, at_least=0.3)],
+            [Quantity(NOTHING, SOFTMAX).minus(variant=SINK_LOGIT, at_least=0.3)],
             needs=[(INDUCTION_HEAD, SOFTMAX), (INDUCTION_HEAD, SINK_LOGIT)],
         ),
         Claim(
             "A gate on the heads' outputs removes this attention sink.",
-            [Quantity(NOTHING, SOFTMAX).minus(arm=GATE, at_least=0.3)],
+            [Quantity(NOTHING, SOFTMAX).minus(variant=GATE, at_least=0.3)],
             needs=[(INDUCTION_HEAD, SOFTMAX), (INDUCTION_HEAD, GATE)],
         ),
     ],

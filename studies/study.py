@@ -1,7 +1,7 @@
 """Test published claims on the finished runs of a sweep: tables, verdicts and curves.
 
-A study is a file beside this one: its arms by their settings, its events, and its claims, each with
-differences and their bounds. docs/papers.md has the rules and the results.
+A study is a file beside this one: its variants by their settings, its events, and its claims, each
+with differences and their bounds. docs/papers.md has the rules and the results.
 """
 
 import sys
@@ -46,10 +46,10 @@ MIN_ERRORS_TO_REFUTE = 3
 INDENT = " " * 16  # of the reasons below a verdict
 CHART_WIDTH, CHART_HEIGHT = 1100, 600  # pixels, with the margins of a chart
 CHART_MARGIN = 90
-ARM_COLORS = ("#2f6db3", "#c8502f", "#2f8a57", "#8455ac")  # of the arms
+VARIANT_COLORS = ("#2f6db3", "#c8502f", "#2f8a57", "#8455ac")
 USAGE = "python -m studies.NAME FOLDER"
 
-Arms = dict[str, dict[int, list[Row]]]  # for each arm the rows of metrics.jsonl by seed
+Runs = dict[str, dict[int, list[Row]]]  # the rows of metrics.jsonl by variant and seed
 
 
 class Event(NamedTuple):
@@ -71,10 +71,10 @@ class Event(NamedTuple):
 
 
 class Quantity(NamedTuple):
-    """A metric in the runs of an arm: at their end, at the start or at an event."""
+    """A metric in the runs of a variant: at their end, at the start or at an event."""
 
     metric: str  # `STEP`: the step at which the event happened
-    arm: str
+    variant: str
     at: str = END
 
     def minus(self, at_least: float = -inf, at_most: float = inf, **other: str) -> "Comparison":
@@ -104,7 +104,7 @@ class Claim(NamedTuple):
 
     text: str
     comparisons: Sequence[Comparison]
-    needs: Sequence[tuple[str, str]] = ()  # (event, arm): it must have happened in most seeds
+    needs: Sequence[tuple[str, str]] = ()  # (event, variant): it must have happened in most seeds
 
     @property
     def quantities(self) -> list[Quantity]:
@@ -113,19 +113,19 @@ class Claim(NamedTuple):
 
 
 class Study(NamedTuple):
-    """Claims of papers, and the arms and events that test them."""
+    """Claims of papers, and the variants and events that test them."""
 
     title: str
     papers: str
-    arms: dict[str, dict[str, object]]  # the settings of their runs
+    variants: dict[str, dict[str, object]]  # the settings of their runs
     events: dict[str, Event]
     claims: Sequence[Claim]
 
-    def arms_of(self, config: Config) -> list[str]:
-        """Return the arms to which a run with this configuration belongs."""
+    def variants_of(self, config: Config) -> list[str]:
+        """Return the variants to which a run with this configuration belongs."""
         return [
-            arm
-            for arm, settings in self.arms.items()
+            variant
+            for variant, settings in self.variants.items()
             if all(attrgetter(key)(config) == value for key, value in settings.items())
         ]
 
@@ -139,12 +139,12 @@ class Results(NamedTuple):
     """The finished runs of a study, and what they show."""
 
     study: Study
-    arms: Arms
+    runs: Runs
 
     def values(self, quantity: Quantity) -> dict[int, float]:
         """Return a quantity by the seeds of the runs in which it was measured."""
         values = {}
-        for seed, rows in self.arms[quantity.arm].items():
+        for seed, rows in self.runs[quantity.variant].items():
             row: dict = rows[0 if quantity.at == START else -1]
             if quantity.at in self.study.events:
                 row = self.study.events[quantity.at].find(rows)
@@ -154,12 +154,12 @@ class Results(NamedTuple):
 
     def judge(self, claim: Claim) -> tuple[str, list[str]]:
         """Return the verdict on a claim, the worst of its comparisons, and the reasons."""
-        events = [(each.at, each.arm) for each in claim.quantities if each.at in self.study.events]
-        for event, arm in (*claim.needs, *events):
-            count = len(self.values(Quantity(STEP, arm, event)))
-            total = len(self.arms[arm])
+        events = [(q.at, q.variant) for q in claim.quantities if q.at in self.study.events]
+        for event, variant in (*claim.needs, *events):
+            count = len(self.values(Quantity(STEP, variant, event)))
+            total = len(self.runs[variant])
             if 2 * count <= total:
-                return UNDECIDED, [f"{arm}: {event} in only {count} of {total} seeds"]
+                return UNDECIDED, [f"{variant}: {event} in only {count} of {total} seeds"]
         verdicts, reasons = zip(*map(self.judge_comparison, claim.comparisons))
         return min(verdicts, key=VERDICTS.index), [*reasons]
 
@@ -193,17 +193,17 @@ class Results(NamedTuple):
         return UNDECIDED, reason
 
     def _measure(self, comparison: Comparison) -> tuple[Difference, int, str]:
-        """Return a difference, the number of its seeds and, in one arm, how many are in bounds."""
+        """Return a difference, the number of its seeds and, in one variant, the share in bounds."""
         first = self.values(comparison.first)
         second = self.values(comparison.second)
-        if comparison.first.arm != comparison.second.arm:
+        if comparison.first.variant != comparison.second.variant:
             n_seeds = min(len(first), len(second))
             return welch_difference([*first.values()], [*second.values()]), n_seeds, ""
         seeds = [seed for seed in first if seed in second]
         difference = paired_difference([first[s] for s in seeds], [second[s] for s in seeds])
         low, high = comparison.at_least, comparison.at_most
         n_within = sum(low <= first[s] - second[s] <= high for s in seeds)
-        n_runs = len(self.arms[comparison.first.arm])
+        n_runs = len(self.runs[comparison.first.variant])
         low, high = proportion_interval(n_within, n_runs)
         within = f"; {n_within} of {n_runs} seeds ({low:.0%} to {high:.0%})"
         return difference, len(seeds), within
@@ -222,15 +222,15 @@ class Results(NamedTuple):
         return "\n".join(lines)
 
     def _value_rows(self) -> Iterator[tuple[str, str, str]]:
-        """Yield the values of the claims' metrics: of all arms at the end, and when compared."""
-        seeds = {", ".join(map(str, runs)) for runs in self.arms.values()}
+        """Yield the values of the claims' metrics: at the end of all runs, and when compared."""
+        seeds = {", ".join(map(str, runs)) for runs in self.runs.values()}
         by_seed = f"seeds {seeds.pop()}" if len(seeds) == 1 else "by seed"
         yield "", by_seed, "mean ± SE (SE in a run)"
         compared = self.study.quantities
         for metric in dict.fromkeys(each.metric for each in compared if each.metric != STEP):
             yield metric, "", ""
-            for arm, at in product(self.arms, (START, *self.study.events, END)):
-                quantity = Quantity(metric, arm, at)
+            for variant, at in product(self.runs, (START, *self.study.events, END)):
+                quantity = Quantity(metric, variant, at)
                 is_shown = at == END or quantity in compared
                 if is_shown and self.values(quantity):
                     yield self._value_row(quantity)
@@ -238,25 +238,25 @@ class Results(NamedTuple):
     def _value_row(self, quantity: Quantity) -> tuple[str, str, str]:
         """Return the name of a quantity in the table, its values by seed, and their mean."""
         values = self.values(quantity)
-        seeds = self.arms[quantity.arm]
+        seeds = self.runs[quantity.variant]
         texts = [f"{values[seed]:.3f}" if seed in values else "–" for seed in seeds]
         mean = format_with_error(fmean(values.values()), standard_error([*values.values()]))
         errors = self.values(quantity._replace(metric=f"{quantity.metric}_se")).values()
         within = f" ({round(fmean(errors), 6):.2g})" if errors else ""
         at = "" if quantity.at == END else f", {quantity.at}"
-        return f"  {quantity.arm}{at}", " ".join(texts), f"{mean}{within}"
+        return f"  {quantity.variant}{at}", " ".join(texts), f"{mean}{within}"
 
     def _event_rows(self) -> Iterator[tuple[str, str, str]]:
         yield "", "step of the event", "median (seeds)"
         for event in self.study.events:
             yield event, "", ""
-            for arm, runs in self.arms.items():
-                steps = self.values(Quantity(STEP, arm, event))
+            for variant, runs in self.runs.items():
+                steps = self.values(Quantity(STEP, variant, event))
                 texts = [f"{steps[seed]:,}" if seed in steps else "–" for seed in runs]
                 median = censored_median([steps.get(seed) for seed in runs])
                 text = f"{median:,.0f}" if isfinite(median) else "–"
                 by_seed = " ".join(texts) if steps else "never"
-                yield f"  {arm}", by_seed, f"{text} ({len(steps)} of {len(runs)})"
+                yield f"  {variant}", by_seed, f"{text} ({len(steps)} of {len(runs)})"
 
     def draw(self) -> Image.Image:
         """Draw the metrics of the study: a line for each run, and a dot at each event."""
@@ -268,18 +268,18 @@ class Results(NamedTuple):
         image = Image.new("RGB", size, "white")
         pen = ImageDraw.Draw(image)
         pen.font = ImageFont.load_default(26)
-        for index, (arm, color) in enumerate(zip(self.arms, ARM_COLORS)):
-            pen.text((CHART_MARGIN + 500 * index, CHART_MARGIN / 2), arm, color)
+        for index, (variant, color) in enumerate(zip(self.runs, VARIANT_COLORS)):
+            pen.text((CHART_MARGIN + 500 * index, CHART_MARGIN / 2), variant, color)
         for index, metric in enumerate(metrics):
             corner = index % 2 * CHART_WIDTH, CHART_MARGIN + index // 2 * CHART_HEIGHT
             self._draw_chart(pen, metric, *corner)
         return image
 
     def _draw_chart(self, pen: ImageDraw.ImageDraw, metric: str, left: int, top: int) -> None:
-        """Draw a line for each run, in the color of its arm, with a dot at each event."""
+        """Draw a line for each run, in the color of its variant, with a dot at each event."""
         rows_by_color = [
             (color, [row for row in rows if metric in row])
-            for color, runs in zip(ARM_COLORS, self.arms.values())
+            for color, runs in zip(VARIANT_COLORS, self.runs.values())
             for rows in runs.values()
         ]
         steps = [row["step"] for _, rows in rows_by_color for row in rows]
@@ -311,9 +311,9 @@ class Results(NamedTuple):
                     pen.circle(place(row["step"], row[metric]), 8, color)
 
 
-def read_arms(study: Study, folder: Path) -> Arms:
-    """Read the finished runs of each arm in a folder, one for each seed, and all on one text."""
-    arms: Arms = {arm: {} for arm in study.arms}
+def read_runs(study: Study, folder: Path) -> Runs:
+    """Read the finished runs in a folder, one for each variant and seed, and all on one text."""
+    runs: Runs = {variant: {} for variant in study.variants}
     texts = set()
     for path in filter(is_folder, list_folder(folder)):
         run_dir = RunDir(path)
@@ -321,24 +321,24 @@ def read_arms(study: Study, folder: Path) -> Arms:
         rows = run_dir.rows()
         if config is None or not rows or rows[-1]["step"] < config.max_steps:
             continue
-        for arm in study.arms_of(config):
+        for variant in study.variants_of(config):
             texts.add(run_dir.fingerprint(across_seeds=True) or path.name)  # without a checkpoint
-            if config.seed in arms[arm]:
+            if config.seed in runs[variant]:
                 raise UserError(
-                    f"{folder} has several runs of {arm} with seed {config.seed}, such as "
-                    f"{path.name}: give a folder with one run for each arm and seed"
+                    f"{folder} has several runs of {variant} with seed {config.seed}, such as "
+                    f"{path.name}: give a folder with one run for each variant and seed"
                 )
-            arms[arm][config.seed] = rows
-    if not any(arms.values()):
+            runs[variant][config.seed] = rows
+    if not any(runs.values()):
         raise UserError(f"{folder} has no finished run of this study: give that of its sweep")
     if len(texts) > 1:
         raise UserError(f"{folder} has runs on {len(texts)} texts: give a folder with runs on one")
-    return {arm: dict(sorted(runs.items())) for arm, runs in arms.items()}
+    return {variant: dict(sorted(by_seed.items())) for variant, by_seed in runs.items()}
 
 
 def report(study: Study, folder: Path) -> None:
     """Print the results of the runs in a folder, and draw their curves into its study.png."""
-    results = Results(study, read_arms(study, folder))
+    results = Results(study, read_runs(study, folder))
     picture = folder / "study.png"
     with atomic_write(picture) as part:
         results.draw().save(part, "PNG")

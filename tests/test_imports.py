@@ -1,4 +1,4 @@
-"""The rooms of the repository import only what lies below them."""
+"""The folders and files of the repository import only what lies below them."""
 
 import ast
 from collections.abc import Iterator

@@ -32,7 +32,7 @@ from studies.study import (
     Quantity,
     Results,
     Study,
-    read_arms,
+    read_runs,
     report,
 )
 
@@ -40,9 +40,9 @@ SWEEPS = sorted(path.stem for path in ROOT.glob("configs/sweep/paper_*.yaml"))
 STEPS = range(0, 110, 10)
 NEVER = 1000
 FALL, HEAD = Event("task/loss", "below", 1.0), Event("task/head", "above", 0.5)
-ARMS = {"a": {"model.n_layer": 1}, "b": {"model.n_layer": 2}}
-EXCESS = Quantity("task/loss", "a").minus(arm="b", at_least=0.5)
-COST = Quantity("task/loss", "a").minus(arm="b", at_most=0.5)
+VARIANTS = {"a": {"model.n_layer": 1}, "b": {"model.n_layer": 2}}
+EXCESS = Quantity("task/loss", "a").minus(variant="b", at_least=0.5)
+COST = Quantity("task/loss", "a").minus(variant="b", at_most=0.5)
 
 Curve = Callable[[int], float]
 
@@ -52,27 +52,27 @@ def rows_of(**curves: Curve) -> list[dict]:
 
 
 def write_run(
-    folder: Path, arm: str, seed: int, rows: Sequence[dict], max_steps: int = 100
+    folder: Path, variant: str, seed: int, rows: Sequence[dict], max_steps: int = 100
 ) -> None:
-    run = folder / f"{arm}{seed}"
+    run = folder / f"{variant}{seed}"
     run.mkdir(parents=True)
     config = Config(seed=seed, max_steps=max_steps)
-    layers = replace(config.model, n_layer=ARMS[arm]["model.n_layer"])
+    layers = replace(config.model, n_layer=VARIANTS[variant]["model.n_layer"])
     (run / "config.yaml").write_text(config_yaml(replace(config, model=layers)))
     (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     write_fingerprint(run, max_steps, f"text-{seed}")
 
 
 def make_study(*claims: Claim) -> Study:
-    return Study("A study", "A paper", ARMS, {"fall": FALL, "head": HEAD}, claims)
+    return Study("A study", "A paper", VARIANTS, {"fall": FALL, "head": HEAD}, claims)
 
 
 def judge(comparison, first: Sequence[float], second: Sequence[float]) -> str:
-    arms: dict[str, dict[int, list[dict]]] = {"a": {}, "b": {}}
+    runs: dict[str, dict[int, list[dict]]] = {"a": {}, "b": {}}
     for quantity, values in ((comparison.first, first), (comparison.second, second)):
         for seed, value in enumerate(values):
-            arms[quantity.arm].setdefault(seed, [{}])[0][quantity.metric] = value
-    return Results(make_study(), arms).judge_comparison(comparison)[0]
+            runs[quantity.variant].setdefault(seed, [{}])[0][quantity.metric] = value
+    return Results(make_study(), runs).judge_comparison(comparison)[0]
 
 
 def test_a_verdict_needs_five_seeds():
@@ -111,14 +111,14 @@ def test_quantities_of_the_same_runs_are_compared_seed_by_seed():
 
 def test_a_claim_cannot_be_tested_if_what_it_needs_has_not_happened():
     losses = [0.9] * 3 + [1.1] * 3
-    arms = {
+    runs = {
         "a": {seed: rows_of(loss=lambda t: 2.0) for seed in range(6)},
         "b": {seed: rows_of(loss=lambda t, x=x: x) for seed, x in enumerate(losses)},
     }
 
     def verdict(*needs: tuple[str, str]) -> str:
         claim = Claim("It is so.", [EXCESS], needs)
-        return Results(make_study(claim), arms).judge(claim)[0]
+        return Results(make_study(claim), runs).judge(claim)[0]
 
     assert verdict() == REPRODUCED
     assert verdict(("fall", "a")) == UNDECIDED  # in no seed
@@ -189,18 +189,18 @@ def test_the_report_has_every_seed_the_error_over_seeds_and_that_within_a_run(tm
 def test_runs_that_cannot_be_compared_are_refused(tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match="empty"):
-        read_arms(make_study(), tmp_path / "empty")
+        read_runs(make_study(), tmp_path / "empty")
     write_run(tmp_path, "a", 1, rows_of())
     (tmp_path / "a1").rename(tmp_path / "other")
     write_run(tmp_path, "a", 1, rows_of())
     with pytest.raises(UserError, match="seed 1"):
-        read_arms(make_study(), tmp_path)
+        read_runs(make_study(), tmp_path)
     shutil.rmtree(tmp_path / "a1")
     write_run(tmp_path, "b", 1, rows_of())
-    assert read_arms(make_study(), tmp_path)
+    assert read_runs(make_study(), tmp_path)
     write_fingerprint(tmp_path / "b1", 100, "another text-1")
     with pytest.raises(UserError, match="2 texts"):
-        read_arms(make_study(), tmp_path)
+        read_runs(make_study(), tmp_path)
 
 
 @pytest.mark.slow
@@ -225,20 +225,21 @@ def study_of(sweep: str) -> Study:
 
 
 @pytest.mark.parametrize("sweep", SWEEPS)
-def test_a_study_names_its_own_arms_and_events(sweep):
+def test_a_study_names_its_own_variants_and_events(sweep):
     study = study_of(sweep)
     needs = [need for claim in study.claims for need in claim.needs]
-    assert {arm for _, arm in needs} | {each.arm for each in study.quantities} <= {*study.arms}
+    named = {variant for _, variant in needs} | {each.variant for each in study.quantities}
+    assert named <= {*study.variants}
     assert {event for event, _ in needs} <= {*study.events}
     assert {each.at for each in study.quantities} <= {START, END, *study.events}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sweep", SWEEPS)
-def test_each_job_of_a_studys_preset_belongs_to_one_arm(sweep):
+def test_each_job_of_a_studys_preset_belongs_to_one_variant(sweep):
     study = study_of(sweep)
     preset = yaml.safe_load((ROOT / "configs" / "sweep" / f"{sweep}.yaml").read_text())
     params = preset["hydra"]["sweeper"]["params"] | {"seed": 301}
     axes = [[f"{key}={value}" for value in str(params[key]).split(",")] for key in params]
-    arms = [study.arms_of(compose_job([*settings]).config) for settings in product(*axes)]
-    assert sorted(arms) == sorted([arm] for arm in study.arms)
+    variants = [study.variants_of(compose_job([*settings]).config) for settings in product(*axes)]
+    assert sorted(variants) == sorted([variant] for variant in study.variants)
