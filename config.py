@@ -1,6 +1,6 @@
 """Every setting of a run, with its unit and its bounds. Does not import torch.
 
-The defaults are neutral: a plain GPT with every extra off. The presets in `configs/` are
+The defaults are those of a plain GPT with every extra off. The presets in `configs/` are
 short diffs from them, and `python train.py --help` is printed from this page.
 """
 
