@@ -1,10 +1,11 @@
 """The page of a model, and the answers to its requests, one at a time."""
 
-import threading
-import time
+from collections import deque
 from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
+from queue import Queue
 from typing import Any
 
 import torch
@@ -24,17 +25,21 @@ from glass.page.describe import describe_scores
 from glass.page.html import format_html
 from glass.page.values import clip_title
 
-POLL_SECONDS = 0.01
-STEP_REQUESTS = ("loadStep", "measureStep")  # of a series, beside those about a text
+MEASUREMENTS = ("measureHeads", "measureStep")  # take minutes; other requests go first
 MAX_SMALL_PARAMETERS = 200_000_000  # whose heads two cores measure in about a minute
 
 
 class Canceled(Exception):
-    """The client has stopped waiting for the answer that is being computed."""
+    """The client has stopped waiting, or another step is needed in the place of a measured one."""
 
 
-class OtherStepNeeded(Exception):
-    """A waiting request needs another step than those in memory, one of which is measured."""
+@dataclass(eq=False)
+class Request:
+    """A request that the model answers, and the frames of its answer, which end with None."""
+
+    parameters: Parameters
+    is_canceled: Callable[[], bool]
+    frames: Queue[bytes | None] = field(default_factory=lambda: Queue(maxsize=1))
 
 
 class Explorer:
@@ -44,14 +49,11 @@ class Explorer:
         """Load the model that the settings name, or the last one of their series."""
         self.settings = settings
         self.log = log
-        self._lock = threading.Lock()  # held while the model runs
-        self._turn = threading.Lock()  # held by the request that waits for it
-        # Of the request that the model runs for:
-        self._is_canceled: Callable[[], bool] = lambda: False
-        self._gives_way = False
-        self._waiting_step: int | None = None  # of the request that waits
-        self._is_measuring = False  # the steps
-        self._is_suspended = False  # a measurement that has let another request go first
+        self._worker = ThreadPoolExecutor(max_workers=1)  # the thread in which the model runs
+        # What waits for it:
+        self._requests: deque[Request] = deque()
+        self._measurements: deque[Request] = deque()
+        self._current = Request(Parameters(request="load"), is_canceled=lambda: False)
         self._is_closed = False
         self._steps: Steps | None = None
         # At most two models are in memory: that of the step on display comes first.
@@ -70,37 +72,53 @@ class Explorer:
         """Return the HTML of the page, after loading the checkpoint that is now best or last."""
         with tolerate_errors("loading another checkpoint", self.log):
             if self.session.is_outdated:
-                with self._turn, self._lock:
-                    session = load_session(self.settings, self.log, self._check_canceled)
-                    self._sessions = [session]
+                arguments = (self.settings, self.log, self._check_canceled)
+                self._sessions = [self._worker.submit(load_session, *arguments).result()]
         return render_page(self.session, self._steps)
 
-    @torch.no_grad()
     def answer(self, body: bytes, is_canceled: Callable[[], bool]) -> Generator[bytes, None, None]:
         """Yield the frames that answer a request; end soon after `is_canceled` returns True."""
-        try:
-            if self._is_closed:
-                raise Canceled
-            parameters = read_parameters(body, self.session.model.config)
-            if parameters.request in TOKENIZER_REQUESTS:
-                respond = TOKENIZER_REQUESTS[parameters.request]
-                yield encode_frame("answer", respond(self.session, parameters))
-            elif parameters.request in MODEL_REQUESTS or (
-                self._steps and parameters.request in STEP_REQUESTS
-            ):
-                gives_way = parameters.request in ("measureHeads", "measureStep")
-                self._take_turn(is_canceled, gives_way, parameters.step)
-                try:
-                    self._check_canceled()
-                    yield from self._run_model(parameters)
-                finally:
-                    self._lock.release()
-            else:
-                raise UserError(f"there is no request {parameters.request}")
-        except Canceled:
+        if self._is_closed:
             return
+        try:
+            parameters = read_parameters(body, self.session.model.config)
+            if respond := TOKENIZER_REQUESTS.get(parameters.request):
+                yield encode_frame("answer", respond(self.session, parameters))
+            else:
+                yield from self._wait_for_answer(Request(parameters, is_canceled))
         except Exception as e:
             yield encode_error(e)
+
+    def _wait_for_answer(self, request: Request) -> Iterator[bytes]:
+        is_measurement = request.parameters.request in MEASUREMENTS
+        (self._measurements if is_measurement else self._requests).append(request)
+        self._worker.submit(self._run_next)
+        frames = iter(request.frames.get, None)
+        try:
+            yield from frames
+        finally:  # the worker asks for the client until then, if that does not take all frames
+            request.is_canceled = lambda: True
+            for _ in frames:
+                pass
+
+    @torch.no_grad()
+    def _run_next(self) -> None:
+        """Run the request that is next, unless a measurement has let all of them go first."""
+        waiting = self._requests or self._measurements
+        if not waiting:
+            return
+        interrupted = self._current
+        self._current = waiting.popleft()
+        frames = self._current.frames
+        try:
+            for frame in self._run_model(self._current.parameters):
+                frames.put(frame)
+        except Canceled:
+            pass
+        except Exception as e:
+            frames.put(encode_error(e))
+        self._current = interrupted
+        frames.put(None)
 
     def _run_model(self, parameters: Parameters) -> Iterator[bytes]:
         answer: Any = None
@@ -110,7 +128,7 @@ class Explorer:
             if self._steps and parameters.step in self._steps.numbers:
                 session = self._find_step(self._steps, parameters.step)
                 self._sessions = [session, *(s for s in self._sessions if s is not session)]
-            if parameters.request != "loadStep":
+            if not self._steps or parameters.request != "loadStep":
                 answer = self._ask_about_text(parameters)
         if isinstance(answer, Iterator):
             for part in answer:
@@ -125,25 +143,22 @@ class Explorer:
         """Return a step of the series, in the place of the one that is not on display."""
         if not self._is_loaded(step):
             del self._sessions[1:]
-            self._sessions.append(steps.load(self.session, step))
+            session = steps.load(self.session, step)
+            self._sessions.append(session)
         return next(session for session in self._sessions if session.step == step)
 
     def _measure_step(self, steps: Steps) -> Iterator[dict[str, Any]]:
         """Measure the next step, unless another request needs its place; yield what is left."""
-        if self._is_measuring:
-            raise UserError("another page measures these steps: wait for it, or stop it there")
-        self._is_measuring = True
-        try:
-            with suppress(OtherStepNeeded):
-                for step in steps.unmeasured[:1]:
-                    yield {"step": step, "stage": "loading"}
-                    for stage in steps.measure(self._find_step(steps, step)):
-                        yield {"step": step, "stage": stage}
-            yield {"unmeasured": len(steps.unmeasured)}
-        finally:
-            self._is_measuring = False
+        with suppress(Canceled):
+            for step in steps.unmeasured[:1]:
+                yield {"step": step, "stage": "loading"}
+                for stage in steps.measure(self._find_step(steps, step)):
+                    yield {"step": step, "stage": stage}
+        yield {"unmeasured": len(steps.unmeasured)}
 
     def _ask_about_text(self, parameters: Parameters) -> Any:
+        if parameters.request not in MODEL_REQUESTS:
+            raise UserError(f"there is no request {parameters.request}")
         session = self.session
         config = session.model.config
         check_text(parameters, session.step, config)
@@ -152,39 +167,20 @@ class Explorer:
         text_pass = session.read(parameters.ids, interventions)
         return MODEL_REQUESTS[parameters.request](session, parameters, text_pass)
 
-    def _take_turn(self, is_canceled: Callable[[], bool], gives_way: bool, step: int) -> None:
-        has_turn = False
-        while not has_turn:
-            with self._turn:
-                self._waiting_step = step
-                self._lock.acquire()
-                self._waiting_step = None
-            has_turn = self._is_loaded(step) or not self._is_suspended
-            if not has_turn:  # a measurement would keep a third model: it ends at its next check
-                self._lock.release()
-                time.sleep(POLL_SECONDS)
-        self._is_canceled = is_canceled
-        self._gives_way = gives_way
-
     def _check_canceled(self) -> None:
-        """Let a waiting request go first if the current one gives way; end a canceled one."""
-        step = self._waiting_step
-        if self._gives_way and step is not None:
-            if not self._is_loaded(step):
-                raise OtherStepNeeded
-            is_canceled = self._is_canceled
-            self._is_suspended = True
-            self._lock.release()
-            self._take_turn(is_canceled, gives_way=True, step=self.session.step)
-            self._is_suspended = False
-        if self._is_closed or self._is_canceled():
+        """Let the waiting requests go first if a measurement runs; end a canceled request."""
+        while self._current.parameters.request in MEASUREMENTS and self._requests:
+            if not self._is_loaded(self._requests[0].parameters.step):
+                raise Canceled
+            self._run_next()
+        if self._is_closed or self._current.is_canceled():
             raise Canceled
 
     def close(self) -> None:
         """Stop the request that is being answered, and free the models."""
         self._is_closed = True
-        with self._lock:
-            self._sessions.clear()
+        self._worker.shutdown()
+        self._sessions.clear()
 
 
 def render_page(session: Session, steps: Steps | None = None) -> str:
