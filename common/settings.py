@@ -102,22 +102,17 @@ def explain_unused(node: Any, key: str, swept: Sequence[str] = ()) -> str | None
         if is_swept or value in allowed or typed is None:
             continue
         return (
-            f"{key}={format_value(typed)} has no effect with {_assignment(other, value)}: "
+            f"{key}={format_value(typed)} has no effect with {describe_condition(other, [value])}: "
             f"leave it out, or use {describe_condition(other, allowed)}"
         )
     return None
 
 
 def describe_condition(name: str, allowed: Any) -> str:
-    """Return the values of a setting with which another one has an effect, as they are typed."""
+    """Return values of a setting as they are typed; a preset stands for its section's name."""
     if isinstance(allowed, GreaterThan):
         return f"{name} above {allowed.limit}"
-    return _assignment(name, *allowed)
-
-
-def _assignment(name: str, *values: Any) -> str:
-    """Format a setting as it is typed; a preset stands for the name of its section."""
-    return f"{re.sub('[.](name|source)$', '', name)}={join_words(map(format_value, values), 'or')}"
+    return f"{re.sub('[.](name|source)$', '', name)}={join_words(map(format_value, allowed), 'or')}"
 
 
 def format_value(value: Any) -> str:

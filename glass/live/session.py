@@ -123,9 +123,7 @@ def load_session(
     path = Path(expand_model_name(key, name))
     title = path.resolve().name if exists(path) else name
     session = Session(model, tokenizer, title, check_canceled=check_canceled)
-    run_dir = None
-    if isinstance(stored, StoredRun):
-        run_dir = stored.run_dir
+    run_dir = stored.run_dir if isinstance(stored, StoredRun) else None
     if series is not None:
         session.step = series.steps[-1]
     elif isinstance(stored, StoredRun):

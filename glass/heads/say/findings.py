@@ -300,11 +300,9 @@ def _find_sufficient_heads(latest: Row) -> Finding | None:
     """State which few heads keep most of the copying gain."""
     heads = latest.heads("sufficient").keys()
     all_heads = {head for by_head in latest.scores().values() for head in by_head}
-    other_heads = len(all_heads) - len(heads)
+    others = len(all_heads) - len(heads)
     share = latest.estimate("faithfulness", "sufficient")
-    if reported_copying_gain(latest) is None or not heads or other_heads < 1:
-        return None
-    if not _is_reported(share):
+    if not heads or others < 1 or reported_copying_gain(latest) is None or not _is_reported(share):
         return None
     if share.value + 2 * share.error < SUFFICIENT_SHARE:
         return None  # they were only on the rows on which they were found
@@ -316,7 +314,7 @@ def _find_sufficient_heads(latest: Row) -> Finding | None:
     if len(names) > 1:
         count = NUMBER_WORDS.get(len(names), len(names))
         title, statement = "Sufficient heads", f"These {count} heads alone suffice for copying"
-    kept = _state_kept_gain(names, share, f"the other {pluralize(other_heads, 'head')}")
+    kept = _state_kept_gain(names, share, f"the other {pluralize(others, 'head')}")
     return Finding(title, f"{statement}: {join_words(names)}.", [kept], names)
 
 
