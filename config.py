@@ -60,7 +60,7 @@ class ModelConfig:
         None, "hidden width of the MLP; null: mlp_ratio * n_embd", ge=1, only_with=WITH_MLP
     )
     parallel_mlp: bool = setting(
-        False, "let the MLP read what attention reads, not what it has written", only_with=WITH_MLP
+        False, "let the MLP read the input of attention, without its output", only_with=WITH_MLP
     )
     attention_sink: bool = setting(
         False, "learn a logit per head beside its scores, so that it need not attend to any token"
@@ -264,18 +264,18 @@ class DataConfig:
     )
     exclude: str | None = setting(
         None,
-        "comma-separated patterns of .gitignore, below data.path, for what to leave out",
+        "what to leave out below data.path: comma-separated patterns of .gitignore",
         only_with={"data.source": ("text",)},
     )
     name: str | None = setting(
         None, "name of a hub dataset, or a folder of its files", only_with=DATASET
     )
-    subset: str | None = setting(None, "the configuration, if it has several", only_with=DATASET)
+    subset: str | None = setting(None, "dataset's configuration, if several", only_with=DATASET)
     split: str = setting("train", "the split for training and validation", only_with=DATASET)
     val_max_tokens: int = setting(200_000, "maximum of validation tokens, spread evenly", ge=2)
     field: str = setting(
         "text",
-        "of .jsonl, .parquet and data=hf: field with the text, as in messages.content",
+        "field with the text in .jsonl, .parquet and data=hf, such as messages.content",
         only_with={"data.source": ("text", "hf")},
     )
     task: str = setting(

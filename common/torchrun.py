@@ -1,4 +1,4 @@
-"""Read what torchrun, or another launcher, told torch.distributed. Does not import torch."""
+"""Read what torchrun, or another launcher, has set for torch.distributed. Does not import torch."""
 
 import os
 
