@@ -16,7 +16,7 @@ from common.errors import UserError
 from common.files import read_json_object, seal, sha256_of_file, sync
 from common.limits import count_processors
 from common.text import pluralize
-from config import DataConfig, TokenizerConfig
+from config import Config, DataConfig, TokenizerConfig
 from data.cache import ENTRY_ERRORS, KEY_LENGTH, cache_root, open_or_write
 from data.corpus import Corpus, FileHash, open_corpus
 from data.splits import (
@@ -30,7 +30,7 @@ from data.splits import (
     split_corpus,
     utf8_length,
 )
-from data.tasks.task import Task
+from data.synthetic import Task, make_task
 from data.text_files import has_records
 from data.tokenizer import (
     Tokenizer,
@@ -126,6 +126,23 @@ def prepare(
         log,
     )
     return replace(tokens, copies=count_copies(hashes))
+
+
+def generate_tokens(config: Config, tokenizer: Tokenizer | None) -> Tokens:
+    """Return a task with samples of its sequences; every process makes the same ones."""
+    task = make_task(config, tokenizer)
+    # Random probes draw tokens from `train`, so it lacks the begin symbol
+    train = task.training.tokens[:, int(config.data.begin) :]
+    return Tokens(
+        train=train.ravel(),
+        val=task.validation.tokens.ravel(),
+        tokenizer=task.tokenizer,
+        fingerprint=task.fingerprint(),
+        name=f"data.task={config.data.task}",
+        size=CorpusSize(),
+        folder=Path(),
+        task=task,
+    )
 
 
 def open_tokens(folder: str, name: str, fingerprint: str) -> Tokens | None:

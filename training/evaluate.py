@@ -10,7 +10,7 @@ from torch import Tensor
 
 from config import Config
 from data.batches import NO_TARGET
-from data.tasks.task import Sequences, Task
+from data.synthetic import Sequences, Task
 from data.tokenizer import Tokenizer
 from data.tokens import SEPARATOR, Tokens
 from generation.scoring import cut_windows

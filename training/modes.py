@@ -7,7 +7,7 @@ from pathlib import Path
 from common.text import format_loss, format_minutes, pluralize
 from config import Config, ResolvedConfig
 from data.batches import Batches
-from data.tasks.task import Task
+from data.synthetic import Task
 from run.locking import check_run_dir
 from run.run_dir import Log, RunDir
 from run.start import Start, find_start

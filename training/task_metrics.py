@@ -17,8 +17,7 @@ from torch import Tensor
 from common.statistics import ratio_with_error
 from common.text import format_with_error
 from config import DataConfig
-from data.tasks.modular import ModularAddition
-from data.tasks.task import Sequences, Task
+from data.synthetic import ModularAddition, Sequences, Task
 from model import GPT
 
 # Tokens of the sequences that are measured before the last step, such as 64 sequences of 64 tokens.

@@ -4,9 +4,8 @@ from dataclasses import replace
 
 from common.errors import UserError
 from config import Config
-from data.synthetic import generate_tokens
 from data.tokenizer import Tokenizer
-from data.tokens import Tokens, open_tokens, prepare
+from data.tokens import Tokens, generate_tokens, open_tokens, prepare
 from run.run_dir import Log
 from run.start import Start
 from training.stored_model import StoredModel

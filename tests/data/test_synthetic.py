@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 from cli.checks import check_config, fixed_sequence_length
 from common.errors import UserError
 from config import TASK_SYMBOLS, Config, DataConfig, ModelConfig
-from data.synthetic import generate_tokens, make_task
-from data.tasks.markov import walk
-from data.tasks.task import BATCH, CHARACTERS
+from data.synthetic import BATCH, CHARACTERS, make_task, walk
 from data.tokenizer import CharTokenizer
+from data.tokens import generate_tokens
 from glass.heads.measure.probes import make_probes
 
 EVERY_TASK = pytest.mark.parametrize("task", list(TASK_SYMBOLS))

@@ -15,7 +15,7 @@ import data.corpus
 from config import Config, DataConfig, GPTConfig, ModelConfig, TokenizerConfig
 from data.corpus import open_corpus
 from data.splits import split_corpus
-from data.tasks.task import Sequences
+from data.synthetic import Sequences
 from data.tokenizer import CharTokenizer, encode_with_bytes
 from data.tokens import prepare
 from generation.scoring import score_tokens

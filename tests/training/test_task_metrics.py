@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from config import Config, DataConfig, ModelConfig
-from data.synthetic import make_task
-from data.tasks.task import Sequences, Task
+from data.synthetic import Sequences, Task, make_task
 from model import GPT
 from tests.models import lively, small
 from training import task_metrics

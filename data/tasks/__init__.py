@@ -1,1 +1,0 @@
-"""Generated tasks: each draws the sequences on which a model is trained and validated."""
