@@ -23,7 +23,7 @@ from kernels import rms_norm
 from model import GPT
 from run.run_dir import HF_CONFIG_FILE
 from training.safetensors_files import save_tensors
-from training.shapes import tensor_shapes
+from training.stored_model import tensor_shapes
 
 # Our normalization of queries and keys without gains adds nothing to the variance, transformers'
 # adds rms_norm_eps. Larger queries and keys make that insignificant, and a power of two is exact.

@@ -19,8 +19,13 @@ from config import GPTConfig
 from data.hf_tokenizer import HFTokenizer
 from data.tokenizer import Tokenizer
 from interop.names import MODULE_NAMES, map_tensors
-from training.shapes import Shapes, require_layers, require_same_tensors, tensor_shapes
-from training.stored_model import StoredModel
+from training.stored_model import (
+    Shapes,
+    StoredModel,
+    require_layers,
+    require_same_tensors,
+    tensor_shapes,
+)
 
 
 class ExternalModel(StoredModel):

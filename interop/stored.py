@@ -21,8 +21,7 @@ from run.checkpoints import (
 from run.config_file import read_config
 from run.run_dir import RunDir
 from training.safetensors_files import read_weights
-from training.shapes import require_layers, require_same_tensors, tensor_shapes
-from training.stored_model import StoredModel
+from training.stored_model import StoredModel, require_layers, require_same_tensors, tensor_shapes
 
 
 class StoredRun(StoredModel):

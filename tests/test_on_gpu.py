@@ -19,8 +19,7 @@ from steps import Steps
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from config import Config, GPTConfig, OptimConfig, ResolvedConfig
-from distributed.fsdp import apply_fsdp
-from distributed.world import DistributedWorld
+from distributed.world import DistributedWorld, apply_fsdp
 from generation.decoder import Decoder
 from kernels import MAX_FLOAT32_LOGITS, cross_entropy
 from model import Context, SelfAttention, attention, causal_mask

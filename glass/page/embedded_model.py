@@ -16,7 +16,7 @@ from glass.page.pack import Blobs, PackedWeights, pack_weights, to_base64
 from run.row import Row
 from run.run_dir import RunDir
 from training.safetensors_files import read_weights
-from training.shapes import tensor_shapes
+from training.stored_model import tensor_shapes
 
 # Values of settings that the page's JavaScript computes. A model with other values or settings is
 # explored with explore.py.

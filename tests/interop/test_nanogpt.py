@@ -18,7 +18,7 @@ from model import GPT
 from run.config_file import read_config
 from run.run_dir import RunDir
 from training.evaluate import Windows
-from training.shapes import tensor_shapes
+from training.stored_model import tensor_shapes
 from training.world import World
 from variants import build_model
 
