@@ -57,11 +57,11 @@ from data.tokens import Tokens
 from distributed.world import join
 from kernels import autocast
 from model import GPT
+from run.checkpoints import Start
 from run.locking import locked_run_dir
 from run.loss_history import best_row
 from run.row import Row
 from run.run_dir import RunDir
-from run.start import Start, find_start
 from training import device, modes
 from training.activity_timer import ActivityTimer
 from training.checkpoint import Checkpoints
@@ -132,7 +132,7 @@ def run(job: cli.Job) -> float:
                 # Start: step 0, or the newest checkpoint of a resumed run
                 start = Start()
                 if config.resume:
-                    start = world.on_rank_0(lambda: find_start(run_dir, world.log))
+                    start = world.on_rank_0(lambda: run_dir.find_start(world.log))
                 if start.recorded < config.max_steps:
                     return train(config, run_dir, start, world)
                 if world.rank == 0:

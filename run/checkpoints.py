@@ -51,6 +51,28 @@ class Checkpoint:
         return self.manifest.step
 
 
+# What a new run begins with, on any text.
+NEW = Manifest(step=0, seconds={}, metrics={}, fingerprint="", losses=(0.0, 0))
+
+
+@dataclass(frozen=True)
+class Start:
+    """The start of a run: a checkpoint, or by default step 0 of a new run."""
+
+    checkpoint: Checkpoint | None = None  # has the weights; None: the run makes its own
+    recorded: int = -1  # the last step whose row of metrics.jsonl is kept
+
+    @property
+    def manifest(self) -> Manifest:
+        """The facts of the start besides its tensors and settings."""
+        return self.checkpoint.manifest if self.checkpoint else NEW
+
+    @property
+    def step(self) -> int:
+        """Number of optimizer steps taken."""
+        return self.manifest.step
+
+
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Write the manifest of a checkpoint whose other files are in the folder already."""
     files = {}

@@ -26,6 +26,7 @@ from run.checkpoints import (
     MANIFEST_FILE,
     TOKENIZER_FILE,
     Checkpoint,
+    Start,
     read_manifest,
     verify_checkpoint,
 )
@@ -197,6 +198,15 @@ class RunDir:
                 f"{', '.join(map(str, existing))}"
             )
         return [step for step in reversed(steps) if step <= newest]
+
+    def find_start(self, log: Log) -> Start:
+        """Return the newest intact checkpoint as the start of a resume; a new one without any."""
+        if not self.steps():
+            return Start()
+        checkpoint = self.checkpoint("last", log)
+        rows = self.rows(lambda note: None)  # the record prints it
+        is_recorded = any(row["step"] == checkpoint.step for row in rows)
+        return Start(checkpoint, checkpoint.step if is_recorded else checkpoint.step - 1)
 
     def missing_checkpoint(self) -> UserError:
         """Return the error for a folder without a checkpoint."""

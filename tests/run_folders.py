@@ -19,15 +19,16 @@ from run.checkpoints import (
     CHECKPOINT_FILES,
     CONFIG_FILE,
     MODEL_FILE,
+    NEW,
     OPTIMIZER_FILE,
     TOKENIZER_FILE,
     Checkpoint,
     Manifest,
+    Start,
     write_manifest,
 )
 from run.config_file import config_yaml
 from run.run_dir import RunDir
-from run.start import NEW, Start
 from training.activity_timer import ActivityTimer
 from training.record import Record
 from variants import build_model

@@ -26,14 +26,15 @@ from run.checkpoints import (
     MODEL_FILE,
     OPTIMIZER_FILE,
     TOKENIZER_FILE,
+    Checkpoint,
     Manifest,
+    Start,
     write_manifest,
 )
 from run.config_file import config_yaml, read_config
 from run.loss_history import best_row
 from run.row import Row
 from run.run_dir import RunDir
-from run.start import Start
 from training.activity_timer import ActivityTimer
 from training.intervals import is_due
 from training.loss_scale import LossScaler
@@ -65,29 +66,33 @@ class Checkpoints:
 
     def restore(self, start: Start) -> None:
         """Restore all but the weights from the checkpoint of a start; set damaged ones aside."""
-        if start.checkpoint is None:
+        checkpoint = start.checkpoint
+        if checkpoint is None:
             return
-        path = start.checkpoint.folder / OPTIMIZER_FILE
+        path = checkpoint.folder / OPTIMIZER_FILE
         load_optimizer_state(self.optimizers, self.model, path)
         self.world.wait()
         self.losses.restore(start.manifest.losses)
         self.scaler.restore(start.manifest.loss_scale)
         self.last_step = start.step
-        self.best_row = self.world.on_rank_0(lambda: self._find_best(start.step))
+        self.best_row = self.world.on_rank_0(lambda: self._find_best(checkpoint))
         self.prune()
         self.world.log(f"resuming at step {start.step:,}")
-        earlier = read_config(start.checkpoint.folder / CONFIG_FILE)
+        earlier = read_config(checkpoint.folder / CONFIG_FILE)
         if note := describe_rise(start.step, earlier, self.config):
             self.world.log(note)
 
-    def _find_best(self, newest: int) -> Row | None:
-        """Return the metrics of the best intact checkpoint up to a step, or None without a loss.
+    def _find_best(self, newest: Checkpoint) -> Row | None:
+        """Return the metrics of the best intact checkpoint up to the newest, None without a loss.
 
-        Damaged ones, which are those after this step and those that may be better, are set aside.
+        Damaged ones, which are those after it and those that may be better, are set aside.
         """
-        damaged = [step for step in self.run_dir.steps() if step > newest]
-        best = self.run_dir.checkpoint("best", self.world.log)
-        damaged += takewhile(lambda step: step != best.step, self.run_dir.preferred_steps("best"))
+        damaged = [step for step in self.run_dir.steps() if step > newest.step]
+        preferred = self.run_dir.preferred_steps("best")
+        best = newest  # which was verified at the start
+        if preferred[0] != newest.step:
+            best = self.run_dir.checkpoint("best", self.world.log)
+        damaged += takewhile(lambda step: step != best.step, preferred)
         for step in sorted(set(damaged)):
             kept_as = self.run_dir.set_aside(step)
             self.world.log(f"the damaged checkpoint of step {step:,} is kept as {kept_as}")

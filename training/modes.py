@@ -8,9 +8,9 @@ from common.text import format_loss, format_minutes, pluralize
 from config import Config, ResolvedConfig
 from data.batches import Batches
 from data.synthetic import Task
+from run.checkpoints import Start
 from run.locking import check_run_dir
 from run.run_dir import Log, RunDir
-from run.start import Start, find_start
 from training import device
 from training.activity_timer import ActivityTimer
 from training.display import SHOWN_METRICS
@@ -70,7 +70,7 @@ def find_planned_start(config: Config, log: Log) -> Start:
         return Start()
     run_dir = RunDir(Path(config.run_dir))
     check_run_dir(config, run_dir)
-    return find_start(run_dir, log) if config.resume else Start()
+    return run_dir.find_start(log) if config.resume else Start()
 
 
 def measure_cost(

@@ -23,11 +23,11 @@ from data.tokens import Tokens
 from generation.decoder import Decoder
 from generation.sampling import Sampling, draw_batch, stream_text
 from model import GPT
+from run.checkpoints import Start
 from run.config_file import config_yaml
 from run.loss_history import best_row, loss_warning
 from run.row import Row
 from run.run_dir import RunDir, read_rows
-from run.start import Start
 from training.activity_timer import ActivityTimer
 from training.device import exact_float32
 from training.display import Display

@@ -6,8 +6,8 @@ from common.errors import UserError
 from config import Config
 from data.tokenizer import Tokenizer
 from data.tokens import Tokens, generate_tokens, open_tokens, prepare
+from run.checkpoints import Start
 from run.run_dir import Log
-from run.start import Start
 from training.stored_model import StoredModel
 from training.world import World
 from variants import count_ngrams

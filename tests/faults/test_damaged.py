@@ -46,7 +46,6 @@ from run.checkpoints import (
 )
 from run.config_file import read_config
 from run.run_dir import RunDir
-from run.start import find_start
 
 # --- damaged files --------------------------------------------------------------------------------
 
@@ -270,7 +269,7 @@ def test_a_resume_loses_neither_a_damaged_best_checkpoint_nor_the_best_intact_on
     damaged = (best / name).read_bytes()
     notes = []
     finished = train.report_finished(
-        RunDir(run).config, RunDir(run), find_start(RunDir(run), pytest.fail), notes.append
+        RunDir(run).config, RunDir(run), RunDir(run).find_start(pytest.fail), notes.append
     )
     assert finished == 2.0 and any(best.name in note for note in notes)
     command = ("run_dir=run", "resume=true", "max_steps=20", "checkpoint.keep=1")

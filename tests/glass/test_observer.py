@@ -28,9 +28,9 @@ from glass import observer
 from glass.heads.measure.analysis import ProbeRun, highest_induction_score
 from glass.observer import Observer, spread_windows
 from model import GPT
+from run.checkpoints import Start
 from run.row import Row
 from run.run_dir import RunDir
-from run.start import Start
 from training.activity_timer import ActivityTimer
 from training.evaluate import Windows
 from training.record import Record

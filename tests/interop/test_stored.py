@@ -18,7 +18,6 @@ from glass.heads.measure.snapshot_files import float16_weights, save_weights
 from interop import load
 from run.checkpoints import MODEL_FILE, read_manifest, write_manifest
 from run.run_dir import RunDir
-from run.start import find_start
 from train import open_starting_model
 from training.safetensors_files import read_weights
 from variants import build_model
@@ -48,7 +47,7 @@ def test_weights_that_do_not_fit_their_configuration_are_refused_by_name(
     write_manifest(folder, read_manifest(folder))  # with the hashes of today
     for read in (
         lambda: load(tmp_path, "last"),
-        lambda: open_starting_model(None, find_start(RunDir(tmp_path), pytest.fail), pytest.fail),
+        lambda: open_starting_model(None, RunDir(tmp_path).find_start(pytest.fail), pytest.fail),
     ):
         with pytest.raises(UserError) as error:
             read()

@@ -1,12 +1,13 @@
 """What a run's folder holds, and which of its checkpoints is taken."""
 
+import json
 import shutil
 
 import pytest
 from run_folders import load_run, write_run
 
 from common.errors import UserError
-from run.checkpoints import MODEL_FILE
+from run.checkpoints import MODEL_FILE, Start
 from run.run_dir import RunDir
 
 
@@ -65,3 +66,14 @@ def test_a_run_whose_checkpoints_are_all_damaged_is_not_started_afresh(run, tiny
         train_in_process(tiny, resume=True)
     assert str(run.path) in str(error.value)
     assert sorted(run.path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("steps, first", [((), 6), ((3,), 6), ((3, 6), 7), ((6, 9), 7)])
+def test_a_run_continues_with_the_first_step_that_is_not_recorded(tmp_path, steps, first):
+    write_run(tmp_path)
+    run_dir = RunDir(tmp_path)
+    run_dir.metrics_file.write_text("".join(json.dumps({"step": step}) + "\n" for step in steps))
+    start = run_dir.find_start(pytest.fail)
+    assert (start.step, start.recorded + 1) == (6, first)
+    run_dir.checkpoints.rename(run_dir.snapshots)
+    assert run_dir.find_start(pytest.fail) == Start()
