@@ -4,16 +4,23 @@ import os
 import re
 import shlex
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import yaml
 
 from common.errors import UserError, did_you_mean, not_one_of
-from common.paths import expand_home
-from common.settings import convert_value, explain_unused, iterate_settings
-from config import Config
+from common.files import exists
+from common.paths import expand_home, expand_model_name
+from common.settings import (
+    check_settings,
+    convert_value,
+    explain_unused,
+    iterate_settings,
+    setting,
+)
+from config import Config, ModelSource
 from run.config_file import escape_interpolation
 from run.run_dir import RunDir
 
@@ -187,6 +194,26 @@ def quote(text: str) -> str:
     # Backslashes count only in front of a quote or at the end of the text.
     escaped = re.sub(r"(\\+)(?='|\Z)", r"\1\1", escape_interpolation(text)).replace("'", r"\'")
     return f"'{escaped}'"
+
+
+@dataclass
+class LoadConfig(ModelSource):
+    """Settings of the commands that load a trained model."""
+
+    checkpoint: str = setting("best", "checkpoint of the run: best, last, or a step number")
+
+    def check(self) -> None:
+        """Raise `UserError` if a value is out of bounds or settings contradict each other."""
+        check_settings(self)
+        is_step = self.checkpoint.isascii() and self.checkpoint.isdigit()
+        if self.checkpoint not in ("best", "last") and not is_step:
+            raise UserError(f"checkpoint={self.checkpoint} must be best, last or a step number")
+        if self.run_dir is not None and self.init_from is not None:
+            raise UserError("run_dir= and init_from= exclude each other: leave one out")
+        if self.run_dir is not None and not exists(
+            Path(expand_model_name("run_dir", self.run_dir))
+        ):
+            raise UserError(f"run_dir={self.run_dir} does not exist: name the folder of a run")
 
 
 def read_settings(argv: list[str], settings_class: type[Settings], command: str) -> Settings:

@@ -5,7 +5,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cli.load_config import LoadConfig
+from cli.command_line import LoadConfig
 from common.paths import GPT2_NAMES
 from common.settings import setting
 from config import Hardware

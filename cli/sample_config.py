@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from cli.load_config import LoadConfig
+from cli.command_line import LoadConfig
 from common.errors import UserError
 from common.settings import LARGEST_SEED, GreaterThan, setting
 from config import Hardware

@@ -4,7 +4,7 @@ import sys
 from dataclasses import dataclass
 
 import cli
-from cli.load_config import LoadConfig
+from cli.command_line import LoadConfig
 from common.errors import UserError
 from common.paths import expand_home
 from common.settings import setting
