@@ -5,7 +5,6 @@ import json
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TypeVar
@@ -17,7 +16,7 @@ from common.files import read_json_object, seal, sha256_of_file, sync
 from common.limits import count_processors
 from common.text import pluralize
 from config import Config, DataConfig, TokenizerConfig
-from data.cache import ENTRY_ERRORS, KEY_LENGTH, cache_root, open_or_write
+from data.cache import KEY_LENGTH, open_or_write
 from data.corpus import Corpus, FileHash, open_corpus
 from data.splits import (
     MIN_DOCUMENTS_TO_SPLIT,
@@ -143,16 +142,6 @@ def generate_tokens(config: Config, tokenizer: Tokenizer | None) -> Tokens:
         folder=Path(),
         task=task,
     )
-
-
-def open_tokens(folder: str, name: str, fingerprint: str) -> Tokens | None:
-    """Open tokens that another process has prepared, in a folder of the cache.
-
-    Returns None if the cache of this machine does not have them intact.
-    """
-    with suppress(*ENTRY_ERRORS):
-        return _open_entry(cache_root() / folder, name, fingerprint)
-    return None
 
 
 def count_copies(hashes: Sequence[FileHash]) -> int:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from common.errors import UserError
 from config import Config
 from data.tokenizer import Tokenizer
-from data.tokens import Tokens, generate_tokens, open_tokens, prepare
+from data.tokens import Tokens, generate_tokens, prepare
 from run.checkpoints import Start
 from run.run_dir import Log
 from training.stored_model import StoredModel
@@ -40,11 +40,10 @@ def _prepare_on_all_ranks(
     text = None
     if world.rank == 0:
         text = _prepare_same_text(config, tokenizer, fingerprint, world.log)
-    location = world.broadcast(text and (text.folder.name, text.name, text.fingerprint))
-    if text is None:  # on another machine the cache may lack it
-        text = open_tokens(*location)
-        text = text or _prepare_same_text(config, tokenizer, fingerprint, world.log)
-    if text.fingerprint != location[-1]:
+    first = world.broadcast(text and text.fingerprint)
+    # The others find it in the cache, which on another machine may lack it
+    text = text or _prepare_same_text(config, tokenizer, fingerprint, world.log)
+    if text.fingerprint != first:
         raise UserError(
             f"{text.name} differs from that of the first process: copy the same text, and the "
             "same version of this program, to all machines"
