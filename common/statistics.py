@@ -70,9 +70,8 @@ def welch_difference(first: Sequence[float], second: Sequence[float]) -> Differe
     return Difference(difference, sqrt(variance), variance**2 / spread_of_variance)
 
 
-def paired_difference(first: Sequence[float], second: Sequence[float]) -> Difference:
+def mean_difference(differences: Sequence[float]) -> Difference:
     """Return the mean of the differences between values that belong to the same seeds."""
-    differences = [a - b for a, b in zip(first, second, strict=True)]
     mean = fmean(differences) if differences else nan
     return Difference(mean, standard_error(differences), len(differences) - 1)
 

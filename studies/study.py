@@ -24,7 +24,7 @@ from common.paths import expand_home
 from common.statistics import (
     Difference,
     censored_median,
-    paired_difference,
+    mean_difference,
     proportion_interval,
     standard_error,
     welch_difference,
@@ -165,7 +165,7 @@ class Results(NamedTuple):
 
     def judge_comparison(self, comparison: Comparison) -> tuple[str, str]:
         """Return the verdict on one comparison, and its reason."""
-        difference, n_seeds, seeds_within = self._measure(comparison)
+        difference, n_seeds = self._measure(comparison)
         if n_seeds < MIN_SEEDS:
             count = pluralize(n_seeds, "seed")
             return UNDECIDED, f"{comparison.name} = unknown ({count}, but {MIN_SEEDS} are needed)"
@@ -182,7 +182,7 @@ class Results(NamedTuple):
         side = "inside" if is_inside else "outside"
         reason = (
             f"{comparison.name} = {value}, {bound}: {size:.{0 if size >= 10 else 1}f} SE {side}"
-            f"{seeds_within}"
+            f"{self._count_seeds_within(comparison)}"
         )
         needed = MIN_ERRORS if is_inside else MIN_ERRORS_TO_REFUTE
         if size >= needed:
@@ -192,21 +192,29 @@ class Results(NamedTuple):
             reason += f"; about {n_deciding} seeds would decide"
         return UNDECIDED, reason
 
-    def _measure(self, comparison: Comparison) -> tuple[Difference, int, str]:
-        """Return a difference, the number of its seeds and, in one variant, the share in bounds."""
-        first = self.values(comparison.first)
-        second = self.values(comparison.second)
+    def _measure(self, comparison: Comparison) -> tuple[Difference, int]:
+        """Return a difference, paired by the seeds in one variant, and the number of its seeds."""
+        first, second = map(self.values, (comparison.first, comparison.second))
         if comparison.first.variant != comparison.second.variant:
             n_seeds = min(len(first), len(second))
-            return welch_difference([*first.values()], [*second.values()]), n_seeds, ""
-        seeds = [seed for seed in first if seed in second]
-        difference = paired_difference([first[s] for s in seeds], [second[s] for s in seeds])
-        low, high = comparison.at_least, comparison.at_most
-        n_within = sum(low <= first[s] - second[s] <= high for s in seeds)
+            return welch_difference([*first.values()], [*second.values()]), n_seeds
+        differences = self._differences(comparison)
+        return mean_difference(differences), len(differences)
+
+    def _differences(self, comparison: Comparison) -> list[float]:
+        """Return the difference in each run of a variant that has both quantities."""
+        first, second = map(self.values, (comparison.first, comparison.second))
+        return [first[seed] - second[seed] for seed in first if seed in second]
+
+    def _count_seeds_within(self, comparison: Comparison) -> str:
+        """Say in how many runs of a variant the difference is in its bounds; "" between two variants."""
+        if comparison.first.variant != comparison.second.variant:
+            return ""
+        differences = self._differences(comparison)
+        n_within = sum(comparison.at_least <= d <= comparison.at_most for d in differences)
         n_runs = len(self.runs[comparison.first.variant])
         low, high = proportion_interval(n_within, n_runs)
-        within = f"; {n_within} of {n_runs} seeds ({low:.0%} to {high:.0%})"
-        return difference, len(seeds), within
+        return f"; {n_within} of {n_runs} seeds ({low:.0%} to {high:.0%})"
 
     def text(self) -> str:
         """Return the tables, and the verdict on each claim with its reasons."""

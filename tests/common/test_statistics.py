@@ -7,7 +7,7 @@ import pytest
 
 from common.statistics import (
     censored_median,
-    paired_difference,
+    mean_difference,
     proportion_interval,
     seeds_needed,
     standard_error,
@@ -34,8 +34,7 @@ def test_welchs_difference_has_the_errors_of_both_samples():
 
 
 def test_paired_values_have_the_error_of_their_differences():
-    first, second = [10.0, 20.0, 30.0], [9.0, 18.0, 27.0]
-    difference = paired_difference(first, second)
+    difference = mean_difference([1.0, 2.0, 3.0])
     assert difference.value == 2 and difference.degrees == 2
     assert difference.error == pytest.approx(1 / sqrt(3))
 
