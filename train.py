@@ -48,9 +48,9 @@ from torch.profiler import record_function
 
 import cli
 from common.errors import UserError
+from common.launcher import process_rank
 from common.terminal import exit_on_error, tolerate_errors
 from common.text import pluralize
-from common.torchrun import process_rank
 from config import Config, ResolvedConfig
 from data.batches import Batches
 from data.tokens import Tokens

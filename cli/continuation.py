@@ -66,10 +66,7 @@ def continue_run(run: Config, requested: Config, typed: Sequence[str], log: Log)
         UserError: A setting would change that the run keeps.
     """
     config = _change_run(run, requested, typed)
-    pairs = zip(format_settings(run).items(), format_settings(config).values())
-    changes = [
-        (key, old, new) for (key, old), new in pairs if old != new and key not in PER_COMMAND
-    ]
+    changes = _list_changes(run, config)
     kept = IMMUTABLE_IN_EVALUATION if config.eval_only else IMMUTABLE_ON_RESUME
     for key, old, new in changes:
         if key.startswith(kept):
@@ -96,6 +93,12 @@ def _change_run(run: Config, requested: Config, typed: Sequence[str]) -> Config:
         if key not in RESOLVED or value not in (None, "auto"):
             config = replace_setting(config, key, value)
     return config
+
+
+def _list_changes(before: Config, after: Config) -> list[tuple[str, str, str]]:
+    """Return the key of each setting of a run that differs, with its values before and after."""
+    pairs = zip(format_settings(before).items(), format_settings(after).values())
+    return [(key, old, new) for (key, old), new in pairs if old != new and key not in PER_COMMAND]
 
 
 # --- the model that a run starts from -------------------------------------------------------------

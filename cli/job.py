@@ -39,11 +39,11 @@ from cli.help import train_help
 from cli.presets import check_preset
 from cli.wandb_environment import read_agent_choices
 from common.errors import UserError
+from common.launcher import process_rank
 from common.paths import expand_home, expand_model_name, require_path
 from common.settings import check_settings, explain_unused, replace_setting, show_value
 from common.signals import exit_on_stop_signals
 from common.terminal import Terminal, command, error_sentence, printer
-from common.torchrun import process_rank
 from common.wait_policy import choose_wait_policy
 from config import Config, TokenizerConfig
 from run.run_dir import Log

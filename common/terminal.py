@@ -17,9 +17,9 @@ from rich.table import Table
 from rich.text import Text
 
 from common.errors import UserError, not_one_of
+from common.launcher import count_processes, process_rank
 from common.signals import raise_on_stop_signals
 from common.text import printable
-from common.torchrun import count_processes, process_rank
 
 # Libraries whose errors are about what the user typed or wrote.
 PARSER_PACKAGES = ("hydra", "omegaconf", "yaml", "submitit")

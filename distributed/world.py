@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from torch.distributed import init_device_mesh
 
 from common.errors import SharedError, UserError
+from common.launcher import count_processes
 from common.signals import STOP_SIGNALS, set_handlers
 from common.terminal import STATUS_USER_ERROR, explain_error, print_stderr
-from common.torchrun import count_processes
 from config import ResolvedConfig
 from kernels import DTYPES
 from model import GPT

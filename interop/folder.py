@@ -9,8 +9,8 @@ from torch import Tensor
 
 from common.errors import UserError
 from common.files import exists
+from common.launcher import process_rank
 from common.terminal import print_stderr
-from common.torchrun import process_rank
 from config import GPTConfig
 from data.hf_tokenizer import (
     HF_CHAT_TEMPLATE_FILE,

@@ -9,9 +9,9 @@ from filelock import FileLock, Timeout
 
 from common.errors import UserError
 from common.files import list_folder
+from common.launcher import count_processes
 from common.paths import require_output_folder
 from common.text import pluralize
-from common.torchrun import count_processes
 from config import Config
 from run.run_dir import RunDir, new_run_dir
 

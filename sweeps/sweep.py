@@ -36,10 +36,10 @@ from cli.job import (
 from cli.wandb_environment import refuse_in_sweep
 from common.errors import UserError
 from common.files import list_folder
+from common.launcher import count_processes
 from common.paths import require_output_folder
 from common.terminal import Terminal, error_sentence, explain_error, print_stderr, printer
 from common.text import pluralize
-from common.torchrun import count_processes
 from run.run_dir import SWEEP_FILE
 from sweeps.jobs import Train, assign_folder, rewrite_results
 from sweeps.runs import is_sweep

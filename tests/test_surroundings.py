@@ -9,9 +9,9 @@ import pytest
 from torch import nn
 
 from common.errors import UserError
+from common.launcher import count_processes, process_rank
 from common.paths import writable_folder
 from common.terminal import exit_on_error
-from common.torchrun import count_processes, process_rank
 from config import WandbConfig
 from training.wandb_record import check_wandb, provide_folders
 

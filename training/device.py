@@ -12,10 +12,10 @@ import numpy as np
 import torch
 
 from common.errors import UserError
+from common.launcher import process_rank
 from common.limits import count_processors, memory_limit
 from common.terminal import error_sentence
 from common.text import pluralize
-from common.torchrun import process_rank
 from config import ResolvedConfig
 from kernels import DTYPES
 from model import GPT
