@@ -64,7 +64,6 @@ class Tokens:
     fingerprint: str  # hash (hex) of the text, whatever tokenizer it is read with
     name: str  # what the text is called in messages
     size: CorpusSize
-    folder: Path  # the cache entry
     # UTF-8 bytes of text that each token of `val` stands for, or SEPARATOR: int32 (tokens,)
     val_bytes: np.ndarray | None = None
     copies: int = 0  # see `count_copies`
@@ -139,7 +138,6 @@ def generate_tokens(config: Config, tokenizer: Tokenizer | None) -> Tokens:
         fingerprint=task.fingerprint(),
         name=f"data.task={config.data.task}",
         size=CorpusSize(),
-        folder=Path(),
         task=task,
     )
 
@@ -266,7 +264,6 @@ def _open_entry(entry: Path, name: str, fingerprint: str) -> Tokens:
         fingerprint=fingerprint,
         name=name,
         size=CorpusSize(**meta["size"]),
-        folder=entry,
     )
 
 
