@@ -92,13 +92,9 @@ def _vocabulary_size(config: Config, text: Tokens) -> int:
     vocab_size = text.tokenizer.vocab_size
     length, split = min((len(text.train), "training"), (len(text.val), "validation"))
     if length <= model.block_size:
-        hint = "give more text"
-        if length > 2:
-            largest_power_of_two = 1 << ((length - 1).bit_length() - 1)
-            hint += f" or set model.block_size={largest_power_of_two}"
         raise UserError(
             f"the {split} split has only {pluralize(length, 'token')}, too few for "
-            f"model.block_size={model.block_size}: {hint}"
+            f"model.block_size={model.block_size}: give more text, or lower model.block_size"
         )
     if model.vocab_size is None or model.vocab_size == vocab_size:
         return vocab_size
