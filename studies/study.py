@@ -207,7 +207,7 @@ class Results(NamedTuple):
         return [first[seed] - second[seed] for seed in first if seed in second]
 
     def _count_seeds_within(self, comparison: Comparison) -> str:
-        """Say in how many runs of a variant the difference is in its bounds; "" between two variants."""
+        """Say in how many runs of a variant the difference is in its bounds; "" between two."""
         if comparison.first.variant != comparison.second.variant:
             return ""
         differences = self._differences(comparison)
