@@ -4,7 +4,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from statistics import median
 
 from rich.progress import (
     BarColumn,
@@ -17,7 +16,6 @@ from rich.table import Column
 from common.terminal import Terminal, printer
 from common.text import format_minutes, format_perplexity, format_speed
 from config import ResolvedConfig
-from run.row import Row
 
 # What the terminal shows of a row: metric → function that formats it.
 SHOWN_METRICS: dict[str, Callable[[float], str]] = {
@@ -30,8 +28,6 @@ SHOWN_METRICS: dict[str, Callable[[float], str]] = {
     "memory/peak_gib": "{:.1f} GiB".format,
 }
 BAR_METRICS = ("train/loss", "val/loss", "train/ms_per_step", "train/mfu")  # fit 80 columns
-SLOWDOWN = 3  # times the median of the earlier steps, from which on a run reports it once
-MIN_EARLIER_ROWS = 5  # of which the first may contain the compilation
 SILENT_SECONDS = 30  # after which a run without a terminal says what it is doing
 SPEED_SECONDS = 60  # of the last steps, evaluations and snapshots, whose speed gives the time left
 LOSSES = ("train/loss", "val/loss", "val/bits_per_byte")
@@ -40,17 +36,13 @@ LOSSES = ("train/loss", "val/loss", "val/bits_per_byte")
 class Display:
     """The output of a run, which begins at a step, in the terminal.
 
-    Its last line has the step, the latest metrics and the time left. `rows` are
-    those recorded so far, with whose steps the speed of the next ones is compared.
+    Its last line has the step, the latest metrics and the time left.
     """
 
-    def __init__(
-        self, console: Terminal, config: ResolvedConfig, rows: list[Row], step: int
-    ) -> None:
+    def __init__(self, console: Terminal, config: ResolvedConfig, step: int) -> None:
         self.console = console
         self.log = printer(console)
         self.config = config
-        self.rows = rows
         self._bar = Progress(
             TextColumn("step"),
             MofNCompleteColumn(table_column=Column(no_wrap=True)),
@@ -67,7 +59,7 @@ class Display:
         self._recent_steps: deque[tuple[int, float]] = deque()  # with the time after each
         self._activity = "training"
         self._latest_values: dict[str, str] = {}  # formatted, by metric
-        self._has_slowed_down = self._has_ended = False
+        self._has_ended = False
         self._has_printed = threading.Event()
         self._reporter = threading.Thread(target=self._report_progress, daemon=True)
 
@@ -112,8 +104,6 @@ class Display:
         if values and shown:
             self._print_step("  ".join(shown))
             self._has_printed.set()
-        if "train/ms_per_step" in row and self.config.device == "cpu":
-            self._note_slow_steps(row["train/ms_per_step"])
 
     def _print_step(self, status: str) -> None:
         width = len(str(self.config.max_steps))
@@ -126,18 +116,6 @@ class Display:
         (first, start), (last, end) = self._recent_steps[0], self._recent_steps[-1]
         seconds = (end - start) / (last - first) * (self.config.max_steps - last)
         return f"{format_minutes(seconds)} left"
-
-    def _note_slow_steps(self, duration: float) -> None:
-        earlier = [row["train/ms_per_step"] for row in self.rows if "train/ms_per_step" in row]
-        if self._has_slowed_down or len(earlier) < MIN_EARLIER_ROWS:
-            return
-        slowdown = duration / median(earlier)
-        if slowdown >= SLOWDOWN:
-            self._has_slowed_down = True
-            self.log(
-                f"note     steps take {slowdown:.0f} times as long as before: close other "
-                "programs, or stop and resume this run, so that its threads sleep while they wait"
-            )
 
     def _report_progress(self) -> None:
         """Without a terminal, print what the run does if there were no metrics for a while."""

@@ -76,7 +76,7 @@ class Record:
         self._sample: str | None = None  # generated after the step whose row is not written yet
         self._samples = [[row["step"], row.get("text")] for row in samples]
 
-        self.display = Display(console, config, self.rows, start.step)
+        self.display = Display(console, config, start.step)
         self.wandb = WandbRecord(config, run_dir, self.note)
         self.profiler = StepProfiler(config, run_dir.trace_file, timer, start.step)
 

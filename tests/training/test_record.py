@@ -57,16 +57,6 @@ def test_a_resume_keeps_rows_and_snapshots_up_to_its_step_and_removes_later_ones
     assert {path.name for path in (tmp_path / "attention").iterdir()} == kept | {"step_notes.npz"}
 
 
-def test_a_run_that_becomes_slow_says_so_once(tiny, tmp_path, capsys):
-    with open_record(tiny, tmp_path) as record:
-        for step, duration in enumerate([900, 10, 11, 9, 12, 29, 50, 60]):
-            row = {"train/ms_per_step": duration}
-            record.show(step, row)
-            record.write(step, row)
-    before, after = capsys.readouterr().out.split("note ")
-    assert "  50 ms" in before and "  60 ms" in after
-
-
 def test_the_time_left_is_that_at_the_speed_of_the_last_minute(tiny, tmp_path, monkeypatch, capsys):
     clock = iter([0, 100, 200, 300, 320, 340, 360])
     monkeypatch.setattr(training.display, "time", SimpleNamespace(monotonic=lambda: next(clock)))
