@@ -414,7 +414,7 @@ def look(
 def report_finished(
     config: Config, run_dir: RunDir, start: Start, log: Callable[[str], None]
 ) -> float:
-    """Return the best validation loss, nan without one; draw the page if a kill prevented that."""
+    """Return the best validation loss, nan without one; draw its page again."""
     log(
         f"{run_dir.path} is finished after {pluralize(start.step, 'step')} (max_steps="
         f"{config.max_steps}); a larger max_steps extends it, with the learning-rate schedule "
@@ -422,6 +422,6 @@ def report_finished(
     )
     with tolerate_errors(f"drawing {run_dir.page}", log):
         if glass := find_glass(config, log):
-            glass.redraw_page(run_dir)
+            glass.write_page(run_dir)
     best = best_row([run_dir.checkpoint("best", log).manifest.row])
     return (best or Row()).get("val/loss", nan)

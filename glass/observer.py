@@ -3,7 +3,7 @@
 import numpy as np
 from torch import Tensor
 
-from common.files import atomic_write, exists
+from common.files import atomic_write
 from common.text import pluralize
 from config import Config
 from data.tokens import Tokens
@@ -25,7 +25,6 @@ from glass.page.write import write_page
 from model import GPT
 from run.loss_history import best_row
 from run.row import Row, last_scored_row
-from run.run_dir import RunDir
 from training.device import exact_float32
 from training.evaluate import Windows
 from training.intervals import is_grid_due, is_snapshot_due
@@ -165,13 +164,6 @@ class Observer:
         with self.record.tolerate_errors("summarizing the findings"):
             return [finding.headline for finding in summarize(*self.record.rows)]
         return []
-
-
-def redraw_page(run_dir: RunDir) -> None:
-    """Draw the page of a finished run if it is older than the last row, as after a kill."""
-    is_missing = not exists(run_dir.page)
-    if is_missing or run_dir.page.stat().st_mtime_ns < run_dir.metrics_file.stat().st_mtime_ns:
-        write_page(run_dir)
 
 
 def spread_windows(validation: Windows, num_tokens: int) -> tuple[Tensor, Tensor]:

@@ -68,6 +68,7 @@ class RunDir:
         self.metrics_file = path / "metrics.jsonl"  # one row per logged step
         self.samples_file = path / "samples.jsonl"  # texts generated during training
         self.page = path / "report.html"
+        self.page_version = path / "report.html.js"  # tells an open page the step of the newest
         self.checkpoints = path / CHECKPOINTS
         self.part_checkpoint = self.checkpoints / ".step.part"  # one that is being written
         self.snapshots = path / "attention"
@@ -89,6 +90,11 @@ class RunDir:
     def hydra_folders(self) -> list[Path]:
         """Return the folders in which Hydra has recorded the calls that started or resumed it."""
         return list_folder(self.path, f"{HYDRA_FOLDER}*")
+
+    def typed_settings(self) -> str:
+        """Return Hydra's records of what was typed in these calls, as text; "" without any."""
+        records = self.path.glob(f"{HYDRA_FOLDER}*/overrides.yaml")
+        return "".join(record.read_text(encoding="utf-8", errors="replace") for record in records)
 
     @property
     def has_begun(self) -> bool:

@@ -213,4 +213,4 @@ def render_page(session: Session, steps: Steps | None = None) -> str:
             "isSmall": not steps and session.model.num_parameters() < MAX_SMALL_PARAMETERS,
         },
     }
-    return "".join(format_html("run.html", content, is_served=True))
+    return "".join(format_html("run.html", content))

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from common.errors import UserError
 from common.files import read_json_object
-from config import GPTConfig
+from config import GPTConfig, ModelConfig
 from generation.known_settings import find_unknown_setting
 from glass.heads.measure.snapshot_files import order_by_importance
 from glass.page.pack import Blobs, PackedWeights, pack_weights, to_base64
@@ -46,25 +46,22 @@ class EmbeddedModel(NamedTuple):
 
 
 def find_embedded_model(
-    run_dir: RunDir, latest: Row, opening_step: int | None
+    run_dir: RunDir, settings: ModelConfig, latest: Row, opening_step: int | None
 ) -> EmbeddedModel | None:
-    """Return a run's model with its stored weights; None if it cannot be read.
+    """Return a run's model with its stored weights; None if its tokenizer cannot be read.
 
     The `latest` row says when heads emerged. The page opens on `opening_step`, or on the last step.
     """
     try:
-        settings = run_dir.config
         tokenizer = read_json_object(run_dir.tokenizer_file)
     except (OSError, UserError, ValueError):
-        return None
-    if settings is None:
         return None
     paths = run_dir.snapshot_files(".safetensors")
     weights = {
         step: partial(_pack_file, paths[step], paths[step].stat().st_mtime_ns)
         for step in order_by_importance([*paths], latest, opening_step)
     }
-    return EmbeddedModel(GPTConfig.from_settings(settings.model), tokenizer, weights)
+    return EmbeddedModel(GPTConfig.from_settings(settings), tokenizer, weights)
 
 
 @lru_cache(maxsize=128)  # steps of the run in progress

@@ -10,7 +10,12 @@ from typing import Any
 
 from common.files import atomic_write
 
-CONNECTIONS = "{connections}"  # in a template: what its content security policy lets a page send
+PERMISSIONS = "{permissions}"  # in a template: what its content security policy lets a page load
+# From its server, or while its run goes on a script beside it: the key is then in the content.
+PERMITTED = {
+    "server": "connect-src 'self';",
+    "nextSnapshot": "script-src-elem 'unsafe-inline' file:;",
+}
 WEB_FOLDER = Path(__file__).parent / "web"
 INCLUDE = re.compile(r"(?:/\*|<!--) ([\w/]+\.(?:html|css|js)) (?:\*/|-->)\n")
 # The only forms that glass/page/web uses: named imports of files by their relative path, and
@@ -40,16 +45,14 @@ def write_html(path: Path, parts: Iterable[str]) -> Path:
     return path
 
 
-def format_html(
-    template: str, content: dict[str, Any], blobs: Sequence[str] = (), is_served: bool = False
-) -> Iterator[str]:
+def format_html(template: str, content: dict[str, Any], blobs: Sequence[str] = ()) -> Iterator[str]:
     """Yield the parts of a page: an HTML template of glass/page/web with its content.
 
-    The content refers to the `blobs` by number. If `is_served`, the page may ask its server.
+    The content refers to the `blobs` by number.
     """
-    connections = "connect-src 'self';" if is_served else ""
+    permissions = " ".join(rule for key, rule in PERMITTED.items() if content.get(key))
     head, foot = expand_template(template).split("<!-- data -->")
-    yield head.replace(CONNECTIONS, connections)
+    yield head.replace(PERMISSIONS, permissions)
     yield f'<script type="application/json" id="data">{embed_json(content)}</script>\n'
     for blob in blobs:
         yield f'<script type="text/plain" class="blob">{blob}</script>\n'

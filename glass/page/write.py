@@ -1,10 +1,12 @@
 """Write the page of a run, report.html: one file that works offline."""
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from common.files import atomic_write
 from common.settings import format_value, iterate_settings
 from config import GPTConfig
 from glass.page.describe import describe_run_scores
@@ -16,6 +18,7 @@ from glass.page.values import finite_number, metric_curve
 from run.loss_history import best_row, loss_warning, overfitting
 from run.row import Row
 from run.run_dir import RunDir
+from training.intervals import is_snapshot_due
 
 MAX_CURVE_POINTS = 1500
 CURVES = (
@@ -38,39 +41,53 @@ ACTIVITIES = {
     "attention": "seconds/attention",
     "save": "seconds/save",
 }
+# Experiment → step around which an induction head forms, unless a decisive setting was typed.
+INDUCTION_STEPS = {"default": 600, "induction": 500}
+DECISIVE = re.compile(r"^- ['\"]?(model|data|tokenizer|optim|batch|max_steps|init)", re.MULTILINE)
 
 
 def write_page(run_dir: RunDir) -> Path:
     """Write report.html of a run, and return its path."""
-    return write_html(run_dir.page, format_page(run_dir))
+    step = max((row["step"] for row in run_dir.rows()), default=0)
+    page = write_html(run_dir.page, format_page(run_dir))
+    # After the page, so that a page that asks for the newest step finds one that is not older.
+    with atomic_write(run_dir.page_version) as part:
+        part.write_text(f"document.currentScript.dataset.step = {step};\n")
+    return page
 
 
 def format_page(run_dir: RunDir) -> Iterator[str]:
     """Return the parts of the page of a run, from what its folder holds so far."""
     rows = run_dir.rows()
     config = run_dir.config
+    assert config  # a page is that of a run, which has begun
     latest = Row()
     for row in rows:
         latest |= row
+    step = latest.get("step", 0)
+    later = range(step + 1, config.max_steps + 1)
+    typed = run_dir.typed_settings()
+    is_known = typed and not DECISIVE.search(typed)
     best = best_row(rows)
     opening_step = best["step"] if best and overfitting(rows) else None
-    settings = iterate_settings(config) if config else ()
     content = {
         "kind": "run",
         "title": run_dir.path.resolve().name,
-        "modelConfig": asdict(GPTConfig.from_settings(config.model)) if config else None,
-        "step": latest.get("step"),
-        "maxSteps": config.max_steps if config else None,
+        "modelConfig": asdict(GPTConfig.from_settings(config.model)),
+        "step": step,
+        "nextSnapshot": next((step for step in later if is_snapshot_due(step, config)), None),
+        "inductionStep": INDUCTION_STEPS.get(config.experiment or "") if is_known else None,
+        "maxSteps": config.max_steps,
         "best": best and {"step": best["step"], "loss": finite_number(best["val/loss"])},
         "openingStep": opening_step,
         "lossWarning": loss_warning(rows),
         "tokens": finite_number(latest.get("tokens")),
         **_describe_training(rows, latest),
         "samples": run_dir.samples(),
-        "config": [[name, format_value(value)] for name, _, value in settings],
+        "config": [[name, format_value(value)] for name, _, value in iterate_settings(config)],
         **describe_run_scores(rows),
     }
-    model = find_embedded_model(run_dir, latest, opening_step)
+    model = find_embedded_model(run_dir, config.model, latest, opening_step)
     snapshots = list_snapshots(run_dir)
     return format_with_attention(content, snapshots, model)
 

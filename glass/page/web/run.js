@@ -37,7 +37,7 @@ import { drawPinnedToken } from "./views/pinned_token.js";
 import { drawPrediction } from "./views/prediction.js";
 import { explainPinnedCell } from "./views/score_attribution.js";
 import { drawHighlights, textLength } from "./views/text.js";
-import { drawTraining, setUpTraining, totalSeconds } from "./views/training.js";
+import { drawTraining, setUpTraining } from "./views/training.js";
 
 const MANY_HEADS = 14; // more heads than this take the full width of the page
 
@@ -161,8 +161,7 @@ function setUpContents() {
 function follow() {
   if (!isRun) return;
   const isPlaying = () => $("play").getAttribute("aria-label") === "pause";
-  const run = { ...data, seconds: totalSeconds() };
-  followRun($("alive"), run, () => isPlaying() || isModelBusy());
+  followRun($("alive"), data, () => isPlaying() || isModelBusy());
 }
 
 function setUpSections() {

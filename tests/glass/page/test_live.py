@@ -1,6 +1,10 @@
 """A page that follows its run, an address for every selection, the page of a prompt; in Chromium,
 opened from disk."""
 
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 from conftest import wait_until
 from pages import (
@@ -8,22 +12,40 @@ from pages import (
     expect_text,
     make_run,
     move_pointer_away,
+    read_back,
     read_cell_tooltip,
     snapshot,
     value_within_error,
+    write_lines,
     write_prompt,
 )
 
 from glass.page import write as page
+from run.config_file import config_yaml
 from run.run_dir import RunDir
 
 HEAD = "[role=radio][aria-label='layer 1, head 2']"
+
+
+def make_live_run(folder: Path, experiment: str, typed: str | None) -> RunDir:
+    """Make a run that Hydra has started with what is typed, or that a function has started."""
+    run = RunDir(make_run(folder, steps=(0, 10), max_steps=2100))
+    attention = replace(run.config.attention, every=200)
+    config = replace(run.config, experiment=experiment, attention=attention)
+    run.config_file.write_text(config_yaml(config))
+    if typed is not None:
+        (folder / ".hydra").mkdir()
+        (folder / ".hydra" / "overrides.yaml").write_text(typed)
+    return run
 
 
 @pytest.mark.slow
 def test_a_page_follows_its_run_and_keeps_the_selection(open_page, tmp_path):
     run = make_run(tmp_path / "run", steps=(0, 10), max_steps=20)
     tab = open_page(page.write_page(RunDir(run)))
+    loads, asked = [], []
+    tab.on("load", lambda _: loads.append(tab.url))
+    tab.on("request", lambda request: asked.append(".js?" in request.url))
     expect_text(tab, "#alive", "step 10 of 20")
     tab.click(HEAD)
     tab.click("#text .token >> nth=5")
@@ -32,6 +54,9 @@ def test_a_page_follows_its_run_and_keeps_the_selection(open_page, tmp_path):
     move_pointer_away(tab)
     tab.evaluate("scrollTo(0, 300)")
     assert tab.inner_text("#step-now") == "step 10"
+    while sum(asked) < 6:
+        tab.wait_for_timeout(500)
+    assert not loads  # though nobody has used the page for longer than it waits
     make_run(run, steps=(0, 10, 16), max_steps=20)
     page.write_page(RunDir(run))
     expect_text(tab, "#step-now", "step 16")
@@ -47,6 +72,62 @@ def test_a_page_follows_its_run_and_keeps_the_selection(open_page, tmp_path):
     page.write_page(RunDir(run))
     expect_text(tab, "#alive", "finished")
     expect_text(tab, "#step-now", "step 0")  # an older step stays selected
+    assert len(loads) == 2  # as often as there was a newer page
+    del asked[:]
+    tab.wait_for_timeout(2000)
+    assert not asked
+
+
+@pytest.mark.slow
+def test_a_copy_of_a_live_page_stays_as_it_is(chromium, tmp_path):
+    run = RunDir(make_run(tmp_path / "run", steps=(0, 10), max_steps=20))
+    tab = chromium.new_page()
+    asked = []
+    tab.on("request", lambda request: asked.append(".js?" in request.url))
+    tab.goto(shutil.copy(page.write_page(run), tmp_path / "mailed.html").as_uri())
+    expect_text(tab, "#alive", "step 10 of 20")
+    tab.wait_for_timeout(2000)
+    assert sum(asked) == 1
+    tab.close()
+
+
+@pytest.mark.parametrize(
+    "experiment, typed, expected",
+    [
+        ("default", "[]\n", 600),
+        ("induction", "- experiment=induction\n- seed=7\n- 'run_dir=a b'\n", 500),
+        ("default", None, None),  # Hydra did not start it, so what was typed is not known
+        ("nanogpt_cpu", "[]\n", None),
+        ("default", "- model=small\n", None),
+        ("default", "- seed=1\n- 'data.path=my text'\n", None),
+        ("default", "- optim.lr=1e-3\n", None),
+        ("default", "- tokenizer=char\n", None),
+        ("default", "- batch_size=4\n", None),
+        ("default", "- max_steps=4000\n", None),
+        ("default", "- init_from=runs/other\n", None),
+    ],
+)
+def test_the_step_of_an_induction_head_is_known_only_with_the_settings_of_a_preset(
+    tmp_path, experiment, typed, expected
+):
+    run = make_live_run(tmp_path, experiment, typed)
+    content, _ = read_back(page.write_page(run))
+    assert (content["inductionStep"], content["nextSnapshot"]) == (expected, 200)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("typed, awaited", [("[]\n", "600"), ("- model=small\n", "200")])
+def test_a_live_page_says_what_it_waits_for_until_an_induction_head_emerges(
+    open_page, tmp_path, typed, awaited
+):
+    run = make_live_run(tmp_path, "default", typed)
+    rows = run.rows()
+    write_lines(
+        run.metrics_file, [{k: v for k, v in row.items() if "emerged" not in k} for row in rows]
+    )
+    assert awaited in open_page(page.write_page(run)).inner_text("#more")
+    write_lines(run.metrics_file, rows)
+    assert awaited not in open_page(page.write_page(run)).inner_text("#more")
 
 
 @pytest.mark.slow

@@ -30,15 +30,19 @@ from playwright.sync_api import expect
 from run_folders import load_run
 from safetensors.torch import save_file
 
+from config import Config, GPTConfig
 from glass.heads.measure.snapshot_files import float16_weights
 from glass.page import write as page
 from glass.page.values import metric_curve
+from run.config_file import config_yaml
 from run.run_dir import RunDir
 
 
 def test_a_run_that_has_only_begun_has_a_page(tmp_path):
+    config = Config(model=GPTConfig(vocab_size=65))
+    (tmp_path / "config.yaml").write_text(config_yaml(config))
     content, _ = read_back(page.write_page(RunDir(tmp_path)))
-    assert content["steps"] == [] and content["config"] == []
+    assert content["steps"] == [] and content["step"] == 0
     (tmp_path / "attention").mkdir()
     (tmp_path / "attention" / "step_00000000.npz").write_bytes(b"PK half a file")
     (tmp_path / "samples.jsonl").write_text('{"step": 1, "text": "x"}\n{"step": 2, "te')

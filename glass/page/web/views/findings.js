@@ -1,8 +1,10 @@
 /** The findings of a run: a headline, further findings, and the numbers behind them. */
 
 import { $, bdi, el, note } from "../base/dom.js";
+import { formatCount, pluralize } from "../base/format.js";
 import { annotate } from "../base/terms.js";
 import { addTooltip } from "../base/tooltip.js";
+import { emergences } from "../state/head_metrics.js";
 import { data } from "../state/page_data.js";
 
 const MAX_SOURCE_LENGTH = 40; // characters of the text whose predictions gave the random tokens
@@ -16,6 +18,18 @@ function describeSource(text) {
     bdi(text.length > MAX_SOURCE_LENGTH ? `${text.slice(0, MAX_SOURCE_LENGTH)}…` : text),
     "”; on those of another text, heads near a threshold may pass or fail.",
   );
+}
+
+/** Say what a run in progress waits for until an induction head has emerged. */
+function describeAwaited() {
+  const { step, nextSnapshot, inductionStep, speed } = data;
+  if (!nextSnapshot || emergences.some(({ score }) => score === "induction")) return "";
+  if (!(inductionStep > step)) {
+    return `No induction head has emerged; the next snapshot is at step ${formatCount(nextSnapshot)}.`;
+  }
+  const minutes = Math.round(((inductionStep - step) * speed.msPerStep) / 60_000);
+  const time = speed.msPerStep ? `, in about ${pluralize(Math.max(1, minutes), "minute")},` : "";
+  return `An induction head forms around step ${formatCount(inductionStep)}${time} with these settings.`;
 }
 
 /**
@@ -41,7 +55,13 @@ export function drawFindings(findings, chooseHead) {
     );
   $("headline").replaceChildren(headline ?? note("No significant findings yet."));
   const source = data.scoredText ? [describeSource(data.scoredText)] : [];
-  $("more").replaceChildren(...others, ...source, ...(evidence.length ? [$("numbers")] : []));
+  const awaited = el("div", { className: "quiet" }, describeAwaited());
+  $("more").replaceChildren(
+    ...others,
+    awaited,
+    ...source,
+    ...(evidence.length ? [$("numbers")] : []),
+  );
   $("numbers").hidden = !evidence.length;
   $("numbers")
     .querySelector("ul")

@@ -31,7 +31,7 @@ async function measure() {
     const reload = "the page reloads with the scores after a few seconds without input.";
     $("measure-status").textContent = isChanged ? `${isDone ? "Done" : "Stopped"}: ${reload}` : "";
     $("measure-heads").hidden = isDone;
-    if (isChanged) reloadWhenIdle(0, isModelBusy);
+    if (isChanged) reloadWhenIdle(isModelBusy);
   } catch (error) {
     $("measure-status").textContent = describeFailure(error);
   }

@@ -143,7 +143,7 @@ function learningRateSeries() {
   return [metricSeries("train/lr", "AdamW", "soft"), muon];
 }
 
-export function totalSeconds() {
+function totalSeconds() {
   return Object.values(data.seconds).reduce((sum, seconds) => sum + seconds, 0);
 }
 
