@@ -414,7 +414,7 @@ def look(
 def report_finished(
     config: Config, run_dir: RunDir, start: Start, log: Callable[[str], None]
 ) -> float:
-    """Return the best validation loss, nan without one; draw its page again."""
+    """Draw the page of a finished run again; return the best validation loss, nan without one."""
     log(
         f"{run_dir.path} is finished after {pluralize(start.step, 'step')} (max_steps="
         f"{config.max_steps}); a larger max_steps extends it, with the learning-rate schedule "

@@ -12,10 +12,7 @@ from common.files import atomic_write
 
 PERMISSIONS = "{permissions}"  # in a template: what its content security policy lets a page load
 # From its server, or while its run goes on a script beside it: the key is then in the content.
-PERMITTED = {
-    "server": "connect-src 'self';",
-    "nextSnapshot": "script-src-elem 'unsafe-inline' file:;",
-}
+RULES = {"server": "connect-src 'self';", "nextSnapshot": "script-src-elem 'unsafe-inline' file:;"}
 WEB_FOLDER = Path(__file__).parent / "web"
 INCLUDE = re.compile(r"(?:/\*|<!--) ([\w/]+\.(?:html|css|js)) (?:\*/|-->)\n")
 # The only forms that glass/page/web uses: named imports of files by their relative path, and
@@ -50,7 +47,7 @@ def format_html(template: str, content: dict[str, Any], blobs: Sequence[str] = (
 
     The content refers to the `blobs` by number.
     """
-    permissions = " ".join(rule for key, rule in PERMITTED.items() if content.get(key))
+    permissions = " ".join(rule for key, rule in RULES.items() if content.get(key))
     head, foot = expand_template(template).split("<!-- data -->")
     yield head.replace(PERMISSIONS, permissions)
     yield f'<script type="application/json" id="data">{embed_json(content)}</script>\n'

@@ -88,8 +88,7 @@ def format_page(run_dir: RunDir) -> Iterator[str]:
         **describe_run_scores(rows),
     }
     model = find_embedded_model(run_dir, config.model, latest, opening_step)
-    snapshots = list_snapshots(run_dir)
-    return format_with_attention(content, snapshots, model)
+    return format_with_attention(content, list_snapshots(run_dir), model)
 
 
 def _describe_training(rows: Sequence[Row], latest: Mapping[str, Any]) -> dict[str, Any]:

@@ -24,12 +24,12 @@ function describeSource(text) {
 function describeAwaited() {
   const { step, nextSnapshot, inductionStep, speed } = data;
   if (!nextSnapshot || emergences.some(({ score }) => score === "induction")) return "";
-  if (!(inductionStep > step)) {
-    return `No induction head has emerged; the next snapshot is at step ${formatCount(nextSnapshot)}.`;
-  }
-  const minutes = Math.round(((inductionStep - step) * speed.msPerStep) / 60_000);
-  const time = speed.msPerStep ? `, in about ${pluralize(Math.max(1, minutes), "minute")},` : "";
-  return `An induction head forms around step ${formatCount(inductionStep)}${time} with these settings.`;
+  const next = `No induction head has emerged; the next snapshot is at step ${formatCount(nextSnapshot)}.`;
+  if (!(inductionStep > step)) return el("div", { className: "quiet" }, next);
+  const minutes = Math.max(1, Math.round(((inductionStep - step) * speed.msPerStep) / 60_000));
+  const time = speed.msPerStep ? `, in about ${pluralize(minutes, "minute")},` : "";
+  const known = `An induction head forms around step ${formatCount(inductionStep)}${time} with these settings.`;
+  return el("div", { className: "quiet" }, known);
 }
 
 /**
@@ -54,14 +54,8 @@ export function drawFindings(findings, chooseHead) {
       el("li", {}, el("b", {}, `${title}: `), ...annotate(details.join("; "), chooseHead)),
     );
   $("headline").replaceChildren(headline ?? note("No significant findings yet."));
-  const source = data.scoredText ? [describeSource(data.scoredText)] : [];
-  const awaited = el("div", { className: "quiet" }, describeAwaited());
-  $("more").replaceChildren(
-    ...others,
-    awaited,
-    ...source,
-    ...(evidence.length ? [$("numbers")] : []),
-  );
+  const context = data.scoredText ? describeSource(data.scoredText) : describeAwaited();
+  $("more").replaceChildren(...others, context, ...(evidence.length ? [$("numbers")] : []));
   $("numbers").hidden = !evidence.length;
   $("numbers")
     .querySelector("ul")
