@@ -5,8 +5,10 @@ python explore.py FILE.gguf                another model: see python explore.py 
 """
 
 import sys
+from pathlib import Path
 
 if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parent))  # python -P and -I leave it out
     import common.wait_policy  # noqa: F401  measures from here on what other programs compute
     from common.signals import end_on_interrupt
 

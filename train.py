@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 if __name__ == "__main__":  # the command, which answers mistakes before torch is imported below
+    sys.path.insert(0, str(Path(__file__).resolve().parent))  # python -P and -I leave it out
     import common.wait_policy  # noqa: F401  measures from here on what other programs compute
     from common.signals import end_on_interrupt
 

@@ -9,6 +9,8 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryFile, mkdtemp
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 from common.errors import UserError
 from common.files import part_path
@@ -36,13 +38,16 @@ def expand_home(key: str, path: str) -> Path:
 def expand_model_name(key: str, name: str) -> str:
     """Return the path or the name on the Hugging Face hub that a user typed for a model.
 
-    A path may begin with ~. A model on the hub may be named by its address, and OpenAI's GPT-2
-    without its owner, unless there is a path of that name.
+    A path may begin with ~ or file://. A model on the hub may be named by its address, and OpenAI's
+    GPT-2 without its owner, unless there is a path of that name.
     """
     if not name:
         raise UserError(f"{key}= is empty: give the path of a model")
     if name in GPT2_NAMES and not os.path.lexists(name):
         return f"openai-community/{name}"
+    address = urlsplit(name)
+    if address.scheme == "file" and address.netloc in ("", "localhost"):
+        return url2pathname(address.path)
     on_hub = HUB_ADDRESS.fullmatch(name)
     if on_hub:
         return on_hub[1]

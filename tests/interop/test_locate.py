@@ -138,6 +138,7 @@ STEP_3, STEP_6 = (f"runs/x/checkpoints/step_0000000{step}" for step in (3, 6))
 ACCEPTED = [
     (nothing, "gpt2/", "gpt2"),
     (nothing, "~/gpt2", "gpt2"),
+    (nothing, "file://{here}/gpt2/", "gpt2"),
     (nothing, "gpt2/model.safetensors", "gpt2"),
     (rename("gpt2/model.safetensors", "gpt2/any name.safetensors"), "gpt2", "gpt2"),
     (pickle_weights("gpt2"), "gpt2", "gpt2"),
