@@ -32,7 +32,7 @@ def open(
     from interop import find_model
 
     if tokenizer is None and isinstance(model, (str, os.PathLike)):
-        stored = find_model(model, checkpoint, key="path_or_name")
+        stored = find_model(model, checkpoint, key="model")
         return Opened(*stored.load(), stored.run_dir)
     return Opened(model, tokenizer)  # type: ignore[arg-type]  # it refuses other types
 

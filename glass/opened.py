@@ -535,8 +535,8 @@ def pair_up(
     columns = {
         "clean": cleans or [clean],
         "corrupted": corrupteds or [corrupted],
-        "answer": list_values(answer),
-        "wrong": list_values(wrong),
+        "answer": list_values(answer, "answer"),
+        "wrong": list_values(wrong, "wrong"),
     }
     count = max(map(len, columns.values()))
     for name, values in columns.items():

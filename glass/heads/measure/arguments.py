@@ -52,7 +52,7 @@ def read_off(off: Off, config: GPTConfig) -> tuple[Output, ...]:
     named = _name_outputs(config)
     last = config.n_layer - 1
     outputs: set[Output] = set()
-    for value in [off] if isinstance(off, Head) else list_values(off):
+    for value in [off] if isinstance(off, Head) else list_values(off, "off"):
         name = str(value) if isinstance(value, str | Head) else ""
         if name not in named:
             mlps = "" if config.mlp == "none" else f", an MLP (L0MLP to L{last}MLP)"
@@ -88,7 +88,7 @@ def read_head(name: str, value: Any, config: GPTConfig) -> Head:
 
 def read_positions(hidden: Positions, length: int) -> tuple[int, ...]:
     """Return the numbers of tokens of a text with `length` tokens, in order."""
-    values = list_values(hidden)
+    values = list_values(hidden, "hidden")
     for value in values:
         if type(value) is not int or not 0 <= value < length:
             raise UserError(
@@ -100,7 +100,7 @@ def read_positions(hidden: Positions, length: int) -> tuple[int, ...]:
 
 def read_token(token: int, length: int, first: int = 0) -> int:
     """Return the number of a token from `first` on, which may be given as counted from the end."""
-    values = list_values(token)
+    values = list_values(token, "token")
     is_one = len(values) == 1 and type(values[0]) is int
     if not is_one or not -length <= values[0] < length or values[0] % length < first:
         raise UserError(
@@ -119,10 +119,10 @@ def _input_ids(text: Any) -> Any:
     return text["input_ids"]
 
 
-def list_values(given: Any) -> list:
+def list_values(given: Any, name: str = "text") -> list:
     """Return the values of an iterable, or of the only row of an array, as Python's types."""
     if isinstance(given, Mapping | Set) or hasattr(given, "columns"):  # those of a table
-        raise UserError(f"{type(given).__name__} is no type of text, names or tokens: use a list")
+        raise UserError(f"{name} cannot be a {type(given).__name__}: use a list")
     if hasattr(given, "tolist"):
         given = given.tolist()
     if isinstance(given, str | bytes) or not isinstance(given, Iterable):
