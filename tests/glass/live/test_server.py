@@ -86,11 +86,13 @@ class Client:
 @contextmanager
 def running_server(port=0):
     client = Client(port)
-    arguments = (lambda: PAGE, client.answer)
-    with client.server:
-        threading.Thread(target=client.server.serve, args=arguments, daemon=True).start()
+    thread = threading.Thread(target=client.server.serve, args=(lambda: PAGE, client.answer))
+    thread.start()
+    try:
         yield client
+    finally:
         client.server.shutdown()
+        thread.join()  # which has closed the port
 
 
 @pytest.fixture(scope="module")
