@@ -61,7 +61,7 @@ def measure_share(experiment: str, settings: list[str], seconds: float, rounds: 
     from benchmarks.throughput import measure_matmul_rate
     from data.batches import Batches
     from interop import read_starting_model
-    from run.start import Start
+    from run.checkpoints import Start
     from training.device import configure_process, synchronize
     from training.flops import model_size, tokens_per_step
     from training.plan import resolve
