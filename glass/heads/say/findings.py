@@ -77,11 +77,8 @@ def summarize(*rows: Row) -> list[Finding]:
         return []
     latest = snapshots[-1]
     steps = [row["step"] for row in snapshots]
-    other_scores = [score for score in PHENOMENA if score != "induction"]
-    attention = [
-        _find_induction(latest, steps) or _find_copying(latest),
-        *(_find_attention(latest, score, steps) for score in other_scores),
-    ]
+    induction, *others = (_find_attention(latest, score, steps) for score in PHENOMENA)
+    attention = [induction or _find_copying(latest), *others]
     attention = [finding for finding in attention if finding is not None]
     candidates = [
         *attention[:1],
@@ -120,43 +117,26 @@ def announce_emergence(*rows: Row) -> list[Finding]:
 
 
 def _find_attention(latest: Row, score: str, steps: Sequence[int]) -> Finding | None:
-    """State which heads attend to something, and since when."""
+    """State which heads attend to something, since when, and the circuit of induction heads.
+
+    The text says when all of them had emerged, the details which one emerged at another time.
+    """
     active = find_active_heads(latest, score, most=None)
     if not active:
         return None
     heads = active[:MAX_NAMED_HEADS]
-    dates = _date_heads(latest, score, heads, steps)
-    return Finding(
-        title=_title(score, heads),
-        text=_state_target(latest, score, active),
-        details=[_describe_head(latest, score, head, dates.get(head)) for head in heads],
-        heads=_names(heads),
-        emerged=_date_all(latest, score, heads, steps),
-        total=len(active),
-    )
-
-
-def _find_induction(latest: Row, steps: Sequence[int]) -> Finding | None:
-    """State which induction heads there are, their circuit and what it does, and since when."""
-    active = find_active_heads(latest, "induction", most=None)
-    if not active:
-        return None
-    heads = active[:MAX_NAMED_HEADS]
-    emerged = _date_all(latest, "induction", heads, steps)
-    sentences = [_state_target(latest, "induction", active), *_state_circuit(latest, heads)]
-    # The text has the date of all heads or of the strongest one, the details have the others.
-    dates = _date_heads(latest, "induction", heads, steps)
-    if dates:
-        strongest = next(iter(dates))
-        date = dates.pop(strongest)
-        if date == emerged:
-            sentences.append(f"Emerged {date}.")
-            dates = {}
-        else:
-            sentences.append(f"{strongest} emerged {date}.")
-    details = _list_copying(latest)
-    details += [_describe_head(latest, "induction", head, dates.get(head)) for head in heads]
-    title = _title("induction", heads)
+    emerged = _date_heads(latest, score, heads, steps)
+    sentences = [_state_target(latest, score, active)]
+    details = []
+    if score == "induction":
+        sentences += _state_circuit(latest, heads)
+        details = _list_copying(latest)
+    if emerged:
+        sentences.append(f"Emerged {emerged}.")
+    for head in heads:
+        date = _date_heads(latest, score, [head], steps)
+        details.append(_describe_head(latest, score, head, "" if date == emerged else date))
+    title = _title(score, heads)
     return Finding(title, " ".join(sentences), details, _names(heads), emerged, len(active))
 
 
@@ -171,17 +151,7 @@ def _name_kind(score: str) -> str:
     return name[0].lower() + name[1:]
 
 
-def _date_heads(
-    latest: Row, score: str, heads: Sequence[Head], steps: Sequence[int]
-) -> dict[Head, str]:
-    """Return when heads emerged, without those that passed before the first step of training."""
-    if len(steps) == 1:
-        return {}
-    emerged = latest.heads(f"emerged/{score}")
-    return {head: format_emergence(emerged[head], steps) for head in heads if emerged[head]}
-
-
-def _date_all(latest: Row, score: str, heads: Sequence[Head], steps: Sequence[int]) -> str:
+def _date_heads(latest: Row, score: str, heads: Sequence[Head], steps: Sequence[int]) -> str:
     """Return the interval in which all of the heads emerged; "" if one passed before training."""
     emerged = latest.heads(f"emerged/{score}")
     dates = [emerged[head] for head in heads]
@@ -191,12 +161,12 @@ def _date_all(latest: Row, score: str, heads: Sequence[Head], steps: Sequence[in
     return format_emergence(max(dates), before)
 
 
-def _describe_head(latest: Row, score: str, head: Head, emerged: str | None) -> str:
+def _describe_head(latest: Row, score: str, head: Head, emerged: str) -> str:
     facts = [f"score {format_with_error(*latest.score(score, head))}"]
     copying = latest.score("copying", head)
     if score == "induction" and copying.is_known:
         facts.append(f"copying score {format_with_error(*copying)}")
-    if emerged is not None:
+    if emerged:
         facts.append(f"emerged {emerged}")
     if upstream := find_upstream_head(latest, score, head):
         lost = f"{_format_share(upstream.share)} of the score is lost"

@@ -202,7 +202,19 @@ CASES = [
         ["L3H3 attends", "L3H2, the strongest of 3 induction heads, does so in part"],
         [],
     ),
-    (SECOND_HEAD | {"emerged/induction/L3H3": 0}, "Induction", ["L3H2 emerged"], ["L3H3 emerged"]),
+    (SECOND_HEAD | {"emerged/induction/L3H3": 0}, "Induction", ["emerged between"], ["Emerged"]),
+    (
+        SECOND_HEAD | {"emerged/induction/L3H3": 900},
+        "Induction",
+        ["Emerged between steps 0 and 1,000", "emerged between steps 0 and 900"],
+        [],
+    ),
+    (
+        {},
+        "Previous-token",
+        ["Emerged between steps 0 and 900"],
+        [", emerged between steps 0 and 900]"],
+    ),
     ({"emerged/induction/L3H2": 0}, "Induction head", [], ["merged"]),  # it was pretrained
     (
         SINKS,
