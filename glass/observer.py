@@ -114,10 +114,9 @@ class Observer:
             effects = explain_predictions(model, probe_run.random.rows([longest]), self.tokenizer)
             arrays |= {f"repeated_{name}": values for name, values in effects.items()}
         if is_last and (not probe_run.is_large or _can_measure_importance(self.config)):
-            ablation = ablate_heads(model, *self.windows, self.config.precision)
-            row.put_heads("heads/importance", *head_importance(ablation))
-            arrays["validation_loss"] = ablation.loss
-            arrays["validation_loss_without_head"] = ablation.loss_without_head
+            losses = ablate_heads(model, *self.windows, self.config.precision)
+            row.put_heads("heads/importance", *head_importance(*losses))
+            arrays["validation_loss"], arrays["validation_loss_without_head"] = losses
         row |= date_emergence(previous, row, probe_run.window_length)
         row |= probe_run.measure_copying()
         row |= probe_run.measure_composition(row)

@@ -4,7 +4,6 @@ Each effect is measured by running the model; earlier layers and tokens are not 
 """
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -38,16 +37,14 @@ def rows_per_pass(model: GPT, length: int) -> int:
 # --- head ablation --------------------------------------------------------------------------------
 
 
-class HeadAblation(NamedTuple):
-    """Losses in nats of W windows of T tokens, with and without each head; nan without a target."""
-
-    loss: np.ndarray  # of the unchanged model, (W, T)
-    loss_without_head: np.ndarray  # with the output of one head zeroed, (L, H, W, T)
-
-
 @torch.no_grad()
-def ablate_heads(model: GPT, x: Tensor, y: Tensor, precision: str = "fp32") -> HeadAblation:
-    """Compute the losses for inputs x and targets y (W, T), with and without each head."""
+def ablate_heads(
+    model: GPT, x: Tensor, y: Tensor, precision: str = "fp32"
+) -> tuple[np.ndarray, np.ndarray]:
+    """Compute the losses in nats for inputs x and targets y (W, T); nan without a target.
+
+    Those with the output of one head zeroed, (L, H, W, T), follow those of the model, (W, T).
+    """
     losses = []
     losses_without = []
     with autocast(x.device.type, precision):
@@ -58,53 +55,41 @@ def ablate_heads(model: GPT, x: Tensor, y: Tensor, precision: str = "fp32") -> H
             by_layer = _iterate_losses_without_heads(model, tokens, targets, residuals)
             losses_without.append(torch.stack(list(by_layer)))  # (L, H, T)
     loss_without_head = torch.stack(losses_without, dim=2)  # (L, H, W, T)
-    return HeadAblation(torch.cat(losses).cpu().numpy(), loss_without_head.cpu().numpy())
+    return torch.cat(losses).cpu().numpy(), loss_without_head.cpu().numpy()
 
 
-def head_importance(ablation: HeadAblation) -> tuple[np.ndarray, np.ndarray]:
+def head_importance(
+    loss: np.ndarray, loss_without_head: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     """Compute the increase (L, H) of the mean loss in nats/token when a head's output is zeroed.
 
-    Its standard error (L, H), over windows, follows.
+    Its standard error (L, H), over windows, follows. The losses are those of `ablate_heads`.
 
     Reference: Michel et al. 2019, "Are Sixteen Heads Really Better than One?".
     """
-    difference = ablation.loss_without_head.astype(np.float64) - ablation.loss
+    difference = loss_without_head.astype(np.float64) - loss
     increases = np.nansum(difference, axis=-1)  # (L, H, W)
-    return ratio_with_error(increases, (~np.isnan(ablation.loss)).sum(axis=-1))
-
-
-@torch.no_grad()
-def measure_head_effects(model: GPT, forward: ForwardPass) -> np.ndarray:
-    """Measure the loss increase (L, H, T) in nats after each token without each head; last: nan."""
-    targets = next_tokens(forward.tokens)
-    residuals = list(forward.residuals)
-    by_layer = _iterate_losses_without_heads(model, forward.tokens, targets, residuals)
-    increases = torch.stack(list(by_layer)) - token_losses(model, residuals[-1], targets)
-    return increases.cpu().numpy()
+    return ratio_with_error(increases, (~np.isnan(loss)).sum(axis=-1))
 
 
 @torch.no_grad()
 def iterate_head_effects(
     model: GPT,
     forward: ForwardPass,
-    i: int,
-    target: int,
+    targets: Tensor,
     interventions: Interventions = NO_INTERVENTIONS,
 ) -> Iterator[np.ndarray]:
-    """Yield, for each layer, the loss increases (H,) in nats of `target` without each of its heads.
+    """Yield, for each layer, the loss increases (H, n) in nats without each of its heads.
 
-    The target is predicted after token i. `forward` ran with the same `interventions`, whose hidden
-    tokens are at most i.
+    They are those of `targets` (1, n) after the last n tokens; nan for a target of -1. `forward`
+    ran with the same `interventions`.
     """
-    forward = forward.first_tokens(i + 1)
     residuals = list(forward.residuals)
-    targets = torch.tensor([[target]], device=forward.tokens.device)
-    loss = token_losses(model, residuals[-1][:, -1:], targets)  # (1, 1)
-    by_layer = _iterate_losses_without_heads(
+    losses = token_losses(model, residuals[-1][:, -targets.shape[1] :], targets)
+    for losses_without in _iterate_losses_without_heads(
         model, forward.tokens, targets, residuals, interventions
-    )
-    for losses in by_layer:
-        yield (losses - loss)[:, 0].cpu().numpy()
+    ):
+        yield (losses_without - losses).cpu().numpy()
 
 
 def _iterate_losses_without_heads(

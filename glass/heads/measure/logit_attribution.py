@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from data.tokenizer import Tokenizer
 from generation.scoring import max_logit_rows, token_losses
-from glass.heads.measure.ablation import measure_head_effects, measure_token_effects
+from glass.heads.measure.ablation import iterate_head_effects, measure_token_effects
 from glass.heads.measure.capture import ForwardPass, next_tokens, residual_writes
 from glass.heads.measure.components import iterate_components
 from glass.heads.measure.probes import spell_tokens
@@ -71,7 +71,8 @@ def explain_predictions(
     attribution = attribute_logits(model, forward, first)
     head_effects = np.full((c.n_layer, c.n_head, T), np.nan, np.float32)
     if T * c.n_layer * c.n_head * model.num_parameters() <= MAX_HEAD_EFFECT_COST:
-        head_effects = measure_head_effects(model, forward)
+        targets = next_tokens(forward.tokens)
+        head_effects = np.stack(list(iterate_head_effects(model, forward, targets)))
     promoted = [
         find_promoted_tokens(model, forward, layer, range(c.n_head), first)
         for layer in range(c.n_layer)

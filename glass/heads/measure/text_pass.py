@@ -141,8 +141,10 @@ class TextPass:
 
     def head_effects(self, i: int) -> Iterator[np.ndarray]:
         """Yield, for each layer, the loss increases (H,) of the token after i by its ablations."""
-        target = int(self.forward.tokens[0, i + 1])
-        return iterate_head_effects(self.model, self.forward, i, target, self.interventions)
+        forward = self.forward.first_tokens(i + 1)
+        target = self.forward.tokens[:, i + 1 : i + 2]
+        for increases in iterate_head_effects(self.model, forward, target, self.interventions):
+            yield increases[:, 0]
 
     def logit_difference(self, contrast: Contrast) -> float:
         """Return logit(answer) - logit(wrong) of a prediction."""

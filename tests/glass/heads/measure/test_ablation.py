@@ -13,9 +13,8 @@ from glass.heads.measure.ablation import (
     head_importance,
     iterate_head_effects,
     iterate_token_effects,
-    measure_head_effects,
 )
-from glass.heads.measure.capture import ForwardPass, capture
+from glass.heads.measure.capture import ForwardPass, capture, next_tokens
 from glass.heads.measure.interventions import Interventions
 from model import GPT
 from run.row import Head
@@ -57,15 +56,16 @@ def test_effects_are_those_of_whole_passes_with_one_more_intervention(config, in
     assert np.isnan(table[0, -1, :10]).all() and np.abs(table[0, :-1]).max() > 1e-3
     assert not np.triu(table[0, :-1]).any()  # of itself and of the tokens before it
 
-    first_tokens, target = forward.first_tokens(9), int(ids[9])
-    effects = np.stack(list(iterate_head_effects(model, first_tokens, 8, target, interventions)))
+    targets = next_tokens(forward.tokens)
+    effects = np.stack(list(iterate_head_effects(model, forward, targets, interventions)))
+    first_tokens, target = forward.first_tokens(9), targets[:, 8:9]
+    of_one = np.stack(list(iterate_head_effects(model, first_tokens, target, interventions)))
     for head in np.ndindex(2, 4):
         changed = interventions._replace(ablated=(*interventions.ablated, Head(*head)))
         increase = losses(whole_pass(model, ids, changed)) - losses(log_p)
-        assert effects[head] == pytest.approx(increase[8], abs=1e-9)
-        if not any(interventions):
-            of_text = measure_head_effects(model, forward)[head]
-            assert of_text[:-1] == pytest.approx(increase, abs=1e-9) and np.isnan(of_text[-1])
+        assert of_one[head] == pytest.approx(increase[8:9], abs=1e-9)
+        assert effects[head][:-1] == pytest.approx(increase, abs=1e-9)
+        assert np.isnan(effects[head][-1])
 
 
 @pytest.fixture(params=[1, 2, 4])
@@ -82,7 +82,7 @@ def validation(request):
 
 def test_head_importance_is_the_loss_increase_when_its_output_is_zeroed(validation):
     model, x, y = validation
-    importance, _ = head_importance(ablate_heads(model, x, y))
+    importance, _ = head_importance(*ablate_heads(model, x, y))
     assert importance.shape == (2, 4) and np.abs(importance).max() > 1e-3
     model.eval()
     for layer, head in ((0, 0), (1, 3)):

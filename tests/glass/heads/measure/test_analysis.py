@@ -114,10 +114,8 @@ def test_every_score_and_its_error_can_be_recomputed_from_the_file(finished_run)
         recomputed = {name: scores.mean_and_error(values) for name, values in readings.items()}
         assert len(arrays["repeated"][0]) == len(arrays["control"][0]) >= 16
         if row["step"] == 12:
-            losses = ablation.HeadAblation(
-                arrays["validation_loss"], arrays["validation_loss_without_head"]
-            )
-            recomputed["importance"] = ablation.head_importance(losses)
+            losses = arrays["validation_loss"], arrays["validation_loss_without_head"]
+            recomputed["importance"] = ablation.head_importance(*losses)
         for name, (means, errors) in recomputed.items():
             rounding = 0.05 if "distance" in name else 2e-3  # of weights in float16
             for (layer, head), mean in np.ndenumerate(means):
