@@ -97,17 +97,13 @@ def _spread_evenly(steps: list[int], preferred: list[int]) -> list[int]:
     """Order the other steps so that the first ones leave no large gaps among the preferred ones.
 
     The last is the step whose removal leaves the smallest gap, and so on for those that are left.
+    The first and the last of all steps are preferred.
     """
-    left = np.array(steps, dtype=np.float64)
-    is_preferred = np.isin(steps, preferred)
-    removed: list[int] = []
-    for _ in range(len(steps) - len(preferred)):
-        gaps = left[2:] - left[:-2]  # between the neighbors of each step but the first and last
-        gaps[is_preferred[1:-1]] = np.inf
-        k = 1 + int(gaps.argmin())
-        removed.append(int(left[k]))
-        left = np.delete(left, k)
-        is_preferred = np.delete(is_preferred, k)
+    left = list(steps)
+    removed = []
+    while len(left) > len(preferred):
+        others = [k for k, step in enumerate(left) if step not in preferred]
+        removed.append(left.pop(min(others, key=lambda k: left[k + 1] - left[k - 1])))
     return removed[::-1]
 
 
