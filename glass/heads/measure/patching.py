@@ -116,8 +116,8 @@ class Patching:
         self.source = source.first_tokens(T)
         self.base = base.first_tokens(T)
         differing = (self.source.tokens != self.base.tokens)[0].nonzero()
-        # Patches of earlier tokens cannot change anything.
-        self.first_differing = int(differing[0, 0]) if len(differing) else T
+        # Patches of earlier tokens cannot change anything. The last one is always run.
+        self.first_differing = int(differing[0, 0]) if len(differing) else T - 1
         self._kept = [patch for patch in kept if patch.kind != "residual" or patch.index < T]
         if self._kept:
             ids = self.base.tokens.cpu().numpy()
@@ -148,17 +148,12 @@ class Patching:
     def patch_components(self) -> Iterator[CellValues]:
         """Yield cells (layer, head or n_head for the MLP): an output is patched at all tokens."""
         c = self.model.config
-        start = self.first_differing
         columns = range(c.n_head if c.mlp == "none" else c.n_head + 1)
-        is_unchanged = start > self.contrast.position
-        rows = len(columns) if is_unchanged else self._cells_per_pass(start)
+        rows = self._cells_per_pass(self.first_differing)
         for layer in range(c.n_layer):
             for first in range(0, len(columns), rows):
                 some = columns[first : first + rows]
-                values = np.full(len(some), self.value())
-                if not is_unchanged:
-                    values = self._patch_components(layer, some)
-                yield _make_cell_values(layer, some, values)
+                yield _make_cell_values(layer, some, self._patch_components(layer, some))
 
     def _cells_per_pass(self, start: int) -> int:
         length = self.contrast.position + 1 - start
