@@ -111,26 +111,16 @@ def _project(
         vectors.append(written[0])  # (T, d_k)
     stacked = torch.stack(vectors) * norm_scales(block.norm_1, x)
 
-    biases = _project_biases(block.norm_1, linear, rows, x.dtype)
-    if biases is not None:
+    # Of zeros, the norm and the projection leave their biases.
+    zeros = torch.zeros_like(block.norm_1.weight)  # (C,)
+    biases = linear(block.norm_1(zeros))[rows].to(x.dtype)  # (d_k,)
+    if biases.any():
         names.append("biases")
         stacked = torch.cat((stacked, biases.expand(1, *stacked.shape[1:])))
 
     if model.config.qk_norm:
         stacked = stacked * _qk_norm_factors(block.attention, which, stacked.sum(dim=0))
     return names, stacked
-
-
-def _project_biases(
-    norm: nn.Module, linear: nn.Linear, rows: slice, dtype: torch.dtype
-) -> Tensor | None:
-    """Return what the biases of a norm and of some rows of its projection add, (d_k,), if any."""
-    norm_bias = getattr(norm, "bias", None)
-    bias = None if linear.bias is None else linear.bias[rows].to(dtype)
-    if norm_bias is None:
-        return bias
-    projected = linear.weight[rows].to(dtype) @ norm_bias.to(dtype)
-    return projected if bias is None else projected + bias
 
 
 def _spell(component: Component) -> str:
