@@ -2,7 +2,7 @@
 
 from __future__ import annotations  # help() prints the names of the types of arguments
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from reprlib import repr as quote
 from typing import TYPE_CHECKING, Any, TypedDict
@@ -16,10 +16,10 @@ from data.tokenizer import Tokenizer, decode_characters
 from generation.sampling import stream_text
 from glass.heads.measure.ablation import mean_outputs, measure_token_effects
 from glass.heads.measure.analysis import (
+    ProbeRun,
     analyze,
     encode_end,
     make_expected_probes,
-    measure_in_stages,
 )
 from glass.heads.measure.arguments import (
     Off,
@@ -360,15 +360,12 @@ class Opened:
             log(f"attention: scores of every head for {pluralize(len(texts), 'text')}")
             return self._ask_each("text", self._score_heads, zip(texts))
         row = Row()
-        for stage in self._measure_in_stages(row, text):
+        for stage in self._run_probes(text).measure_in_stages(row):
             log(f"attention: {stage}")
         return row
 
     def _score_heads(self, text: Text) -> DataArray:
-        row = Row()
-        stages = self._measure_in_stages(row, text)
-        next(stages)
-        next(stages)  # the scores are measured; compositions would take most of the time
+        row = self._run_probes(text).score_heads()
         coordinates = {"score": list(row.scores()), **self._label_heads()}
         scores = DataArray(np.nan, coordinates, ["score", "layer", "head"], "score")
         for values, heads in zip(scores.values, row.scores().values()):  # (L, H)
@@ -376,10 +373,9 @@ class Opened:
                 values[head] = score
         return scores
 
-    def _measure_in_stages(self, row: Row, text: Text) -> Iterator[str]:
+    def _run_probes(self, text: Text) -> ProbeRun:
         model = in_float32(self.model)
-        probes = make_expected_probes(model, self.tokenizer, self._encode(text))
-        return measure_in_stages(row, model, probes)
+        return ProbeRun(model, make_expected_probes(model, self.tokenizer, self._encode(text)))
 
     def _losses(self, read: Reader, text: Text) -> DataArray:
         text_pass = read(text)

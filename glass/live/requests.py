@@ -15,7 +15,7 @@ from torch import Tensor
 from common.errors import UserError
 from data.tokenizer import decode_characters, encode_prompt
 from glass.heads.measure.ablation import iterate_token_effects
-from glass.heads.measure.analysis import make_expected_probes, measure_in_stages
+from glass.heads.measure.analysis import ProbeRun, make_expected_probes
 from glass.heads.measure.capture import in_float32
 from glass.heads.measure.logit_attribution import (
     PREDICTED_TOKENS,
@@ -222,7 +222,7 @@ def show_scores(session: Session, parameters: Parameters, text_pass: TextPass) -
     model = in_float32(session.model)
     row = Row()
     probes = make_expected_probes(model, session.tokenizer, parameters.ids)
-    yield from measure_in_stages(row, model, probes)
+    yield from ProbeRun(model, probes).measure_in_stages(row)
     session.scores = describe_scores(session.step, row, summarize(row), decode(session, parameters))
 
 

@@ -17,7 +17,7 @@ from common.paths import writable_folder
 from common.terminal import tolerate_errors
 from data.cache import cache_root
 from data.tokenizer import decode_characters, encode_prompt
-from glass.heads.measure.analysis import encode_end, make_expected_probes, measure_in_stages
+from glass.heads.measure.analysis import ProbeRun, encode_end, make_expected_probes
 from glass.heads.measure.capture import in_float32
 from glass.heads.measure.emergence import date_rows
 from glass.heads.measure.text_pass import max_tokens
@@ -79,7 +79,7 @@ class Steps:
     def measure(self, session: Session) -> Iterator[str]:
         """Measure all heads at a step, and keep the scores; yield the name of each stage."""
         row = Row()
-        yield from measure_in_stages(row, in_float32(session.model), self.probes)
+        yield from ProbeRun(in_float32(session.model), self.probes).measure_in_stages(row)
         # Heads emerge when other steps are known.
         row = Row({key: row[key] for key in row if not key.startswith("emerged/")})
         self.rows[session.step] = Row(row, step=session.step)

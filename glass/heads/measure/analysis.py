@@ -69,21 +69,18 @@ def analyze(
     Only the last `block_size` tokens of the text are used; a begin-of-text token stays the first.
     """
     model = in_float32(model)
-    ids = np.array(encode_end(model, tokenizer, text, model.config.block_size))
-    text_pass = capture(model, ids[None])
+    ids = encode_end(model, tokenizer, text, model.config.block_size)
+    probes = make_expected_probes(model, tokenizer, ids)
+    run = ProbeRun(model, probes)
     row = Row()
-    for stage in measure_in_stages(row, model, make_expected_probes(model, tokenizer, ids)):
+    for stage in run.measure_in_stages(row):
         log(f"attention: {stage}")
-    arrays = {
-        "text": text_pass.weights[:, 0].cpu().numpy(),
-        "text_value_norms": value_norms(model, text_pass.v)[:, 0].cpu().numpy(),
-        "text_ids": ids,
-        "text_tokens": np.array(spell_tokens(tokenizer, ids)),
-    }
+    arrays = {name: run.arrays[name] for name in ("text", "text_value_norms")}
+    arrays |= {"text_ids": probes.text, "text_tokens": np.array(probes.text_tokens)}
     count = count_explained_tokens(model, len(ids))
     of_all = f", the last of {len(ids):,}" if count < len(ids) else ""
     log(f"attention: token and head effects on {pluralize(count, 'prediction')}{of_all}")
-    arrays |= explain_predictions(model, text_pass, tokenizer)
+    arrays |= explain_predictions(model, run.text, tokenizer)
     return Analysis(row, arrays)
 
 
@@ -112,23 +109,6 @@ def make_expected_probes(model: GPT, tokenizer: Tokenizer, ids: Sequence[int]) -
     windows = probes.control if len(probes.control) else probes.windows
     tokens = spell_tokens(tokenizer, text)
     return replace(probes, text=text, text_tokens=tokens, windows=windows)
-
-
-def measure_in_stages(row: Row, model: GPT, probes: Probes) -> Iterator[str]:
-    """Measure every head on probes.
-
-    Writes the measurements into `row`, and yields the name of each of two stages before it.
-    Faithfulness is measured in small models only.
-    """
-    yield "scores of every head on random tokens that the model expects in this text"
-    run = ProbeRun(model, probes)
-    row |= {"step": 0} | run.score_heads()
-    row |= date_emergence(row, row, run.window_length)  # heads that pass now
-    yield "composition of the strongest heads"
-    row |= run.measure_copying()
-    row |= run.measure_composition(row)
-    if not run.is_large:
-        row |= run.measure_faithfulness(row)
 
 
 @torch.no_grad()
@@ -163,6 +143,20 @@ class ProbeRun:
         """Select the repeated (0), reshuffled (1) or control rows (2) of the random ones."""
         rows = np.arange(len(self.random.tokens)).reshape(3, -1)  # (3, P)
         return self.random.rows(rows[list(kinds)].ravel())
+
+    def measure_in_stages(self, row: Row) -> Iterator[str]:
+        """Write all measurements into `row`; yield the name of each of two stages before it.
+
+        Faithfulness is measured in small models only.
+        """
+        yield "scores of every head on random tokens that the model expects in this text"
+        row |= {"step": 0} | self.score_heads()
+        row |= date_emergence(row, row, self.window_length)  # heads that pass now
+        yield "composition of the strongest heads"
+        row |= self.measure_copying()
+        row |= self.measure_composition(row)
+        if not self.is_large:
+            row |= self.measure_faithfulness(row)
 
     def score_heads(self) -> Row:
         """Compute every score of every head, except head importance."""

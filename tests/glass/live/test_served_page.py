@@ -14,8 +14,7 @@ from series_of_models import COUNTED, count_models, write_steps
 
 import glass
 from cli.explore_config import ExploreConfig
-from glass.heads.measure.analysis import measure_in_stages
-from glass.live import steps
+from glass.heads.measure.analysis import ProbeRun
 from glass.live.explorer import Explorer
 from glass.live.server import Server
 from interop.folder import HFFolder
@@ -131,12 +130,14 @@ def test_the_slider_moves_while_a_step_is_loaded_and_nothing_typed_is_lost(
 def test_all_steps_are_measured_stopped_and_continued(chromium, tmp_path, monkeypatch):
     monkeypatch.setenv("GLASSGPT_CACHE", str(tmp_path / "cache"))
 
-    def measure_slowly(*arguments):
-        for stage in measure_in_stages(*arguments):
+    measure_in_stages = ProbeRun.measure_in_stages
+
+    def measure_slowly(run, row):
+        for stage in measure_in_stages(run, row):
             time.sleep(0.3)  # so that there is time to stop
             yield stage
 
-    monkeypatch.setattr(steps, "measure_in_stages", measure_slowly)
+    monkeypatch.setattr(ProbeRun, "measure_in_stages", measure_slowly)
     errors = []
     folder = str(write_steps(tmp_path / "out"))
     settings = {"init_from": folder, "steps": "all", "prompt": "abcabc"}

@@ -18,6 +18,7 @@ import glass.observer
 from cli.explore_config import ExploreConfig
 from config import AttentionConfig, CheckpointConfig
 from data.tokenizer import CharTokenizer
+from glass.heads.measure.analysis import ProbeRun
 from glass.live import steps as module
 from glass.live.explorer import Explorer
 from interop import Series, save_hf
@@ -159,15 +160,15 @@ def test_measuring_makes_room_for_the_step_that_the_reader_wants(tmp_path, monke
     explorer = explore(write_steps(tmp_path / "out"), prompt="abcabc")
     started = threading.Event()
 
-    def measure_forever(row, model, probes):
+    def measure_forever(run, row):
         yield "a stage"
         started.set()
         while True:
-            model(torch.tensor([[0, 1]]))
+            run.model(torch.tensor([[0, 1]]))
 
     parts = []
     with monkeypatch.context() as patch:
-        patch.setattr(module, "measure_in_stages", measure_forever)
+        patch.setattr(ProbeRun, "measure_in_stages", measure_forever)
         thread = threading.Thread(target=lambda: parts.extend(frames(explorer, step=20)))
         thread.start()
         assert started.wait(SECONDS)
@@ -184,13 +185,13 @@ def test_a_measurement_waits_for_another_and_goes_on_after_it_was_stopped(tmp_pa
     explorer = explore(write_steps(tmp_path / "out"), prompt="abcabc")
     started, stopped = threading.Event(), threading.Event()
 
-    def measure_until_stopped(row, model, probes):
+    def measure_until_stopped(run, row):
         started.set()
         while True:
-            model(torch.tensor([[0, 1]]))
+            run.model(torch.tensor([[0, 1]]))
         yield "a stage"
 
-    monkeypatch.setattr(module, "measure_in_stages", measure_until_stopped)
+    monkeypatch.setattr(ProbeRun, "measure_in_stages", measure_until_stopped)
     first = threading.Thread(target=lambda: frames(explorer, is_canceled=stopped.is_set))
     first.start()
     assert started.wait(SECONDS)
