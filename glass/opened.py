@@ -2,7 +2,7 @@
 
 from __future__ import annotations  # help() prints the names of the types of arguments
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from reprlib import repr as quote
 from typing import TYPE_CHECKING, Any, TypedDict
@@ -202,10 +202,9 @@ class Opened:
     def logits(self, text: Text, **changes: Unpack[Changes]) -> DataArray:
         """Return the logits after each token, (T, V)."""
         text_pass = self._change(**changes)(text)
-        vocabulary = range(self.model.head.out_features)
         coordinates = {
-            **self._label_tokens("token", text_pass),
-            **label("next_token", vocabulary, self._spell(vocabulary)),
+            **self._label_tokens("token", text_pass.ids),
+            **self._label_tokens("next_token", range(self.model.head.out_features)),
         }
         logits = to_float32(text_pass.logits())
         return DataArray(logits, coordinates, ["token", "next_token"], "logit")
@@ -216,8 +215,8 @@ class Opened:
         text_pass = self._change(**changes)(text)
         coordinates = {
             **self._label_heads(),
-            **self._label_tokens("query", text_pass),
-            **self._label_tokens("key", text_pass),
+            **self._label_tokens("query", text_pass.ids),
+            **self._label_tokens("key", text_pass.ids),
         }
         weights = to_float32(text_pass.forward.weights[:, 0])
         axes = ["layer", "head", "query", "key"]
@@ -241,8 +240,8 @@ class Opened:
         text_pass = self._change(**changes)(text)
         effects, _ = measure_token_effects(self.model, text_pass.forward, text_pass.interventions)
         coordinates = {
-            **self._label_tokens("token", text_pass, slice(1, None)),
-            **self._label_tokens("hidden", text_pass, slice(-1)),
+            **self._label_tokens("token", text_pass.ids[1:], first=1),
+            **self._label_tokens("hidden", text_pass.ids[:-1]),
         }
         axes = ["token", "hidden"]
         return DataArray(effects[:-1, :-1], coordinates, axes, "loss_increase", INCREASE)
@@ -297,7 +296,7 @@ class Opened:
         layers = [f"L{layer}" for layer in range(self.model.config.n_layer)]
         coordinates = {
             "after": ["embedding", *layers],
-            **self._label_tokens("token", text_pass, slice(1, None)),
+            **self._label_tokens("token", text_pass.ids[1:], first=1),
         }
         return DataArray(losses[:, :-1], coordinates, ["after", "token"], "loss", LOSS)
 
@@ -313,11 +312,11 @@ class Opened:
         """
         text_pass = self._change(**changes)(text)
         if isinstance(token, str):
-            number = text_pass.length
+            number = len(text_pass.ids)
             id = self._find_id("token", token, text_pass)
         else:
-            number = read_token(token, text_pass.length, first=1)
-            id = int(text_pass.forward.tokens[0, number])
+            number = read_token(token, len(text_pass.ids), first=1)
+            id = text_pass.ids[number]
         forward = text_pass.forward.first_tokens(number)
         attribution = attribute_logits(self.model, forward, number - 1, id)
         of_embedding, *of_layers, of_biases = attribution.logit_attribution[:, -1, 0]
@@ -379,7 +378,7 @@ class Opened:
 
     def _losses(self, read: Reader, text: Text) -> DataArray:
         text_pass = read(text)
-        tokens = self._label_tokens("token", text_pass, slice(1, None))
+        tokens = self._label_tokens("token", text_pass.ids[1:], first=1)
         return DataArray(text_pass.losses()[:-1], tokens, ["token"], "loss", LOSS)
 
     def _mean_loss(self, read: Reader, text: Text) -> DataArray:
@@ -390,9 +389,9 @@ class Opened:
 
     def _head_effects(self, read: Reader, token: int, text: Text) -> DataArray:
         text_pass = read(text)
-        token = read_token(token, text_pass.length, first=1)  # token 0 is never predicted
+        token = read_token(token, len(text_pass.ids), first=1)  # token 0 is never predicted
         effects = np.stack(list(text_pass.head_effects(token - 1)))
-        (token_text,) = self._spell(text_pass.forward.tokens[0, [token]].tolist())
+        (token_text,) = self._spell([text_pass.ids[token]])
         coordinates = {**self._label_heads(), "token": token, "token_text": token_text}
         return DataArray(effects, coordinates, ["layer", "head"], "loss_increase", INCREASE)
 
@@ -423,23 +422,27 @@ class Opened:
         base = read(corrupted, "corrupted")
         answer_id = self._find_id("answer", answer, source)
         wrong_id = self._find_id("wrong", wrong, base, other_than=answer_id)
-        contrast = Contrast(source.length - 1, answer_id, wrong_id)
+        contrast = Contrast(len(source.ids) - 1, answer_id, wrong_id)
         patching = source.patch_into(base, contrast, self.tokenizer)
         lowest = base.logit_difference(contrast)
         highest = source.logit_difference(contrast)
         answer_text, wrong_text = self._spell((answer_id, wrong_id))
+        if kind == "residual":
+            axis, labels = "token", self._label_tokens("token", base.ids)
+            measured = patching.patch_residuals()
+        else:
+            axis, labels = "component", {"component": self._label_components()}
+            measured = patching.patch_components()
         coordinates = {
-            **self._label_patches(kind, base),
+            "layer": range(self.model.config.n_layer),
+            **labels,
             "answer": answer_text,
             "wrong": wrong_text,
             "clean_difference": highest,
             "corrupted_difference": lowest,
         }
-        axes = ["layer", "token" if kind == "residual" else "component"]
-        shares = DataArray(np.nan, coordinates, axes, "share", SHARE)
+        shares = DataArray(np.nan, coordinates, ["layer", axis], "share", SHARE)
         if highest > max(lowest, 0):
-            is_residual = kind == "residual"
-            measured = patching.patch_residuals() if is_residual else patching.patch_components()
             for cells, values in measured:
                 differences = values.astype(np.float64)
                 shares.values[tuple(cells.T)] = (differences - lowest) / (highest - lowest)
@@ -489,21 +492,13 @@ class Opened:
             raise UserError(f"{name}={quote(token)} has {pluralize(len(ids), 'token')}: use one")
         return ids[0]
 
-    def _label_tokens(
-        self, axis: str, text_pass: TextPass, part: slice = slice(None)
-    ) -> Coordinates:
-        texts = self._spell(text_pass.forward.tokens[0, part].tolist())
-        return label(axis, range(text_pass.length)[part], texts)
+    def _label_tokens(self, axis: str, ids: Sequence[int], first: int = 0) -> Coordinates:
+        """Return the coordinates of an axis of tokens: their numbers, and their texts."""
+        return {axis: range(first, first + len(ids)), f"{axis}_text": (axis, self._spell(ids))}
 
     def _label_heads(self) -> Coordinates:
         c = self.model.config
         return {"layer": range(c.n_layer), "head": range(c.n_head)}
-
-    def _label_patches(self, kind: str, text_pass: TextPass) -> Coordinates:
-        layers = {"layer": range(self.model.config.n_layer)}
-        if kind == "residual":
-            return {**layers, **self._label_tokens("token", text_pass)}
-        return {**layers, "component": self._label_components()}
 
     def _label_components(self) -> list[str]:
         """Return the names of the components of a layer."""
@@ -514,11 +509,6 @@ class Opened:
     def _spell(self, ids: Iterable[int]) -> list[str]:
         """Return the tokens with visible white space."""
         return [token.translate(VISIBLE_SPACES) for token in spell_tokens(self.tokenizer, ids)]
-
-
-def label(axis: str, numbers: range, texts: list[str]) -> Coordinates:
-    """Return the coordinates of an axis of tokens: their numbers, and their texts."""
-    return {axis: numbers, f"{axis}_text": (axis, texts)}
 
 
 def pair_up(

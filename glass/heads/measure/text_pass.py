@@ -41,7 +41,7 @@ class TextPass:
         self.model = model
         self.interventions = interventions  # while the model read the text
         self.first_changed = 0  # first token that the last read computed anew
-        self._ids: list[int] = []  # whose activations the buffers hold
+        self.ids: list[int] = []  # of the text, whose activations the buffers hold
         self._buffers = allocate_pass(model, 1, CAPACITY_STEP)
         device = model.head.weight.device
         count = min(PREDICTED_TOKENS, model.head.out_features)
@@ -56,7 +56,7 @@ class TextPass:
         start = self._find_first_change(ids, hidden)
         if len(ids) > self._buffers.tokens.shape[1]:
             self._grow(len(ids), start)
-        self._ids = list(ids[:start])
+        self.ids = list(ids[:start])
         self._log_normalizers = self._log_normalizers[:start]
         self._next_ids = self._next_ids[:start]
         self.interventions = self.interventions._replace(hidden=tuple(hidden))
@@ -65,15 +65,15 @@ class TextPass:
         if start < len(ids):
             self.forward.tokens[0, start:] = torch.tensor(ids[start:])
             record(self.model, self.forward, self.interventions, start=start)
-        self._ids = list(ids)
+        self.ids = list(ids)
 
     def _find_first_change(self, ids: Sequence[int], hidden: Sequence[int]) -> int:
         if self.model.config.smear_keys:  # they cannot be continued
             return 0
         changed = set(hidden) ^ set(self.interventions.hidden)
-        end = min(len(self._ids), len(ids), *(j + 1 for j in changed))
+        end = min(len(self.ids), len(ids), *(j + 1 for j in changed))
         for t in range(end):
-            if ids[t] != self._ids[t]:
+            if ids[t] != self.ids[t]:
                 return t
         return end
 
@@ -83,11 +83,6 @@ class TextPass:
         self._buffers = allocate_pass(self.model, 1, capacity)
         for name, values in vars(self._buffers.first_tokens(kept)).items():
             values.copy_(getattr(old, name))
-
-    @property
-    def length(self) -> int:
-        """Number of tokens."""
-        return self.forward.tokens.shape[1]
 
     @torch.no_grad()
     def final_states(self, start: int = 0) -> Tensor:
@@ -163,12 +158,11 @@ class TextPass:
         Both must have been read with the same interventions; of means, those of `base` apply. An
         error shows how the tokenizer split both texts.
         """
-        if self.length != base.length:
-            tokens = (text.forward.tokens[0].tolist() for text in (self, base))
-            splits = ("|".join(spell_tokens(tokenizer, ids)) for ids in tokens)
+        if len(self.ids) != len(base.ids):
+            splits = ("|".join(spell_tokens(tokenizer, ids)) for ids in (self.ids, base.ids))
             source_split, base_split = (split.translate(VISIBLE_SPACES) for split in splits)
             raise UserError(
-                f"the texts have {self.length} and {base.length} tokens, {source_split} and "
+                f"the texts have {len(self.ids)} and {len(base.ids)} tokens, {source_split} and "
                 f"{base_split}: choose a clean and a corrupted text with equal numbers of tokens"
             )
         return Patching(self.model, self.forward, base.forward, contrast, kept, base.interventions)
