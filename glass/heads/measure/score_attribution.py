@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from common.errors import UserError
 from generation.known_settings import find_unknown_setting
 from glass.heads.measure.capture import ForwardPass
-from glass.heads.measure.components import Component, iterate_components
+from glass.heads.measure.components import iterate_components
 from glass.heads.measure.logit_attribution import norm_scales
 from kernels import in_float32_or_finer
 from model import GPT, SelfAttention, rotate
@@ -39,7 +39,7 @@ IRRELEVANT_SETTINGS = (
 class ScoreTerm(NamedTuple):
     """The part of a score that comes from one pair of components."""
 
-    query: str  # the component that wrote the query's part, such as "embedding" or "L0 MLP"
+    query: str  # the component that wrote the query's part, such as "embedding" or "L0MLP"
     key: str  # the one that wrote the key's
     value: float
 
@@ -107,7 +107,7 @@ def _project(
     names = []
     vectors = []
     for component, written in iterate_components(model, forward, layer, tokens, matrix):
-        names.append(_spell(component))
+        names.append(str(component))
         vectors.append(written[0])  # (T, d_k)
     stacked = torch.stack(vectors) * norm_scales(block.norm_1, x)
 
@@ -121,12 +121,6 @@ def _project(
     if model.config.qk_norm:
         stacked = stacked * _qk_norm_factors(block.attention, which, stacked.sum(dim=0))
     return names, stacked
-
-
-def _spell(component: Component) -> str:
-    if component.kind in ("bias", "MLP"):
-        return f"L{component.layer} {component.kind}"
-    return str(component)
 
 
 def _qk_norm_factors(attention: SelfAttention, which: Literal["Q", "K"], x: Tensor) -> Tensor:

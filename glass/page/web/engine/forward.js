@@ -279,8 +279,8 @@ export class ForwardPass {
         components.push({ name: `L${l}H${h}`, layer: l, wrote });
       }
       const bias = repeatRow(weights[`${name}.W_O.bias`]?.data, T);
-      if (bias) components.push({ name: `L${l} bias`, layer: l, wrote: bias });
-      components.push({ name: `L${l} MLP`, layer: l, wrote: this.rowsOf(layers[l].mlp, C) });
+      if (bias) components.push({ name: `L${l}bias`, layer: l, wrote: bias });
+      components.push({ name: `L${l}MLP`, layer: l, wrote: this.rowsOf(layers[l].mlp, C) });
     }
     return components;
   }

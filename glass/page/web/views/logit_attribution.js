@@ -103,7 +103,7 @@ function nameComponent(component) {
   const layer = Math.floor((component - 1) / (H + 1));
   const head = (component - 1) % (H + 1);
   if (layer === L) return "biases";
-  return head === H ? `L${layer} MLP` : headName(layer, head);
+  return head === H ? `L${layer}MLP` : headName(layer, head);
 }
 
 function createPromotedTokens(predictions, i) {
