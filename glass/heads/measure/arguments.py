@@ -53,14 +53,13 @@ def read_off(off: Off, config: GPTConfig) -> tuple[Output, ...]:
     last = config.n_layer - 1
     outputs: set[Output] = set()
     for value in [off] if isinstance(off, Head) else list_values(off, "off"):
-        name = str(value) if isinstance(value, str | Head) else ""
-        if name not in named:
+        if str(value) not in named:
             mlps = "" if config.mlp == "none" else f", an MLP (L0MLP to L{last}MLP)"
             raise UserError(
                 f"off={quote(value)} is not a part of this model: use a head (L0H0 to "
                 f"{Head(last, config.n_head - 1)}){mlps} or a layer (L0 to L{last})"
             )
-        outputs.update(named[name])
+        outputs.update(named[str(value)])
     return tuple(sorted(outputs, key=str))
 
 
@@ -79,8 +78,7 @@ def _name_outputs(config: GPTConfig) -> dict[str, list[Output]]:
 def read_head(name: str, value: Any, config: GPTConfig) -> Head:
     """Return a head of the model by its name."""
     last = Head(config.n_layer - 1, config.n_head - 1)
-    is_name = isinstance(value, str | Head)
-    head = parse_head(str(value)) if is_name else None
+    head = parse_head(str(value))
     if head is None or head.layer > last.layer or head.number > last.number:
         raise UserError(f"{name}={quote(value)} is not a head of this model: use L0H0 to {last}")
     return head
