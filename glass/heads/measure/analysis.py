@@ -22,12 +22,7 @@ from glass.heads.measure import scores
 from glass.heads.measure.arguments import Text, read_ids
 from glass.heads.measure.capture import ForwardPass, capture, in_float32, next_tokens, value_norms
 from glass.heads.measure.circuit import find_induction_circuit, reported_copying_gain
-from glass.heads.measure.composition import (
-    MAX_MEASURED_HEADS,
-    MEASURED_SCORES,
-    ScoredRows,
-    measure_composition,
-)
+from glass.heads.measure.composition import MAX_MEASURED_HEADS, ScoredRows, measure_composition
 from glass.heads.measure.emergence import date_emergence, find_passing_heads
 from glass.heads.measure.faithfulness import measure_faithfulness, measure_isolated_gains
 from glass.heads.measure.logit_attribution import (
@@ -179,9 +174,7 @@ class ProbeRun:
 
     def _select_copying_heads(self, row: Row) -> np.ndarray:
         """Return for which heads copying is measured, (L, H): all, or only induction heads."""
-        if not self.is_large:
-            return np.ones(self.shape, bool)
-        is_selected = np.zeros(self.shape, bool)
+        is_selected = np.full(self.shape, not self.is_large)
         for head in find_passing_heads(row, "induction", self.window_length):
             is_selected[head] = True
         return is_selected
@@ -210,14 +203,15 @@ class ProbeRun:
             "previous_token": ScoredRows(self.windows),
             "induction": ScoredRows(self._random_rows(0, 2), self.periods),
         }
-        most = dict.fromkeys(MEASURED_SCORES, MAX_MEASURED_HEADS)
+        most = MAX_MEASURED_HEADS
         max_components = None
         if self.is_large:
-            most = {"induction": 1}
+            del rows["previous_token"]
+            most = 1
             max_components = MAX_COMPONENTS_OF_LARGE_MODEL
-        for score, count in most.items():
-            heads = find_passing_heads(scored, score, self.window_length)[:count]
-            row |= measure_composition(self.model, score, heads, rows[score], max_components)
+        for score, scored_rows in rows.items():
+            heads = find_passing_heads(scored, score, self.window_length)[:most]
+            row |= measure_composition(self.model, score, heads, scored_rows, max_components)
         return row
 
     def measure_faithfulness(self, measured: Row, finds_sufficient: bool = True) -> Row:

@@ -6,6 +6,7 @@ queries, keys or values, and the layers between are recomputed.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 import numpy as np
 import torch
@@ -21,7 +22,6 @@ from model import GPT, Context, Taps, causal_mask
 from run.row import Head, Row
 
 INPUTS = ("queries", "keys", "values")  # inputs of a head, in the order of array axes
-MEASURED_SCORES = ("previous_token", "induction")  # scores whose composition is measured
 MAX_MEASURED_HEADS = 4  # the strongest heads per score
 MIN_RECORDED_SHARE = 0.05
 # Large models: direct shares on every fourth row select the components to recompute.
@@ -109,11 +109,11 @@ def _group_by_layer(
     model: GPT, heads: Sequence[Head], rows: ScoredRows
 ) -> dict[int, "DownstreamHeads"]:
     """Return the heads of each layer, without layer 0, which reads the embedding only."""
-    numbers: dict[int, list[int]] = {}
-    for head in sorted(heads):
-        if head.layer > 0:
-            numbers.setdefault(head.layer, []).append(head.number)
-    return {layer: DownstreamHeads(model, layer, numbers[layer], rows) for layer in numbers}
+    later = sorted(head for head in heads if head.layer > 0)
+    return {
+        layer: DownstreamHeads(model, layer, [head.number for head in group], rows)
+        for layer, group in groupby(later, key=lambda head: head.layer)
+    }
 
 
 def _upstream_components(

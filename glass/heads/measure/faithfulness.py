@@ -82,18 +82,16 @@ def measure_faithfulness(
         kept, error = ratio_with_error(copying_gains(heads, rows), gains_of_all[rows])
         return Estimate(float(kept), float(error))
 
-    def share_of_selection(heads: list[Head]) -> float:
-        return share(heads, SELECTION_ROWS).value
-
     layer_0 = [head for head in all_heads if head.layer == 0]
-    sufficient = find_sufficient_heads(share_of_selection, all_heads) if finds_sufficient else []
-
     row = Row({f"circuit/{head}": 1 for head in circuit})
-    row |= {f"sufficient/{head}": 1 for head in sufficient}
     row.put("faithfulness", share([]), "none")
     row.put("faithfulness", share(circuit), "circuit")
     row.put("faithfulness", share(sorted({*circuit, *layer_0})), "circuit_and_layer_0")
     if finds_sufficient:
+        sufficient = find_sufficient_heads(
+            lambda heads: share(heads, SELECTION_ROWS).value, all_heads
+        )
+        row |= {f"sufficient/{head}": 1 for head in sufficient}
         row.put("faithfulness", share(sufficient, HELD_OUT_ROWS), "sufficient")
     return row
 
