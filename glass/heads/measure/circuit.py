@@ -1,8 +1,8 @@
 """Select the heads of a circuit from statistically significant measurements."""
 
-from statistics import NormalDist
 from typing import NamedTuple
 
+from common.statistics import two_sided_p
 from glass.heads.measure.probes import MAX_ROWS
 from run.row import Estimate, Head, Row, parse_head
 
@@ -22,16 +22,13 @@ class UpstreamHead(NamedTuple):
     share: Estimate  # of the score, which was lost
 
 
-def max_errors_by_chance(count: int) -> float:
-    """Return the 5% significance bound, in standard errors, for the largest of `count` means.
+def is_significant(largest: Estimate, count: int) -> bool:
+    """Return whether the largest of `count` means is above 0, at the 5% level.
 
-    It is Student's t with Bonferroni correction, by its series in the normal quantile.
+    It is Student's t-test with Bonferroni correction.
     """
-    z = NormalDist().inv_cdf(1 - 0.05 / max(1, count))
     freedom = MAX_ROWS - 1  # degrees of freedom of a standard error over as many windows or rows
-    first_order = (z**3 + z) / (4 * freedom)
-    second_order = (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
-    return z + first_order + second_order
+    return two_sided_p(largest.value / largest.error, freedom) / 2 <= 0.05 / count
 
 
 def reported_copying_gain(row: Row) -> Estimate | None:
@@ -68,8 +65,7 @@ def find_upstream_head(row: Row, score: str, head: Head) -> UpstreamHead | None:
         return None
     strongest = max(candidates, key=lambda one: one.share.value)
     comparisons = 2 * len(row.heads(f"heads/{score}"))  # queries and keys of every head
-    is_significant = strongest.share.exceeds(errors=max_errors_by_chance(comparisons))
-    return strongest if is_significant else None
+    return strongest if is_significant(strongest.share, comparisons) else None
 
 
 def _list_upstream_heads(row: Row, score: str, head: Head) -> list[UpstreamHead]:

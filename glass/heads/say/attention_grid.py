@@ -145,7 +145,6 @@ def make_labels(
     return labels
 
 
-@cache
 def find_font(characters: str) -> str:
     """Return the file of the font of this machine that has most of some characters; "" if none."""
     pattern = "sans:charset=" + " ".join(f"{ord(c):x}" for c in characters)

@@ -15,7 +15,7 @@ from glass.heads.measure.circuit import (
     SUFFICIENT_SHARE,
     find_active_heads,
     find_upstream_head,
-    max_errors_by_chance,
+    is_significant,
     reported_copying_gain,
 )
 from run.row import Estimate, Head, Row, scored_rows
@@ -296,11 +296,11 @@ def _find_most_important_heads(latest: Row) -> Finding | None:
     importance = {
         head: latest.score("importance", head) for head in latest.heads("heads/importance")
     }
-    errors_by_chance = max_errors_by_chance(len(importance))
     significant = {
         head
         for head, increase in importance.items()
-        if increase.exceeds(MIN_REPORTED_IMPORTANCE_NATS, errors_by_chance)
+        if increase.exceeds(MIN_REPORTED_IMPORTANCE_NATS, errors=0)
+        and is_significant(increase, len(importance))
     }
     if not significant:
         return None

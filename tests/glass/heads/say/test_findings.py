@@ -258,7 +258,7 @@ def student_t_quantile(probability: float, freedom: int) -> float:
     return float(t[np.searchsorted(mass / mass[-1], 2 * probability - 1)])
 
 
-@pytest.mark.parametrize("head_count", [1, 2, 3, 8, 51])
+@pytest.mark.parametrize("head_count", [1, 2, 3, 8, 51, 600])
 @pytest.mark.parametrize("factor", [0.995, 1.005])
 def test_a_share_is_compared_with_the_largest_by_chance_of_all_queries_and_keys(head_count, factor):
     rows = make_rows()
@@ -271,7 +271,7 @@ def test_a_share_is_compared_with_the_largest_by_chance_of_all_queries_and_keys(
     assert reads_from == (factor < 1)
 
 
-@pytest.mark.parametrize("head_count", [1, 2, 3, 8, 51])
+@pytest.mark.parametrize("head_count", [1, 2, 3, 8, 51, 600])
 @pytest.mark.parametrize("factor", [0.995, 1.005])
 def test_importance_is_compared_with_the_largest_by_chance_of_all_heads(head_count, factor):
     row = Row(step=1)
