@@ -346,9 +346,7 @@ def _find_lost_head(latest: Row, score: str) -> Finding | None:
     lost = latest.heads(f"lost/{score}")
     if not lost or find_active_heads(latest, score):
         return None
-    head = max(lost, key=lambda head: lost[head] - emerged.get(head, lost[head]))
-    if lost[head] == emerged.get(head, lost[head]):
-        return None
+    head = max(lost, key=lambda head: lost[head] - emerged[head])
     _, target = PHENOMENA[score]
     kind = _name_kind(score)
     subject = str(head) if len(lost) == 1 else f"{head}, one of {len(lost)} lost {kind}s,"
