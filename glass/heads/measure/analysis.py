@@ -124,7 +124,6 @@ class ProbeRun:
         self.model = model
         self.shape = model.config.n_layer, model.config.n_head
         self.periods = probes.periods
-        # Of a large model, fewer heads and components are measured.
         self.is_large = model.num_parameters() > LARGE_MODEL_PARAMETERS
         self.random = capture(model, probes.random)
         self.control = self._random_rows(2)

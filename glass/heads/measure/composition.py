@@ -217,7 +217,10 @@ class DownstreamHeads:
         T = x.shape[1]
         self.rotary = model.rotary_at(0, T)
         self.mask = causal_mask(T, T, x.device)
-        self.gates = self._gate(x)
+        self.gates: Tensor | float = 1.0
+        if self.config.gate_dim:
+            gates = self.block.attention.gates(self.block.norm_1(x))
+            self.gates = gates[:, :, numbers].transpose(1, 2)  # (B, n, T, 1 or d_v)
 
         self.q, self.k, v = self._project(x)
         self.weights = self._attend(self.q, self.k)
@@ -247,13 +250,6 @@ class DownstreamHeads:
     def _attend(self, q: Tensor, k: Tensor) -> Tensor:
         """Compute the heads' patterns (B, n, T, T)."""
         return self.block.attention.weights(q, k, self.mask)[:, self.numbers]
-
-    def _gate(self, x: Tensor) -> Tensor | float:
-        """Compute the heads' gates (B, n, T, 1 or d_v); 1 if the layer has none."""
-        if not self.config.gate_dim:
-            return 1.0
-        gates = self.block.attention.gates(self.block.norm_1(x))
-        return gates[:, :, self.numbers].transpose(1, 2)
 
     def _write(self, v: Tensor) -> Tensor:
         """Compute the heads' outputs (B, n, T, C) from values v, unpatched patterns and gates."""

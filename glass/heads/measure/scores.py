@@ -50,17 +50,21 @@ def distance(A: np.ndarray) -> np.ndarray:
     return (A * (positions[:, None] - positions)).sum(axis=-1)
 
 
-def second_occurrence_attention(A: np.ndarray, periods: np.ndarray, shift: int) -> np.ndarray:
+def second_occurrence_attention(
+    repeated: np.ndarray, control: np.ndarray, periods: np.ndarray, shift: int
+) -> np.ndarray:
     """Return the attention (…, H, P) of second occurrences to the token `shift` after their first.
 
-    In a row of `A` (…, P, H, T, T) with period p, tokens p … 2p - 1 repeat tokens 0 … p - 1.
+    In a row of `repeated` (…, P, H, T, T) with period p, tokens p … 2p - 1 repeat tokens 0 … p - 1.
+    The attention at the same places of the `control` row is subtracted.
     """
     readings = []
     for row, period in enumerate(periods):
         queries = np.arange(period, 2 * period)
         keys = queries - period + shift
         # This indexing moves the axis of the queries to the front.
-        readings.append(A[..., row, :, queries, keys].mean(axis=0))
+        on_repeated = repeated[..., row, :, queries, keys].mean(axis=0)
+        readings.append(on_repeated - control[..., row, :, queries, keys].mean(axis=0))
     return np.stack(readings, axis=-1)
 
 
@@ -69,8 +73,7 @@ def duplicate_token(repeated: np.ndarray, control: np.ndarray, periods: np.ndarr
 
     Reference: Wang et al. 2022, "Interpretability in the Wild".
     """
-    on_repeated = second_occurrence_attention(repeated, periods, shift=0)
-    return on_repeated - second_occurrence_attention(control, periods, shift=0)
+    return second_occurrence_attention(repeated, control, periods, shift=0)
 
 
 def induction(repeated: np.ndarray, control: np.ndarray, periods: np.ndarray) -> np.ndarray:
@@ -80,8 +83,7 @@ def induction(repeated: np.ndarray, control: np.ndarray, periods: np.ndarray) ->
 
     Reference: Olsson et al. 2022, "In-context Learning and Induction Heads".
     """
-    on_repeated = second_occurrence_attention(repeated, periods, shift=1)
-    return on_repeated - second_occurrence_attention(control, periods, shift=1)
+    return second_occurrence_attention(repeated, control, periods, shift=1)
 
 
 def copying_gains(
