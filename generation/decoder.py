@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable
-from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -160,23 +159,14 @@ def attend_from_last_token(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 def as_function(layer: nn.Module) -> Layer:
     """Return a linear layer or a norm as the function that torch.nn.functional calls for it."""
+    assert isinstance(layer, (nn.Linear, nn.LayerNorm, kernels.RMSNorm))
+    weight, bias = layer.weight, getattr(layer, "bias", None)
     if isinstance(layer, nn.Linear):
-        return partial(F.linear, weight=layer.weight, bias=layer.bias)
+        return lambda x: F.linear(x, weight, bias)
+    shape, eps = layer.normalized_shape, layer.eps
     if isinstance(layer, nn.LayerNorm):
-        return partial(
-            torch.layer_norm,
-            normalized_shape=layer.normalized_shape,
-            weight=layer.weight,
-            bias=layer.bias,
-            eps=layer.eps,
-        )
-    assert isinstance(layer, kernels.RMSNorm)
-    return partial(
-        torch.rms_norm,
-        normalized_shape=layer.normalized_shape,
-        weight=layer.weight,
-        eps=layer.eps,
-    )
+        return lambda x: torch.layer_norm(x, shape, weight, bias, eps)
+    return lambda x: torch.rms_norm(x, shape, weight, eps)
 
 
 def window_start(length: int, block_size: int) -> int:
