@@ -144,21 +144,17 @@ def noise_at(
     They depend on the sequence's seed and the position alone: not on the batch, the cache or the
     length of the prompt.
     """
-    block_index, place = divmod(position, _positions_per_call(vocab_size))
-    return _noise_block(block_index, seeds, vocab_size, device)[place]
-
-
-def _positions_per_call(vocab_size: int) -> int:
-    return max(1, NOISE_PER_CALL // vocab_size)
+    positions = max(1, NOISE_PER_CALL // vocab_size)
+    block_index, place = divmod(position, positions)
+    return _noise_block(block_index, seeds, (positions, vocab_size), device)[place]
 
 
 @lru_cache(maxsize=1)
 def _noise_block(
-    index: int, seeds: tuple[int, ...], vocab_size: int, device: torch.device
+    index: int, seeds: tuple[int, ...], shape: tuple[int, int], device: torch.device
 ) -> Tensor:
     """Return the noise (positions, B, V) of consecutive positions."""
     generator = torch.Generator(device)
-    shape = (_positions_per_call(vocab_size), vocab_size)
     numbers = []
     for seed in seeds:
         state = np.random.SeedSequence((seed, index)).generate_state(1, np.uint64)[0]
