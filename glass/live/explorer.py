@@ -200,7 +200,7 @@ def render_page(session: Session, steps: Steps | None = None) -> str:
         "probes": [],
         "words": {},
         "weights": None,
-        **(session.scores or describe_scores(session.step, {}, [])),
+        **(session.scores or describe_scores(session.step, [])),
         **(steps.describe() if steps else {}),
         "server": {
             "maxTokens": max_tokens(config),

@@ -25,7 +25,6 @@ from glass.heads.measure.logit_attribution import (
 from glass.heads.measure.patching import Contrast, Patching
 from glass.heads.measure.score_attribution import ScoreTerm, attribute_score
 from glass.heads.measure.text_pass import TextPass, to_float32
-from glass.heads.say.findings import summarize
 from glass.live.parameters import Parameters
 from glass.live.session import Session
 from glass.page.describe import describe_scores
@@ -223,7 +222,7 @@ def show_scores(session: Session, parameters: Parameters, text_pass: TextPass) -
     row = Row()
     probes = make_expected_probes(model, session.tokenizer, parameters.ids)
     yield from ProbeRun(model, probes).measure_in_stages(row)
-    session.scores = describe_scores(session.step, row, summarize(row), decode(session, parameters))
+    session.scores = describe_scores(session.step, [row], decode(session, parameters))
 
 
 TOKENIZER_REQUESTS: dict[str, Callable[[Session, Parameters], Any]] = {

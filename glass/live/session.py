@@ -17,12 +17,13 @@ from data.tokenizer import Tokenizer, decode_characters, normal_form_note
 from glass.heads.measure.interventions import NO_INTERVENTIONS, Interventions
 from glass.heads.measure.probes import spell_token
 from glass.heads.measure.text_pass import TextPass
-from glass.page.describe import read_scores
+from glass.page.describe import describe_scores
 from glass.page.snapshots import list_snapshots
 from interop import Series, find_model
 from interop.stored import StoredRun
 from kernels import DTYPES
 from model import GPT
+from run.row import last_scored_row
 from run.run_dir import RunDir
 from training.device import pick_device, pick_threads
 
@@ -59,13 +60,9 @@ class Session:
         self._find_pass = lru_cache(MAX_PASSES)(
             lambda ablated, has_hidden, role: TextPass(model, Interventions(ablated))
         )
-        check_canceled = self.check_canceled
-
-        def check(*_: object) -> None:  # a closure is not copied with the model
-            check_canceled()
-
+        check_canceled = self.check_canceled  # a function is not copied with the model
         for module in (*(block.norm_1 for block in self.model.blocks), self.model.head):
-            module.register_forward_pre_hook(check)
+            module.register_forward_pre_hook(lambda *_: check_canceled())
 
     @property
     def is_outdated(self) -> bool:
@@ -156,7 +153,8 @@ def show_checkpoint(session: Session, stored: StoredRun, log: Callable[[str], No
         session.followed = run_dir, stored.which
     with tolerate_errors(f"reading the scores in {run_dir.metrics_file}", log):
         rows = [row for row in run_dir.rows() if row["step"] <= stored.step]
-        session.scores = read_scores(rows)
+        if latest := last_scored_row(rows):
+            session.scores = describe_scores(latest["step"], rows)
 
 
 def find_prompt(tokenizer: Tokenizer, run_dir: RunDir | None) -> tuple[str, Sequence[int]]:

@@ -1,9 +1,9 @@
 """Describe the scores of a model's heads as the data of a page."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from glass.heads.say.findings import Finding, format_emergence, summarize
+from glass.heads.say.findings import format_emergence, summarize
 from glass.page.values import finite_number, thin
 from run.row import Row, last_scored_row, scored_rows
 
@@ -26,26 +26,19 @@ def describe_run_scores(rows: Sequence[Row]) -> dict[str, Any]:
     }
 
 
-def describe_scores(
-    step: int, metrics: Mapping[str, float], findings: Sequence[Finding], text: str | None = None
-) -> dict[str, Any]:
-    """Describe the scores of one step for a page, without the steps at which heads emerged.
+def describe_scores(step: int, rows: Sequence[Row], text: str | None = None) -> dict[str, Any]:
+    """Describe the last scores of a model at one step, without the steps at which heads emerged.
 
     `text` is the one on which the random tokens were predicted, None if the scores are a run's.
     """
-    row = {key: value for key, value in metrics.items() if not key.startswith("emerged/")}
+    latest = last_scored_row(rows)
+    row = {key: value for key, value in latest.items() if not key.startswith("emerged/")}
     return {
         "emergenceIntervals": {},
         "scoredText": text,
         "scored": _head_metrics([Row(row, step=step)]),
-        "findings": [finding._asdict() for finding in findings],
+        "findings": [finding._asdict() for finding in summarize(*rows)],
     }
-
-
-def read_scores(rows: Sequence[Row]) -> dict[str, Any] | None:
-    """Describe the latest scores in rows of a run's metrics.jsonl; None without any."""
-    row = last_scored_row(rows)
-    return describe_scores(row["step"], row, summarize(*rows)) if row else None
 
 
 def _head_metrics(rows: Sequence[Row]) -> dict[str, Any]:

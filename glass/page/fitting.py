@@ -55,20 +55,18 @@ def embed_maps(
     if not names:
         return {"steps": [], "snapshotCount": len(snapshots), "shape": None, "probes": []}
     chosen = _choose_snapshots(snapshots, names, room, steps_with_weights)
-    probes = []
-    for name in names:
-        probe = snapshots[-1].probes[name]
-        maps = [blobs.put(snapshot.pack_maps(name)) for snapshot in chosen]
-        probes.append(
-            {
-                "name": name,
-                "period": probe.period,
-                "T": probe.shape[2],
-                "tokens": probe.tokens,
-                "ids": probe.ids,
-                "maps": maps,
-            }
-        )
+    probes = [
+        {
+            "name": name,
+            "period": probe.period,
+            "T": probe.shape[2],
+            "tokens": probe.tokens,
+            "ids": probe.ids,
+            "maps": [blobs.put(snapshot.pack_maps(name)) for snapshot in chosen],
+        }
+        for name, probe in snapshots[-1].probes.items()
+        if name in names
+    ]
     return {
         "steps": [snapshot.step for snapshot in chosen],
         "snapshotCount": len(snapshots),

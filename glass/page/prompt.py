@@ -8,7 +8,6 @@ from typing import Any
 from data.tokenizer import Tokenizer, decode_characters
 from glass.heads.measure.analysis import Analysis
 from glass.heads.measure.snapshot_files import float16_weights
-from glass.heads.say.findings import summarize
 from glass.page.describe import describe_scores
 from glass.page.embedded_model import EmbeddedModel
 from glass.page.fitting import format_with_attention
@@ -31,7 +30,7 @@ def format_analysis(
     content = {
         "kind": "prompt",
         "modelConfig": asdict(model.config),
-        **describe_scores(0, analysis.row, summarize(analysis.row), text),
+        **describe_scores(0, [analysis.row], text),
         **facts,
         "title": clip_title(facts["title"]),
     }

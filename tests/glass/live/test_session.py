@@ -23,7 +23,7 @@ from glass.heads.measure.text_pass import MAX_ATTENTION_WEIGHTS, max_tokens
 from glass.live.explorer import render_page
 from glass.live.requests import MODEL_REQUESTS, TOKENIZER_REQUESTS
 from glass.live.session import Session
-from glass.page.describe import read_scores
+from glass.page.describe import describe_scores
 from glass.page.write import write_page
 from model import GPT
 from run.row import Head
@@ -179,7 +179,7 @@ def test_a_vocabulary_that_is_padded_is_never_drawn_from_its_padding():
 @pytest.mark.parametrize("has_scores", [True, False])
 def test_a_served_page_has_the_scores_of_one_step_and_may_ask_its_server(tmp_path, has_scores):
     run = make_run(tmp_path / "run")
-    scores = read_scores(RunDir(run).rows()) if has_scores else None
+    scores = describe_scores(20, RunDir(run).rows()) if has_scores else None
     model = build_model(small())
     session = Session(model, TOKENIZER, HOSTILE[0], 24, 30, prompt=HOSTILE[0], scores=scores)
     path = tmp_path / "served.html"
