@@ -7,7 +7,6 @@ import logging
 import os
 import shlex
 import sys
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice, product
@@ -129,14 +128,16 @@ class Sweep:
 
     def check(self, read_model: ReadModel) -> None:
         """Raise `UserError` if no job can work, before torch is imported if that is known then."""
-
-        def configure(job: cli.Job) -> cli.Job:
-            return cli.configure(job, read_model, log=lambda line: None)
-
-        jobs = self.compose_jobs()
-        require_possible_job(jobs, configure)
-        prepare_to_import_torch()
-        require_possible_job(jobs, lambda job: self._check_machine(configure(job)))
+        refusals = []
+        for job in self.compose_jobs():
+            try:
+                configured = cli.configure(job, read_model, log=lambda line: None)
+                prepare_to_import_torch()
+                self._check_machine(configured)
+                return
+            except UserError as e:
+                refusals.append(e)
+        raise refusals[0]
 
     def _check_machine(self, job: cli.Job) -> None:
         """Raise `UserError` if a job's device or the W&B settings of this machine cannot work."""
@@ -193,18 +194,6 @@ def _quote_twice(override: Override) -> str:
     if key not in TEXTS or not override.is_choice_sweep():
         return str(override.input_line)
     return f"{key}=choice({','.join(map(quote, override.sweep_string_iterator()))})"
-
-
-def require_possible_job(jobs: Sequence[cli.Job], check: Callable[[cli.Job], object]) -> None:
-    """Raise the first error of `check` if no job passes it."""
-    refusals = []
-    for job in jobs:
-        try:
-            check(job)
-            return
-        except UserError as e:
-            refusals.append(e)
-    raise refusals[0]
 
 
 def report_stop(folder: Path) -> None:
