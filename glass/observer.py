@@ -67,9 +67,7 @@ class Observer:
         is_regular = is_snapshot_due(step, self.config)
         if not is_regular and not self.has_changed(model, previous):
             return Row()
-        is_last = step == self.config.max_steps
-        activity = "measuring head importance" if is_last else "measuring attention"
-        self.record.display.show_activity(activity)
+        self.record.display.show_activity("measuring attention")
         with exact_float32():
             row, arrays = self.measure(model, step, previous)
             if is_grid_due(step, self.config):

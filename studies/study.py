@@ -269,9 +269,8 @@ class Results(NamedTuple):
     def draw(self) -> Image.Image:
         """Draw the metrics of the study: a line for each run, and a dot at each event."""
         compared = [each.metric for each in self.study.quantities if each.metric != STEP]
-        metrics = dict.fromkeys(
-            [*compared, *(event.metric for event in self.study.events.values())]
-        )
+        of_events = [event.metric for event in self.study.events.values()]
+        metrics = dict.fromkeys([*compared, *of_events])
         size = 2 * CHART_WIDTH, CHART_MARGIN + ceil(len(metrics) / 2) * CHART_HEIGHT
         image = Image.new("RGB", size, "white")
         pen = ImageDraw.Draw(image)

@@ -60,7 +60,7 @@ def test_a_mistake_is_one_sentence_before_anything_is_served(
 def test_the_page_of_a_run_shows_its_last_checkpoint_and_scores(finished_run, tmp_path):
     with exploring(tmp_path, f"run_dir={finished_run}") as explorer:
         data = explorer.data()
-        assert (data["kind"], data["title"], data["weights"]) == ("explore", "run", None)
+        assert (data["kind"], data["title"]) == ("explore", "run")
         assert (data["step"], data["maxSteps"], data["shape"]) == (12, 12, [2, 2])
         assert data["scored"]["steps"] == [12] and not data["server"]["unmeasured"]
         snapshot = np.load(finished_run / "attention" / "step_00000012.npz")

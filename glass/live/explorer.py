@@ -23,7 +23,6 @@ from glass.live.session import Session, load_session
 from glass.live.steps import Steps, open_steps
 from glass.page.describe import describe_scores
 from glass.page.html import format_html
-from glass.page.values import clip_title
 
 MEASUREMENTS = ("measureHeads", "measureStep")  # take minutes; other requests go first
 MAX_SMALL_PARAMETERS = 200_000_000  # whose heads two cores measure in about a minute
@@ -188,18 +187,16 @@ def render_page(session: Session, steps: Steps | None = None) -> str:
     config = session.model.config
     content = {
         "kind": "explore",
-        "title": clip_title(session.title),
+        "title": session.title,
         "modelConfig": asdict(config),
         "step": session.step,
         "maxSteps": session.max_steps,
         "steps": [session.step],
-        "repeats": [],
         "shape": [config.n_layer, config.n_head],
         "snapshotCount": 0,
         "unreadableSnapshots": 0,
         "probes": [],
         "words": {},
-        "weights": None,
         **(session.scores or describe_scores(session.step, [])),
         **(steps.describe() if steps else {}),
         "server": {

@@ -13,8 +13,9 @@ from glass.page.embedded_model import EmbeddedModel
 from glass.page.fitting import format_with_attention
 from glass.page.pack import pack_weights
 from glass.page.snapshots import Snapshot
-from glass.page.values import clip_title
 from model import GPT
+
+MAX_TITLE_LENGTH = 200  # characters
 
 
 def format_analysis(
@@ -27,12 +28,15 @@ def format_analysis(
     whole text, or the `losses` of a scored text.
     """
     text = decode_characters(tokenizer, analysis.arrays["text_ids"].tolist())
+    title = facts["title"]
+    if len(title) > MAX_TITLE_LENGTH:
+        title = f"{title[: MAX_TITLE_LENGTH - 1]}…"
     content = {
         "kind": "prompt",
         "modelConfig": asdict(model.config),
         **describe_scores(0, [analysis.row], text),
         **facts,
-        "title": clip_title(facts["title"]),
+        "title": title,
     }
     weights = {0: lambda: pack_weights(float16_weights(model))}
     embedded = EmbeddedModel(model.config, tokenizer.to_json(), weights)

@@ -1,12 +1,10 @@
-"""Reduce values to what a page shows: rounded numbers, clipped texts, curves of few points."""
+"""Reduce values to what a page shows: rounded numbers and curves of few points."""
 
 import math
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import numpy as np
-
-MAX_TITLE_LENGTH = 200  # characters of a page's title
 
 Item = TypeVar("Item")
 
@@ -16,11 +14,6 @@ def finite_number(value: float | None, digits: int = 6) -> float | None:
     if value is None or not math.isfinite(value):
         return None
     return value if isinstance(value, int) else float(f"{value:.{digits}g}")
-
-
-def clip_title(title: str) -> str:
-    """Shorten a title to at most `MAX_TITLE_LENGTH` characters."""
-    return title if len(title) <= MAX_TITLE_LENGTH else title[: MAX_TITLE_LENGTH - 1] + "…"
 
 
 def thin(items: Sequence[Item], max_count: int) -> Sequence[Item]:
