@@ -32,11 +32,12 @@ from common.terminal import command, error_sentence, is_terminal, print_stderr
 from common.text import format_loss, format_speed, pluralize, printable
 from common.wait_policy import choose_wait_policy
 from data.text_files import MAX_CHARS, has_records, normalize_text, open_text, read_at_once
-from run.run_dir import RunDir, find_newest_run
+from run.run_dir import find_newest_run
 
 if TYPE_CHECKING:  # importing torch takes a second, so that the command line is checked first
     from data.tokenizer import Tokenizer
     from model import GPT
+    from training.stored_model import StoredModel
 
 MAX_BATCH_SIZE = 64  # texts that are generated at once
 MAX_CACHE_BYTES = 1 << 30  # of the KV caches of these texts
@@ -84,20 +85,19 @@ def sample(config: SampleConfig) -> None:
                 print_stderr(INSTRUCTIONS)
             _continue_typed_prompts(config, model, tokenizer)
             return
-        if not text and (text := _task_prompt(expand_home("run_dir", path), tokenizer)):
+        if not text and (text := _task_prompt(source, tokenizer)):
             rest = model.config.block_size + 1 - len(encode_prompt(tokenizer, text))
             config = replace(config, max_new_tokens=min(rest, config.max_new_tokens))
         print_stderr(write_texts(config, model, tokenizer, text))
 
 
-def _task_prompt(folder: Path, tokenizer: Tokenizer) -> str:
+def _task_prompt(source: StoredModel, tokenizer: Tokenizer) -> str:
     """Return the prompt of a run of generated data, such as 3+4=; "" for another model."""
     from data.synthetic import make_task
+    from interop.stored import StoredRun
 
-    with suppress(UserError, OSError):
-        config = RunDir(folder).config
-        if config and config.data.source == "synthetic":
-            return tokenizer.decode(make_task(config, tokenizer).prompt)
+    if isinstance(source, StoredRun) and source.settings.data.source == "synthetic":
+        return tokenizer.decode(make_task(source.settings, tokenizer).prompt)
     return ""
 
 

@@ -88,7 +88,7 @@ def test_a_task_trains_resumes_and_samples(command, tmp_path, task):
         done = command("train.py", *settings, "run_dir=run", *more)
         assert done.returncode == 0, done.stderr
     assert not any("val/bits_per_byte" in row for row in rows(tmp_path / "run"))
-    done = command("sample.py", "run_dir=run")  # the rest of a held-out sequence
+    done = command("sample.py", "run_dir=run/checkpoints/last")  # the rest of a held-out sequence
     assert len(done.stdout) == {"markov": 32, "modular": 1}[task] + 1, done.stderr
     done = command("train.py", "run_dir=run", "eval_only=true")
     best = best_row(rows(tmp_path / "run"))

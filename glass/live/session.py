@@ -120,13 +120,12 @@ def load_session(
     path = Path(expand_model_name(key, name))
     title = path.resolve().name if exists(path) else name
     session = Session(model, tokenizer, title, check_canceled=check_canceled)
-    run_dir = stored.run_dir if isinstance(stored, StoredRun) else None
     if series is not None:
         session.step = series.steps[-1]
     elif isinstance(stored, StoredRun):
         show_checkpoint(session, stored, log)
     if settings.prompt is None:
-        session.prompt, session.prompt_ids = find_prompt(tokenizer, run_dir)
+        session.prompt, session.prompt_ids = find_prompt(tokenizer, stored.run_dir)
     else:
         session.prompt = settings.prompt
         tokenizer.encode(session.prompt)  # raises UserError for an unknown character
