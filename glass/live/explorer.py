@@ -70,7 +70,7 @@ class Explorer:
     def page(self) -> str:
         """Return the HTML of the page, after loading the checkpoint that is now best or last."""
         with tolerate_errors("loading another checkpoint", self.log):
-            if self.session.is_outdated:
+            if self.session.is_outdated():
                 arguments = (self.settings, self.log, self._check_canceled)
                 self._sessions = [self._worker.submit(load_session, *arguments).result()]
         return render_page(self.session, self._steps)

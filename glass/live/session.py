@@ -49,8 +49,8 @@ class Session:
     prompt: str = ""  # the text that is shown first
     prompt_ids: Sequence[int] = ()  # with which it is read; empty if it is encoded
     scores: dict[str, Any] | None = None  # see `describe_scores`; None before heads are measured
-    # A run, and which of its checkpoints is shown ("last" or "best"); None if that never changes.
-    followed: tuple[RunDir, str] | None = None
+    # Whether the checkpoint that is shown is no longer the last or the best one of its run.
+    is_outdated: Callable[[], bool] = lambda: False
     # Called before each block, and whenever composition measures a head.
     check_canceled: Callable[[], None] = lambda: None
 
@@ -63,14 +63,6 @@ class Session:
         check_canceled = self.check_canceled  # a function is not copied with the model
         for module in (*(block.norm_1 for block in self.model.blocks), self.model.head):
             module.register_forward_pre_hook(lambda *_: check_canceled())
-
-    @property
-    def is_outdated(self) -> bool:
-        """True if the checkpoint that is shown is no longer the last or the best one of the run."""
-        if self.followed is None:
-            return False
-        run, which = self.followed
-        return run.preferred_steps(which)[0] != self.step
 
     def read(
         self,
@@ -144,14 +136,15 @@ def show_checkpoint(session: Session, stored: StoredRun, log: Callable[[str], No
     """Give a session the title, step and scores of a run's checkpoint."""
     run_dir = stored.run_dir
     session.title = (run_dir.path if run_dir else stored.path).resolve().name
-    session.step = stored.step
+    which, step = stored.which, stored.step
+    session.step = step
     session.max_steps = stored.settings.max_steps
     if run_dir is None:
         return
-    if stored.which in ("last", "best"):
-        session.followed = run_dir, stored.which
+    if which in ("last", "best"):
+        session.is_outdated = lambda: run_dir.preferred_steps(which)[0] != step
     with tolerate_errors(f"reading the scores in {run_dir.metrics_file}", log):
-        rows = [row for row in run_dir.rows() if row["step"] <= stored.step]
+        rows = [row for row in run_dir.rows() if row["step"] <= step]
         if latest := last_scored_row(rows):
             session.scores = describe_scores(latest["step"], rows)
 

@@ -55,13 +55,15 @@ def load(**settings):
         ("checkpoints/step_00000003", "last", 3, False),
     ],
 )
-def test_the_checkpoint_of_a_run_is_chosen(run, path, checkpoint, step, is_followed):
+def test_the_checkpoint_of_a_run_is_chosen(run, path, checkpoint, step, is_followed, monkeypatch):
     session = load(init_from=str(run / path), checkpoint=checkpoint)
     assert (session.title, session.step) == ("mine", step)
-    assert (session.followed is not None) == is_followed
     expected = load_run(run, step)[0].tensors()
     tensors = session.model.tensors().items()
     assert all(torch.equal(tensor, expected[name]) for name, tensor in tensors)
+    assert not session.is_outdated()
+    monkeypatch.setattr(RunDir, "preferred_steps", lambda run_dir, which: [99])
+    assert session.is_outdated() == is_followed
 
 
 def test_the_model_is_that_of_sample_unless_a_checkpoint_is_named(run):
