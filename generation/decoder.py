@@ -12,8 +12,6 @@ from config import cached_number_bytes
 from generation.known_settings import find_unknown_setting
 from model import GPT, Block, KVCache
 
-Layer = Callable[[Tensor], Tensor]
-
 # Values of settings that `DecoderLayer` computes. Other models decode through `GPT.run_blocks`.
 FAST_SETTINGS = {
     "mlp": ("gelu", "gelu_exact", "swiglu", "relu2", "none"),
@@ -157,7 +155,7 @@ def attend_from_last_token(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(q.view(B, G, H // G, d_k), k, v).flatten(1)
 
 
-def as_function(layer: nn.Module) -> Layer:
+def as_function(layer: nn.Module) -> Callable[[Tensor], Tensor]:
     """Return a linear layer or a norm as the function that torch.nn.functional calls for it."""
     assert isinstance(layer, (nn.Linear, nn.LayerNorm, kernels.RMSNorm))
     weight, bias = layer.weight, getattr(layer, "bias", None)
