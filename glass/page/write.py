@@ -42,7 +42,7 @@ ACTIVITIES = {
     "save": "seconds/save",
 }
 # Experiment → step around which an induction head forms, unless a decisive setting was typed.
-INDUCTION_STEPS = {"default": 600, "induction": 500}
+INDUCTION_STEPS = {"default": 550, "induction": 500}
 DECISIVE = re.compile(r"^- ['\"]?(model|data|tokenizer|optim|batch|max_steps|init)", re.MULTILINE)
 
 

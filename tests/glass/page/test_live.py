@@ -94,7 +94,7 @@ def test_a_copy_of_a_live_page_stays_as_it_is(chromium, tmp_path):
 @pytest.mark.parametrize(
     "experiment, typed, expected",
     [
-        ("default", "[]\n", 600),
+        ("default", "[]\n", 550),
         ("induction", "- experiment=induction\n- seed=7\n- 'run_dir=a b'\n", 500),
         ("default", None, None),  # Hydra did not start it, so what was typed is not known
         ("nanogpt_cpu", "[]\n", None),
@@ -116,7 +116,7 @@ def test_the_step_of_an_induction_head_is_known_only_with_the_settings_of_a_pres
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("typed, awaited", [("[]\n", "600"), ("- model=small\n", "200")])
+@pytest.mark.parametrize("typed, awaited", [("[]\n", "550"), ("- model=small\n", "200")])
 def test_a_live_page_says_what_it_waits_for_until_an_induction_head_emerges(
     open_page, tmp_path, typed, awaited
 ):
