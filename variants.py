@@ -15,14 +15,7 @@ import kernels
 from common.errors import UserError
 from common.text import pluralize
 from config import GPTConfig, ModelConfig
-from model import (
-    GPT,
-    Context,
-    SelfAttention,
-    attention_weights,
-    causal_mask,
-    rotate,
-)
+from model import GPT, Context, SelfAttention, attention_weights, causal_mask, rotate
 
 SMEAR_START = 2.0  # a key's own share in its smeared key begins at σ(2) = 88%
 # Sink logits are this times their parameters, so that they grow as fast as queries × keys.

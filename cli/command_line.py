@@ -13,13 +13,7 @@ import yaml
 from common.errors import UserError, did_you_mean, not_one_of
 from common.files import exists
 from common.paths import expand_home, expand_model_name
-from common.settings import (
-    check_settings,
-    convert_value,
-    explain_unused,
-    iterate_settings,
-    setting,
-)
+from common.settings import check_settings, convert_value, explain_unused, iterate_settings, setting
 from config import Config, ModelSource
 from run.config_file import escape_interpolation
 from run.run_dir import RunDir

@@ -13,11 +13,7 @@ from glass.heads.measure.capture import in_float32
 from glass.heads.measure.emergence import date_emergence
 from glass.heads.measure.logit_attribution import explain_predictions
 from glass.heads.measure.probes import make_probes
-from glass.heads.measure.snapshot_files import (
-    prune_stored_weights,
-    save_snapshot,
-    save_weights,
-)
+from glass.heads.measure.snapshot_files import prune_stored_weights, save_snapshot, save_weights
 from glass.heads.say.attention_grid import draw_attention_grid
 from glass.heads.say.findings import announce_emergence, summarize
 from glass.heads.say.tables import charted_scores, head_table

@@ -15,12 +15,7 @@ from common.text import VISIBLE_SPACES, pluralize
 from data.tokenizer import Tokenizer, decode_characters
 from generation.sampling import stream_text
 from glass.heads.measure.ablation import mean_outputs, measure_token_effects
-from glass.heads.measure.analysis import (
-    ProbeRun,
-    analyze,
-    encode_end,
-    make_expected_probes,
-)
+from glass.heads.measure.analysis import ProbeRun, analyze, encode_end, make_expected_probes
 from glass.heads.measure.arguments import (
     Off,
     Positions,

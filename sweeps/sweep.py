@@ -17,21 +17,8 @@ from omegaconf import DictConfig, OmegaConf
 
 import cli
 from cli.command_line import TEXTS, quote, translate_setting
-from cli.folders import (
-    count_jobs,
-    find_job_folder,
-    is_grid,
-    list_swept,
-    name_job,
-    parse_overrides,
-)
-from cli.job import (
-    ReadModel,
-    find_source,
-    prepare_to_import_torch,
-    stop_reports,
-    typed_arguments,
-)
+from cli.folders import count_jobs, find_job_folder, is_grid, list_swept, name_job, parse_overrides
+from cli.job import ReadModel, find_source, prepare_to_import_torch, stop_reports, typed_arguments
 from cli.wandb_environment import refuse_in_sweep
 from common.errors import UserError
 from common.files import list_folder

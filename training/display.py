@@ -5,12 +5,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-)
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Column
 
 from common.terminal import Terminal, printer

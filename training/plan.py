@@ -9,13 +9,7 @@ from config import GPU_VOCAB_MULTIPLE, Config, EvalConfig, GPTConfig, ResolvedCo
 from data.tokens import Tokens
 from run.run_dir import Log
 from training.compiler import has_compiler
-from training.device import (
-    describe,
-    device_memory,
-    pick_device,
-    pick_precision,
-    pick_threads,
-)
+from training.device import describe, device_memory, pick_device, pick_precision, pick_threads
 from training.flops import model_size, peak_flops, tokens_per_step
 
 # Floating-point operations of a whole run from which compiling saves time, by kind of device.

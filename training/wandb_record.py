@@ -27,7 +27,6 @@ from training.flops import model_size
 # Seconds to wait for the server. W&B's defaults would delay a run without a network by minutes.
 os.environ.setdefault("WANDB_LOGIN_TIMEOUT", "20")
 os.environ.setdefault("WANDB_INIT_TIMEOUT", "20")
-
 FINISH_TIMEOUT = 30
 
 DEFAULT_PROJECT = "glassgpt"
