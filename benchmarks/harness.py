@@ -19,6 +19,11 @@ ROOT = Path(__file__).parents[1]
 WARM_UP_STEPS = 2
 MIN_TIMED_STEPS = 3
 BYTES_PER_MB = 2**20
+# Sizes of the square matrices that are multiplied to measure a device's rate; the fastest product
+# counts. On a CPU the small ones are rarely interrupted, and the large one occupies many cores.
+CPU_MATRIX_SIZES = (256, 512, 1024)
+GPU_MATRIX_SIZES = (8192,)
+SECONDS_PER_SIZE = 0.05
 
 
 @dataclass
@@ -143,6 +148,28 @@ def median_step_seconds(
         synchronize()
         times.append((time.perf_counter() - start) / steps_per_timing)
     return sorted(times)[len(times) // 2]
+
+
+def measure_matmul_rate(device: str, precision: str) -> float:
+    """Measure the operations per second of the fastest matrix product on a device."""
+    import torch
+
+    from kernels import DTYPES
+    from training.device import synchronize
+
+    rate = 0.0
+    for size in GPU_MATRIX_SIZES if device.startswith("cuda") else CPU_MATRIX_SIZES:
+        a = torch.ones(size, size, dtype=DTYPES[precision], device=device)
+        now = time.perf_counter()
+        end = now + SECONDS_PER_SIZE
+        while now < end:
+            synchronize(device)
+            start = time.perf_counter()
+            torch.mm(a, a)
+            synchronize(device)
+            now = time.perf_counter()
+            rate = max(rate, 2 * size**3 / (now - start))
+    return rate
 
 
 def run_command(main: Callable[[list[str]], object], doc: str | None) -> None:

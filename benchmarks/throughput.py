@@ -16,7 +16,6 @@ product here in the same precision.
 """
 
 import itertools
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from statistics import median
@@ -29,6 +28,7 @@ from benchmarks.harness import (
     BYTES_PER_MB,
     ProcessResult,
     TrainingShape,
+    measure_matmul_rate,
     median_step_seconds,
     read_options,
     run_command,
@@ -55,11 +55,6 @@ GPU_SHAPES = {
 THROUGHPUT_SHAPES = CPU_SHAPES | GPU_SHAPES
 RUN_STEPS = 2000  # length of the run for which compile=auto decides
 RANDOM_TOKENS = 1 << 20
-# Sizes of the square matrices that are multiplied to measure a device's rate; the fastest product
-# counts. On a CPU the small ones are rarely interrupted, and the large one occupies many cores.
-CPU_MATRIX_SIZES = (256, 512, 1024)
-GPU_MATRIX_SIZES = (8192,)
-SECONDS_PER_SIZE = 0.05
 GPU_STEPS_PER_TIMING = 10  # a GPU should not wait for the host between steps
 
 
@@ -251,28 +246,6 @@ COMPILED_RUNNERS = {
     "transformers": Runner(measure_transformers, "bf16", True),
 }
 PEERS = {"eager": EAGER_RUNNERS, "compiled": COMPILED_RUNNERS}
-
-
-def measure_matmul_rate(device: str, precision: str) -> float:
-    """Measure the operations per second of the fastest matrix product on a device."""
-    import torch
-
-    from kernels import DTYPES
-    from training.device import synchronize
-
-    rate = 0.0
-    for size in GPU_MATRIX_SIZES if device.startswith("cuda") else CPU_MATRIX_SIZES:
-        a = torch.ones(size, size, dtype=DTYPES[precision], device=device)
-        now = time.perf_counter()
-        end = now + SECONDS_PER_SIZE
-        while now < end:
-            synchronize(device)
-            start = time.perf_counter()
-            torch.mm(a, a)
-            synchronize(device)
-            now = time.perf_counter()
-            rate = max(rate, 2 * size**3 / (now - start))
-    return rate
 
 
 def measure_matmul_rates(device: str) -> dict[str, float]:

@@ -22,6 +22,7 @@ from rich.table import Table
 from benchmarks.harness import (
     WARM_UP_STEPS,
     PassThroughOptions,
+    measure_matmul_rate,
     read_options,
     run_command,
     run_in_process,
@@ -58,7 +59,6 @@ class StepShare(NamedTuple):
 def measure_share(experiment: str, settings: list[str], seconds: float, rounds: int) -> StepShare:
     """Time the steps of a preset and matrix products in turns."""
     import cli
-    from benchmarks.throughput import measure_matmul_rate
     from data.batches import Batches
     from interop import read_starting_model
     from run.checkpoints import Start
