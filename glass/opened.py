@@ -177,7 +177,7 @@ class Opened:
             title = f"“{decode_characters(self.tokenizer, ids)}”"
             parts = format_analysis({"title": title}, self.model, self.tokenizer, analysis)
         elif self.run_dir and token is None:
-            parts = format_page(self.run_dir)
+            parts = format_page(self.run_dir, self.run_dir.rows())
         else:
             raise UserError("there is no text, and only a run has a page without one: give a text")
         return FramedPage("".join(parts), urlencode(selection))

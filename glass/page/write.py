@@ -48,17 +48,17 @@ DECISIVE = re.compile(r"^- ['\"]?(model|data|tokenizer|optim|batch|max_steps|ini
 
 def write_page(run_dir: RunDir) -> Path:
     """Write report.html of a run, and return its path."""
-    step = max((row["step"] for row in run_dir.rows()), default=0)
-    page = write_html(run_dir.page, format_page(run_dir))
-    # After the page, so that a page that asks for the newest step finds one that is not older.
+    rows = run_dir.rows()
+    page = write_html(run_dir.page, format_page(run_dir, rows))
+    step = rows[-1]["step"] if rows else 0
+    # After the page, so that a page that asks for the newest step finds that of this step.
     with atomic_write(run_dir.page_version) as part:
         part.write_text(f"document.currentScript.dataset.step = {step};\n")
     return page
 
 
-def format_page(run_dir: RunDir) -> Iterator[str]:
-    """Return the parts of the page of a run, from what its folder holds so far."""
-    rows = run_dir.rows()
+def format_page(run_dir: RunDir, rows: Sequence[Row]) -> Iterator[str]:
+    """Return the parts of the page of a run, from its rows and what else its folder holds."""
     config = run_dir.config
     assert config  # a page is that of a run, which has begun
     latest = Row()
