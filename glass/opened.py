@@ -464,12 +464,14 @@ class Opened:
             raise UserError(f'reference has no effect with ablation="{ablation}": use "mean"')
         ablated = read_off(off, self.model.config)
         positions = read_positions(hidden, max_tokens(self.model.config))
-        reference_ids = None if reference is None else self._encode(reference, "reference")
+        means = {}
+        if reference is not None:
+            means = mean_outputs(self.model, self._encode(reference, "reference"))
 
         def read(text: Text, name: str = "text") -> TextPass:
             ids = self._encode(text, name)
-            means = mean_outputs(self.model, reference_ids or ids) if ablation == "mean" else {}
-            text_pass = TextPass(self.model, Interventions(ablated, means=means))
+            own = mean_outputs(self.model, ids) if ablation == "mean" and not means else means
+            text_pass = TextPass(self.model, Interventions(ablated, means=own))
             text_pass.read(ids, read_positions(positions, len(ids)))
             return text_pass
 
